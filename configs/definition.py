@@ -1,0 +1,39 @@
+"""What a model builder returns: methods with example inputs. Torch is not imported here, so that configs stay light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class MethodDefinition:
+    """One entry point of a model.
+
+    Attributes:
+        module: the ``nn.Module`` whose ``forward`` becomes the method. Methods may share submodules and so weights.
+        example_inputs: one tuple of positional arguments per example; tensors of the shapes and dtypes that the
+            method takes on the device. The first one traces; verification runs all of them.
+        dynamic_shapes: as ``torch.export.export`` takes it, for the positional arguments; None where all is static.
+    """
+
+    module: torch.nn.Module
+    example_inputs: Sequence[tuple[Any, ...]]
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None
+
+
+@dataclass(frozen=True)
+class ModelDefinition:
+    """A model as a builder hands it over.
+
+    Attributes:
+        methods: method name (a Python identifier, ``forward`` for the usual single one) to its definition.
+        constant_methods: name to a constant that the file returns without computing (int, float, bool, str, tensor).
+    """
+
+    methods: Mapping[str, MethodDefinition]
+    constant_methods: Mapping[str, Any] = field(default_factory=dict)
