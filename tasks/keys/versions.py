@@ -1,0 +1,127 @@
+"""Versions of what is installed, and what this machine computes with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+from ...artifacts.digest import digest_bytes
+
+_OFTEN_BUILT_LOCALLY = ("torch", "executorch")
+"""Distributions that people build from source, where the version does not tell one build from another."""
+
+
+def distribution_versions(names: Iterable[str]) -> dict[str, str]:
+    """Versions by distribution of what provides the top-level modules `names`, for example ``{"PyYAML": "6.0.3"}``.
+
+    The version of torch and executorch is followed by a digest of the files their wheel installed. A name may also be
+    a distribution's own. Names that nothing installed provides are left out.
+    """
+    versions = {}
+    for folder in sorted({folder for name in names for folder in distributions_of(name)}):
+        distribution = PathDistribution(folder)
+        name = distribution.metadata["Name"]
+        build = f" ({_wheel_digest(folder)})" if name in _OFTEN_BUILT_LOCALLY else ""
+        versions[name] = distribution.version + build
+    return versions
+
+
+def distributions_of(top: str) -> tuple[Path, ...]:
+    """Metadata folders (``*.dist-info``) of the distributions that provide the top-level module `top`.
+
+    ``importlib.metadata.packages_distributions`` tells the same, but takes a third of a second to do so.
+    """
+    return _distributions_of(top, tuple(sys.path))
+
+
+def host_capability() -> str:
+    """Machine and the vector instructions that torch's CPU kernels choose by, for example ``x86_64 avx512``.
+
+    The same choice as in aten/src/ATen/native/DispatchStub.cpp, with the environment variable that overrides it.
+    """
+    chosen = os.environ.get("ATEN_CPU_CAPABILITY")
+    return f"{platform.machine()} {chosen.lower() if chosen else _vector_instructions(_cpu_flags())}"
+
+
+@cache
+def _distributions_of(top: str, path: tuple[str, ...]) -> tuple[Path, ...]:
+    folders = _metadata_folders(path)
+    namesakes = [folder for folder in folders if _normalised(folder.name.partition("-")[0]) == _normalised(top)]
+    # Most distributions have the name of their module. Where its files say so, the others need not be read.
+    providers = [folder for folder in namesakes if top in _top_level_names(folder)]
+    if not providers:
+        providers = [folder for folder in folders if top in _top_level_names(folder)]
+    # An editable install's files are not listed.
+    return tuple(providers or namesakes)
+
+
+@cache
+def _metadata_folders(path: tuple[str, ...]) -> tuple[Path, ...]:
+    folders: list[Path] = []
+    for entry in dict.fromkeys(path):
+        try:
+            names = sorted(os.listdir(entry or "."))
+        except OSError:
+            continue
+        folders += [Path(entry, name) for name in names if name.endswith((".dist-info", ".egg-info"))]
+    return tuple(folders)
+
+
+@cache
+def _top_level_names(folder: Path) -> frozenset[str]:
+    """Top-level modules that a distribution's file list names; Debian's have only the older ``top_level.txt``."""
+    for listing, pattern in ((folder / "RECORD", _RECORD_NAME), (folder / "top_level.txt", _LINE)):
+        try:
+            return frozenset(pattern.findall(listing.read_text(encoding="utf-8")))
+        except OSError:
+            continue
+    return frozenset()
+
+
+_RECORD_NAME = re.compile(r"^([^/,\s.]+)(?:/|(?:\.[^/,\s]*)?\.(?:py|pyd|so),)", re.MULTILINE)
+"""``name/…``, ``name.py,…`` or ``name.cpython-311-x86_64-linux-gnu.so,…`` at the start of a line."""
+_LINE = re.compile(r"^\s*([^\s/]+)\s*$", re.MULTILINE)
+
+
+@cache
+def _wheel_digest(folder: Path) -> str:
+    """Short digest of the files a wheel brought, from their digests in RECORD; the same however it was installed."""
+    lines = (folder / "RECORD").read_bytes().splitlines()
+    # Left out is what the installer made: scripts with the environment's path, byte code, its own notes.
+    brought = [
+        line for line in lines if not line.startswith(b"..") and not line.endswith(b",,") and b".dist-info/" not in line
+    ]
+    return digest_bytes(b"\n".join(sorted(brought)))[:16]
+
+
+def _normalised(name: str) -> str:
+    """As distribution names are compared: https://packaging.python.org/specifications/name-normalization/."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@cache
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    # "flags" on x86, "Features" on Arm.
+    described = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(described, "").split())
+
+
+def _vector_instructions(flags: frozenset[str]) -> str:
+    for name, needed in (
+        ("avx512", {"avx512f", "avx512vl", "avx512bw", "avx512dq", "fma"}),
+        ("avx2", {"avx2", "fma"}),
+        ("sve", {"sve"}),
+    ):
+        if needed <= flags:
+            return name
+    return "default"
