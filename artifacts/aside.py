@@ -1,0 +1,92 @@
+"""Temporary files and folders that can be seen to be abandoned: each is locked by its maker, while that lives."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_SETTLING = 60.0
+"""Seconds between making an entry and holding its lock, at the very most: younger entries count as alive."""
+
+
+@contextlib.contextmanager
+def aside_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new private file in `folder`, open for writing; removed at the end unless it was renamed away."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{secrets.token_hex(16)}.part"
+    try:
+        with path.open("xb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield path, file
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def aside_folder(folder: Path) -> Iterator[Path]:
+    """A new private folder in `folder`, removed with all it holds at the end."""
+    path = folder / f"{secrets.token_hex(16)}.scratch"
+    path.mkdir(mode=0o700, parents=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes, aside: Path) -> None:
+    """Gives `path` new content at once; `aside` is a folder for the unfinished file, on the same file system."""
+    with aside_file(aside) as (part, file):
+        file.write(content)
+        file.flush()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part.replace(path)
+
+
+def create_file(path: Path, content: bytes, aside: Path) -> bool:
+    """Makes `path` with `content`, whole at once; False where it is already there."""
+    with aside_file(aside) as (part, file):
+        file.write(content)
+        file.flush()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+        return True
+
+
+def abandoned(folder: Path) -> Iterator[Path]:
+    """Entries of `folder` whose makers are dead."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.lstat().st_ctime > _SETTLING and not _locked(path):
+                yield path
+
+
+def remove(path: Path) -> None:
+    """Deletes a file, or a folder with all it holds; nothing happens where it is gone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

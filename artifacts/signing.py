@@ -1,0 +1,72 @@
+"""Seals on stored records: a checksum where the store is ours, a signature where others could write to it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+
+from ..errors import StoreUnusable
+
+KEY_VARIABLE = "PTEFORGE_SIGNING_KEY"
+_MINIMUM = 32
+_MAGIC = b"pteforge-record 1 "
+
+
+class SealError(ValueError):
+    """Content that was not sealed for this purpose by a holder of the key, or was changed since."""
+
+
+class Seal:
+    """Wraps contents so that `open` gives back only what `close` got, for the same purpose and under the same key.
+
+    A sealed content is the line ``pteforge-record 1 <method> <hexadecimal tag>`` and the content after it. The tag
+    covers the purpose, so a record is not taken for another one when it is copied to its place. Refs are digests of
+    content: a signature on a record covers everything that its refs lead to.
+    """
+
+    def __init__(self, key: str | None) -> None:
+        """Signs with HMAC-SHA256 under `key`, or adds a plain SHA-256 where it is None."""
+        self._key = None if key is None else key.encode()
+        self._method = b"sha256" if key is None else b"hmac-sha256"
+
+    def close(self, purpose: str, content: bytes) -> bytes:
+        """Seals content for a purpose, for example ``stage/<key>``."""
+        return _MAGIC + self._method + b" " + self._tag(purpose, content) + b"\n" + content
+
+    def open(self, purpose: str, sealed: bytes) -> bytes:
+        """The content; raises SealError where the seal is not ours, broken, or for another purpose."""
+        header, newline, content = sealed.partition(b"\n")
+        expected = _MAGIC + self._method + b" " + self._tag(purpose, content)
+        if not newline or not hmac.compare_digest(header, expected):
+            raise SealError(_reason(header, self._method))
+        return content
+
+    def _tag(self, purpose: str, content: bytes) -> bytes:
+        message = purpose.encode() + b"\0" + content
+        if self._key is None:
+            return hashlib.sha256(message).hexdigest().encode()
+        return hmac.new(self._key, message, hashlib.sha256).hexdigest().encode()
+
+
+def signing_key(url: str) -> str:
+    """The key for a store that others can reach; raises StoreUnusable, saying how to make one, where there is none."""
+    key = os.environ.get(KEY_VARIABLE, "")
+    if len(key) < _MINIMUM:
+        problem = f"{KEY_VARIABLE} has fewer than {_MINIMUM} characters" if key else f"{KEY_VARIABLE} is not set"
+        raise StoreUnusable(
+            f"the store {url} needs a signing key, and {problem}: stored programs are pickles, so records of a shared "
+            "store are signed. Make a key once, and give everybody who uses the store the same one:\n"
+            f'  export {KEY_VARIABLE}=$(python -c "import secrets; print(secrets.token_hex(32))")'
+        )
+    return key
+
+
+def _reason(header: bytes, method: bytes) -> str:
+    if not header.startswith(b"pteforge-record "):
+        return "not a record"
+    if not header.startswith(_MAGIC):
+        return "of another record version"
+    if not header.startswith(_MAGIC + method + b" "):
+        return "not signed" if method == b"hmac-sha256" else "sealed in another way"
+    return "changed, cut off, or signed with another key"
