@@ -1,0 +1,136 @@
+"""The package as a whole: its public names, what importing it costs, how its parts depend on each other."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pteforge
+import pytest
+
+ROOT = Path(pteforge.__file__).parent
+BESIDE_THE_PACKAGE = {"benchmarks", "build", "dist", "docker", "docs", "examples", "out", "scripts", "tests"}
+
+# What each part may import of the others; its own modules always.
+MAY_IMPORT = {
+    "__init__": {"configs", "errors"},
+    "errors": set(),
+    "artifacts": {"errors"},
+    "configs": {"errors"},
+    "tasks": {"artifacts", "configs", "errors"},
+    "flows": {"__init__", "artifacts", "configs", "errors", "tasks"},
+    "runtime": {"artifacts", "errors"},
+}
+
+# The only modules that may load torch and ExecuTorch when they are imported: they run in worker processes.
+HEAVY = ("artifacts.programs", "tasks.stages", "tasks.workers.preload")
+
+LIGHT = ("pteforge", "pteforge.configs", "pteforge.flows", "pteforge.flows.cli", "pteforge.artifacts", "pteforge.tasks")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Dotted name inside the package, and path, of every module on disk. The root's own name is `__init__`."""
+    for path in sorted(ROOT.rglob("*.py")):
+        inside = path.relative_to(ROOT)
+        if inside.parts[0] in BESIDE_THE_PACKAGE or inside.parts[0].startswith("."):
+            continue
+        yield ".".join(inside.with_suffix("").parts).removesuffix(".__init__"), path
+
+
+MODULES = dict(modules())
+
+
+class Import(NamedTuple):
+    """One imported name: dotted, from the top (``pteforge.artifacts.digest.Digest``), however it is written."""
+
+    name: str
+    relative: bool
+    line: int
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """Every import in a module, at any depth."""
+    here = ["pteforge", *path.relative_to(ROOT).with_suffix("").parts]
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, relative=False, line=node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [*here[: -node.level], *filter(None, [node.module])] if node.level else [node.module]
+            for alias in node.names:
+                yield Import(".".join([*base, alias.name]), bool(node.level), node.lineno)
+
+
+def run_python(program: str) -> str:
+    """Standard output of a Python program in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_public_names():
+    """`pteforge` offers exactly these names, and each of them exists: adding or removing one is a decision."""
+    assert pteforge.__all__ == ["MethodDefinition", "ModelDefinition", "PteforgeError", "__version__"]
+    assert all(hasattr(pteforge, name) for name in pteforge.__all__)
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_importing_is_light(module: str):
+    """Importing the front of the package loads neither torch nor ExecuTorch nor Prefect: a no-op rerun must be fast."""
+    loaded = run_python(f"import {module}, sys; print(*sys.modules)").split()
+    assert {"torch", "executorch", "prefect"}.isdisjoint(loaded)
+
+
+def test_only_stage_bodies_load_torch():
+    """No module but those that run in workers loads torch or ExecuTorch, and none outside `flows` loads Prefect."""
+    light = [name for name in MODULES if name != "__init__" and not name.startswith(HEAVY)]
+    light.sort(key=lambda name: name.startswith("flows"))
+    culprit = run_python(
+        "import importlib, sys\n"
+        f"for name in {light!r}:\n"
+        "    importlib.import_module('pteforge.' + name)\n"
+        "    heavy = ['torch', 'executorch'] + ['prefect'] * (not name.startswith('flows'))\n"
+        "    if loaded := [module for module in heavy if module in sys.modules]:\n"
+        "        sys.exit(print(name, 'loads', *loaded))\n"
+    )
+    assert culprit == ""
+
+
+def test_packages_are_listed():
+    """Every package on disk is in pyproject's list and the other way round, so that a wheel has all of them."""
+    folders = [path.parent.relative_to(ROOT.parent) for path in MODULES.values() if path.name == "__init__.py"]
+    on_disk = {".".join(["pteforge", *folder.parts[1:]]) for folder in folders}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert on_disk == set(project["tool"]["setuptools"]["packages"])
+
+
+def test_every_folder_with_modules_is_a_package():
+    """No module lies in a folder without `__init__.py`, where a wheel would leave it out."""
+    assert [path for path in MODULES.values() if not path.with_name("__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_has_docstring(name: str):
+    """Every module says in its first line what it is for."""
+    docstring = ast.get_docstring(ast.parse(MODULES[name].read_bytes()))
+    assert docstring
+    assert len(docstring.splitlines()[0].split()) >= 3, f"says nothing: {docstring!r}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_down(name: str):
+    """Flows import tasks, tasks import artifacts and configs, those import neither: never up, and always relatively."""
+    part = name.partition(".")[0]
+    allowed = MAY_IMPORT[part] | {part}
+    wrong = []
+    for imported in imports(MODULES[name]):
+        top, _, inside = imported.name.partition(".")
+        # A name that no part of the package has is one of the root's own, such as `__version__`.
+        target = inside.partition(".")[0] if inside.partition(".")[0] in MAY_IMPORT else "__init__"
+        if top == "pteforge" and not (imported.relative and target in allowed):
+            wrong.append(f"{MODULES[name]}:{imported.line}: {part} imports {imported.name}")
+    assert wrong == []
