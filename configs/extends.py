@@ -1,0 +1,73 @@
+"""Which recipes a zoo needs, with ``extends`` worked in and shipped presets pulled in on use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..errors import ConfigError
+from .fields import format_field
+from .nodes import Node, deep_merge
+from .presets import preset_names, preset_text
+from .problems import did_you_mean
+from .yaml_nodes import parse_yaml
+
+EXTENDS = "extends"
+
+
+def read_preset(name: str) -> Node | None:
+    """The shipped recipe of that name, as written; None where there is none."""
+    if name not in preset_names():
+        return None
+    return parse_yaml(preset_text(name), f"<preset {name}>", at=("recipes", name))
+
+
+@dataclass
+class Recipes:
+    """Looks recipes up by name and works ``extends`` in.
+
+    Attributes:
+        own: the zoo's recipes, as written.
+        resolved: complete recipes, so far.
+        bases: names of own recipes that another one extends. They need not be complete.
+    """
+
+    own: Mapping[str, Node]
+    resolved: dict[str, Node] = field(default_factory=dict)
+    bases: set[str] = field(default_factory=set)
+
+    def resolve(self, name: str, asked_by: Node) -> Node:
+        """The complete recipe of that name.
+
+        Raises:
+            ConfigError: at `asked_by`, or at the ``extends`` that is wrong: no such recipe, or a circle.
+        """
+        if name not in self.resolved:
+            self.resolved[name] = self._merged(name, asked_by, ())
+        return self.resolved[name]
+
+    def known(self) -> tuple[str, ...]:
+        """Every name that a model may use."""
+        return tuple(dict.fromkeys((*self.own, *preset_names())))
+
+    def _merged(self, name: str, asked_by: Node, trail: tuple[str, ...]) -> Node:
+        # a recipe may extend the preset that it is named after, so presets have names of their own in the trail
+        preset = name not in self.own or trail[-1:] == (name,)
+        step = f"preset {name}" if preset else name
+        if step in trail:
+            raise _error(f"recipes extend each other in a circle: {' -> '.join((*trail, step))}", asked_by)
+        recipe = read_preset(name) if preset else self.own[name]
+        if recipe is None:
+            raise _error(f"there is no recipe {name!r}{did_you_mean(name, self.known())}", asked_by)
+        parent = recipe.child(EXTENDS)
+        if parent is None:
+            return recipe
+        if not isinstance(parent.value, str):
+            raise _error("must be the name of one recipe", parent)
+        if parent.value in self.own and parent.value != name:
+            self.bases.add(parent.value)
+        return deep_merge(self._merged(parent.value, parent, (*trail, step)), recipe).without(EXTENDS)
+
+
+def _error(problem: str, node: Node) -> ConfigError:
+    return ConfigError(problem, location=node.location, field=format_field(node.written))

@@ -1,0 +1,116 @@
+"""Loads a zoo file: everything that can be checked without torch is checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError
+from .defaults import with_defaults
+from .extends import Recipes, read_preset
+from .fields import format_field
+from .includes import Gathered, gather
+from .locations import Locations
+from .nodes import Node
+from .overrides import Override, assign, parse_override
+from .paths import absolute_paths
+from .problems import check, did_you_mean, raise_all
+from .zoo import Zoo
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedZoo:
+    """A zoo, and where it was written.
+
+    Attributes:
+        zoo: everything resolved: each model names its recipes, each recipe named is there in full, paths are absolute.
+        locations: finds the file, line and column of any value in `zoo`.
+        files: every file that was read, absolute, the zoo file first.
+    """
+
+    zoo: Zoo
+    locations: Locations
+    files: tuple[Path, ...]
+
+
+def load_zoo(path: Path, overrides: Sequence[str] = ()) -> LoadedZoo:
+    """Reads a zoo file.
+
+    Args:
+        path: the YAML file.
+        overrides: ``KEY=VALUE`` texts, applied in order over what the file and its includes say, defaults included, and
+            before ``extends`` is worked in. Paths in them are relative to the current folder.
+
+    Raises:
+        ConfigError: anything that is wrong with the files or the overrides; a line for each problem.
+    """
+    changes = [_with_absolute_paths(parse_override(text)) for text in overrides]
+    of_entries = [change for change in changes if change.path[0] in ("models", "recipes")]
+    gathered = gather(path, [change for change in changes if change not in of_entries])
+    for change in of_entries:
+        _apply(change, gathered)
+    recipes, problems = _resolve_recipes(gathered)
+    root = gathered.root
+    tree = Node(
+        {
+            "version": root.entries["version"],
+            "name": root.entries.get("name", Node(path.stem, root.location, ("name",))),
+            "python_path": Node(gathered.python_path, root.location, ("python_path",)),
+            "models": Node(gathered.models, root.entries.get("models", root).location, ("models",)),
+            "recipes": Node(recipes, root.entries.get("recipes", root).location, ("recipes",)),
+        },
+        root.location,
+    )
+    zoo, findings = check(Zoo, tree)
+    raise_all([*problems, *findings])
+    if zoo is None or not zoo.models:
+        raise Locations(tree).error("the zoo has no models; add one, or include a file that has some", ("models",))
+    return LoadedZoo(zoo, Locations(tree), tuple(gathered.files))
+
+
+def _with_absolute_paths(change: Override) -> Override:
+    return Override(change.path, absolute_paths(change.value, Path.cwd(), change.path))
+
+
+def _apply(change: Override, gathered: Gathered) -> None:
+    """Works an override of a model or a recipe in."""
+    section, name, *below = (*change.path, None)
+    kind, entries = ("model", gathered.models) if section == "models" else ("recipe", gathered.recipes)
+    location, field = change.value.location, format_field(change.path)
+    if not isinstance(name, str):
+        raise ConfigError(f"name one {kind}, as in {section}.NAME.FIELD=VALUE", location=location, field=field)
+    known: Mapping[str, Node] = entries
+    if kind == "recipe" and name not in entries and (preset := read_preset(name)) is not None:
+        known = {**entries, name: preset}
+    if len(change.path) > 2 and name not in known:
+        problem = f"there is no {kind} {name!r}{did_you_mean(name, tuple(known))}"
+        raise ConfigError(problem, location=location, field=field)
+    changed = assign(Node(known, gathered.root.location), Override((name, *change.path[2:]), change.value)).entries[name]
+    defaults = gathered.defaults if len(change.path) == 2 else Node({}, changed.location)
+    entries[name] = with_defaults(changed, defaults) if kind == "model" else changed
+
+
+def _resolve_recipes(gathered: Gathered) -> tuple[dict[str, Node], list[ConfigError]]:
+    """The recipes that models use and the zoo's own ones, and what is wrong with the names."""
+    recipes = Recipes(gathered.recipes)
+    problems: list[ConfigError] = []
+    asked = [(name, node) for name, node in gathered.recipes.items()]
+    used = set()
+    for model, config in gathered.models.items():
+        named = config.child("recipes")
+        if named is None:
+            field = format_field((*config.written, "recipes"))
+            problem = "is missing; name recipes here, or for all models in `defaults.recipes`"
+            problems.append(ConfigError(problem, location=config.location, field=field))
+        for node in named.items if named else ():
+            if isinstance(node.value, str):
+                asked.append((node.value, node))
+                used.add(node.value)
+    for name, node in asked:
+        try:
+            recipes.resolve(name, node)
+        except ConfigError as error:
+            problems.append(error)
+    unfinished = recipes.bases - used
+    return {name: node for name, node in recipes.resolved.items() if name not in unfinished}, problems

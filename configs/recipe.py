@@ -1,0 +1,98 @@
+"""Recipes: how to lower a model. A recipe never holds inputs, so one fits many models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, JsonValue, StrictBool, StrictInt, ValidationInfo, field_validator
+
+from .base import FrozenModel
+from .verify_bounds import VerifyBounds
+
+
+def _power_of_two(value: int) -> int:
+    if value < 1 or value & (value - 1):
+        raise ValueError("must be a power of two")
+    return value
+
+
+Alignment = Annotated[StrictInt, AfterValidator(_power_of_two), Field(json_schema_extra={"minimum": 1})]
+"""A number of bytes that is a power of two."""
+
+
+class Specialization(FrozenModel):
+    """One backend that the model is lowered for."""
+
+    target: str = Field(min_length=1, description="Name of the target, such as portable or xnnpack.")
+    options: dict[str, JsonValue] = Field(
+        default={}, description="The target's own options; the target checks them before any work starts."
+    )
+    required: StrictBool = Field(
+        default=True, description="false: if this one fails, a file with several specializations is made without it."
+    )
+
+
+class EdgeOptions(FrozenModel):
+    """How ATen programs become Edge programs (``executorch.exir.EdgeCompileConfig``)."""
+
+    preserve_operators: tuple[str, ...] = Field(
+        default=(), description="ATen operators to leave whole that would be decomposed, such as aten.linear.default."
+    )
+    check_ir_validity: StrictBool = Field(default=True, description="Check that the program is in the Edge dialect.")
+    skip_dim_order: StrictBool = Field(default=False, description="Leave out the operators that carry dim order.")
+
+
+class CompileOptions(FrozenModel):
+    """How the file is laid out: the part of ``executorch.exir.ExecutorchBackendConfig`` that is plain data."""
+
+    extract_delegate_segments: StrictBool = Field(
+        default=True,
+        description="Put delegate data into segments of its own, which the runtime can free after loading.",
+    )
+    segment_alignment: Alignment = Field(default=128, description="Alignment of segments, in bytes.")
+    constant_tensor_alignment: Alignment | None = Field(
+        default=None, description="Least alignment of constant tensors, in bytes; null: ExecuTorch's own."
+    )
+    delegate_alignment: Alignment | None = Field(
+        default=None, description="Least alignment of delegate data, in bytes; null: ExecuTorch's own."
+    )
+    alloc_graph_input: StrictBool = Field(
+        default=True, description="Plan memory for inputs inside the file's arenas (MemoryPlanningPass)."
+    )
+    alloc_graph_output: StrictBool = Field(
+        default=True, description="Plan memory for outputs inside the file's arenas (MemoryPlanningPass)."
+    )
+    emit_stacktrace: StrictBool = Field(
+        default=False, description="Keep Python stack traces in the file, for debugging."
+    )
+
+
+class Output(FrozenModel):
+    """What kind of file is made."""
+
+    form: Literal["plain"] = Field(default="plain", description="plain: the specialization's own .pte, as it is.")
+
+
+class Recipe(FrozenModel):
+    """How to lower a model: for which backends, with what options, into what, and how exactly it must compute."""
+
+    description: str = Field(default="", description="One line for people.")
+    output: Output = Field(default=Output(), description="What kind of file is made.")
+    specializations: tuple[Specialization, ...] = Field(
+        min_length=1, description="The backends that the model is lowered for."
+    )
+    edge: EdgeOptions = Field(default=EdgeOptions(), description="How ATen programs become Edge programs.")
+    compile: CompileOptions = Field(default=CompileOptions(), description="How the file is laid out.")
+    verify: VerifyBounds = Field(default=VerifyBounds(), description="How far outputs may be from eager's.")
+
+    @field_validator("specializations")
+    @classmethod
+    def _plain_takes_one(cls, value: tuple[Specialization, ...], info: ValidationInfo) -> tuple[Specialization, ...]:
+        output = info.data.get("output")
+        if isinstance(output, Output) and output.form == "plain" and len(value) > 1:
+            targets = ", ".join(specialization.target for specialization in value)
+            raise ValueError(
+                f"`output.form: plain` takes exactly one specialization, and here are {len(value)} ({targets}); "
+                "write one recipe for each"
+            )
+        return value
