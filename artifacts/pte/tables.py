@@ -1,0 +1,139 @@
+"""Flatbuffer tables read with every offset checked: `flatbuffers.table.Table` itself trusts its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+from flatbuffers import number_types  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
+from flatbuffers.table import Table  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
+
+from ...errors import FileFormatError
+
+U8 = number_types.Uint8Flags
+U32 = number_types.Uint32Flags
+U64 = number_types.Uint64Flags
+I8 = number_types.Int8Flags
+I32 = number_types.Int32Flags
+I64 = number_types.Int64Flags
+F64 = number_types.Float64Flags
+BOOL = number_types.BoolFlags
+
+MAX_SIZE = 2**31 - 1
+"""Largest flatbuffer there can be, in bytes: its offsets are signed 32-bit numbers."""
+
+_BUDGET_PER_BYTE = 8
+_BUDGET_ALWAYS = 1 << 16
+
+
+class Flatbuffer:
+    """A flatbuffer's bytes, and how many of them may still be read.
+
+    Offsets may point many parents at one child, so that a small file stands for a huge tree. Reads are therefore
+    charged to a budget of a few times the flatbuffer's size; ExecuTorch's writer shares next to nothing.
+    """
+
+    def __init__(self, content: memoryview) -> None:
+        if len(content) > MAX_SIZE:
+            raise FileFormatError(f"the program's flatbuffer has {len(content)} bytes; at most {MAX_SIZE} are possible")
+        self.content = content
+        self._budget = _BUDGET_PER_BYTE * len(content) + _BUDGET_ALWAYS
+
+    def root(self) -> Node:
+        """The root table."""
+        return Node(self, self.number(U32, 0))
+
+    def number(self, flags: Any, position: int) -> int:
+        """The number of type `flags` at a byte position."""
+        self.charge(position, flags.bytewidth)
+        value: int = flags.packer_type.unpack_from(self.content, position)[0]
+        return value
+
+    def charge(self, position: int, size: int) -> None:
+        """Checks that `size` bytes at `position` exist and may be read, once more."""
+        if position < 0 or size < 0 or position + size > len(self.content):
+            raise FileFormatError(
+                f"damaged program: {size} bytes at {position} are needed, its flatbuffer has {len(self.content)} bytes"
+            )
+        self._budget -= size
+        if self._budget < 0:
+            raise FileFormatError("damaged program: its tables refer to the same bytes over and over")
+
+
+class Node:
+    """One table of a flatbuffer. Fields are asked for by slot; absent ones give their defaults.
+
+    All methods raise FileFormatError where the bytes do not hold what they should.
+    """
+
+    __slots__ = ("_extent", "_flatbuffer", "_table")
+
+    def __init__(self, flatbuffer: Flatbuffer, position: int) -> None:
+        vtable = position - flatbuffer.number(I32, position)
+        vtable_size = flatbuffer.number(number_types.Uint16Flags, vtable)
+        if vtable_size < 4 or vtable_size % 2:
+            raise FileFormatError(f"damaged program: the table at {position} has a vtable of {vtable_size} bytes")
+        flatbuffer.charge(vtable, vtable_size)
+        self._extent = flatbuffer.number(number_types.Uint16Flags, vtable + 2)
+        flatbuffer.charge(position, self._extent)
+        self._flatbuffer = flatbuffer
+        self._table = Table(flatbuffer.content, position)
+
+    def number(self, slot: IntEnum, flags: Any, default: Any = 0) -> Any:
+        """The scalar in a slot; `flags` is its type, one of the constants of this module."""
+        position = self._field(slot, flags.bytewidth)
+        return default if position is None else self._table.Get(flags, position)
+
+    def text(self, slot: IntEnum) -> str:
+        """The string in a slot, empty where it is absent."""
+        start, size = self._vector(slot, 1)
+        try:
+            return str(self._flatbuffer.content[start : start + size], "utf-8")
+        except UnicodeDecodeError as error:
+            raise FileFormatError(
+                f"damaged program: the {slot.name.lower()} at {start} is not UTF-8: {error}"
+            ) from error
+
+    def child(self, slot: IntEnum) -> Node | None:
+        """The table in a slot."""
+        position = self._field(slot, 4)
+        return None if position is None else Node(self._flatbuffer, self._table.Indirect(position))
+
+    def children(self, slot: IntEnum) -> Iterator[Node]:
+        """The tables of a vector, one after another."""
+        start, count = self._vector(slot, 4)
+        for position in range(start, start + 4 * count, 4):
+            yield Node(self._flatbuffer, self._table.Indirect(position))
+
+    def numbers(self, slot: IntEnum, flags: Any) -> tuple[int, ...]:
+        """The scalars of a vector."""
+        start, count = self._vector(slot, flags.bytewidth)
+        content = self._flatbuffer.content[start : start + count * flags.bytewidth]
+        return tuple(value for (value,) in flags.packer_type.iter_unpack(content))
+
+    def span(self, slot: IntEnum) -> tuple[int, int]:
+        """Position and size of a vector of bytes, (0, 0) where it is absent. The bytes themselves are not read."""
+        return self._vector(slot, 1)
+
+    def _field(self, slot: IntEnum, size: int) -> int | None:
+        """Position of a field of `size` bytes; None where the table leaves it out."""
+        offset: int = self._table.Offset(4 + 2 * slot)
+        if offset == 0:
+            return None
+        if offset < 4 or offset + size > self._extent:
+            raise FileFormatError(
+                f"damaged program: {slot.name.lower()} lies outside of its table at {self._table.Pos}"
+            )
+        position: int = self._table.Pos + offset
+        return position
+
+    def _vector(self, slot: IntEnum, width: int) -> tuple[int, int]:
+        """Position of the first item and number of items (of `width` bytes) of a vector; (0, 0) where it is absent."""
+        position = self._field(slot, 4)
+        if position is None:
+            return 0, 0
+        start: int = self._table.Indirect(position)
+        count = self._flatbuffer.number(U32, start)
+        self._flatbuffer.charge(start + 4, count * width)
+        return start + 4, count
