@@ -1,0 +1,198 @@
+"""One call, seen from the pool: hands it to the server, watches its bounds, judges its end."""
+
+from __future__ import annotations
+
+import enum
+import os
+import select
+import signal
+import socket
+import tempfile
+import time
+from contextlib import ExitStack
+
+from ...errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, StageTimedOut
+from .capped_log import CappedLog, tail_lines
+from .limits import WorkerLimits, WorkerReport
+from .process_memory import descendants_memory, own_memory
+from .protocol import Answer, Ended, Request, Started, decode_link
+from .warm_server import WarmServer
+
+_TICK = 0.02  # seconds between two looks at the memory
+_KILL_LIMIT = 30.0  # seconds until a killed process that does not end (stuck in the kernel) is given up
+_CHUNK = 1 << 18
+
+
+def run_call(server: WarmServer, request: Request, limits: WorkerLimits) -> WorkerReport:
+    """Runs one call on a warm server, blocking; raises StageError. However it is left, the call's processes end."""
+    with ExitStack() as kept, ExitStack() as handed_over:
+        request_file = handed_over.enter_context(tempfile.TemporaryFile())
+        request_file.write(request.encode())
+        request_file.seek(0)
+        answer, far_answer = _pipe(kept, handed_over)
+        log, far_log = _pipe(kept, handed_over)
+        link, far_link = socket.socketpair()
+        kept.enter_context(link)
+        handed_over.enter_context(far_link)
+        watch = _Watch(limits, link, answer, log)
+        try:
+            server.send([request_file.fileno(), far_answer, far_log, far_link.fileno()])
+        except OSError:
+            raise server.loss() from None
+        handed_over.close()
+        watch.until_end()
+        return watch.report(server)
+
+
+def _pipe(kept: ExitStack, handed_over: ExitStack) -> tuple[int, int]:
+    near, far = os.pipe()
+    kept.callback(os.close, near)
+    handed_over.callback(os.close, far)
+    return near, far
+
+
+class _Bound(enum.Enum):
+    """What a call was killed for."""
+
+    TIME = enum.auto()
+    MEMORY = enum.auto()
+
+
+class _Watch:
+    """Collects what comes from a call and kills it at its bounds. Killing is asked of the server, over the link."""
+
+    def __init__(self, limits: WorkerLimits, link: socket.socket, answer: int, log: int) -> None:
+        self._limits = limits
+        self._link = link
+        self._answer_fd = answer
+        self._log_fd = log
+        self._link_stream = b""
+        self._answer = bytearray()
+        self._log = CappedLog()
+        self._started: Started | None = None
+        self._ended: Ended | None = None
+        self._linked = True
+        self._start_time = self._end_time = self._sample_time = self._kill_time = 0.0
+        self._killed_for: _Bound | None = None
+        self._memory = self._peak = 0
+
+    def until_end(self) -> None:
+        """Returns when the server has closed the link: the call's process has ended, or the server has."""
+        poll = select.poll()
+        for fd in (self._link.fileno(), self._answer_fd, self._log_fd):
+            os.set_blocking(fd, False)
+            poll.register(fd, select.POLLIN)
+        while self._linked and self._ended is None:
+            for fd, _ in poll.poll(_TICK * 1000):
+                if not self._read(fd):
+                    poll.unregister(fd)
+            if self._started and self._ended is None:
+                self._check_bounds(self._started, time.monotonic())
+        for fd in (self._answer_fd, self._log_fd):  # what still stands in the pipes
+            while self._read(fd):
+                pass
+
+    def report(self, server: WarmServer) -> WorkerReport:
+        """Judges how the call ended; raises StageError where it gave no result."""
+        if self._started is None or self._ended is None:
+            raise self._with_log(self._lost(server))
+        code = self._ended.code
+        if code < 0:
+            raise self._with_log(self._signalled(-code))
+        try:
+            answer = Answer.decode(bytes(self._answer)) if code == 0 else None
+        except ValueError:
+            answer = None
+        if answer is None:
+            raise self._with_log(StageCrashed(f"exited with code {code} without an answer"))
+        if answer.error is not None:
+            raise self._with_log(StageFailed(answer.error, bad_input=answer.bad_input))
+        return WorkerReport(
+            result=answer.result,
+            seconds=self._end_time - self._start_time,
+            peak_memory=max(self._peak, answer.memory - self._started.baseline),
+            log=self._log.content(),
+        )
+
+    def _read(self, fd: int) -> bool:
+        """Takes one chunk; False where there is none (left)."""
+        try:
+            chunk = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            chunk = b""
+        if fd == self._answer_fd:
+            self._answer += chunk
+        elif fd == self._log_fd:
+            self._log.add(chunk)
+        else:
+            self._read_link(chunk)
+        return bool(chunk)
+
+    def _read_link(self, chunk: bytes) -> None:
+        now = time.monotonic()
+        self._linked = bool(chunk)
+        self._link_stream += chunk
+        started, self._ended = decode_link(self._link_stream)
+        if self._started is None and started is not None:
+            self._started = started
+            self._start_time = now
+        self._end_time = now
+
+    def _check_bounds(self, started: Started, now: float) -> None:
+        if self._killed_for is not None:
+            if now - self._kill_time > _KILL_LIMIT:
+                raise self._with_log(StageCrashed(f"process {started.pid} was killed and does not end"))
+        elif now - self._start_time > self._limits.timeout:
+            self._kill(_Bound.TIME, now)
+        elif started.pid > 0 and now - self._sample_time >= _TICK:
+            self._sample_time = now
+            own = own_memory(started.pid)
+            self._memory = max(0, own - started.baseline) + descendants_memory(started.pid)
+            self._peak = max(self._peak, self._memory)
+            if self._memory > self._limits.memory:
+                self._kill(_Bound.MEMORY, now)
+
+    def _kill(self, bound: _Bound, now: float) -> None:
+        self._killed_for = bound
+        self._kill_time = now
+        try:
+            self._link.shutdown(socket.SHUT_WR)
+        except OSError:  # the server has closed it already: the end is about to be read
+            return
+
+    def _signalled(self, signum: int) -> StageError:
+        if signum == signal.SIGKILL and self._killed_for is _Bound.TIME:
+            return StageTimedOut(f"killed at its time limit of {self._limits.timeout:g} s")
+        if signum == signal.SIGKILL and self._killed_for is _Bound.MEMORY:
+            return StageOutOfMemory(
+                f"killed at its memory bound of {_mebibytes(self._limits.memory)}: it held {_mebibytes(self._memory)}"
+            )
+        if signum == signal.SIGKILL:
+            return StageOutOfMemory(
+                "killed by SIGKILL from outside, probably by the kernel because the machine was out of memory; "
+                f"it held {_mebibytes(self._memory)} when last seen"
+            )
+        return StageCrashed(f"killed by {signal_name(signum)}")
+
+    def _lost(self, server: WarmServer) -> StageError:
+        if self._started is not None and self._started.pid < 0:
+            return StageCrashed(f"no process could be forked for it: {os.strerror(-self._started.pid)}")
+        return server.loss(self._started.pid if self._started else None)
+
+    def _with_log(self, error: StageError) -> StageError:
+        error.log_tail = tail_lines(self._log.content()) or error.log_tail
+        return error
+
+
+def signal_name(signum: int) -> str:
+    """SIGSEGV for 11; `signal 40` for one that has no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB"

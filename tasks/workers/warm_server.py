@@ -1,0 +1,175 @@
+"""The pool's side of the warm server: starts it, waits until it is warm, hands it calls, ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+from ...errors import StageCrashed, StageError, StageFailed
+from . import server
+from .capped_log import tail_lines
+from .protocol import CALL, READY
+
+_WARM_UP_LIMIT = 900.0  # seconds; a preload that hangs must not hang its callers
+_END_LIMIT = 5.0  # seconds that the server gets to kill its calls and exit
+_LOG_TAIL = 1 << 16
+_PROGRAM = """\
+import sys
+sys.path[:] = {path!r}
+from {module} import serve
+serve({control}, {parent}, {preload!r})
+"""
+
+
+class WarmServer:
+    """One server process, started at once in the background.
+
+    A thread of its own starts the process and waits for its end: the kernel ties the process to the life of the
+    thread that started it, and the caller's may be a short one.
+    """
+
+    def __init__(self, preload: tuple[str, ...]) -> None:
+        self._preload = preload
+        self._control, self._far_end = socket.socketpair()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._process: subprocess.Popen[bytes] | None = None
+        self._changed = threading.Condition()
+        self._ready = False
+        self._stopped = False
+        self._failure: StageError | None = None
+        self._thread = threading.Thread(target=self._own, name="pteforge-warm-server", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server, once it runs."""
+        return self._process.pid if self._process else None
+
+    @property
+    def lost(self) -> bool:
+        """It was ready and has ended since, without being asked to."""
+        return self._ready and self._failure is not None and not self._stopped
+
+    def wait_until_ready(self) -> None:
+        """Raises StageFailed where the warm-up failed, StageCrashed where the server has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._failure)
+            if self._failure:
+                raise _again(self._failure)
+
+    def send(self, fds: list[int]) -> None:
+        """Hands over the descriptors of a call, see `protocol`. Raises OSError where the server has ended."""
+        socket.send_fds(self._control, [CALL], fds)
+
+    def loss(self, pid: int | None = None) -> StageError:
+        """Why a call was lost: this server ended, which the waiting thread is about to find out.
+
+        Args:
+            pid: process of the call. Its end is tied to the server's, but that of its own children is not.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure, timeout=_END_LIMIT)
+            if self._failure is None:
+                return StageCrashed("the worker server dropped the call; is it out of file descriptors?")
+            if pid is not None and not self._stopped:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            return _again(self._failure)
+
+    def stop(self) -> None:
+        """Ends the server and with it all calls; returns when it is gone."""
+        with self._changed:
+            self._stopped = True
+            if not self._ready and self._process:
+                self._process.kill()
+        self._shut_down()
+        self._thread.join(_END_LIMIT)
+        if self._thread.is_alive() and self._process:
+            self._process.kill()
+            self._thread.join(_END_LIMIT)
+
+    def _own(self) -> None:
+        try:
+            with self._changed:
+                process = None if self._stopped else self._launch()
+            self._far_end.close()
+            if process:
+                self._watch(process)
+        except Exception as error:  # noqa: BLE001 - the end of a thread: the callers raise it
+            self._end(StageFailed(f"the worker server cannot be started: {error}"))
+        else:
+            self._end(StageCrashed("stopped"))
+        finally:
+            self._far_end.close()
+            self._control.close()
+            self._log.close()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        program = _PROGRAM.format(
+            path=sys.path,
+            module=server.__name__,
+            control=self._far_end.fileno(),
+            parent=os.getpid(),
+            preload=list(self._preload),
+        )
+        self._process = subprocess.Popen(  # noqa: S603 - this Python, and a program of our own
+            [sys.executable, "-c", program],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=[self._far_end.fileno()],
+            start_new_session=True,
+            # OpenBLAS starts its threads when numpy is imported, and a process with threads must not fork
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+        return self._process
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Returns when the server has ended."""
+        self._control.settimeout(_WARM_UP_LIMIT)
+        try:
+            warm = self._control.recv(1) == READY
+        except TimeoutError:
+            self._end(
+                StageFailed(f"the worker server was not ready within {_WARM_UP_LIMIT:g} s", log_tail=self._tail())
+            )
+            process.kill()
+            warm = False
+        except OSError:  # shut down by stop()
+            warm = False
+        self._control.settimeout(None)
+        with self._changed:
+            self._ready = warm
+            self._changed.notify_all()
+        code = process.wait()
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if warm:
+            self._end(StageCrashed(f"the worker server ended ({how})", log_tail=self._tail()))
+        else:
+            self._end(StageFailed(f"the worker server failed in its warm-up ({how})", log_tail=self._tail()))
+
+    def _end(self, failure: StageError) -> None:
+        """The first failure stays; asked to stop, it is no failure of the server."""
+        with self._changed:
+            if self._failure is None:
+                self._failure = StageCrashed("stopped") if self._stopped else failure
+            self._changed.notify_all()
+
+    def _tail(self) -> str:
+        size = os.fstat(self._log.fileno()).st_size
+        return tail_lines(os.pread(self._log.fileno(), _LOG_TAIL, max(0, size - _LOG_TAIL)))
+
+    def _shut_down(self) -> None:
+        with contextlib.suppress(OSError):  # already closed or ended
+            self._control.shutdown(socket.SHUT_RDWR)
+
+
+def _again(failure: StageError) -> StageError:
+    """A fresh exception for each caller: one that is raised in many threads collects all their tracebacks."""
+    return type(failure)(str(failure), log_tail=failure.log_tail)
