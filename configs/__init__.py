@@ -4,3 +4,37 @@ from __future__ import annotations
 
 from .definition import MethodDefinition, ModelDefinition
 from .load import LoadedZoo, load_zoo
+from .locations import Locations
+from .model import Limits, ModelConfig
+from .presets import preset_names
+from .recipe import CompileOptions, EdgeOptions, Output, Recipe, Specialization
+from .schema import zoo_schema
+from .shapes import DimRange, DynamicShapes, InputShape
+from .sources import BuilderSource, ProgramSource
+from .verify_bounds import VerifyBounds, VerifyOverrides
+from .zoo import Zoo
+
+__all__ = [
+    "BuilderSource",
+    "CompileOptions",
+    "DimRange",
+    "DynamicShapes",
+    "EdgeOptions",
+    "InputShape",
+    "Limits",
+    "LoadedZoo",
+    "Locations",
+    "MethodDefinition",
+    "ModelConfig",
+    "ModelDefinition",
+    "Output",
+    "ProgramSource",
+    "Recipe",
+    "Specialization",
+    "VerifyBounds",
+    "VerifyOverrides",
+    "Zoo",
+    "load_zoo",
+    "preset_names",
+    "zoo_schema",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import ConfigError
+from .fields import format_field
 from .model import ModelConfig
 from .nodes import Node, deep_merge
 from .problems import check
@@ -36,7 +37,8 @@ def check_defaults(file: Node) -> list[ConfigError]:
     if section is None or not section.entries:
         return []
     if recipes := section.child("recipes"):
-        return [ConfigError("recipes stand in `defaults.recipes`", location=recipes.location, field="defaults.model.recipes")]
+        field = format_field(recipes.written)
+        return [ConfigError("name default recipes in `defaults.recipes`", location=recipes.location, field=field)]
     builder = Node({"builder": Node("package.module:callable", section.location)}, section.location)
     return check(ModelConfig, with_defaults(section, replace(section, value={"source": builder})))[1]
 

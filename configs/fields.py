@@ -27,7 +27,7 @@ def format_field(path: FieldPath) -> str:
 
 
 def read_field(text: str) -> tuple[FieldPath, str]:
-    """Reads a dotted name at the start of `text`: its path, and the text after it. The path is empty if none is there."""
+    """Reads a dotted name at the start of `text`: its path, empty if none is there, and the text after it."""
     path: list[str | int] = []
     position = 0
     while part := (_NEXT if path else _FIRST).match(text, position):

@@ -96,7 +96,8 @@ class _Gathering:
         real = os.path.realpath(path)
         if real in map(os.path.realpath, trail):
             circle = " -> ".join(_shown(step) for step in (*trail, path))
-            raise ConfigError(f"files include each other in a circle: {circle}", location=item.location, field=_name(item))
+            problem = f"files include each other in a circle: {circle}"
+            raise ConfigError(problem, location=item.location, field=_name(item))
         if real in self.visits:
             under, has_models = self.visits[real]
             if has_models and under != plain(defaults):
@@ -138,9 +139,9 @@ def _read(path: Path, shown: str, included_by: Node | None) -> Node:
         raise ConfigError("not UTF-8 text", location=location) from error
     tree = parse_yaml(text, shown)
     if tree.value is None:
-        raise ConfigError("the file is empty; a zoo file has at least `version: 1` and `models:`", location=tree.location)
+        raise ConfigError("the file is empty; write at least `version: 1` and `models:`", location=tree.location)
     if not isinstance(tree.value, dict):
-        raise ConfigError("a zoo file must be a mapping with `version: 1` and `models:`", location=tree.location)
+        raise ConfigError("a zoo file is a mapping with `version: 1` and `models:`", location=tree.location)
     folder = Path(os.path.abspath(path)).parent  # noqa: PTH100  # resolve() would follow links
     return absolute_paths(tree, folder)
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel
-from typing_extensions import TypeAliasType
+from pydantic import BaseModel, RootModel
 
 from .fields import FieldPath
 from .recipe import Recipe
@@ -38,11 +37,11 @@ def _below(annotation: Any, part: str | int) -> Iterator[Any]:
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """The types that a union, an annotated type or an alias comes down to."""
-    if isinstance(annotation, TypeAliasType):
-        yield from _members(annotation.__value__)
-    elif get_origin(annotation) is Annotated:
+    """The types that a union, an annotated type or a root model comes down to."""
+    if get_origin(annotation) is Annotated:
         yield from _members(get_args(annotation)[0])
+    elif isinstance(annotation, type) and issubclass(annotation, RootModel):
+        yield from _members(annotation.model_fields["root"].annotation)
     elif get_origin(annotation) in (Union, UnionType):
         for member in get_args(annotation):
             yield from _members(member)

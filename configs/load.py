@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,20 +74,24 @@ def _with_absolute_paths(change: Override) -> Override:
 
 
 def _apply(change: Override, gathered: Gathered) -> None:
-    """Works an override of a model or a recipe in."""
-    section, name, *below = (*change.path, None)
-    kind, entries = ("model", gathered.models) if section == "models" else ("recipe", gathered.recipes)
+    """Works an override of a model or a recipe in. A model that is new gets the zoo file's defaults."""
     location, field = change.value.location, format_field(change.path)
-    if not isinstance(name, str):
-        raise ConfigError(f"name one {kind}, as in {section}.NAME.FIELD=VALUE", location=location, field=field)
-    known: Mapping[str, Node] = entries
-    if kind == "recipe" and name not in entries and (preset := read_preset(name)) is not None:
-        known = {**entries, name: preset}
-    if len(change.path) > 2 and name not in known:
+    match change.path:
+        case ("models", str() as name, *below):
+            kind, section, entries, known = "model", "models", gathered.models, gathered.models
+        case ("recipes", str() as name, *below):
+            kind, section, entries, known = "recipe", "recipes", gathered.recipes, gathered.recipes
+            if name not in entries and (preset := read_preset(name)) is not None:
+                known = {**entries, name: preset}
+        case _:
+            problem = f"name the entry to set, as in {change.path[0]}.NAME.FIELD=VALUE"
+            raise ConfigError(problem, location=location, field=field)
+    if below and name not in known:
         problem = f"there is no {kind} {name!r}{did_you_mean(name, tuple(known))}"
         raise ConfigError(problem, location=location, field=field)
-    changed = assign(Node(known, gathered.root.location), Override((name, *change.path[2:]), change.value)).entries[name]
-    defaults = gathered.defaults if len(change.path) == 2 else Node({}, changed.location)
+    tree = Node({section: Node(known, location)}, location)
+    changed = assign(tree, change).entries[section].entries[name]
+    defaults = Node({}, location) if below else gathered.defaults
     entries[name] = with_defaults(changed, defaults) if kind == "model" else changed
 
 
@@ -97,7 +101,7 @@ def _resolve_recipes(gathered: Gathered) -> tuple[dict[str, Node], list[ConfigEr
     problems: list[ConfigError] = []
     asked = [(name, node) for name, node in gathered.recipes.items()]
     used = set()
-    for model, config in gathered.models.items():
+    for config in gathered.models.values():
         named = config.child("recipes")
         if named is None:
             field = format_field((*config.written, "recipes"))

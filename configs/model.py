@@ -20,7 +20,7 @@ class Limits(FrozenModel):
     timeout: Seconds = Field(
         default=600.0, description="Wall time of one stage: seconds, or text such as 90s, 10m, 1h30m."
     )
-    memory: Bytes = Field(default=8 * 2**30, description="Memory of one stage: bytes, or text such as 512MiB, 4GiB.")  # type: ignore[arg-type]
+    memory: Bytes = Field(default=8 * 2**30, description="Memory of one stage: bytes, or text such as 512MiB, 4GiB.")
 
 
 class ModelConfig(FrozenModel):
@@ -34,8 +34,9 @@ class ModelConfig(FrozenModel):
     )
     dynamic_shapes: Annotated[DynamicShapes, AfterValidator(check_names)] | None = Field(
         default=None,
-        description="Instead of what the builder says: method name to a list with one entry per positional input, each a "
-        "mapping of dimension index to {min, max, name}, null where all is static, or a list for an input that is a tuple.",
+        description="Instead of what the builder says: method name to a list with one entry per positional input. An "
+        "entry is a mapping of dimension index to {min, max, name}, null where all is static, or a list of entries for "
+        "an input that is a tuple.",
     )
     limits: Limits = Field(default=Limits(), description="What each stage may use before it is killed.")
     verify: VerifyOverrides | None = Field(

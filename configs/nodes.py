@@ -56,9 +56,9 @@ def plain(node: Node) -> Plain:
     """The value as JSON has it: scalars, lists and dictionaries, without locations."""
     if isinstance(node.value, Mapping):
         return {key: plain(entry) for key, entry in node.value.items()}
-    if isinstance(node.value, str) or not isinstance(node.value, Sequence):
-        return node.value
-    return [plain(item) for item in node.value]
+    if isinstance(node.value, Sequence) and not isinstance(node.value, str):
+        return [plain(item) for item in node.value]
+    return node.value
 
 
 def nearest(root: Node, path: FieldPath) -> tuple[Node, FieldPath]:

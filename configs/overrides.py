@@ -30,7 +30,8 @@ def parse_override(text: str) -> Override:
     key = text.partition("=")[0].strip()
     location = Location(f"--set {key}")
     if not path or not rest.startswith("="):
-        raise ConfigError("write KEY=VALUE, for example models.resnet8.seed=3 or models.resnet8.recipes[0]=mine", location=location)
+        problem = "write KEY=VALUE, for example models.resnet8.seed=3 or models.resnet8.recipes[0]=mine"
+        raise ConfigError(problem, location=location)
     location = Location(f"--set {format_field(path)}")
     return Override(path, parse_yaml(rest[1:], location.file, fixed=location, at=path))
 
@@ -57,8 +58,10 @@ def _assign(node: Node, path: Sequence[str | int], override: Override) -> Node:
         changed = _assign(node.items[part], below, override)
         return replace(node, value=[*node.items[:part], changed, *node.items[part + 1 :]])
     if isinstance(node.value, list) or not (node.value is None or node.entries or node.value == {}):
-        what = "a list; write its items as [0], [1]" if isinstance(node.value, list) else "a single value, not a mapping"
-        raise _misfit(f"{format_field(here)} is {what}", override)
+        what = (
+            "list; its items are [0], [1] and so on" if isinstance(node.value, list) else "single value, not a mapping"
+        )
+        raise _misfit(f"{format_field(here)} is a {what}", override)
     start = node.child(part) or Node(None, override.value.location, (*here, part))
     return node.with_entries({part: _assign(start, below, override)})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, WithJsonSchema
+from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, WithJsonSchema
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)"
@@ -15,18 +15,17 @@ _BYTES = r"^\s*\d*\.?\d+\s*([kKmMgGtTpP]([iI]?[bB])?|[bB])?\s*$"
 
 def parse_duration(written: object) -> object:
     """Seconds from text such as ``10m``, ``1h30m`` or ``2.5s``; numbers pass through. Raises ValueError otherwise."""
-    if isinstance(written, bool) or not isinstance(written, int | float | str):
-        raise ValueError("must be a number of seconds, or text such as '90s', '10m' or '1h30m'")
-    if not isinstance(written, str):
+    if isinstance(written, str) and _DURATION.match(written):
+        return sum(float(number) * _SECONDS[unit] for number, unit in re.findall(_PART, written))
+    if isinstance(written, int | float) and not isinstance(written, bool):
         return written
-    if not _DURATION.match(written):
-        raise ValueError(f"{written!r} is not a duration; write seconds, or text such as '90s', '10m' or '1h30m'")
-    return sum(float(number) * _SECONDS[unit] for number, unit in re.findall(_PART, written))
+    raise ValueError(f"{written!r} is not a duration; write seconds, or text such as '90s', '10m' or '1h30m'")
 
 
-def _check_byte_size(written: object) -> object:
+def parse_bytes(written: object) -> object:
+    """Bytes from text such as ``4GiB``; whole numbers pass through. Raises ValueError for anything else."""
     if isinstance(written, str) and re.match(_BYTES, written):
-        return written
+        return int(TypeAdapter(ByteSize).validate_python(written))
     if isinstance(written, int) and not isinstance(written, bool):
         return written
     raise ValueError(f"{written!r} is not a size in bytes; write a whole number, or text such as '512MiB' or '4GiB'")
@@ -48,16 +47,10 @@ Seconds = Annotated[
 """A time in seconds, more than 0; text with units is read too."""
 
 
-def _positive(size: ByteSize) -> ByteSize:
-    if size <= 0:
-        raise ValueError("must be more than 0 bytes")
-    return size
-
-
 Bytes = Annotated[
-    ByteSize,
-    BeforeValidator(_check_byte_size),
-    AfterValidator(_positive),
+    int,
+    BeforeValidator(parse_bytes),
+    Field(gt=0),
     WithJsonSchema(
         {
             "anyOf": [

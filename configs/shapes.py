@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Discriminator, Field, StrictInt, Tag, model_validator
-from typing_extensions import Self, TypeAliasType
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, RootModel, StrictInt, Tag, model_validator
 
 from .base import FrozenModel
 
@@ -37,21 +36,36 @@ def _kind(value: object) -> str | None:
     return "<nested>" if isinstance(value, list | tuple) else None
 
 
-InputShape = TypeAliasType(
-    "InputShape",
-    Annotated[
+DimIndex = Annotated[int, Field(ge=0)]
+
+
+class InputShape(RootModel[object]):
+    """One positional input.
+
+    Attributes:
+        root: the varying dimensions by index, for a tensor; None where all is static; or the shapes of the parts, for
+            an input that is a tuple or a list.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    root: Annotated[
         Annotated[None, Tag("<static>")]
-        | Annotated[dict[Annotated[int, Field(ge=0)], DimRange], Tag("<dims>")]
-        | Annotated[tuple["InputShape", ...], Tag("<nested>")],
+        | Annotated[dict[DimIndex, DimRange], Tag("<dims>")]
+        | Annotated[tuple[InputShape, ...], Tag("<nested>")],
         Discriminator(
             _kind,
             custom_error_type="input_shape",
             custom_error_message="must be a mapping of dimension index to {min, max, name}, null for a static input, "
             "or a list of these for an input that is a tuple",
         ),
-    ],
-)
-"""One positional input: varying dimensions by index, None where all are static, a tuple where the input is one."""
+    ]
+
+    def ranges(self) -> list[DimRange]:
+        """Every varying dimension, in order."""
+        if isinstance(self.root, dict):
+            return list(self.root.values())
+        return [dim for part in self.root or () for dim in part.ranges()]
 
 
 def _method_name(name: str) -> str:
@@ -66,18 +80,11 @@ DynamicShapes = dict[MethodName, tuple[InputShape, ...]]
 """Method name to one entry per positional input."""
 
 
-def dims_of(shape: InputShape) -> list[DimRange]:
-    """Every varying dimension of an input, in order."""
-    if isinstance(shape, dict):
-        return list(shape.values())
-    return [dim for item in shape or () for dim in dims_of(item)]
-
-
 def check_names(shapes: DynamicShapes) -> DynamicShapes:
     """Raises ValueError where two dimensions of one name have different bounds in the same method."""
     for method, inputs in shapes.items():
         bounds: dict[str, tuple[int, int]] = {}
-        for dim in (dim for shape in inputs for dim in dims_of(shape)):
+        for dim in (dim for shape in inputs for dim in shape.ranges()):
             if dim.name and bounds.setdefault(dim.name, (dim.min, dim.max)) != (dim.min, dim.max):
                 raise ValueError(f"the dimension {dim.name!r} of {method} has different bounds in two places")
     return shapes

@@ -24,8 +24,8 @@ class BuilderSource(FrozenModel):
     """Python code that makes the model.
 
     The name stands for a callable that returns a `pteforge.ModelDefinition`, or a pair of a module and its example
-    inputs; or for a class with the methods of ExecuTorch's ``EagerModelBase`` (``get_eager_model``, ``get_example_inputs``
-    and, if it likes, ``get_dynamic_shapes``). Which of them it is, the worker finds out.
+    inputs; or for a class with the methods of ExecuTorch's ``EagerModelBase``: ``get_eager_model``,
+    ``get_example_inputs`` and, if it likes, ``get_dynamic_shapes``. Which of them it is, the worker finds out.
     """
 
     builder: Annotated[str, AfterValidator(_builder_name)] = Field(
@@ -34,7 +34,7 @@ class BuilderSource(FrozenModel):
     kwargs: dict[str, JsonValue] = Field(default={}, description="Keyword arguments of the callable.")
     files: tuple[Path, ...] = Field(
         default=(),
-        description="Files that the builder reads, such as checkpoints. When their content changes, the model is made again.",
+        description="Files that the builder reads, such as checkpoints; the model is made again when they change.",
     )
 
 

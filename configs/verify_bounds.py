@@ -25,8 +25,8 @@ class VerifyBounds(FrozenModel):
     max_relative_error: Number | None = Field(
         default=None,
         ge=0,
-        description="Largest difference of any element relative to eager's; null: not checked. Elements near zero make it "
-        "large where nothing is wrong.",
+        description="Largest difference of any element relative to eager's; null: not checked. Elements near zero make "
+        "it large where nothing is wrong.",
     )
     min_sqnr_db: Number | None = Field(
         default=80.0,

@@ -1,17 +1,17 @@
 """Reads YAML into located nodes: safe, bounded, and with the scalars of YAML 1.2.
 
-PyYAML resolves scalars by YAML 1.1, where ``no`` is false, ``1e-3`` is text and ``1:30`` is ninety. Editors that check a
-file against a JSON Schema use the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), and so do
-we. Two habits of 1.1 stay: merge keys (``<<``), and keys are text whatever they look like.
+PyYAML resolves scalars by YAML 1.1, where ``no`` is false, ``1e-3`` is text and ``1:30`` is ninety. Editors that check
+a file against a JSON Schema use the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), and so do
+we. Merge keys (``<<``) stay, since people know them. Keys are text, whatever they look like.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
@@ -57,8 +57,8 @@ def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: Field
         The document's root; an empty document is a None scalar.
 
     Raises:
-        ConfigError: a syntax error, a duplicate key, a tag, a number that is not finite, or aliases or nesting that grow
-            out of bounds.
+        ConfigError: a syntax error, a duplicate key, a tag, a number that is not finite, or aliases or nesting that
+            grow out of bounds.
     """
     try:
         _check_depth(text, file, fixed)
@@ -66,7 +66,7 @@ def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: Field
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         context = f" ({error.context})" if error.context else ""
-        location = fixed or (_location(file, mark) if mark else Location(file))
+        location = fixed or _location(file, mark)
         raise ConfigError(f"not valid YAML: {error.problem}{context}", location=location) from error
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
@@ -77,8 +77,9 @@ def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: Field
     return _Converter(file, fixed).convert(root, at, fixed or _location(file, root.start_mark))
 
 
-def _location(file: str, mark: yaml.Mark) -> Location:
-    return Location(file, mark.line + 1, mark.column + 1)
+def _location(file: str, mark: Any) -> Location:
+    """PyYAML's C parser has a mark type of its own; both count from 0."""
+    return Location(file, mark.line + 1, mark.column + 1) if mark else Location(file)
 
 
 def _check_depth(text: str, file: str, fixed: Location | None) -> None:
@@ -92,6 +93,47 @@ def _check_depth(text: str, file: str, fixed: Location | None) -> None:
                 raise ConfigError(f"nested more than {_MAX_DEPTH} levels deep", location=location)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+
+
+def _read_bool(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{text!r} is not true or false")
+    return text.lower() == "true"
+
+
+def _read_int(text: str) -> int:
+    try:
+        return int(text, 0 if text.startswith(("0o", "0x")) else 10)
+    except ValueError as error:
+        raise ValueError(f"{text[:40]!r} cannot be read as a whole number") from error
+
+
+def _read_float(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise ValueError(f"{text[:40]!r} is not a finite number") from error
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]!r} is not a finite number")
+    return number
+
+
+def _read_null(text: str) -> None:
+    """Nothing, whatever the text: a tag may stand before any."""
+
+
+def _read_text(text: str) -> str:
+    return text
+
+
+_SCALARS: Mapping[str, Callable[[str], Scalar]] = {
+    _NULL: _read_null,
+    _BOOL: _read_bool,
+    _INT: _read_int,
+    _FLOAT: _read_float,
+    _STR: _read_text,
+    _MERGE: _read_text,  # `<<` as a value
+}
 
 
 @dataclass
@@ -148,23 +190,13 @@ class _Converter:
             yield source
 
     def _scalar(self, node: yaml.ScalarNode, at: FieldPath) -> Scalar:
-        text = node.value
+        read = _SCALARS.get(node.tag)
+        if read is None:
+            self._fail(f"the tag {node.tag!r} is not supported here", node, at)
         try:
-            match node.tag.removeprefix(_TAG):
-                case "null":
-                    return None
-                case "bool":
-                    return {"true": True, "false": False}[text.lower()]
-                case "int":
-                    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
-                case "float":
-                    number = float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
-                    return number if math.isfinite(number) else self._fail(f"{text} is not a finite number", node, at)
-                case "str" | "merge":
-                    return text
-        except (KeyError, ValueError) as error:
-            return self._fail(f"{text[:40]!r} is not what its tag or form says: {error}", node, at)
-        return self._fail(f"the tag {node.tag!r} is not supported here", node, at)
+            return read(node.value)
+        except ValueError as error:
+            return self._fail(str(error), node, at)
 
     def _place(self, node: yaml.Node) -> Location:
         return self.fixed or _location(self.file, node.start_mark)

@@ -59,7 +59,7 @@ class ZooFile(FrozenModel):
     )
     python_path: tuple[Path, ...] = Field(
         default=(Path(),),
-        description="Folders that builders are imported from, relative to this file; left out: the folder of this file.",
+        description="Folders that builders are imported from, relative to this file; left out: the file's own folder.",
     )
     include: tuple[Path, ...] = Field(
         default=(), description="Other zoo files, relative to this one, whose models and recipes are added."
