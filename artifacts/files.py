@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from ..errors import StoreUnusable
 from .aside import replace_file
+from .local_root import writing
 
 
 class Files(ABC):
@@ -45,14 +47,18 @@ class LocalFiles(Files):
             return (self._root / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
+        except OSError as error:
+            raise StoreUnusable(f"the store {self._root} cannot be read: {error}") from error
 
     def write(self, name: str, content: bytes) -> None:
         """Makes or replaces a file."""
-        replace_file(self._root / name, content, self._root / "tmp")
+        with writing(self._root):
+            replace_file(self._root / name, content, self._root / "tmp")
 
     def delete(self, name: str) -> None:
         """Removes a file; nothing happens where there is none."""
-        (self._root / name).unlink(missing_ok=True)
+        with writing(self._root):
+            (self._root / name).unlink(missing_ok=True)
 
     def names(self, folder: str) -> list[str]:
         """Sorted names of all files below a folder."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import StoreUnusable
@@ -29,6 +31,17 @@ def prepare_root(root: Path) -> None:
         raise StoreUnusable(
             f"the store {root} cannot be opened: {error.strerror or error}; "
             "give a folder that can be made and written, with --store or PTEFORGE_CACHE"
+        ) from error
+
+
+@contextlib.contextmanager
+def writing(root: Path) -> Iterator[None]:
+    """Turns the operating system's errors while writing to a store into StoreUnusable."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnusable(
+            f"the store {root} cannot be written: {error}; free some space (pteforge store gc) or use another folder"
         ) from error
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from ..errors import ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
 from .aside import abandoned, aside_file, aside_folder, remove
 from .digest import Digest, digest_bytes
-from .local_root import prepare_root
+from .local_root import prepare_root, writing
 from .manifest import Manifest
 from .object_folder import ObjectFolder
 from .ref import ArtifactRef, BlobRef
@@ -60,7 +60,7 @@ class LocalStore:
             move: give the file away; where it is on the store's file system its bytes are not copied.
         """
         if move and self._can_take(path):
-            with path.open("rb") as file, self._writing():
+            with path.open("rb") as file, writing(self.root):
                 blob = BlobRef(Digest(hashlib.file_digest(file, "sha256").hexdigest()), os.fstat(file.fileno()).st_size)
                 if not self.objects.refresh(blob):
                     self.objects.install(path, file.fileno(), blob)
@@ -77,11 +77,11 @@ class LocalStore:
     def writer(self) -> Iterator[BlobWriter]:
         """Publishes what is written within the ``with`` block, or nothing where the block raises."""
         with contextlib.ExitStack() as stack:
-            with self._writing():
+            with writing(self.root):
                 path, file = stack.enter_context(aside_file(self.root / "tmp"))
-            writer = BlobWriter(file, self)
+            writer = BlobWriter(file, self.root)
             yield writer
-            with self._writing():
+            with writing(self.root):
                 file.flush()
                 blob = writer.blob_so_far()
                 if not self.objects.refresh(blob):
@@ -159,7 +159,7 @@ class LocalStore:
     def scratch(self) -> Iterator[Path]:
         """A private folder on the store's file system, removed at the end (by gc where this process was killed)."""
         with contextlib.ExitStack() as stack:
-            with self._writing():
+            with writing(self.root):
                 path = stack.enter_context(aside_folder(self.root / "tmp"))
             yield path
 
@@ -181,16 +181,6 @@ class LocalStore:
             and status.st_dev == self.root.stat().st_dev
         )
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StoreUnusable(
-                f"the store {self.root} cannot be written: {error}; "
-                "free some space (pteforge store gc) or use another folder"
-            ) from error
-
 
 class BlobWriter:
     """Takes an object's bytes piece by piece; made by `LocalStore.writer`.
@@ -201,16 +191,16 @@ class BlobWriter:
 
     ref: BlobRef
 
-    def __init__(self, file: BinaryIO, store: LocalStore) -> None:
-        """Writes to `file`, which `store` has open aside."""
+    def __init__(self, file: BinaryIO, root: Path) -> None:
+        """Writes to `file`, which lies aside in the store at `root`."""
         self._file = file
-        self._store = store
+        self._root = root
         self._hash = hashlib.sha256()
         self._size = 0
 
     def write(self, content: bytes | bytearray | memoryview) -> int:
         """Appends bytes; returns how many. Raises StoreUnusable where the disk does not take them."""
-        with self._store._writing():  # noqa: SLF001 - the two are one unit
+        with writing(self._root):
             self._file.write(content)
         self._hash.update(content)
         size = memoryview(content).nbytes

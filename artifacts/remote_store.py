@@ -1,0 +1,182 @@
+"""A store behind an fsspec URL, read through a local copy."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
+from .digest import Digest, parse_digest
+from .lease import LocalLeases
+from .ledger import Ledger
+from .local_root import LAYOUT
+from .local_store import LocalStore
+from .object_folder import StoredObject
+from .ref import ArtifactRef, BlobRef
+from .remote_files import RemoteFiles, public_url
+from .remote_lease import LeaseTiming, RemoteLeases
+from .runs import Runs
+from .signing import Seal, signing_key
+from .store import Store
+
+_Answer = TypeVar("_Answer")
+_log = logging.getLogger(__name__)
+
+_PARALLEL = 8
+_TOUCH_AFTER = 3600.0
+"""Seconds after which publishing an object that is there is noted, so that gc takes it for a new one."""
+
+
+class RemoteStore(Store):
+    """Objects in a bucket, signed records, and a local copy of what was used here.
+
+    Records of stores that others can write to are signed. Only ``memory://``, which is this process, needs no key.
+    """
+
+    def __init__(self, url: str, cache: Path, *, timing: LeaseTiming | None = None) -> None:
+        """Opens the store at `url` with its local copies in the folder `cache`; raises StoreUnusable."""
+        self.url = public_url(url)
+        key = None if url.startswith("memory://") else signing_key(self.url)
+        self._files = RemoteFiles(url)
+        self._check_layout()
+        self.local = LocalStore.open(cache)
+        self.ledger = Ledger(self._files, Seal(key))
+        self.leases = RemoteLeases(self._files, LocalLeases(cache / "leases"), timing)
+        self.runs = Runs(self._files)
+
+    def publish(self, ref: ArtifactRef) -> None:
+        """Uploads what is missing, the root last."""
+        root, *children = self.local.objects_of(ref)
+        _each(self._publish, children)
+        self._publish(root)
+
+    def fetch(self, ref: ArtifactRef) -> None:
+        """Downloads what is missing here, and verifies it."""
+        _each(self._download, self._absent(self.objects_of(ref)))
+
+    def has(self, ref: ArtifactRef) -> bool:
+        """Whether every object is here or there, by name and size."""
+        try:
+            return all(_each(self._is_there, self._absent(self.objects_of(ref))))
+        except StoreUnusable:
+            raise
+        except StoreError:
+            return False
+
+    def objects_of(self, ref: ArtifactRef) -> tuple[BlobRef, ...]:
+        """Every object of an artifact, the root first, which is fetched."""
+        for blob in self._absent([ref.root]):
+            self._download(blob)
+        return self.local.objects_of(ref)
+
+    def objects(self) -> Iterator[StoredObject]:
+        """Lists all objects, there and here."""
+        touched = {file.name.rsplit("/", 1)[1]: file.modified for file in self._files.list("touched")}
+        there = set()
+        for file in self._files.list("objects"):
+            try:
+                digest = parse_digest(file.name.rsplit("/", 1)[1])
+            except ValueError:
+                continue
+            there.add(digest)
+            yield StoredObject(digest, file.size, max(file.modified, touched.get(digest, 0.0)))
+        for stored in self.local.objects:
+            if stored.digest not in there:
+                yield stored
+
+    def check(self, blob: BlobRef) -> bool:
+        """Downloads and hashes an object, and hashes its copy here."""
+        self.local.objects.distrust(blob.digest)
+        here = self.local.contains(blob)
+        try:
+            self._download(blob)
+        except ObjectMissing:
+            return here
+        except ObjectDamaged:
+            return False
+        return True
+
+    def discard(self, digest: Digest, unless_since: float) -> bool:
+        """Deletes an object, there and here, unless it was published since then; says whether it did."""
+        here = self.local.objects.discard(digest, unless_since)
+        times = [file.modified for name in (_object(digest), _touch(digest)) if (file := self._files.find(name))]
+        if not times:
+            return here
+        if max(times) >= unless_since:
+            return False
+        self._files.delete(_object(digest))
+        self._files.delete(_touch(digest))
+        return True
+
+    def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
+        """Deletes unfinished files and objects moved aside before `since`, there and here; says how many."""
+        old = [file for folder in ("tmp", "quarantine") for file in self._files.list(folder) if file.modified < since]
+        if not dry_run:
+            for file in old:
+                self._files.delete(file.name)
+        return len(old) + self.local.sweep_leftovers(since, dry_run=dry_run)
+
+    def _publish(self, blob: BlobRef) -> None:
+        path = self.local.path(blob)
+        file = self._files.find(_object(blob.digest))
+        if file and file.size == blob.size and time.time() - file.modified > _TOUCH_AFTER:
+            self._files.write(_touch(blob.digest), b"")
+            file = self._files.find(_object(blob.digest))  # gc may have been faster than the note
+        if not file or file.size != blob.size:
+            self._files.upload(path, _object(blob.digest))
+
+    def _absent(self, blobs: Sequence[BlobRef]) -> list[BlobRef]:
+        """Those that have no good copy here."""
+        return [blob for blob in blobs if not self.local.contains(blob)]
+
+    def _is_there(self, blob: BlobRef) -> bool:
+        file = self._files.find(_object(blob.digest))
+        return file is not None and file.size == blob.size
+
+    def _download(self, blob: BlobRef) -> None:
+        """Brings an object here; one that is damaged twice is damaged there, and is moved aside there."""
+        name = _object(blob.digest)
+        for _ in range(2):
+            with self.local.scratch() as folder:
+                if not self._files.download(name, folder / "object"):
+                    raise ObjectMissing(blob.digest, self.url)
+                if self.local.put_file(folder / "object", move=True) == blob:
+                    return
+        aside = f"quarantine/{blob.digest}.{len(self._files.names('quarantine'))}"
+        self._files.move(name, aside)
+        _log.warning("object %s in %s is damaged; moved to %s there", blob.digest, self.url, aside)
+        raise ObjectDamaged(blob.digest, self.url, f"{self.url}/{aside}")
+
+    def _check_layout(self) -> None:
+        marker = self._files.read("version")
+        if marker is None:
+            self._files.create("version", LAYOUT)
+            marker = self._files.read("version")
+        if marker != LAYOUT:
+            raise StoreUnusable(
+                f"the store {self.url} has another layout ({(marker or b'')[:40]!r}, this pteforge reads {LAYOUT!r}); "
+                "use another prefix"
+            )
+
+
+def _each(action: Callable[[BlobRef], _Answer], blobs: Sequence[BlobRef]) -> list[_Answer]:
+    if len(blobs) < 2:
+        return [action(blob) for blob in blobs]
+    with ThreadPoolExecutor(_PARALLEL, "store") as pool:
+        try:
+            return list(pool.map(action, blobs))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _object(digest: Digest) -> str:
+    return f"objects/{digest[:2]}/{digest}"
+
+
+def _touch(digest: Digest) -> str:
+    return f"touched/{digest}"
