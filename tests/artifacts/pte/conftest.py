@@ -1,0 +1,115 @@
+"""Small real `.pte` files, lowered once per session."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pteforge.artifacts.local_store import LocalStore
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Real files by what is special about them, and the weights of the net in most of them, as bytes by name."""
+
+    files: dict[str, bytes]
+    weights: dict[str, bytes]
+
+
+NAMES = ("portable", "xnnpack", "methods", "dynamic", "mutable", "stateless", "inline", "external", "lists")
+
+
+@pytest.fixture(scope="session")
+def samples() -> Samples:
+    """Real files made by the installed ExecuTorch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # upstream's, while it lowers; nothing here is about them
+        return _lower()
+
+
+@pytest.fixture(params=NAMES)
+def sample(request: pytest.FixtureRequest, samples: Samples) -> bytes:
+    """Each of the real files in turn."""
+    return samples.files[request.param]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """An empty store."""
+    return LocalStore.open(tmp_path / "store")
+
+
+def _lower() -> Samples:
+    import torch
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+    from torch.export import Dim, export
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 16, 3)
+            self.linear = torch.nn.Linear(16 * 6 * 6, 32)
+
+        def forward(self, x):
+            return self.linear(torch.relu(self.conv(x)).flatten(1))
+
+    class Counter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.arange(512.0))
+            self.register_buffer("zero", torch.zeros(1, 700))
+
+        def forward(self, x):
+            self.count.add_(x.sum())
+            self.zero.add_(1.0)
+            return x + self.count[:64] + self.zero[0, :64]
+
+    class Double(torch.nn.Module):
+        def forward(self, x):
+            return x + x
+
+    class Index(torch.nn.Module):
+        def forward(self, x, i):
+            return torch.cat([x[i], x[:, i].permute(1, 0)]), 3, x.sum()
+
+    def lower(programs, *, partitioner=None, constants=None, **config):
+        edge = to_edge_transform_and_lower(programs, partitioner=partitioner, constant_methods=constants)
+        return bytes(edge.to_executorch(ExecutorchBackendConfig(**config)).buffer)
+
+    torch.manual_seed(0)
+    net, image = Net().eval(), torch.randn(1, 3, 8, 8)
+    linear, rows = torch.nn.Linear(64, 64).eval(), torch.randn(2, 64)
+    program = export(net, (image,))
+    xnnpack = [XnnpackPartitioner()]
+    constants = {
+        "max_length": 128,
+        "title": "ü",
+        "scale": 0.5,
+        "flag": True,
+        "sizes": [1, 2],
+        "limit": float("inf"),
+        "ids": torch.arange(300),
+    }
+    initial = [InitializedMutableBufferPass(["count", "zero"])]
+    files = {
+        "portable": lower(program),
+        "xnnpack": lower(program, partitioner=xnnpack),
+        "methods": lower(
+            {"forward": program, "encode": export(linear, (rows,))}, partitioner=xnnpack, constants=constants
+        ),
+        "dynamic": lower(export(linear, (rows,), dynamic_shapes=({0: Dim("batch", min=1, max=16)},))),
+        "mutable": lower(export(Counter().eval(), (torch.randn(64),)), passes=initial),
+        "stateless": lower(export(Double(), (image,))),
+        "inline": lower(program, partitioner=xnnpack, extract_delegate_segments=False),
+        "external": lower(program, external_constants=True),
+        "lists": lower(export(Index(), (torch.randn(4, 4), torch.tensor([0, 2])))),
+    }
+    weights = {
+        name: bytes(tensor.detach().contiguous().untyped_storage().tolist())
+        for name, tensor in net.state_dict().items()
+    }
+    return Samples(files, weights)
