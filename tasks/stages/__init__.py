@@ -1,1 +1,1 @@
-"""tasks.stages."""
+"""Stage bodies. Imported in worker processes only, except for stages that need no torch (see `tasks.catalog`)."""

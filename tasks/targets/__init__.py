@@ -1,1 +1,8 @@
-"""tasks.targets."""
+"""Targets: one file, one class per backend that a model can be specialized for. README.md says how to add one."""
+
+from __future__ import annotations
+
+from .base import Target, TargetOptions
+from .find import find_target, target_names
+
+__all__ = ["Target", "TargetOptions", "find_target", "target_names"]

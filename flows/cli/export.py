@@ -1,0 +1,58 @@
+"""`pteforge export`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..outcome import ZooOutcome
+from ..prefect_settings import server_configured
+from ..session import Session, open_session
+from .options import STORE
+from .progress import observe
+from .summary import print_failures, print_summary
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(export)
+
+
+def export(
+    zoo: Annotated[Path, typer.Argument(help="The zoo file.", show_default=False)],
+    *,
+    model: Annotated[str, typer.Option(metavar="GLOB", help="Only models whose names match.")] = "*",
+    recipe: Annotated[str, typer.Option(metavar="GLOB", help="Only recipes whose names match.")] = "*",
+    store: STORE = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")] = Path("out"),
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the zoo file, such as models.a.seed=3."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Stages at once.", show_default="one per core")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")] = False,
+) -> None:
+    """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
+    with open_session(
+        zoo, models=model, recipes=recipe, store=store, out=out, overrides=tuple(set_ or ()), jobs=jobs
+    ) as session:
+        outcome = _run(session, zoo, quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(outcome.to_json(), indent=2))
+    else:
+        print_summary(outcome)
+        print_failures(outcome)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _run(session: Session, zoo: Path, *, quiet: bool) -> ZooOutcome:
+    if session.settle_from_ledger() and not server_configured():
+        session.record()
+        return session.outcome()
+    from ..run_flow import run_flow  # noqa: PLC0415 - a cached run gets by without
+
+    with observe(session, quiet=quiet):
+        return run_flow(session, zoo)

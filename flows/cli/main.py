@@ -1,0 +1,67 @@
+"""The command `pteforge`: what all subcommands share."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from ... import __version__
+from ...errors import InputError, PteforgeError
+from . import export, files, schema, store, why
+
+app = typer.Typer(
+    name="pteforge",
+    help="Lowers zoos of PyTorch models to ExecuTorch: every stage cached by content, every file verified.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+export.register(app)
+files.register(app)
+why.register(app)
+store.register(app)
+schema.register(app)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"pteforge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens on the way.")] = False,
+) -> None:
+    """Options before the subcommand."""
+    del version
+    _log_to_stderr(logging.INFO if verbose else logging.WARNING)
+
+
+def _log_to_stderr(level: int) -> None:
+    """Our own log, and nobody else's: Prefect tells its server, stages are captured."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    ours = logging.getLogger("pteforge")
+    ours.addHandler(handler)
+    ours.setLevel(level)
+    ours.propagate = False
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 all well, 1 something failed, 2 what was given cannot be used, 130 interrupted."""
+    try:
+        app()
+    except PteforgeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2 if isinstance(error, InputError) else 1) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; finished stages are kept, run the same command to go on\n")
+        raise SystemExit(130) from None

@@ -1,0 +1,136 @@
+"""`pteforge run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...artifacts.pte.contents import Method, ScalarSpec, TensorSpec
+from ...artifacts.pte.reader import open_pte
+from ...errors import InputError, PteforgeError
+
+
+def run_file(
+    file: Annotated[Path, typer.Argument(help="A .pte file.", show_default=False)],
+    *,
+    method: Annotated[str, typer.Option(help="Which method to run.")] = "forward",
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            "--input", metavar="FILE.npz", help="Inputs in order, as numpy.savez writes them; drawn if left out."
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Write the outputs, in order.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of drawn inputs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a method of a .pte file on the ExecuTorch runtime of this machine."""
+    pte = open_pte(file)
+    found = next((each for each in pte.methods if each.name == method), None)
+    if found is None:
+        raise InputError(f"{file} has no method {method!r}; it has {', '.join(m.name for m in pte.methods)}")
+    values = _read(inputs, found) if inputs else _draw(found, seed)
+    outputs = _execute(file, method, values)
+    if output:
+        _write(output, outputs)
+    lines = [_describe(position, value) for position, value in enumerate(outputs)]
+    typer.echo(json.dumps(lines, indent=2) if as_json else "\n".join(map(_line, lines)))
+
+
+def _execute(file: Path, method: str, values: list[Any]) -> list[Any]:
+    from executorch.runtime import Runtime, Verification  # noqa: PLC0415 - only this command needs it
+
+    runtime = Runtime.get()
+    missing = set(open_pte(file).backends) - set(runtime.backend_registry.registered_backend_names)
+    if missing:
+        raise InputError(f"{file} needs the backends {sorted(missing)}, which this machine's runtime does not have")
+    try:
+        loaded = runtime.load_program(file, verification=Verification.InternalConsistency).load_method(method)
+        return list(loaded.execute(values))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise PteforgeError(f"the runtime could not run {method!r} of {file}: {error}") from error
+
+
+def _draw(method: Method, seed: int) -> list[Any]:
+    import torch  # noqa: PLC0415 - only this command needs it
+
+    generator = torch.Generator().manual_seed(seed)
+    values: list[Any] = []
+    for spec in method.inputs:
+        if isinstance(spec, ScalarSpec):
+            values.append(spec.value)
+            continue
+        dtype = getattr(torch, spec.dtype)
+        shape = list(spec.shape)
+        if dtype.is_floating_point:
+            values.append(torch.randn(shape, generator=generator).to(dtype))
+        else:
+            values.append(torch.randint(0, 2, shape, generator=generator).to(dtype))
+    return values
+
+
+def _read(path: Path, method: Method) -> list[Any]:
+    import numpy as np  # noqa: PLC0415 - only this command needs it
+    import torch  # noqa: PLC0415 - only this command needs it
+
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            values = [torch.from_numpy(arrays[name]) for name in arrays.files]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as numpy arrays: {error}") from error
+    wanted = [spec for spec in method.inputs if isinstance(spec, TensorSpec)]
+    if len(values) != len(wanted):
+        raise InputError(f"{path} holds {len(values)} arrays; method {method.name!r} takes {len(wanted)} tensors")
+    for position, (value, spec) in enumerate(zip(values, wanted, strict=True)):
+        values[position] = value.to(getattr(torch, spec.dtype))
+        if value.dim() != len(spec.shape):
+            raise InputError(
+                f"{path}: array {position} has {value.dim()} dimensions, the method takes {len(spec.shape)}"
+            )
+    tensors = iter(values)
+    return [next(tensors) if isinstance(spec, TensorSpec) else spec.value for spec in method.inputs]
+
+
+def _write(path: Path, outputs: list[Any]) -> None:
+    import numpy as np  # noqa: PLC0415 - only this command needs it
+    import torch  # noqa: PLC0415 - only this command needs it
+
+    arrays = [
+        (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+        if isinstance(value, torch.Tensor)
+        else value
+        for value in outputs
+    ]
+    np.savez(path, *arrays)
+
+
+def _describe(position: int, value: Any) -> dict[str, Any]:
+    import torch  # noqa: PLC0415 - only this command needs it
+
+    if not isinstance(value, torch.Tensor):
+        return {"output": position, "value": value}
+    numbers = value.to(torch.float64)
+    return {
+        "output": position,
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": list(value.shape),
+        "min": numbers.min().item() if value.numel() else None,
+        "max": numbers.max().item() if value.numel() else None,
+        "mean": numbers.mean().item() if value.numel() else None,
+        "first": numbers.flatten()[:6].tolist(),
+    }
+
+
+def _line(output: dict[str, Any]) -> str:
+    if "value" in output:
+        return f"output {output['output']}: {output['value']!r}"
+    if output["min"] is None:
+        return f"output {output['output']}: {output['dtype']} {output['shape']}, empty"
+    first = ", ".join(f"{number:.6g}" for number in output["first"])
+    return (
+        f"output {output['output']}: {output['dtype']} {output['shape']}, min {output['min']:.6g}, "
+        f"max {output['max']:.6g}, mean {output['mean']:.6g}, first [{first}]"
+    )

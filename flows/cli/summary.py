@@ -1,0 +1,80 @@
+"""The table at the end of a run, and what failed."""
+
+from __future__ import annotations
+
+import os
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ...tasks.figures import Worst
+from ..outcome import RecipeOutcome, ZooOutcome
+
+_STYLES = {"made": "green", "cached": "cyan", "failed": "bold red"}
+
+
+def print_summary(outcome: ZooOutcome) -> None:
+    """One row per file."""
+    console = _console()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("model", "recipe"):
+        table.add_column(name, overflow="fold")
+    table.add_column("status")
+    for name in ("size", "max abs error", "SQNR", "cases"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("file", overflow="fold")
+    for model in outcome.models:
+        for recipe in model.recipes:
+            table.add_row(model.model, recipe.recipe, Text(recipe.status, _STYLES[recipe.status]), *_cells(recipe))
+    console.print(table)
+    files = sum(recipe.failure is None for model in outcome.models for recipe in model.recipes)
+    ran, cached = sum(m.ran for m in outcome.models), sum(m.cached for m in outcome.models)
+    failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
+    console.print(
+        f"{files} files verified{failed}; {ran} stages run, {cached} cached, {outcome.seconds:.1f} s", highlight=False
+    )
+
+
+def print_failures(outcome: ZooOutcome) -> None:
+    """Each failed step once, with the end of its log."""
+    console = Console(stderr=True)
+    shown = set()
+    for model in outcome.models:
+        for recipe in model.recipes:
+            failure = recipe.failure
+            if failure is None or (model.model, failure.step) in shown:
+                continue
+            shown.add((model.model, failure.step))
+            console.print(Text(f"\n{model.model} {failure.step}: {failure.problem}", "bold red"), soft_wrap=True)
+            if failure.log_tail and not failure.bad_input:
+                console.print(Text(failure.log_tail.rstrip()), soft_wrap=True)
+
+
+def format_size(size: int) -> str:
+    """Bytes for people: 1023 B, 1.0 KiB, 3.4 MiB."""
+    amount, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def format_sqnr(worst: Worst) -> str:
+    """Decibels, or that nothing differs."""
+    return "exact" if worst.sqnr_db is None else f"{worst.sqnr_db:.1f} dB"
+
+
+def _cells(recipe: RecipeOutcome) -> tuple[str, ...]:
+    if recipe.failure:
+        return ("", "", "", "", recipe.failure.step)
+    if recipe.figures is None or recipe.path is None:
+        return ("", "", "", "", "")
+    worst = recipe.figures.overall
+    path = os.path.relpath(recipe.path) if recipe.path.is_relative_to(os.getcwd()) else str(recipe.path)  # noqa: PTH109
+    return (format_size(recipe.size), f"{worst.max_abs_error:.2g}", format_sqnr(worst), str(worst.cases), path)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=160)  # a pipe has no width of its own

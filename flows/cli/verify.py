@@ -1,0 +1,83 @@
+"""`pteforge verify`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...artifacts.ref import ArtifactRef
+from ...artifacts.store import open_store
+from ...configs.verify_bounds import VerifyBounds
+from ...errors import InputError, ObjectMissing, PteforgeError, VerificationFailed
+from ...tasks.figures import Figures
+from ...tasks.keys.versions import host_capability
+from ...tasks.params import VerifyParams
+from .options import STORE
+from .summary import format_sqnr
+
+
+def verify_file(
+    file: Annotated[Path, typer.Argument(help="A .pte file that pteforge made.", show_default=False)],
+    *,
+    store: STORE = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Run a produced file again on the inputs it was verified with, and compare it with eager.
+
+    The inputs and eager's outputs come from the store that the file was made with.
+    """
+    provenance = _provenance(file)
+    bounds = VerifyBounds.model_validate(provenance["verification"]["bounds"])
+    with open_store(store) as opened:
+        from ...artifacts.programs import load_value  # noqa: PLC0415 - imports torch
+        from ...tasks.stages.verify import verify_file as verify_on_runtime  # noqa: PLC0415 - imports the runtime
+
+        examples: dict[str, Any] = {}
+        for role, value in provenance["artifacts"].items():
+            if role.startswith("examples/"):
+                ref = ArtifactRef.from_json(value)
+                try:
+                    opened.fetch(ref)
+                except ObjectMissing as error:
+                    raise InputError(
+                        f"the inputs that {file} was verified with are not in the store {opened.url}; name its store "
+                        "with --store, or export the model again"
+                    ) from error
+                examples[role.partition("/")[2]] = load_value(ref, opened.local)
+        try:
+            figures = verify_on_runtime(file, examples, VerifyParams(bounds=bounds, host=host_capability()))
+        except VerificationFailed:
+            raise
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise PteforgeError(f"the runtime cannot run {file}: {error}") from error
+    _show(figures, as_json=as_json)
+
+
+def _provenance(file: Path) -> dict[str, Any]:
+    path = file.with_suffix(".json")
+    if not file.is_file():
+        raise InputError(f"there is no file {file}")
+    try:
+        provenance: dict[str, Any] = json.loads(path.read_text())
+        provenance["verification"]["bounds"], provenance["artifacts"]
+    except FileNotFoundError as error:
+        raise InputError(
+            f"there is no {path}: verify needs the provenance that `pteforge export` writes beside a file"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a provenance that `pteforge export` wrote: {error}") from error
+    return provenance
+
+
+def _show(figures: Figures, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(figures.to_json(), indent=2))
+        return
+    for method, worst in figures.methods.items():
+        typer.echo(
+            f"{method}: verified on {worst.cases} outputs; max abs error {worst.max_abs_error:.3g}, "
+            f"max relative error {worst.max_relative_error:.3g}, SQNR {format_sqnr(worst)}"
+        )

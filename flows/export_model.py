@@ -1,0 +1,85 @@
+"""One model: a Prefect task inside a zoo's flow, or a flow of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed, Failed
+from prefect.utilities.annotations import opaque
+
+from ..tasks.model import PlannedModel
+from .outcome import ModelOutcome
+from .prefect_settings import stop_workers_on_abort
+from .session import Session, open_session
+from .stage_task import settle_with_prefect
+
+
+@flow(name="export-model", flow_run_name="export {model}", persist_result=False)
+def export_model(
+    zoo: Path,
+    model: str,
+    recipes: str = "*",
+    store: str | None = None,
+    out: Path = Path("out"),
+    overrides: tuple[str, ...] = (),
+    jobs: int | None = None,
+) -> Any:
+    """Lowers one model of a zoo with its recipes, and verifies the files.
+
+    Args:
+        zoo: the zoo file.
+        model: name of the model.
+        recipes: glob of recipe names.
+        store: URL or folder of the artifact store; None for the user's own.
+        out: folder for the produced files.
+        overrides: ``KEY=VALUE`` each, as ``--set``.
+        jobs: stages at once; None for one per core.
+
+    Returns:
+        A state; where all went well its result is the JSON of `flows.outcome.ZooOutcome`.
+    """
+    with open_session(
+        Path(zoo), models=model, recipes=recipes, store=store, out=Path(out), overrides=overrides, jobs=jobs
+    ) as session:
+        return run_models(session)
+
+
+def run_models(session: Session) -> Any:
+    """Settles all models of a session in the current flow; its state is failed if any recipe was not made."""
+    with stop_workers_on_abort(session):
+        if not session.settle_from_ledger():
+            session.workers.start()
+        futures = [_named(model).submit(opaque(model), opaque(session)) for model in session.models]
+        for future in futures:
+            future.wait()
+    outcome = session.outcome()
+    session.record()
+    if failures := outcome.failures:
+        return Failed(message=f"{len(failures)} of the files were not made")
+    return Completed(message=f"{len(outcome.models)} models made and verified", data=outcome.to_json())
+
+
+@task(name="model", cache_policy=NO_CACHE, persist_result=False, retries=0)
+def settle_model(model: PlannedModel, session: Session) -> Any:
+    """Settles all steps of a model and publishes its files. Ends in `Cached` where no stage had to run."""
+    outcome = session.outcomes.get(model.name) or _run(model, session)
+    if failed := [recipe for recipe in outcome.recipes if recipe.failure]:
+        return Failed(message="; ".join(f"{r.recipe}: {r.failure.problem}" for r in failed if r.failure))
+    stages = f"{outcome.ran} stages run, {outcome.cached} found"
+    return Completed(name=None if outcome.ran else "Cached", message=stages, data=len(outcome.recipes))
+
+
+def _run(model: PlannedModel, session: Session) -> ModelOutcome:
+    run = session.run_of(model)
+    try:
+        run.run(settle_with_prefect(session, run), threads=2 * session.jobs + 2)
+        return session.complete(model)
+    except Exception as error:  # noqa: BLE001 - the boundary of a model: its siblings go on, the outcome says what it was
+        return session.fail(model, error)
+
+
+def _named(model: PlannedModel) -> Any:
+    return settle_model.with_options(task_run_name=f"model {model.name}", tags=[f"model:{model.name}"])

@@ -1,0 +1,143 @@
+"""One model's way through a run: found, run, published, told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..artifacts.pte.pieces import payload_sha256
+from ..artifacts.ref import ArtifactRef
+from ..artifacts.runs import FieldChange, StageOutcome, differing_fields
+from ..errors import ObjectDamaged, ObjectMissing
+from ..tasks.dataflow import Progress, Settle, find_steps, run_steps
+from ..tasks.executor import Executor, StepResult, slot
+from ..tasks.figures import Figures
+from ..tasks.model import PlannedModel
+from ..tasks.plan import FIRST_EXPORT, ModelPlan, Step, plan_model
+from .outcome import Failure, ModelOutcome, RecipeOutcome
+from .publish import publish, read_provenance
+
+_HEALINGS = 3  # rounds after an input turned out gone or damaged while the model ran
+
+
+class ModelRun:
+    """The steps of one model and where they are. Used by one thread at a time."""
+
+    def __init__(self, model: PlannedModel, executor: Executor) -> None:
+        """Plans what can be planned; runs nothing."""
+        self.model = model
+        self._executor = executor
+        self._progress = Progress()
+        self._plan = self._make_plan()
+        self._changes: dict[str, tuple[FieldChange, ...]] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every step is settled."""
+        return bool(self._plan.reports) and all(step.name in self._progress.results for step in self._plan.steps)
+
+    def find(self) -> None:
+        """Settles what the ledger has."""
+        find_steps(self._plan, self._executor.find, self._progress)
+        if self._learn_methods():
+            find_steps(self._plan, self._executor.find, self._progress)
+
+    def run(self, settle: Settle, *, threads: int) -> None:
+        """Settles all steps that can be settled."""
+        for _ in range(_HEALINGS):
+            self._progress = Progress()  # what the ledger has is found again, so that each step is shown
+            self._plan = self._make_plan()
+            run_steps(self._plan, settle, self._progress, threads=threads)
+            if self._learn_methods():
+                run_steps(self._plan, settle, self._progress, threads=threads)
+            if not any(isinstance(error, ObjectMissing | ObjectDamaged) for error in self._progress.failures.values()):
+                return
+
+    def note_changes(self, step: Step, result: StepResult) -> None:
+        """Compares a step that ran with its last run's key."""
+        last = self._executor.store.ledger.last(slot(self.model.name, step))
+        if last is not None:
+            self._changes[step.name] = differing_fields(last.fields, result.key.fields())
+
+    def publish(self, out: Path) -> ModelOutcome:
+        """Writes the files of the recipes whose steps are all settled."""
+        results = self._progress.results
+        for result in results.values():
+            self._executor.remember(self.model.name, result)
+        ran = sum(not result.cached for result in results.values())
+        recipes = tuple(self._publish(recipe.name, out) for recipe in self.model.recipes)
+        return ModelOutcome(self.model.name, recipes, ran, len(results) - ran)
+
+    def stage_outcomes(self) -> tuple[StageOutcome, ...]:
+        """Every step, for the run's record."""
+        progress = self._progress
+        return tuple(
+            self._outcome(step, progress.results.get(step.name), progress.failures.get(step.name))
+            for step in self._plan.steps
+            if step.name in progress.results or step.name in progress.failures
+        )
+
+    def _make_plan(self) -> ModelPlan:
+        watched = self._executor.store.ledger.watched(self.model.source_name)
+        return plan_model(self.model, self._methods(), watched)
+
+    def _methods(self) -> tuple[str, ...] | None:
+        first = self._progress.results.get(FIRST_EXPORT)
+        if first is None:
+            return None
+        store = self._executor.store
+        store.fetch(first.outputs["methods"])
+        return tuple(json.loads(store.local.read_artifact(first.outputs["methods"])))
+
+    def _learn_methods(self) -> bool:
+        """Plans the rest once the first export is there; says whether there is more to do."""
+        if self._plan.reports or FIRST_EXPORT not in self._progress.results:
+            return False
+        self._plan = self._make_plan()
+        return True
+
+    def _publish(self, recipe: str, out: Path) -> RecipeOutcome:
+        failure = self._failure(recipe)
+        if failure:
+            return RecipeOutcome(recipe, "failed", failure=failure)
+        results = [self._progress.results[step] for step in self._plan.recipe_steps[recipe]]
+        report = results[-1]
+        file = self._file_of(report)
+        path = publish(self._executor.store, file, report.outputs["provenance"], out / self.model.name, recipe)
+        provenance: Mapping[str, object] = read_provenance(self._executor.store, report.outputs)
+        verification = provenance["verification"]
+        assert isinstance(verification, dict)  # noqa: S101 - report wrote it
+        return RecipeOutcome(
+            recipe=recipe,
+            status="cached" if all(result.cached for result in results) else "made",
+            path=path,
+            size=path.stat().st_size,
+            sha256=payload_sha256(file, self._executor.store.local),
+            figures=Figures.from_json(verification["figures"]),
+            seconds=sum(result.seconds for result in results),
+        )
+
+    def _file_of(self, report: StepResult) -> ArtifactRef:
+        output = report.step.inputs["file"]
+        return self._progress.results[output.step].outputs[output.role]
+
+    def _failure(self, recipe: str) -> Failure | None:
+        failures = self._progress.failures
+        for step in self._plan.recipe_steps.get(recipe, (FIRST_EXPORT,)):
+            if error := failures.get(step):
+                return Failure.of(step, error)
+        return None
+
+    def _outcome(self, step: Step, result: StepResult | None, error: Exception | None) -> StageOutcome:
+        return StageOutcome(
+            slot=slot(self.model.name, step),
+            stage=step.stage.value,
+            method=None,
+            recipes=step.recipes,
+            status="failed" if result is None else "cached" if result.cached else "ran",
+            key=result.key.digest() if result else None,
+            differs=self._changes.get(step.name, ()),
+            seconds=result.seconds if result else 0.0,
+            message=str(error) if error else "",
+        )

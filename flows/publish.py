@@ -1,0 +1,66 @@
+"""Writing produced files where the user wants them: whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..artifacts.digest import digest_file
+from ..artifacts.pte.pieces import payload_sha256, write_payload
+from ..artifacts.ref import ArtifactRef
+from ..artifacts.store import Store
+from ..errors import StoreUnusable
+
+
+def publish(store: Store, file: ArtifactRef, provenance: ArtifactRef, folder: Path, recipe: str) -> Path:
+    """Writes ``<recipe>.pte`` and ``<recipe>.json`` into a folder, where they are not there already.
+
+    Args:
+        store: where the artifacts are.
+        file: payload/pte, verified.
+        provenance: report/provenance.
+        folder: ``<out>/<model>``; made if need be.
+        recipe: name of the recipe.
+
+    Returns:
+        Path of the `.pte` file.
+
+    Raises:
+        StoreUnusable: the folder cannot be written.
+    """
+    path = folder / f"{recipe}.pte"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        store.fetch(file)
+        store.fetch(provenance)
+        if not (path.is_file() and digest_file(path) == payload_sha256(file, store.local)):
+            write_payload(file, store.local, path)
+        text = json.dumps(json.loads(store.local.read_artifact(provenance)), indent=2, sort_keys=True) + "\n"
+        _write_text(folder / f"{recipe}.json", text)
+    except OSError as error:
+        raise StoreUnusable(f"cannot write {path}: {error.strerror or error}; choose another --out folder") from error
+    return path
+
+
+def read_provenance(store: Store, outputs: Mapping[str, ArtifactRef]) -> dict[str, object]:
+    """The JSON of a report step's output."""
+    store.fetch(outputs["provenance"])
+    provenance: dict[str, object] = json.loads(store.local.read_artifact(outputs["provenance"]))
+    return provenance
+
+
+def _write_text(path: Path, text: str) -> None:
+    if path.is_file() and path.read_text() == text:
+        return
+    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        Path(aside).chmod(0o644)
+        Path(aside).replace(path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise

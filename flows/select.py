@@ -1,0 +1,82 @@
+"""From a loaded zoo to the models and recipes that are asked for, checked as far as can be before any work starts."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from ..configs.load import LoadedZoo
+from ..configs.model import ModelConfig
+from ..configs.sources import ProgramSource
+from ..errors import InputError, SourceError, TargetError
+from ..tasks.keys.builder import find_builder
+from ..tasks.keys.program_file import check_program_file
+from ..tasks.keys.search import ModuleSearch
+from ..tasks.model import PlannedModel, PlannedRecipe
+from ..tasks.targets import find_target
+
+
+def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:
+    """The models and recipes whose names match the globs.
+
+    Raises:
+        InputError: nothing matches; a target is unknown, not available or does not take its options; a builder or a
+            `.pt2` file is not there. Problems of several models are reported together.
+    """
+    zoo = loaded.zoo
+    chosen = {name: config for name, config in zoo.models.items() if fnmatchcase(name, models)}
+    if not chosen:
+        raise InputError(f"no model matches {models!r}; the zoo's models: {', '.join(zoo.models) or 'none'}")
+    problems: list[InputError] = []
+    planned = []
+    for name, config in chosen.items():
+        try:
+            model = _plan(loaded, name, config, recipes)
+        except InputError as error:
+            problems.append(error)
+        else:
+            planned += [model] if model.recipes else []
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise InputError("\n".join(dict.fromkeys(str(problem) for problem in problems)))
+    if not planned:
+        raise InputError(
+            f"no recipe of the chosen models matches {recipes!r}; the zoo's recipes: {', '.join(zoo.recipes)}"
+        )
+    return tuple(planned)
+
+
+def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str) -> PlannedModel:
+    _check_source(loaded, name, config)
+    every = loaded.zoo.recipes_of(name)
+    return PlannedModel(
+        name=name,
+        config=config,
+        recipes=tuple(_plan_recipe(loaded, name, recipe) for recipe in every if fnmatchcase(recipe, recipes)),
+        drawn_inputs=max(loaded.zoo.verify_bounds(name, recipe).drawn_inputs for recipe in every),
+        python_path=loaded.zoo.python_path,
+        folder=loaded.files[0].parent,
+    )
+
+
+def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig) -> None:
+    try:
+        if isinstance(config.source, ProgramSource):
+            check_program_file(config.source.program)
+        else:
+            find_builder(config.source.builder, ModuleSearch(loaded.zoo.python_path))
+    except SourceError as error:
+        raise loaded.locations.error(str(error), ("models", name, "source")) from error
+
+
+def _plan_recipe(loaded: LoadedZoo, model: str, name: str) -> PlannedRecipe:
+    recipe = loaded.zoo.recipes[name]
+    (specialization,) = recipe.specializations  # the schema sees to it for the plain form
+    where = ("recipes", name, "specializations", 0, "target")
+    try:
+        target = find_target(specialization.target, dict(specialization.options))
+    except TargetError as error:
+        raise loaded.locations.error(str(error), where) from error
+    if reason := target.available():
+        raise loaded.locations.error(f"target {target.name!r} is not available here: {reason}", where)
+    return PlannedRecipe(name, recipe, target, loaded.zoo.verify_bounds(model, name))

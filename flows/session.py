@@ -1,0 +1,178 @@
+"""A run of a zoo: what is to be made, where it is kept, and what has become of it so far."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from ..artifacts.runs import RunRecord
+from ..artifacts.store import Store, open_store
+from ..configs.load import load_zoo
+from ..tasks.executor import Executor, StepResult
+from ..tasks.model import PlannedModel
+from ..tasks.plan import Step
+from ..tasks.workers import Workers
+from .model_run import ModelRun
+from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
+from .select import select_models
+
+
+class Observer(Protocol):
+    """Told what happens, from any thread."""
+
+    def started(self, model: str, step: Step) -> None:
+        """A stage begins to run."""
+
+    def finished(self, model: str, result: StepResult) -> None:
+        """A step is settled."""
+
+    def failed(self, model: str, step: Step, error: Exception) -> None:
+        """A step failed."""
+
+    def completed(self, outcome: ModelOutcome) -> None:
+        """A model is through."""
+
+
+class Unobserved:
+    """Tells nobody."""
+
+    def started(self, model: str, step: Step) -> None:
+        """Nothing."""
+
+    def finished(self, model: str, result: StepResult) -> None:
+        """Nothing."""
+
+    def failed(self, model: str, step: Step, error: Exception) -> None:
+        """Nothing."""
+
+    def completed(self, outcome: ModelOutcome) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Session:
+    """One run.
+
+    Attributes:
+        zoo: name of the zoo.
+        models: what to make.
+        executor: settles steps.
+        workers: where stages run; not started before something has to.
+        out: where files go.
+        jobs: stages at once.
+        observer: told what happens.
+        outcomes: by model, as they come.
+    """
+
+    zoo: str
+    models: tuple[PlannedModel, ...]
+    executor: Executor
+    workers: Workers
+    out: Path
+    jobs: int
+    observer: Observer = field(default_factory=Unobserved)
+    outcomes: dict[str, ModelOutcome] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    began: datetime = field(default_factory=lambda: datetime.now(UTC))
+    runs: dict[str, ModelRun] = field(default_factory=dict)
+
+    @property
+    def store(self) -> Store:
+        """Where artifacts are kept."""
+        return self.executor.store
+
+    @property
+    def complete_from_ledger(self) -> bool:
+        """Whether nothing is left to run."""
+        return len(self.outcomes) == len(self.models)
+
+    def run_of(self, model: PlannedModel) -> ModelRun:
+        """The model's run, begun at the first call."""
+        return self.runs.setdefault(model.name, ModelRun(model, self.executor))
+
+    def settle_from_ledger(self) -> bool:
+        """Settles every model that the ledger has whole; says whether that is all of them."""
+        for model in self.models:
+            run = self.run_of(model)
+            run.find()
+            if run.complete:
+                self.complete(model)
+        return self.complete_from_ledger
+
+    def complete(self, model: PlannedModel) -> ModelOutcome:
+        """Publishes what a model's run has made and notes its outcome."""
+        outcome = self.run_of(model).publish(self.out)
+        self.outcomes[model.name] = outcome
+        self.observer.completed(outcome)
+        return outcome
+
+    def fail(self, model: PlannedModel, error: Exception) -> ModelOutcome:
+        """Notes that a model could not be brought to its end at all."""
+        failure = Failure.of(model.name, error)
+        recipes = tuple(RecipeOutcome(recipe.name, "failed", failure=failure) for recipe in model.recipes)
+        outcome = ModelOutcome(model.name, recipes, ran=0, cached=0)
+        self.outcomes[model.name] = outcome
+        self.observer.completed(outcome)
+        return outcome
+
+    def outcome(self) -> ZooOutcome:
+        """What has become of the models so far."""
+        done = tuple(self.outcomes[model.name] for model in self.models if model.name in self.outcomes)
+        return ZooOutcome(self.zoo, done, time.monotonic() - self.started)
+
+    def record(self) -> None:
+        """Writes the run into the store, for `pteforge why`."""
+        stages = {name: run.stage_outcomes() for name, run in self.runs.items()}
+        self.store.runs.write(
+            RunRecord(
+                id=uuid.uuid4().hex,
+                zoo=self.zoo,
+                started=self.began.isoformat(timespec="milliseconds"),
+                seconds=time.monotonic() - self.started,
+                models=stages,
+            )
+        )
+
+
+prepared: ContextVar[Session | None] = ContextVar("prepared", default=None)
+"""A session that the command line has opened already, for the flow that it starts."""
+
+
+@contextmanager
+def open_session(
+    zoo: Path,
+    *,
+    models: str = "*",
+    recipes: str = "*",
+    store: str | None = None,
+    out: Path = Path("out"),
+    overrides: Sequence[str] = (),
+    jobs: int | None = None,
+) -> Iterator[Session]:
+    """Reads and checks everything that can be checked without work; the session's processes end with it.
+
+    Args:
+        zoo: the zoo file.
+        models: glob of model names.
+        recipes: glob of recipe names.
+        store: URL or folder of the artifact store; None for the one in the user's cache folder.
+        out: folder for the produced files.
+        overrides: ``KEY=VALUE`` each.
+        jobs: stages at once; None for one per core.
+
+    Raises:
+        InputError: something given cannot be used.
+    """
+    loaded = load_zoo(zoo, overrides)
+    chosen = select_models(loaded, models, recipes)
+    jobs = jobs or os.cpu_count() or 1
+    with open_store(store) as opened, Workers(jobs=jobs) as workers:
+        yield Session(loaded.zoo.name, chosen, Executor(opened, workers), workers, out.absolute(), jobs)

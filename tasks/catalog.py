@@ -1,0 +1,58 @@
+"""The stages there are: name, module of the body, type of the params, and whether it needs a worker process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from . import params
+
+
+@dataclass(frozen=True, slots=True)
+class StageKind:
+    """A stage as plans name it.
+
+    Attributes:
+        module: module whose function `run` is the body (a `tasks.stage.Stage`).
+        params: type of its params.
+        isolated: runs in a worker process; otherwise it needs neither torch nor ExecuTorch and runs where it is called.
+        distributions: packages whose versions its result depends on.
+    """
+
+    module: str
+    params: type[params.Params]
+    isolated: bool = True
+    distributions: tuple[str, ...] = ("torch", "executorch", "torchao")
+
+
+_STAGES = f"{__package__}.stages"
+
+
+class StageName(Enum):
+    """Every stage, in the order in which a model goes through them."""
+
+    EXPORT = "export"
+    EDGE = "edge"
+    PARTITION = "partition"
+    PREPROCESS = "preprocess"
+    COMPILE = "compile"
+    SERIALIZE = "serialize"
+    VERIFY = "verify"
+    REPORT = "report"
+
+    @property
+    def kind(self) -> StageKind:
+        """What the stage is made of."""
+        return _KINDS[self]
+
+
+_KINDS = {
+    StageName.EXPORT: StageKind(f"{_STAGES}.export", params.ExportParams),
+    StageName.EDGE: StageKind(f"{_STAGES}.edge", params.EdgeParams),
+    StageName.PARTITION: StageKind(f"{_STAGES}.partition", params.PartitionParams),
+    StageName.PREPROCESS: StageKind(f"{_STAGES}.preprocess", params.PreprocessParams),
+    StageName.COMPILE: StageKind(f"{_STAGES}.compile", params.CompileParams),
+    StageName.SERIALIZE: StageKind(f"{_STAGES}.serialize", params.SerializeParams, isolated=False, distributions=()),
+    StageName.VERIFY: StageKind(f"{_STAGES}.verify", params.VerifyParams),
+    StageName.REPORT: StageKind(f"{_STAGES}.report", params.ReportParams, isolated=False, distributions=()),
+}

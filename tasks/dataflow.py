@@ -1,0 +1,92 @@
+"""Running a model's steps as their inputs become ready, several at once."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from ..artifacts.ref import ArtifactRef
+from .executor import StepResult
+from .plan import ModelPlan, Step, complete_params
+
+Settle = Callable[[Step, Mapping[str, StepResult]], StepResult]
+"""Settles a step, given the results of the steps it reads from by role. Called from several threads at once."""
+
+
+@dataclass
+class Progress:
+    """Where a model's steps are.
+
+    Attributes:
+        results: by step name.
+        failures: by step name, what a step raised.
+    """
+
+    results: dict[str, StepResult] = field(default_factory=dict)
+    failures: dict[str, Exception] = field(default_factory=dict)
+
+    def ready(self, plan: ModelPlan, begun: set[str]) -> list[Step]:
+        """Steps that have not begun and whose inputs are all there. A step behind a failed one never is."""
+        return [
+            step
+            for step in plan.steps
+            if step.name not in begun and all(o.step in self.results for o in step.inputs.values())
+        ]
+
+
+def input_refs(step: Step, results: Mapping[str, StepResult]) -> dict[str, ArtifactRef]:
+    """Role to artifact.
+
+    Args:
+        step: the step.
+        results: role to result of the step it comes from.
+    """
+    return {role: results[role].outputs[output.role] for role, output in step.inputs.items()}
+
+
+def run_steps(plan: ModelPlan, settle: Settle, progress: Progress, *, threads: int) -> None:
+    """Settles every step of a plan that is not in `progress` yet and does not depend on one that fails.
+
+    Args:
+        plan: the steps.
+        settle: called in pool threads, each in a copy of the caller's context; what it raises is kept in `progress`.
+        progress: filled in.
+        threads: how many steps at once.
+    """
+    begun = set(progress.results) | set(progress.failures)
+    running: dict[Future[StepResult], str] = {}
+    with ThreadPoolExecutor(threads, thread_name_prefix="steps") as pool:
+        while True:
+            for step in progress.ready(plan, begun):
+                begun.add(step.name)
+                keys = {name: result.key.digest() for name, result in progress.results.items()}
+                complete = complete_params(step, plan, keys)
+                inputs = {role: progress.results[output.step] for role, output in step.inputs.items()}
+                context = contextvars.copy_context()
+                running[pool.submit(context.run, settle, complete, inputs)] = step.name
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                name = running.pop(future)
+                if error := future.exception():
+                    if not isinstance(error, Exception):
+                        raise error  # an interrupt ends the whole run
+                    progress.failures[name] = error
+                else:
+                    progress.results[name] = future.result()
+
+
+def find_steps(
+    plan: ModelPlan, find: Callable[[Step, Mapping[str, ArtifactRef]], StepResult | None], progress: Progress
+) -> None:
+    """Fills `progress` with every step of a plan that the ledger has, without running anything."""
+    for step in plan.steps:
+        if step.name in progress.results or any(o.step not in progress.results for o in step.inputs.values()):
+            continue
+        keys = {name: result.key.digest() for name, result in progress.results.items()}
+        complete = complete_params(step, plan, keys)
+        inputs = {role: progress.results[output.step] for role, output in step.inputs.items()}
+        if found := find(complete, input_refs(complete, inputs)):
+            progress.results[step.name] = found

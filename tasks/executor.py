@@ -1,0 +1,187 @@
+"""Settling one step: find it in the ledger by key, or run its stage, store the outputs and record them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from ..artifacts.digest import Digest, digest_json
+from ..artifacts.records import StageRecord
+from ..artifacts.ref import ArtifactRef
+from ..artifacts.store import Store
+from ..errors import PteforgeError, StageError, StageFailed
+from .call import StageCall, run_call
+from .catalog import StageName
+from .keys.key import StageKey
+from .keys.stage_code import stage_code_digest
+from .keys.versions import distribution_versions
+from .model import PlannedModel
+from .params import CompileParams
+from .plan import Step
+from .targets import find_target
+from .workers import WorkerLimits, Workers
+
+_ENTRY = "pteforge.tasks.stages.entry:run"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A settled step.
+
+    Attributes:
+        step: the step.
+        key: its key.
+        outputs: role to artifact.
+        cached: whether it was found instead of run.
+        seconds: how long the stage ran, now or when it was made.
+        peak_memory: bytes its process used beyond the worker server's own, now or when it was made.
+    """
+
+    step: Step
+    key: StageKey
+    outputs: Mapping[str, ArtifactRef]
+    cached: bool
+    seconds: float
+    peak_memory: int
+
+
+class Executor:
+    """Settles steps against one store, with one pool of workers. Thread-safe."""
+
+    def __init__(self, store: Store, workers: Workers) -> None:
+        """Starts nothing."""
+        self.store = store
+        self._workers = workers
+
+    def key(self, step: Step, inputs: Mapping[str, ArtifactRef]) -> StageKey:
+        """The step's stage key, inputs known."""
+        kind = step.stage.kind
+        modules, distributions = [kind.module], list(kind.distributions)
+        if step.target:
+            target = find_target(step.target.name, step.target.options)
+            modules.append(type(target).__module__)
+            distributions += target.distributions
+        return StageKey(
+            stage=step.stage.value,
+            code=digest_json([stage_code_digest(module) for module in modules]),
+            versions=distribution_versions(distributions),
+            inputs={role: _identity(step, ref) for role, ref in inputs.items()},
+            params=step.params.model_dump(mode="json"),
+        )
+
+    def find(self, step: Step, inputs: Mapping[str, ArtifactRef]) -> StepResult | None:
+        """The step's result from the ledger, where there is one and all of its outputs are sound."""
+        key = self.key(step, inputs)
+        record = self._sound_record(key.digest())
+        return None if record is None else _result(step, key, record, cached=True)
+
+    def settle(self, model: PlannedModel, step: Step, inputs: Mapping[str, ArtifactRef]) -> StepResult:
+        """Finds the step's result, or makes it.
+
+        Of several callers with equal keys, in this process or in others that use the store, one runs the stage and the
+        others wait and find the result.
+
+        Raises:
+            StageError: the stage failed.
+            StoreError: an input is gone or damaged, or the store cannot be used.
+        """
+        if found := self.find(step, inputs):
+            return found
+        key = self.key(step, inputs)
+        with self.store.leases.hold(key.digest()):
+            if found := self.find(step, inputs):
+                return found
+            for ref in inputs.values():
+                self.store.fetch(ref)
+            return self._make(model, step, key, inputs)
+
+    def remember(self, model: str, result: StepResult) -> None:
+        """Notes which key the step has now, so that the next run can say what differs."""
+        self.store.ledger.remember(slot(model, result.step), result.key.digest(), result.key.fields())
+
+    def _sound_record(self, key: Digest) -> StageRecord | None:
+        record = self.store.ledger.lookup(key)
+        if record is None or not all(self.store.has(ref) for ref in record.outputs.values()):
+            return None
+        return record
+
+    def _make(self, model: PlannedModel, step: Step, key: StageKey, inputs: Mapping[str, ArtifactRef]) -> StepResult:
+        call = StageCall(
+            stage=step.stage,
+            inputs=inputs,
+            params=step.params,
+            store=self.store.local.root,
+            folder=model.folder,
+            python_path=model.python_path,
+            program_file=model.program_file,
+        )
+        started = time.perf_counter()
+        if step.stage.kind.isolated:
+            limits = WorkerLimits(timeout=model.limits.timeout, memory=model.limits.memory)
+            path = tuple(map(str, model.python_path))
+            report = self._workers.run(_ENTRY, call.to_json(), limits, python_path=path)
+            outputs = {role: ArtifactRef.from_json(ref) for role, ref in report.result.items()}
+            seconds, peak, log = report.seconds, report.peak_memory, self.store.local.put_bytes(report.log)
+        else:
+            outputs, peak, log = _run_here(call), 0, None
+            seconds = time.perf_counter() - started
+        for ref in outputs.values():
+            self.store.publish(ref)
+        if step.stage is StageName.EXPORT:
+            step, key = self._watch(model, step, key, outputs["observed"])
+        record = StageRecord(
+            key=key.digest(),
+            fields=key.fields(),
+            outputs=outputs,
+            seconds=seconds,
+            peak_memory=peak,
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            log=log,
+        )
+        self.store.ledger.commit(record)
+        return _result(step, key, record, cached=False)
+
+    def _watch(self, model: PlannedModel, step: Step, key: StageKey, observed: ArtifactRef) -> tuple[Step, StageKey]:
+        """Files the result under a key that covers the modules that really were loaded.
+
+        A module that the static closure does not see (imported by a computed name, say) is watched from now on: its
+        code enters the key, so a later change of it is a miss.
+        """
+        loaded = set(json.loads(self.store.local.read_artifact(observed)))
+        missed = loaded - set(step.params.model_dump()["source"].get("modules", ()))
+        if not missed:
+            return step, key
+        watched = tuple(sorted(missed | set(self.store.ledger.watched(model.source_name))))
+        self.store.ledger.watch(model.source_name, watched)
+        method = step.params.model_dump()["method"]
+        step = replace(step, params=model.export_params(method, watched))
+        return step, self.key(step, {})
+
+
+def _identity(step: Step, ref: ArtifactRef) -> Digest:
+    """A program's identity leaves out stack traces, so where they are emitted its stored bytes count instead."""
+    emits_traces = isinstance(step.params, CompileParams) and step.params.options.emit_stacktrace
+    return ref.root.digest if emits_traces else ref.identity
+
+
+def slot(model: str, step: Step) -> str:
+    """The name under which the ledger remembers a step's last key."""
+    return f"{model}/{step.name}"
+
+
+def _result(step: Step, key: StageKey, record: StageRecord, *, cached: bool) -> StepResult:
+    return StepResult(step, key, record.outputs, cached, record.seconds, record.peak_memory)
+
+
+def _run_here(call: StageCall) -> dict[str, ArtifactRef]:
+    importlib.import_module(call.stage.kind.module)
+    try:
+        return dict(run_call(call))
+    except StageError:
+        raise
+    except (PteforgeError, OSError, ValueError) as error:
+        raise StageFailed(f"{type(error).__name__}: {error}") from error

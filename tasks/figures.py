@@ -1,0 +1,78 @@
+"""Verification figures: how far the runtime's outputs are from eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One output of one method on one input, against eager.
+
+    Attributes:
+        method: name of the method.
+        label: which input: ``example 0``, ``drawn 1``.
+        output: position among the flat outputs.
+        max_abs_error: largest absolute difference.
+        max_relative_error: that, divided by the largest magnitude of eager's output.
+        sqnr_db: signal to quantization noise ratio, 10 log10(sum of squares of eager / sum of squares of the
+            difference), in dB; None where the outputs are equal.
+    """
+
+    method: str
+    label: str
+    output: int
+    max_abs_error: float
+    max_relative_error: float
+    sqnr_db: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The worst figures over a set of cases, each figure by itself."""
+
+    cases: int
+    max_abs_error: float
+    max_relative_error: float
+    sqnr_db: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """All cases of a file and the worst of them, by method and overall."""
+
+    overall: Worst
+    methods: dict[str, Worst]
+    cases: tuple[Case, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Figures:
+        """Inverse of `to_json`."""
+        return cls(
+            overall=Worst(**value["overall"]),
+            methods={name: Worst(**worst) for name, worst in value["methods"].items()},
+            cases=tuple(Case(**case) for case in value["cases"]),
+        )
+
+
+def summarize(cases: Sequence[Case]) -> Figures:
+    """Figures of at least one case."""
+    names = dict.fromkeys(case.method for case in cases)
+    methods = {name: _worst([case for case in cases if case.method == name]) for name in names}
+    return Figures(_worst(cases), methods, tuple(cases))
+
+
+def _worst(cases: Sequence[Case]) -> Worst:
+    noisy = [case.sqnr_db for case in cases if case.sqnr_db is not None]
+    return Worst(
+        cases=len(cases),
+        max_abs_error=max(case.max_abs_error for case in cases),
+        max_relative_error=max(case.max_relative_error for case in cases),
+        sqnr_db=min(noisy) if noisy else None,
+    )

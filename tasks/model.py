@@ -1,0 +1,105 @@
+"""A model that has been checked and is ready to be planned: its source, its recipes, their targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..configs.model import Limits, ModelConfig
+from ..configs.recipe import Recipe
+from ..configs.sources import ProgramSource
+from ..configs.verify_bounds import VerifyBounds
+from .keys.search import ModuleSearch
+from .keys.source import source_fields
+from .keys.versions import distribution_versions, host_capability
+from .params import ExportParams, TargetParams
+from .targets import Target
+
+TOOLCHAIN = ("pteforge", "torch", "executorch", "torchao")
+
+
+@dataclass(frozen=True)
+class PlannedRecipe:
+    """A recipe of a model, with its target made.
+
+    Attributes:
+        name: name of the recipe.
+        recipe: the recipe.
+        target: its one specialization's target, options checked.
+        bounds: the recipe's verification bounds with the model's own in front.
+    """
+
+    name: str
+    recipe: Recipe
+    target: Target
+    bounds: VerifyBounds
+
+    @property
+    def target_params(self) -> TargetParams:
+        """The target as stage params."""
+        return TargetParams(name=self.target.name, options=self.target.options.model_dump(mode="json"))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of what lowers it."""
+        return distribution_versions((*TOOLCHAIN, *self.target.distributions))
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model of a zoo with the recipes that are asked for.
+
+    Attributes:
+        name: name of the model.
+        config: its configuration.
+        recipes: what to make of it.
+        drawn_inputs: how many inputs `export` draws; the most that any of the zoo's recipes for it verifies with,
+            so that asking for some recipes only does not change it.
+        python_path: folders in which the source's modules are found.
+        folder: the zoo file's folder.
+    """
+
+    name: str
+    config: ModelConfig
+    recipes: tuple[PlannedRecipe, ...]
+    drawn_inputs: int
+    python_path: tuple[Path, ...]
+    folder: Path
+
+    @property
+    def limits(self) -> Limits:
+        """Time and memory of each of its stages."""
+        return self.config.limits
+
+    @property
+    def program_file(self) -> Path | None:
+        """The `.pt2` file, where the model is one."""
+        source = self.config.source
+        return Path(source.program) if isinstance(source, ProgramSource) else None
+
+    @property
+    def source_name(self) -> str:
+        """What the source is called in the ledger's watch lists."""
+        source = self.config.source
+        return f"program:{self.name}" if isinstance(source, ProgramSource) else source.builder
+
+    def export_params(self, method: str | None, watched: tuple[str, ...]) -> ExportParams:
+        """Params of `export`.
+
+        Args:
+            method: None for the model's first one.
+            watched: modules that earlier runs loaded and the static closure does not see.
+        """
+        config = self.config
+        shapes: Mapping[str, Any] | None = config.model_dump(mode="json")["dynamic_shapes"]
+        return ExportParams(
+            source=source_fields(config.source, ModuleSearch(self.python_path), watched, folder=self.folder),
+            method=method,
+            seed=config.seed,
+            strict=config.strict,
+            dynamic_shapes=shapes,
+            drawn_inputs=self.drawn_inputs,
+            host=host_capability(),
+        )

@@ -1,0 +1,147 @@
+"""What each stage reads besides its input artifacts. All of it enters the stage's key; nothing names a machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ..configs.recipe import CompileOptions
+from ..configs.verify_bounds import VerifyBounds
+
+
+class Params(BaseModel):
+    """Base of all stage parameters: frozen, and no field is unknown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ExportParams(Params):
+    """Parameters of `export`.
+
+    Attributes:
+        source: key fields of the model's source (see `tasks.keys.source`): builder, code digests, versions, arguments.
+        method: the method to export, None for the first one that the source defines.
+        seed: seeds torch, numpy and random before the builder runs.
+        strict: `torch.export.export(strict=...)`.
+        dynamic_shapes: bounds from the zoo file that replace the builder's, per input and dimension, if any.
+        drawn_inputs: how many more inputs to draw, within the dynamic shapes' bounds, besides the examples.
+        host: CPU capability of the machine, since eager's figures depend on it.
+    """
+
+    source: dict[str, Any]
+    method: str | None = None
+    seed: int = 0
+    strict: bool = False
+    dynamic_shapes: Any = None
+    drawn_inputs: int = 2
+    host: str = ""
+
+
+class TargetParams(Params):
+    """Which target with which options.
+
+    Attributes:
+        name: name of the target in the entry-point group ``pteforge.targets``.
+        options: its options as JSON, defaults filled in.
+    """
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class EdgeParams(Params):
+    """Parameters of `edge`. Equal ones share one run, whichever target they come from.
+
+    Attributes:
+        preserve_for: the target whose operators stay undecomposed, with only those of its options that matter for
+            that; None where everything is decomposed.
+        preserve_operators: further operators to keep, such as ``aten.hardswish.default``.
+        check_ir_validity: verify the edge dialect.
+        skip_dim_order: leave memory formats to the operators instead of dim-order operators.
+    """
+
+    preserve_for: TargetParams | None = None
+    preserve_operators: tuple[str, ...] = ()
+    check_ir_validity: bool = True
+    skip_dim_order: bool = False
+
+
+class PartitionParams(Params):
+    """Parameters of `partition`.
+
+    Attributes:
+        target: whose partitioners run.
+        edge: how the program was made, to check that every preserved operator found its delegate.
+    """
+
+    target: TargetParams
+    edge: EdgeParams
+
+
+class PreprocessParams(Params):
+    """Parameters of `preprocess`. The backends and compile specs stand in the partitioned programs.
+
+    Attributes:
+        target: imported so that its backends are known to ExecuTorch.
+    """
+
+    target: TargetParams
+
+
+class CompileParams(Params):
+    """Parameters of `compile`.
+
+    Attributes:
+        options: memory layout and alignment of the payload.
+        edge: how the programs were made (dimension order decides on a pass).
+    """
+
+    options: CompileOptions
+    edge: EdgeParams
+
+
+class SerializeParams(Params):
+    """Parameters of `serialize`.
+
+    Attributes:
+        form: ``plain``, the payload is the file.
+        methods: what the file must have.
+        backends: the runtime backends that it may need.
+    """
+
+    form: str
+    methods: tuple[str, ...]
+    backends: tuple[str, ...]
+
+
+class VerifyParams(Params):
+    """Parameters of `verify`.
+
+    Attributes:
+        bounds: what counts as equal to eager.
+        host: CPU capability of the machine that the file runs on.
+    """
+
+    bounds: VerifyBounds
+    host: str = ""
+
+
+class ReportParams(Params):
+    """Parameters of `report`: what the provenance says besides what it reads.
+
+    Attributes:
+        model: name of the model.
+        recipe: name of the recipe.
+        target: what was lowered to.
+        keys: step name to stage key.
+        versions: distribution to version.
+        bounds: the verification bounds.
+    """
+
+    model: str
+    recipe: str
+    target: TargetParams
+    keys: dict[str, str]
+    versions: dict[str, str]
+    bounds: VerifyBounds

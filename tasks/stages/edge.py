@@ -1,0 +1,30 @@
+"""edge: one method from ATen to the edge dialect, decomposed except for what the target keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ...artifacts.programs import load_program, save_program
+from ...artifacts.ref import ArtifactRef
+from ..params import EdgeParams
+from ..stage import Workspace
+from ..targets import find_target
+from .exir import edge_config, to_edge_program
+from .operators import find_operators
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.partitioner import Partitioner
+
+
+def run(inputs: Mapping[str, ArtifactRef], params: EdgeParams, work: Workspace) -> Mapping[str, ArtifactRef]:
+    """Takes `program` (program/aten), gives `program` (program/edge)."""
+    program = load_program(inputs["program"], work.store)
+    config = edge_config(params, find_operators(params.preserve_operators))
+    edge = to_edge_program(program, _keeping(params), config)
+    return {"program": save_program(edge, kind="program/edge", store=work.store)}
+
+
+def _keeping(params: EdgeParams) -> Sequence[Partitioner]:
+    keeper = params.preserve_for
+    return find_target(keeper.name, keeper.options).partitioners() if keeper else ()

@@ -1,0 +1,38 @@
+"""Operators by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...errors import TargetError
+
+
+def find_operators(names: Sequence[str]) -> list[torch._ops.OpOverload]:
+    """Resolves names such as ``aten.hardswish.default``; an overload left out means ``default``.
+
+    Raises:
+        TargetError: no such operator is registered.
+    """
+    return [_find_operator(name) for name in names]
+
+
+def _find_operator(name: str) -> torch._ops.OpOverload:
+    namespace, _, rest = name.partition(".")
+    operator, _, overload = rest.partition(".")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")
+    except (AttributeError, RuntimeError):
+        found = None
+    if not isinstance(found, torch._ops.OpOverload):  # noqa: SLF001 - torch has no public name for it
+        raise TargetError(
+            f"unknown operator {name!r} in edge.preserve_operators; write it as namespace.operator.overload, "
+            "for example aten.hardswish.default"
+        )
+    return found
+
+
+def check_operators(names: Sequence[str]) -> None:
+    """Raises TargetError for the first unknown name. Run in a worker, before any stage starts."""
+    find_operators(names)

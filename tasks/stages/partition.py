@@ -1,0 +1,23 @@
+"""partition: runs a target's partitioners on one method; each partition becomes an unlinked lowered module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...artifacts.programs import load_program, save_program
+from ...artifacts.ref import ArtifactRef
+from ..params import PartitionParams
+from ..stage import Workspace
+from ..targets import find_target
+from .exir import check_preserved_operators_found_delegates, edge_config, to_partitioned_program
+from .operators import find_operators
+
+
+def run(inputs: Mapping[str, ArtifactRef], params: PartitionParams, work: Workspace) -> Mapping[str, ArtifactRef]:
+    """Takes `program` (program/edge), gives `program` (program/partitioned)."""
+    program = load_program(inputs["program"], work.store)
+    partitioners = find_target(params.target.name, params.target.options).partitioners()
+    config = edge_config(params.edge, find_operators(params.edge.preserve_operators))
+    partitioned = to_partitioned_program(program, partitioners)
+    check_preserved_operators_found_delegates(partitioned, partitioners, config)
+    return {"program": save_program(partitioned, kind="program/partitioned", store=work.store)}

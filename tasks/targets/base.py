@@ -1,0 +1,70 @@
+"""The target contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.partitioner import Partitioner
+
+
+class TargetOptions(BaseModel):
+    """Base of a target's options: what a recipe writes under ``options``. Frozen; unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class Target:
+    """How to lower for one backend, with its options. Subclasses are frozen dataclasses that add nothing to `options`.
+
+    A target is data and a few pure functions of its options. It is found by name in the entry-point group
+    ``pteforge.targets``, made anew in every process that needs it, and keeps no state. Its module must be importable
+    without torch and ExecuTorch: import them inside `partitioners`.
+
+    Attributes:
+        options: the options, of the class that `Options` names.
+        name: what recipes call it.
+        Options: type of its options.
+        backends: the runtime backends its payload may need, by the ids that the device registers. Empty: none.
+        extra: the pip extra of pteforge that installs what it needs, None where the base installation has all.
+        distributions: packages besides torch and executorch whose versions its result depends on.
+        reproducible: whether the same inputs give the same bytes each time.
+        delegates: whether it has partitioners at all; without, programs go from `edge` to `compile` as they are.
+    """
+
+    options: TargetOptions
+
+    name: ClassVar[str]
+    Options: ClassVar[type[TargetOptions]] = TargetOptions
+    backends: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str | None] = None
+    distributions: ClassVar[tuple[str, ...]] = ()
+    reproducible: ClassVar[bool] = True
+    delegates: ClassVar[bool] = True
+
+    @classmethod
+    def available(cls) -> str | None:
+        """Why this target cannot lower on this machine, in words that say what to install; None where it can.
+
+        Called before any work starts, in a process without torch: look for packages, do not import them.
+        """
+        return None
+
+    def preserving(self) -> dict[str, Any] | None:
+        """The options that decide which operators `edge` leaves undecomposed, as JSON; None where it decomposes all.
+
+        Specializations with equal answers of one target share their edge programs.
+        """
+        return None
+
+    def partitioners(self) -> Sequence[Partitioner]:
+        """The partitioners to run one after another on each method; empty where nothing is delegated.
+
+        Called in worker processes only. Importing ExecuTorch's backends here is what makes them known to it.
+        """
+        return ()

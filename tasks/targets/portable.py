@@ -1,0 +1,16 @@
+"""Portable: ExecuTorch's own operator library, nothing delegated. Runs on every ExecuTorch runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .base import Target
+
+
+@dataclass(frozen=True)
+class Portable(Target):
+    """Every operator by the portable kernels. The fallback of fat files."""
+
+    name: ClassVar[str] = "portable"
+    delegates: ClassVar[bool] = False

@@ -1,0 +1,71 @@
+"""XNNPACK: optimized CPU kernels for Arm, x86-64 and WebAssembly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import field_validator
+
+from .base import Target, TargetOptions
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.partitioner import Partitioner
+
+Precision = Literal["fp32", "static_quant", "dynamic_quant"]
+
+
+class XnnpackOptions(TargetOptions):
+    """Options of the XNNPACK partitioner.
+
+    Attributes:
+        precisions: what it may claim: floating point, statically or dynamically quantized operators. None: all.
+        per_operator: one delegate per operator pattern instead of the largest subgraphs (for dynamic quantization).
+        force_non_static_weights_for_f32_linear: take the weights of fp32 linear layers as inputs of the delegate.
+    """
+
+    precisions: tuple[Precision, ...] | None = None
+    per_operator: bool = False
+    force_non_static_weights_for_f32_linear: bool = False
+
+    @field_validator("precisions")
+    @classmethod
+    def _some_precision(cls, value: tuple[Precision, ...] | None) -> tuple[Precision, ...] | None:
+        if value is not None and not value:
+            raise ValueError("name at least one precision, or leave the field out for all")
+        return value
+
+
+@dataclass(frozen=True)
+class Xnnpack(Target):
+    """CPU inference by XNNPACK; what it does not support runs by the portable kernels."""
+
+    options: XnnpackOptions
+
+    name: ClassVar[str] = "xnnpack"
+    Options: ClassVar[type[TargetOptions]] = XnnpackOptions
+    backends: ClassVar[tuple[str, ...]] = ("XnnpackBackend",)
+
+    def preserving(self) -> dict[str, Any]:
+        """All but `per_operator`: that decides how matches are grouped, not what matches."""
+        return self.options.model_dump(mode="json", exclude={"per_operator"})
+
+    def partitioners(self) -> Sequence[Partitioner]:
+        """One XNNPACK partitioner."""
+        from executorch.backends.xnnpack.partition.config.xnnpack_config import (  # noqa: PLC0415 - workers only
+            ConfigPrecisionType,
+        )
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import (  # noqa: PLC0415 - workers only
+            XnnpackPartitioner,
+        )
+
+        options = self.options
+        precisions = options.precisions and [ConfigPrecisionType[name.upper()] for name in options.precisions]
+        return [
+            XnnpackPartitioner(
+                config_precisions=precisions,
+                per_op_mode=options.per_operator,
+                force_non_static_weights_for_f32_linear=options.force_non_static_weights_for_f32_linear,
+            )
+        ]
