@@ -64,7 +64,9 @@ def _bound_line(builder: str, qualname: str, path: Path) -> int | None:
         attribute = member.partition(".")[0]
         where = Location(str(path), definitions[0].lineno)
         _must_bind(
-            class_bindings(definitions[0]), attribute, f"builder {builder!r}: {where}: class {name} has no {attribute!r}"
+            class_bindings(definitions[0]),
+            attribute,
+            f"builder {builder!r}: {where}: class {name} has no {attribute!r}",
         )
     return bindings.lines.get(name)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,38 +11,43 @@ from .search import ModuleSearch, Origin
 
 
 def observed_modules(before: set[str], python_path: tuple[Path, ...]) -> tuple[str, ...]:
-    """What to watch besides the static closure: local code and distributions loaded since ``sys.modules`` was `before`.
+    """Local modules loaded since ``sys.modules`` was `before`: what the static closure missed is to be watched.
 
-    Sorted. A local module stands as its dotted name if `ModuleSearch` finds that file by it, otherwise (the builder
-    changed ``sys.path``, or loaded a file under a name of its own) as its absolute path. What is installed stands as
-    its top-level name, unless something of it was loaded before. Neither pteforge nor Python itself is listed.
+    Sorted. A module stands as its dotted name if `ModuleSearch` finds that file by it, otherwise (the builder changed
+    ``sys.path``, or loaded a file under a name of its own) as its absolute path. pteforge's own are not listed.
 
     Args:
         before: names in ``sys.modules`` before the builder's module was imported.
         python_path: what this process put before its ``sys.path``.
     """
     search = ModuleSearch(python_path)
-    tops_before = {name.partition(".")[0] for name in before}
-    observed: set[str] = set()
-    for name, path in _loaded_files(set(sys.modules) - before):
+    observed = set()
+    for name, path in _loaded_files(before):
         top = name.partition(".")[0]
-        origin = search.origin_of(path, top)
-        if top == PTEFORGE or origin is Origin.STDLIB:
-            continue
-        if origin is Origin.INSTALLED:
-            observed.update({top} - tops_before)
-        else:
+        if top != PTEFORGE and search.origin_of(path, top) is Origin.LOCAL:
             located = search.locate(name)
             observed.add(name if located and located.resolve() == path.resolve() else str(path))
     return tuple(sorted(observed))
 
 
-def _loaded_files(names: set[str]) -> Iterator[tuple[str, Path]]:
-    for name in names - {"__main__", "__mp_main__"}:
+def observed_distributions(before: set[str], python_path: tuple[Path, ...]) -> tuple[str, ...]:
+    """Sorted top-level names of installed modules loaded since `before`, those that had been loaded in part left out.
+
+    They tell what a builder's imports import in turn. `source_fields` takes them among the watched names, and puts
+    their versions into the key.
+    """
+    search = ModuleSearch(python_path)
+    tops = {(name.partition(".")[0], path) for name, path in _loaded_files(before)}
+    loaded_before = {name.partition(".")[0] for name in before}
+    return tuple(sorted({top for top, path in tops if search.origin_of(path, top) is Origin.INSTALLED} - loaded_before))
+
+
+def _loaded_files(before: set[str]) -> Iterator[tuple[str, Path]]:
+    for name in set(sys.modules) - before - {"__main__", "__mp_main__"}:
         try:
             # Not getattr: asking a lazily loaded module for an attribute loads it.
             file = object.__getattribute__(sys.modules[name], "__dict__").get("__file__")
         except AttributeError:
             continue  # not a module: anything may be put into sys.modules
         if isinstance(file, str):
-            yield name, Path(os.path.abspath(file))
+            yield name, Path.cwd() / file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -97,7 +96,7 @@ class ModuleSearch:
     def entries(self) -> list[str]:
         """The folders that top-level modules are looked for in, in order."""
         # Files among them are zip archives.
-        return [*map(str, self.python_path), *(entry for entry in sys.path if not os.path.isfile(entry))]
+        return [*map(str, self.python_path), *(entry for entry in sys.path if not Path(entry).is_file())]
 
     def _find(self, dotted: str) -> FoundModule | None:
         parent, _, leaf = dotted.rpartition(".")

@@ -66,10 +66,10 @@ def _metadata_folders(path: tuple[str, ...]) -> tuple[Path, ...]:
     folders: list[Path] = []
     for entry in dict.fromkeys(path):
         try:
-            names = sorted(os.listdir(entry or "."))
+            found = sorted(Path(entry).iterdir())
         except OSError:
             continue
-        folders += [Path(entry, name) for name in names if name.endswith((".dist-info", ".egg-info"))]
+        folders += [folder for folder in found if folder.suffix in {".dist-info", ".egg-info"}]
     return tuple(folders)
 
 
