@@ -59,9 +59,8 @@ def violations(case: Case, bounds: VerifyBounds) -> Iterator[str]:
 
 
 def _same_not_finite(ours: torch.Tensor, eager: torch.Tensor) -> bool:
-    return torch.equal(torch.nan_to_num(ours, nan=0.0), torch.nan_to_num(eager, nan=0.0)) and torch.equal(
-        torch.isnan(ours), torch.isnan(eager)
-    )
+    same_values = torch.equal(torch.nan_to_num(ours, nan=0.0), torch.nan_to_num(eager, nan=0.0))
+    return bool(same_values and torch.equal(torch.isnan(ours), torch.isnan(eager)))
 
 
 def _figures(ours: torch.Tensor, eager: torch.Tensor, case: Case) -> Case:

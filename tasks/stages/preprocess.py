@@ -61,7 +61,7 @@ def _preprocess_backend(backend: str, methods: Mapping[str, list[Partition]]) ->
 
 def _find_backend(name: str) -> type[BackendDetails]:
     """Exir looks backends up by bare class name (backend_api.py); two of one name would mis-lower silently."""
-    found = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name]
+    found: list[type[BackendDetails]] = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name]
     if len(found) != 1:
         where = ", ".join(cls.__module__ for cls in found) or "none"
         raise TargetError(f"the partitioner names backend {name!r}; classes of that name: {where}; there must be one")
