@@ -2,7 +2,7 @@
 
 from .codec import load_program, save_program
 from .delegates import DelegateResult, Delegates, load_delegates, save_delegates
-from .program_digest import program_digest
+from .canonical_program import program_digest
 from .values import load_value, save_value
 
 __all__ = [
