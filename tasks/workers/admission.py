@@ -31,6 +31,11 @@ class Admission:
         self._changed = threading.Condition()
         self._closed = False
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place."""
+        return len(self._queue)
+
     @contextmanager
     def place(self, memory: int) -> Iterator[None]:
         """Waits for a place with so many bytes and gives it back at the end; raises AdmissionClosed after `close`."""

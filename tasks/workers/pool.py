@@ -24,6 +24,9 @@ class Workers:
     Nothing is started before it is needed: `start` and the first `run` start the server. Usable from many threads; as
     a context manager, it stops at the end. Processes see the environment, the working directory and the `sys.path` as
     they were when the server was started. If this process dies, the server and all calls end.
+
+    Attributes:
+        jobs: calls at once.
     """
 
     def __init__(
@@ -41,8 +44,9 @@ class Workers:
                 that alone asks for more runs when nothing else does.
             preload: modules that the server imports before it takes calls.
         """
+        self.jobs = (os.cpu_count() or 1) if jobs is None else jobs
         self._admission = Admission(
-            jobs=(os.cpu_count() or 1) if jobs is None else jobs,
+            jobs=self.jobs,
             memory=int(_MEMORY_SHARE * available_memory()) if memory is None else memory,
         )
         self._preload = preload
