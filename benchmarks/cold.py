@@ -1,0 +1,188 @@
+"""Lowers the starter zoo with pteforge and with its peer, side by side, and compares seconds and bytes.
+
+`benchmarks/README.md` says what is measured and how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from starter import BUILDERS, RECIPES, ZOO
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Wall time of whole processes, from start to exit."""
+
+    peer: float
+    cold: float
+    warm: float
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Sizes on disk. `aten`, `edge` and `pte` are those of the lowerings kept apart, `store` is pteforge's store."""
+
+    aten: int
+    edge: int
+    pte: int
+    store: int
+
+    @property
+    def apart(self) -> int:
+        """What keeping the outputs of the stages apart takes."""
+        return self.aten + self.edge + self.pte
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the figures were measured on."""
+
+    cpus: int
+    python: str
+    torch: str
+    executorch: str
+    prefect: str
+    prefect_home: Literal["fresh", "user"]
+
+
+def run(command: list[str | Path], environment: dict[str, str], log: Path) -> float:
+    """Wall seconds of a command. Where it fails, its output is shown and the benchmark ends."""
+    with log.open("wb") as output:
+        start = time.perf_counter()
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False
+        )
+        seconds = time.perf_counter() - start
+    if done.returncode:
+        sys.exit(f"{log.read_text(errors='replace')}\nexit code {done.returncode}: {' '.join(map(str, command))}")
+    return seconds
+
+
+def environment_of(room: Path, prefect_home: Literal["fresh", "user"]) -> dict[str, str]:
+    """An environment in which pteforge finds no cache of earlier runs, and no Prefect server."""
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    environment["PTEFORGE_CACHE"] = str(room / "cache")
+    if prefect_home == "fresh":
+        environment["PREFECT_HOME"] = str(room / "prefect")
+    return environment
+
+
+def measure_seconds(room: Path, environment: dict[str, str], *, peer_first: bool) -> Seconds:
+    """One run of each, in new folders under `room`."""
+    pteforge = Path(sys.executable).with_name("pteforge")
+    ours = [pteforge, "export", ZOO, "--store", room / "store", "--out", room / "ours"]
+
+    def peer() -> float:
+        return run([sys.executable, HERE / "peer.py", room / "peer"], environment, room / "peer.log")
+
+    peer_seconds = peer() if peer_first else None
+    cold = run(ours, environment, room / "cold.log")
+    warm = run(ours, environment, room / "warm.log")
+    seconds = Seconds(peer_seconds if peer_seconds is not None else peer(), cold, warm)
+    check_same_files(room / "peer", room / "ours")
+    return seconds
+
+
+def check_same_files(peer: Path, ours: Path) -> None:
+    """Ends the benchmark unless both sides made every file of the zoo, and nothing else."""
+    expected = {Path(model) / f"{recipe}.pte" for model in BUILDERS for recipe in RECIPES}
+    for side in (peer, ours):
+        made = {file.relative_to(side) for file in side.rglob("*.pte")}
+        if made != expected:
+            sys.exit(f"{side} should have {sorted(map(str, expected))} and has {sorted(map(str, made))}")
+
+
+def size_of(files: Iterable[Path]) -> int:
+    """Bytes of the regular files, each inode counted once."""
+    stats = (file.lstat() for file in files if file.is_file() and not file.is_symlink())
+    return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in stats}.values())
+
+
+def measure_bytes(room: Path, environment: dict[str, str]) -> Bytes:
+    """Sizes, after `measure_seconds` has run in `room`."""
+    apart = room / "apart"
+    run([sys.executable, HERE / "apart.py", apart], environment, room / "apart.log")
+    return Bytes(
+        aten=size_of(apart.rglob("*.aten.pt2")),
+        edge=size_of(apart.rglob("*.edge.pt2")),
+        pte=size_of((room / "peer").rglob("*.pte")),
+        store=size_of((room / "store").rglob("*")),
+    )
+
+
+def show(runs: list[Seconds], seconds: Seconds, size: Bytes, machine: Machine) -> None:
+    """Prints the figures for people."""
+    print(f"starter zoo, {len(BUILDERS) * len(RECIPES)} files, {machine.cpus} CPUs, runs: {len(runs)} (medians)")
+    print(f"{'seconds':<30}{'':>12}{'ratio':>8}")
+    print(f"{'peer':<30}{seconds.peer:>12.1f}")
+    print(f"{'pteforge, nothing cached':<30}{seconds.cold:>12.1f}{seconds.cold / seconds.peer:>8.2f}")
+    print(f"{'pteforge, everything cached':<30}{seconds.warm:>12.1f}{seconds.warm / seconds.peer:>8.2f}")
+    print(f"{'bytes':<30}")
+    print(f"{'outputs of stages, apart':<30}{size.apart:>12,}")
+    print(f"{'store':<30}{size.store:>12,}{size.store / size.apart:>8.2f}")
+
+
+def main() -> None:
+    """Measures, prints, and leaves nothing behind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--repeat", type=int, default=3, metavar="N", help="runs of each side; medians count (%(default)s)"
+    )
+    parser.add_argument(
+        "--prefect-home",
+        choices=("fresh", "user"),
+        default="fresh",
+        help="fresh: Prefect makes a new database in each run; user: the one of this account is used (%(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments = parser.parse_args()
+    machine = Machine(
+        cpus=len(os.sched_getaffinity(0)),
+        python=platform.python_version(),
+        torch=version("torch"),
+        executorch=version("executorch"),
+        prefect=version("prefect"),
+        prefect_home=arguments.prefect_home,
+    )
+    runs = []
+    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
+        room = Path(folder)
+        environment = environment_of(room, arguments.prefect_home)
+        # Reads every library from disk once, so that neither side pays for the other.
+        run([sys.executable, "-c", "import executorch.exir, prefect"], environment, room / "import.log")
+        for number in range(arguments.repeat):
+            for made in ("store", "ours", "peer", "cache", "prefect"):
+                shutil.rmtree(room / made, ignore_errors=True)
+            runs.append(measure_seconds(room, environment, peer_first=number % 2 == 0))
+        size = measure_bytes(room, environment)
+    seconds = Seconds(*(median(column) for column in zip(*((r.peer, r.cold, r.warm) for r in runs), strict=True)))
+    if not arguments.json:
+        return show(runs, seconds, size, machine)
+    ratios = {
+        "cold_to_peer": seconds.cold / seconds.peer,
+        "warm_to_peer": seconds.warm / seconds.peer,
+        "store_to_apart": size.store / size.apart,
+    }
+    figures = {"seconds": asdict(seconds), "runs": [asdict(r) for r in runs], "bytes": asdict(size), "ratios": ratios}
+    return print(json.dumps({"machine": asdict(machine), **figures}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

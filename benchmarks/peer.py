@@ -1,0 +1,31 @@
+"""The peer: lowers the starter zoo with `executorch.export` sessions, one after another in this one process.
+
+Usage: ``python benchmarks/peer.py FOLDER``. The ``.pte`` files are written into the folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from executorch.export import ExportRecipe, LoweringRecipe, export
+from starter import lowerings
+
+
+def main(folder: Path) -> None:
+    """Lowers everything. Imports are paid once, by this process."""
+    for lowering in lowerings():
+        session = export(
+            model=lowering.module,
+            example_inputs=[lowering.example_inputs],
+            export_recipe=ExportRecipe(
+                name=lowering.recipe, lowering_recipe=LoweringRecipe(partitioners=lowering.partitioners)
+            ),
+        )
+        file = folder / lowering.file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(session.get_pte_buffer())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
