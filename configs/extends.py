@@ -30,11 +30,13 @@ class Recipes:
         own: the zoo's recipes, as written.
         resolved: complete recipes, so far.
         bases: names of own recipes that another one extends. They need not be complete.
+        circular: recipes that extend each other in a circle, so that each circle is reported once.
     """
 
     own: Mapping[str, Node]
     resolved: dict[str, Node] = field(default_factory=dict)
     bases: set[str] = field(default_factory=set)
+    circular: dict[str, ConfigError] = field(default_factory=dict)
 
     def resolve(self, name: str, asked_by: Node) -> Node:
         """The complete recipe of that name.
@@ -42,6 +44,8 @@ class Recipes:
         Raises:
             ConfigError: at `asked_by`, or at the ``extends`` that is wrong: no such recipe, or a circle.
         """
+        if name in self.circular:
+            raise self.circular[name]
         if name not in self.resolved:
             self.resolved[name] = self._merged(name, asked_by, ())
         return self.resolved[name]
@@ -55,7 +59,9 @@ class Recipes:
         preset = name not in self.own or trail[-1:] == (name,)
         step = f"preset {name}" if preset else name
         if step in trail:
-            raise _error(f"recipes extend each other in a circle: {' -> '.join((*trail, step))}", asked_by)
+            error = _error(f"recipes extend each other in a circle: {' -> '.join((*trail, step))}", asked_by)
+            self.circular |= dict.fromkeys(trail, error)
+            raise error
         recipe = read_preset(name) if preset else self.own[name]
         if recipe is None:
             raise _error(f"there is no recipe {name!r}{did_you_mean(name, self.known())}", asked_by)

@@ -103,7 +103,7 @@ def _resolve_recipes(gathered: Gathered) -> tuple[dict[str, Node], list[ConfigEr
     used = set()
     for config in gathered.models.values():
         named = config.child("recipes")
-        if named is None:
+        if named is None and isinstance(config.value, dict):
             field = format_field((*config.written, "recipes"))
             problem = "is missing; name recipes here, or for all models in `defaults.recipes`"
             problems.append(ConfigError(problem, location=config.location, field=field))

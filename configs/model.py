@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StrictBool, StrictInt
 
 from .base import FrozenModel
-from .names import Name, check_distinct
+from .names import Names
 from .quantities import Bytes, Seconds
 from .shapes import DynamicShapes, check_names
 from .sources import Source
@@ -29,7 +29,7 @@ class ModelConfig(FrozenModel):
     source: Source = Field(description="A builder (package.module:callable), or a .pt2 file.")
     seed: StrictInt = Field(default=0, ge=0, lt=2**63, description="Seed of the random numbers that the builder draws.")
     strict: StrictBool = Field(default=False, description="Trace with torch.export's strict mode.")
-    recipes: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(check_distinct)] | None = Field(
+    recipes: Names | None = Field(
         default=None, description="Recipes to lower the model with; left out: those of the zoo's defaults."
     )
     dynamic_shapes: Annotated[DynamicShapes, AfterValidator(check_names)] | None = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
@@ -23,9 +23,14 @@ Name = Annotated[str, AfterValidator(_check_name), WithJsonSchema({"type": "stri
 """The name of a model or a recipe."""
 
 
-def check_distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Raises ValueError where a name stands twice."""
+def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
+        raise ValueError("is empty; name at least one")
     for i, name in enumerate(names):
         if name in names[:i]:
             raise ValueError(f"{name!r} stands here twice")
     return names
+
+
+Names = Annotated[tuple[Name, ...], AfterValidator(_check_names), Field(json_schema_extra={"minItems": 1})]
+"""At least one name, none twice."""

@@ -17,6 +17,7 @@ from .nodes import Node, plain
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
+_LONGEST_SHOWN = 40
 _PLAIN_WORDS = {
     "missing": "is missing; it has to be given",
     "model_type": "must be a mapping",
@@ -43,10 +44,16 @@ def check(model: type[_Model], tree: Node) -> tuple[_Model | None, list[ConfigEr
 
 
 def raise_all(problems: Iterable[ConfigError]) -> None:
-    """Raises one error that has a line for each different problem; returns if there are none."""
-    distinct = list({str(problem): problem for problem in problems}.values())
+    """Raises one error with a line for each different problem, in the order of the file; returns if there are none."""
+    distinct = {str(problem): problem for problem in problems}
+    files = list(dict.fromkeys(problem.location.file for problem in distinct.values() if problem.location))
+
+    def place(problem: ConfigError) -> tuple[int, int, int]:
+        where = problem.location
+        return (files.index(where.file), where.line or 0, where.column or 0) if where else (-1, 0, 0)
+
     if distinct:
-        first, *others = distinct
+        first, *others = sorted(distinct.values(), key=place)
         text = "\n".join([first.problem, *map(str, others)])
         raise ConfigError(text, location=first.location, field=first.field) from first.__cause__
 
@@ -69,6 +76,17 @@ def _explain(detail: ErrorDetails, model: type[BaseModel], locations: Locations)
         return locations.error(f"unknown key {key!r}{did_you_mean(key, known_keys(model, path[:-1]))}", path)
     problem = _PLAIN_WORDS.get(kind) or detail["msg"].removeprefix("Value error, ")
     if kind != "value_error" and (found is None or isinstance(found, str | int | float)):
-        shown = "null" if found is None else repr(found) if len(str(found)) <= 40 else repr(str(found)[:40] + "...")
-        problem += f" (found {shown})"
+        problem += f" (found {_shown(found)})"
     return locations.error(problem, path)
+
+
+def _shown(found: str | float | None) -> str:
+    """A scalar as YAML has it, if it is not too long."""
+    match found:
+        case None:
+            return "null"
+        case bool():
+            return str(found).lower()
+        case str():
+            return repr(found if len(found) <= _LONGEST_SHOWN else found[:_LONGEST_SHOWN] + "...")
+    return str(found)

@@ -79,7 +79,7 @@ class Recipe(FrozenModel):
     description: str = Field(default="", description="One line for people.")
     output: Output = Field(default=Output(), description="What kind of file is made.")
     specializations: tuple[Specialization, ...] = Field(
-        min_length=1, description="The backends that the model is lowered for."
+        description="The backends that the model is lowered for; at least one.", json_schema_extra={"minItems": 1}
     )
     edge: EdgeOptions = Field(default=EdgeOptions(), description="How ATen programs become Edge programs.")
     compile: CompileOptions = Field(default=CompileOptions(), description="How the file is laid out.")
@@ -88,6 +88,8 @@ class Recipe(FrozenModel):
     @field_validator("specializations")
     @classmethod
     def _plain_takes_one(cls, value: tuple[Specialization, ...], info: ValidationInfo) -> tuple[Specialization, ...]:
+        if not value:
+            raise ValueError("is empty; a recipe needs at least one specialization")
         output = info.data.get("output")
         if isinstance(output, Output) and output.form == "plain" and len(value) > 1:
             targets = ", ".join(specialization.target for specialization in value)

@@ -20,7 +20,7 @@ from .fields import FieldPath, format_field
 from .nodes import Node, Scalar
 
 _MAX_DEPTH = 64
-_MAX_NODES = 200_000  # what a file may grow to when its aliases are written out
+_MAX_NODES = 100_000  # what a file may grow to when its aliases are written out
 
 _TAG = "tag:yaml.org,2002:"
 _NULL, _BOOL, _INT, _FLOAT, _MERGE, _STR = (_TAG + kind for kind in ("null", "bool", "int", "float", "merge", "str"))
@@ -69,8 +69,8 @@ def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: Field
         location = fixed or _location(file, mark)
         raise ConfigError(f"not valid YAML: {error.problem}{context}", location=location) from error
     except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        location = fixed or Location(file, before.count("\n") + 1, error.position - before.rfind("\n"))
+        before = text.encode()[: error.position].decode(errors="ignore")  # the C parser counts bytes
+        location = fixed or Location(file, before.count("\n") + 1, len(before) - before.rfind("\n"))
         raise ConfigError(f"not valid YAML: {error.reason}", location=location) from error
     if root is None:
         return Node(None, fixed or Location(file, 1, 1), at)

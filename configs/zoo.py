@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from .base import FrozenModel
 from .model import ModelConfig
-from .names import Name, check_distinct
+from .names import Name, Names
 from .recipe import Recipe
 from .verify_bounds import VerifyBounds
 
@@ -40,13 +40,11 @@ def _empty_if_null(section: object) -> object:
 Section = Annotated[dict[str, Any], BeforeValidator(_empty_if_null)]
 """A part of a file whose entries may all be commented out."""
 
-_Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(check_distinct)]
-
 
 class DefaultsSection(FrozenModel):
     """What holds for every model of the file and of the files it includes, unless something nearer says otherwise."""
 
-    recipes: _Names | None = Field(default=None, description="Recipes of the models that name none.")
+    recipes: Names | None = Field(default=None, description="Recipes of the models that name none.")
     model: Section = Field(default={}, description="Fields of models, merged under what each model says.")
 
 

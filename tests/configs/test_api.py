@@ -1,0 +1,35 @@
+"""The public names of the package."""
+
+from __future__ import annotations
+
+import pteforge.configs
+
+
+def test_the_public_names():
+    """What others may import from the package is this list, and all of it is there."""
+    assert pteforge.configs.__all__ == [
+        "BuilderSource",
+        "CompileOptions",
+        "DimRange",
+        "DynamicShapes",
+        "EdgeOptions",
+        "InputShape",
+        "Limits",
+        "LoadedZoo",
+        "Locations",
+        "MethodDefinition",
+        "ModelConfig",
+        "ModelDefinition",
+        "Output",
+        "ProgramSource",
+        "Recipe",
+        "Specialization",
+        "VerifyBounds",
+        "VerifyOverrides",
+        "Zoo",
+        "load_zoo",
+        "preset_names",
+        "zoo_schema",
+    ]
+    for name in pteforge.configs.__all__:
+        assert hasattr(pteforge.configs, name)

@@ -1,0 +1,158 @@
+"""Models as they are made in Python, and the types of their fields."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pteforge.configs import (
+    BuilderSource,
+    DimRange,
+    InputShape,
+    Limits,
+    ModelConfig,
+    ProgramSource,
+    VerifyBounds,
+    VerifyOverrides,
+)
+from pteforge.configs.quantities import parse_bytes, parse_duration
+from pydantic import ValidationError
+
+
+@pytest.mark.parametrize(
+    ("written", "source"),
+    [
+        ("pkg.mod:make", BuilderSource(builder="pkg.mod:make")),
+        ("mod:Outer.make", BuilderSource(builder="mod:Outer.make")),
+        ("a/b.pt2", ProgramSource(program="a/b.pt2")),
+        ({"builder": "m:f", "kwargs": {"a": [1]}}, BuilderSource(builder="m:f", kwargs={"a": [1]})),
+        ({"program": "x.bin"}, ProgramSource(program="x.bin")),
+        (BuilderSource(builder="m:f"), BuilderSource(builder="m:f")),
+        (ProgramSource(program="x"), ProgramSource(program="x")),
+    ],
+)
+def test_sources(written, source):
+    """A source is text, a mapping or an instance, and always comes out as one of the two kinds."""
+    assert ModelConfig(source=written).source == source
+
+
+@pytest.mark.parametrize("written", ["", "mod", "mod:", ":f", "a b:c", "mod:f()", "1a:b", "mod:f:g", "mod.:f", "x.pt"])
+def test_what_is_no_source(written):
+    """Text that is neither a builder nor a .pt2 file is refused."""
+    with pytest.raises(ValidationError, match=r"neither 'package\.module:callable' nor the path"):
+        ModelConfig(source=written)
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        (5, 5),
+        (0.5, 0.5),
+        ("90s", 90),
+        ("10m", 600),
+        ("1h30m", 5400),
+        (" 2.5 s ", 2.5),
+        ("1d 1h", 90000),
+        ("250ms", 0.25),
+    ],
+)
+def test_durations(written, seconds):
+    """Durations are seconds, or numbers with units."""
+    assert Limits(timeout=written).timeout == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("written", ["", "10", "m", "10 minutes", "-5s", "1:30", "5s x", True, None, [], "1e3s"])
+def test_what_is_no_duration(written):
+    """A text without a unit, or anything else, is no duration."""
+    with pytest.raises(ValueError, match="is not a duration"):
+        parse_duration(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        (1, 1),
+        ("4GiB", 4 * 2**30),
+        ("512 MiB", 512 * 2**20),
+        ("1.5KiB", 1536),
+        ("2GB", 2 * 10**9),
+        ("3k", 3000),
+        ("7", 7),
+    ],
+)
+def test_sizes(written, size):
+    """Sizes are bytes, or numbers with binary or decimal units, and come out as whole numbers."""
+    memory = Limits(memory=written).memory
+    assert memory == size
+    assert type(memory) is int
+
+
+@pytest.mark.parametrize("written", ["", "GiB", "4 apples", "4Gi", "-1GiB", "4GiB/s", True, 1.5, None])
+def test_what_is_no_size(written):
+    """Anything else is no size."""
+    with pytest.raises(ValueError, match="is not a size in bytes"):
+        parse_bytes(written)
+
+
+@given(st.text(max_size=12))
+def test_text_is_a_quantity_or_refused(text):
+    """No text makes the readers of quantities fail in another way than by ValueError."""
+    for read in (parse_duration, parse_bytes):
+        try:
+            number, problem = read(text), ""
+        except ValueError as error:
+            number, problem = -1, str(error)
+        assert number >= 0 or "write" in problem
+
+
+def test_dynamic_shapes():
+    """Shapes are given per method and positional input, as mappings, null or lists of these to any depth."""
+    config = ModelConfig(
+        source="m:f",
+        dynamic_shapes={
+            "forward": [{0: {"min": 1, "max": 8, "name": "n"}}, None, [{"1": {"min": 2, "max": 3}}, [None]]]
+        },
+    )
+    first, second, third = config.dynamic_shapes["forward"]
+    assert first.root == {0: DimRange(min=1, max=8, name="n")}
+    assert second.root is None
+    assert third.root == (InputShape({1: DimRange(min=2, max=3)}), InputShape((InputShape(None),)))
+    assert [dim.max for shape in (first, second, third) for dim in shape.ranges()] == [8, 3]
+    assert hash(second) == hash(InputShape(None))
+
+
+def test_equal_names_need_equal_bounds_within_a_method():
+    """A name may stand for different bounds in different methods, and must not within one."""
+    small, large = {0: {"min": 1, "max": 2, "name": "n"}}, {0: {"min": 1, "max": 9, "name": "n"}}
+    ModelConfig(source="m:f", dynamic_shapes={"a": [small, small], "b": [large]})
+    with pytest.raises(ValidationError, match="'n' of a has different bounds"):
+        ModelConfig(source="m:f", dynamic_shapes={"a": [small, [large]]})
+
+
+def test_kwargs_are_json():
+    """Arguments that JSON cannot hold could not be part of a key, so they are refused."""
+    with pytest.raises(ValidationError):
+        BuilderSource(builder="m:f", kwargs={"x": object()})
+    with pytest.raises(ValidationError):
+        BuilderSource(builder="m:f", kwargs={"x": {1, 2}})
+
+
+bounds = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_abs_error": st.none() | st.floats(0, 1),
+        "max_relative_error": st.none() | st.floats(0, 1),
+        "min_sqnr_db": st.none() | st.floats(0, 100),
+        "drawn_inputs": st.integers(0, 5),
+    },
+)
+
+
+@given(bounds, bounds)
+def test_overrides_replace_field_by_field(recipe, model):
+    """A model's bounds replace those fields of the recipe's that it writes, null included, also through JSON."""
+    overrides = VerifyOverrides(**model)
+    expected = VerifyBounds(**{**recipe, **model})
+    assert overrides.applied_to(VerifyBounds(**recipe)) == expected
+    again = VerifyOverrides.model_validate_json(overrides.model_dump_json())
+    assert again.applied_to(VerifyBounds(**recipe)) == expected

@@ -1,0 +1,173 @@
+"""Recipes: shipped ones, the zoo's own ones, and ``extends``."""
+
+from __future__ import annotations
+
+import pytest
+from pteforge.configs import CompileOptions, EdgeOptions, Recipe, Specialization, VerifyBounds, preset_names
+from pteforge.configs.extends import read_preset
+from pteforge.configs.nodes import plain
+from pydantic import ValidationError
+
+MODELS = "models: {net: {source: 'p:net', recipes: [mine]}}\n"
+
+
+def test_shipped_recipes():
+    """The shipped recipes are known by name, valid as they are, one target each, and say what they are for."""
+    assert preset_names() == ("portable-fp32", "xnnpack-fp32")
+    for name in preset_names():
+        recipe = Recipe.model_validate(plain(read_preset(name)))
+        assert [specialization.target for specialization in recipe.specializations] == [name.split("-")[0]]
+        assert recipe.description
+        assert recipe.verify == VerifyBounds()
+    assert read_preset("nothing") is None
+    assert read_preset("../presets/portable-fp32") is None
+
+
+def test_defaults_are_those_of_executorch():
+    """A recipe that says nothing asks for what ExecuTorch does by itself."""
+    recipe = Recipe(specializations=(Specialization(target="portable"),))
+    assert recipe.edge == EdgeOptions(preserve_operators=(), check_ir_validity=True, skip_dim_order=False)
+    assert recipe.compile == CompileOptions(
+        extract_delegate_segments=True,
+        segment_alignment=128,
+        constant_tensor_alignment=None,
+        delegate_alignment=None,
+        alloc_graph_input=True,
+        alloc_graph_output=True,
+        emit_stacktrace=False,
+    )
+    assert recipe.output.form == "plain"
+    assert recipe.specializations[0].required
+
+
+def test_only_what_is_used_is_pulled_in(load):
+    """Of the shipped recipes those that a model names come along; of the zoo's own ones all do."""
+    recipe = "{specializations: [{target: portable}]}"
+    loaded = load(f"version: 1\n{MODELS}recipes: {{mine: {recipe}, spare: {recipe}}}\n")
+    assert sorted(loaded.zoo.recipes) == ["mine", "spare"]
+
+
+def test_extends_merges(load):
+    """A recipe starts from the one it extends: mappings merge, lists replace, through several steps."""
+    loaded = load(
+        """\
+        version: 1
+        models: {net: {source: "p:net", recipes: [mine]}}
+        recipes:
+          middle:
+            extends: xnnpack-fp32
+            compile: {segment_alignment: 4096, delegate_alignment: 64}
+            edge: {preserve_operators: [aten.linear.default]}
+            verify: {max_abs_error: 0.1}
+          mine:
+            extends: middle
+            description: my own
+            compile: {delegate_alignment: null}
+            edge: {preserve_operators: [aten.silu.default]}
+        """
+    )
+    mine = loaded.zoo.recipes["mine"]
+    assert mine.description == "my own"
+    assert [specialization.target for specialization in mine.specializations] == ["xnnpack"]
+    assert mine.compile == CompileOptions(segment_alignment=4096, delegate_alignment=None)
+    assert mine.edge.preserve_operators == ("aten.silu.default",)
+    assert mine.verify == VerifyBounds(max_abs_error=0.1)
+
+
+def test_a_base_need_not_be_whole(load, failure):
+    """A recipe that only serves as a base may lack specializations; one that a model uses may not."""
+    recipes = """\
+recipes:
+  base: {verify: {min_sqnr_db: 50}}
+  mine: {extends: base, specializations: [{target: portable}]}
+"""
+    assert load(f"version: 1\n{MODELS}{recipes}").zoo.recipes["mine"].verify.min_sqnr_db == 50
+    error = failure("version: 1\nmodels: {net: {source: 'p:net', recipes: [mine, base]}}\n" + recipes)
+    assert str(error) == "zoo.yaml:4:3: recipes.base.specializations: is missing; it has to be given"
+
+
+def test_a_mistake_in_a_base_is_said_where_it_is(failure):
+    """What is wrong in a base is said there, once, however many recipes extend it."""
+    error = failure(
+        """\
+        version: 1
+        models: {net: {source: "p:net", recipes: [a, b]}}
+        recipes:
+          base: {compile: {segment_alignment: 100}, specializations: [{target: portable}]}
+          a: {extends: base}
+          b: {extends: base}
+        """
+    )
+    assert str(error) == "zoo.yaml:4:20: recipes.base.compile.segment_alignment: must be a power of two"
+
+
+def test_a_recipe_may_refine_the_preset_it_is_named_after(load):
+    """Extending its own name means the shipped recipe of that name."""
+    loaded = load(
+        """\
+        version: 1
+        models: {net: {source: "p:net", recipes: [xnnpack-fp32, finer]}}
+        recipes:
+          xnnpack-fp32: {extends: xnnpack-fp32, compile: {segment_alignment: 64}}
+          finer: {extends: xnnpack-fp32, compile: {delegate_alignment: 32}}
+        """
+    )
+    assert loaded.zoo.recipes["xnnpack-fp32"].compile == CompileOptions(segment_alignment=64)
+    assert loaded.zoo.recipes["finer"].compile == CompileOptions(segment_alignment=64, delegate_alignment=32)
+
+
+@pytest.mark.parametrize(
+    ("recipes", "expected"),
+    [
+        (
+            "{mine: {extends: other}, other: {extends: mine}}",
+            "3:43: recipes.other.extends: recipes extend each other in a circle: mine -> other -> mine",
+        ),
+        ("{mine: {extends: nope}}", "3:18: recipes.mine.extends: there is no recipe 'nope'; known here: "),
+        ("{mine: {extends: mine}}", "3:18: recipes.mine.extends: there is no recipe 'mine'; did you mean 'mine'?"),
+        ("{mine: {extends: [a]}}", "3:18: recipes.mine.extends: must be the name of one recipe"),
+        (
+            "{mine: {extend: a, specializations: [{target: t}]}}",
+            "3:18: recipes.mine.extend: unknown key 'extend'; did you mean 'extends'?",
+        ),
+        ("{mine: {specializations: []}}", "recipes.mine.specializations: is empty; a recipe needs at least one"),
+        (
+            "{mine: {specializations: [{target: portable}, {target: xnnpack}]}}",
+            (
+                "recipes.mine.specializations: `output.form: plain` takes exactly one specialization, and here are 2 "
+                "(portable, xnnpack); write one recipe for each"
+            ),
+        ),
+        ("{mine: {specializations: [{}]}}", "recipes.mine.specializations[0].target: is missing"),
+        ("{mine: {specializations: [portable]}}", "recipes.mine.specializations[0]: must be a mapping"),
+        (
+            "{mine: {extends: xnnpack-fp32, output: {form: fat}}}",
+            "recipes.mine.output.form: Input should be 'plain' (found 'fat')",
+        ),
+        (
+            "{mine: {extends: xnnpack-fp32, compile: {delegate_alignment: 0}}}",
+            "recipes.mine.compile.delegate_alignment: must be a power of two",
+        ),
+        (
+            "{mine: {extends: xnnpack-fp32, verify: {drawn_inputs: -1}}}",
+            "recipes.mine.verify.drawn_inputs: Input should be greater than or equal to 0 (found -1)",
+        ),
+        (
+            "{mine: {extends: xnnpack-fp32, edge: {preserve_operator: []}}}",
+            "recipes.mine.edge.preserve_operator: unknown key 'preserve_operator'; did you mean 'preserve_operators'?",
+        ),
+    ],
+)
+def test_mistakes_in_recipes(failure, recipes, expected):
+    """Each mistake in a recipe has one message, and it names the recipe."""
+    error = failure(f"version: 1\n{MODELS}recipes: {recipes}\n")
+    assert expected in str(error)
+    assert str(error).startswith("zoo.yaml:3:")
+    assert len(str(error).splitlines()) == 1
+
+
+def test_plain_takes_one_specialization_in_python_too():
+    """The rule holds for recipes made in Python as for those in files."""
+    one = Specialization(target="portable")
+    with pytest.raises(ValidationError, match="takes exactly one specialization"):
+        Recipe(specializations=(one, one))
