@@ -58,9 +58,9 @@ def _bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, int]]:
             case ast.AnnAssign(value=None):
                 continue
             case ast.Import():
-                yield from ((alias.asname or alias.name.partition(".")[0], node.lineno) for alias in node.names)
+                yield from ((alias.asname or alias.name.partition(".")[0], alias.lineno) for alias in node.names)
             case ast.ImportFrom():
-                yield from ((alias.asname or alias.name, node.lineno) for alias in node.names)
+                yield from ((alias.asname or alias.name, alias.lineno) for alias in node.names)
             case ast.Name(ctx=ast.Store()):
                 yield node.id, node.lineno
             case ast.MatchAs(name=str() as name) | ast.MatchStar(name=str() as name):

@@ -67,36 +67,7 @@ def module_closure(module: str, search: ModuleSearch, watched: Iterable[str] = (
     def is_local(found: FoundModule) -> bool:
         return found.origin is Origin.LOCAL and (found.top != PTEFORGE or root == PTEFORGE)
 
-    return walk_imports([module, *watched], search, is_local)
-
-
-def walk_imports(roots: Iterable[str], search: ModuleSearch, follow: Callable[[FoundModule], bool]) -> Closure:
-    """Closure of `roots` over the imports of every module for which `follow` holds."""
-    modules: dict[str, Digest] = {}
-    outside: set[str] = set()
-    unresolved: set[str] = set()
-    seen: set[str] = set()
-    pending = [(root, True) for root in roots]
-    while pending:
-        name, required = pending.pop()
-        for prefix in _with_parents(name):
-            found = search.find(prefix)
-            if found is None:
-                # `from package import name` may mean a submodule or anything else bound there.
-                unresolved.update([name] if required else [])
-                break
-            if found.origin is Origin.NAMESPACE:
-                continue
-            if not follow(found):
-                outside.update([found.top] if found.origin is not Origin.STDLIB else [])
-                break
-            if prefix not in seen:
-                seen.add(prefix)
-                code = read_module(found)
-                modules[prefix] = code.digest
-                pending += [(module, True) for module in code.modules]
-                pending += [(member, False) for member in code.members]
-    return Closure(dict(sorted(modules.items())), tuple(sorted(outside)), tuple(sorted(unresolved)))
+    return walk_imports([module, *watched], search, Scope(is_local))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +84,57 @@ def read_module(found: FoundModule) -> ModuleCode:
     if found.path is None:
         raise ValueError(f"{found.name} has no file")
     return _analyse(found.path.read_bytes(), found.path.suffix, found.package)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which modules a closure is made of.
+
+    Attributes:
+        follow: whether a module's code counts.
+        tops: top-level names to look at; None for all.
+        idle_parents: top-level names whose packages' ``__init__`` does nothing that a submodule could depend on: it
+            counts only where something is imported from it.
+        read: gives a module's code.
+    """
+
+    follow: Callable[[FoundModule], bool]
+    tops: frozenset[str] | None = None
+    idle_parents: frozenset[str] = frozenset()
+    read: Callable[[FoundModule], ModuleCode] = read_module
+
+
+def walk_imports(roots: Iterable[str], search: ModuleSearch, scope: Scope) -> Closure:
+    """Closure of `roots` over the imports of every module in `scope`."""
+    modules: dict[str, Digest] = {}
+    outside: set[str] = set()
+    unresolved: set[str] = set()
+    pending = [(root, True) for root in roots]
+    seen = set(pending)
+    while pending:
+        name, required = pending.pop()
+        top = name.partition(".")[0]
+        if scope.tops is not None and top not in scope.tops:
+            continue
+        for prefix in _with_parents(name):
+            found = search.find(prefix)
+            if found is None:
+                # `from package import name` may mean a submodule or anything else bound there.
+                unresolved.update([name] if required else [])
+                break
+            if found.origin is Origin.NAMESPACE:
+                continue
+            if not scope.follow(found):
+                outside.update([top] if found.origin is not Origin.STDLIB else [])
+                break
+            if prefix in modules or (prefix != name and top in scope.idle_parents):
+                continue
+            code = scope.read(found)
+            modules[prefix] = code.digest
+            asked = {(module, True) for module in code.modules} | {(member, False) for member in code.members}
+            pending += asked - seen
+            seen |= asked
+    return Closure(dict(sorted(modules.items())), tuple(sorted(outside)), tuple(sorted(unresolved)))
 
 
 def file_digest(path: Path) -> Digest:

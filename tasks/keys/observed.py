@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .code import PTEFORGE
 from .search import ModuleSearch, Origin
 
 
-def observed_modules(before: set[str], python_path: tuple[Path, ...]) -> tuple[str, ...]:
+def observed_modules(
+    before: set[str], python_path: tuple[Path, ...], path_before: Sequence[str] | None = None
+) -> tuple[str, ...]:
     """Local modules loaded since ``sys.modules`` was `before`: what the static closure missed is to be watched.
 
     Sorted. A module stands as its dotted name if `ModuleSearch` finds that file by it, otherwise (the builder changed
@@ -19,8 +21,10 @@ def observed_modules(before: set[str], python_path: tuple[Path, ...]) -> tuple[s
     Args:
         before: names in ``sys.modules`` before the builder's module was imported.
         python_path: what this process put before its ``sys.path``.
+        path_before: ``sys.path`` at the time of `before`; by what the builder added to it nobody else finds a module.
+            Left out: ``sys.path`` as it is now.
     """
-    search = ModuleSearch(python_path)
+    search = ModuleSearch(python_path, None if path_before is None else tuple(path_before))
     observed = set()
     for name, path in _loaded_files(before):
         top = name.partition(".")[0]

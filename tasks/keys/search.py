@@ -63,13 +63,17 @@ class FoundModule:
 
 @dataclass(frozen=True)
 class ModuleSearch:
-    """Finds modules on `python_path`, then on this process's ``sys.path``, then by finders of editable installs.
+    """Finds modules on `python_path`, then on ``sys.path``, then by finders of editable installs.
 
-    A file on `python_path` is local even if that folder is within site-packages. Zipped modules are not found.
-    Results are remembered: make a new one to see files that were added since.
+    Zipped modules are not found. Results are remembered: make a new one to see files that were added since.
+
+    Attributes:
+        python_path: folders that come first. A file there is local even if the folder is within site-packages.
+        sys_path: looked at instead of this process's present ``sys.path``.
     """
 
     python_path: tuple[Path, ...] = ()
+    sys_path: tuple[str, ...] | None = None
     _found: dict[str, FoundModule | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def locate(self, dotted: str) -> Path | None:
@@ -95,8 +99,9 @@ class ModuleSearch:
 
     def entries(self) -> list[str]:
         """The folders that top-level modules are looked for in, in order."""
+        environment = sys.path if self.sys_path is None else self.sys_path
         # Files among them are zip archives.
-        return [*map(str, self.python_path), *(entry for entry in sys.path if not Path(entry).is_file())]
+        return [*map(str, self.python_path), *(entry for entry in environment if not Path(entry).is_file())]
 
     def _find(self, dotted: str) -> FoundModule | None:
         parent, _, leaf = dotted.rpartition(".")

@@ -1,7 +1,6 @@
 """The code that a module brings with it, found by reading it."""
 
 import pytest
-
 from pteforge.tasks.keys.code import file_digest, module_closure
 from pteforge.tasks.keys.search import ModuleSearch
 
@@ -32,7 +31,10 @@ def closure_of(folder, module="model", watched=()):
         ("if a:\n    b\nelif c:\n    import helper\nelse:\n    import other", {"helper", "other"}),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import helper\nelse:\n    import other", {"other"}),
         ("import typing\nif typing.TYPE_CHECKING:\n    import helper", set()),
-        ("from typing import TYPE_CHECKING\nif not TYPE_CHECKING:\n    import helper\nelse:\n    import other", {"helper"}),
+        (
+            "from typing import TYPE_CHECKING\nif not TYPE_CHECKING:\n    import helper\nelse:\n    import other",
+            {"helper"},
+        ),
         ("import os, json, importlib.util, collections.abc", set()),
         ("from . import helper", set()),
         ("x = 'import helper'", set()),
@@ -62,7 +64,7 @@ def test_builder_within_a_package_brings_its_parents(write_tree):
 
 
 def test_relative_imports_of_a_package_are_relative_to_itself(write_tree):
-    """``from .a import b`` means something else in ``pkg/__init__.py`` than in ``pkg/module.py``: same level, same package."""
+    """``from .a import x`` in ``zoo/__init__.py`` and ``from .b import y`` in ``zoo/a.py`` mean one package."""
     folder = write_tree({"zoo/__init__.py": "from .a import x", "zoo/a.py": "from .b import y", "zoo/b.py": ""})
     assert set(closure_of(folder, "zoo").modules) == {"zoo", "zoo.a", "zoo.b"}
 
@@ -84,8 +86,11 @@ def test_namespace_packages(write_tree, tmp_path):
 def test_what_is_outside(write_tree):
     """Installed code counts by top-level name, Python's own not at all, and what is missing is said."""
     folder = write_tree(
-        {"model.py": "import torch.nn.functional as F, os.path, nowhere.sub\nfrom yaml import x\nimport pytest\nimport pkg.no"}
-        | {"pkg/__init__.py": ""}
+        {
+            "model.py": "import torch.nn.functional as F, os.path, nowhere.sub\nfrom yaml import x"
+            "\nimport pytest, pkg.no",
+            "pkg/__init__.py": "",
+        }
     )
     found = closure_of(folder)
     assert found.distributions == ("pytest", "torch", "yaml")

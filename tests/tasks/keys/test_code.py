@@ -6,7 +6,6 @@ import warnings
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-
 from pteforge.tasks.keys.code import ast_digest
 
 NAMES = st.sampled_from(["alpha", "beta", "gamma", "x"])
@@ -65,8 +64,8 @@ def disguised(draw, lines):
     comment = st.text("abc é#'\"", max_size=8)
     for line in lines:
         indent = line[: len(line) - len(line.lstrip())]
-        for _ in range(draw(st.integers(0, 2))):
-            written.append(draw(st.sampled_from(["", "   ", f"{indent}# {draw(comment)}", f"# {draw(comment)}"])))
+        between = st.sampled_from(["", "   ", f"{indent}# {draw(comment)}", f"# {draw(comment)}"])
+        written.extend(draw(st.lists(between, max_size=2)))
         written.append(line + draw(st.sampled_from(["", "  ", f"  # {draw(comment)}"])))
         if line.endswith(":") and line.lstrip().startswith(("def", "class", "async")) and draw(st.booleans()):
             text = draw(st.text("abc é#\n", max_size=12))

@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
 from pteforge.tasks.keys.search import ModuleSearch, Origin
 
 EDITABLE = """
@@ -27,7 +26,9 @@ print(json.dumps([one and [one.origin.value, str(one.path)] for one in found] + 
 """
 
 
-@pytest.mark.parametrize("name", ["json", "json.decoder", "yaml", "yaml.nodes", "pytest", "_pytest.config", "numpy.linalg"])
+@pytest.mark.parametrize(
+    "name", ["json", "json.decoder", "yaml", "yaml.nodes", "pytest", "_pytest.config", "numpy.linalg"]
+)
 def test_finds_what_python_finds(name):
     """For modules whose parents may be imported, the file is the one that the import system names."""
     assert str(ModuleSearch().locate(name)) == find_spec(name).origin
@@ -52,7 +53,8 @@ def test_origins_of_the_environment(name, origin):
 
 
 @pytest.mark.parametrize(
-    "name", ["nowhere", "nowhere.at.all", "json.nowhere", "json.decoder.deeper", "sys.deeper", "", "json..decoder", "json."]
+    "name",
+    ["nowhere", "nowhere.at.all", "json.nowhere", "json.decoder.deeper", "sys.deeper", "", "json..decoder", "json."],
 )
 def test_what_is_not_there_is_none(name):
     """A name that leads nowhere, or that is no module name, gives None."""
@@ -114,7 +116,8 @@ def test_editable_install_is_local(write_tree, run_python, tmp_path):
     """A package that setuptools installed editable, by a finder of its own, is found at its source and is local."""
     source = write_tree(
         {
-            "project/pyproject.toml": '[build-system]\nrequires = ["setuptools"]\n[project]\nname = "acme"\nversion = "1"\n'
+            "project/pyproject.toml": '[build-system]\nrequires = ["setuptools"]\n'
+            '[project]\nname = "acme"\nversion = "1"\n'
             '[tool.setuptools]\npackages = ["acme", "acme.inner"]\n[tool.setuptools.package-dir]\nacme = "."\n',
             "project/__init__.py": "raise SystemExit",
             "project/inner/__init__.py": "raise SystemExit",

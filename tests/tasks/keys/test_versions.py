@@ -5,9 +5,8 @@ import shutil
 import sys
 
 import pytest
-
 from pteforge.tasks.keys import versions
-from pteforge.tasks.keys.versions import distribution_versions, distributions_of, host_capability
+from pteforge.tasks.keys.versions import distribution_versions, distributions_of
 
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
@@ -55,13 +54,20 @@ def test_build_digest_is_of_the_wheel_and_not_of_its_installation(write_tree, si
     listing = "torch/__init__.py,sha256=AAA,1\ntorch/lib.so,sha256=BBB,2\n"
     made = "../../../bin/torchrun,sha256=CCC,3\ntorch/__pycache__/a.pyc,,\ntorch-9.dist-info/INSTALLER,sha256=D,4\n"
     found = {}
-    for case, record in {"plain": listing, "installed": made + listing, "rebuilt": listing.replace("BBB", "XXX")}.items():
-        folder = write_tree({"METADATA": METADATA.format(name="torch", version="9"), "RECORD": record}, site_folder / case)
+    for case, record in {
+        "plain": listing,
+        "installed": made + listing,
+        "rebuilt": listing.replace("BBB", "XXX"),
+    }.items():
+        folder = write_tree(
+            {"METADATA": METADATA.format(name="torch", version="9"), "RECORD": record}, site_folder / case
+        )
         found[case] = versions._wheel_digest(folder)
     assert found["plain"] == found["installed"] != found["rebuilt"]
 
 
-def test_several_distributions_may_share_a_top_level_name(write_tree, site_folder):
+@pytest.mark.usefixtures("site_folder")
+def test_several_distributions_may_share_a_top_level_name(write_tree):
     """All distributions with files in a namespace count."""
     for name in ("space-one", "space_two", "other"):
         stem = f"{name.replace('-', '_')}-1.0.dist-info"
@@ -70,15 +76,19 @@ def test_several_distributions_may_share_a_top_level_name(write_tree, site_folde
     assert distribution_versions(["space"]) == {"space-one": "1.0", "space_two": "1.0"}
 
 
+@pytest.mark.usefixtures("site_folder")
 @pytest.mark.parametrize("file", ["flat.py", "flat.cpython-311-x86_64-linux-gnu.so", "flat.abi3.so", "flat/a.py"])
-def test_single_file_modules_have_a_distribution(write_tree, site_folder, file):
+def test_single_file_modules_have_a_distribution(write_tree, file):
     """A module may be one file, in Python or compiled."""
     stem = "some_project-2.dist-info"
-    write_tree({f"{stem}/METADATA": METADATA.format(name="some-project", version="2"), f"{stem}/RECORD": f"{file},x,1\n"})
+    write_tree(
+        {f"{stem}/METADATA": METADATA.format(name="some-project", version="2"), f"{stem}/RECORD": f"{file},x,1\n"}
+    )
     assert distribution_versions(["flat"]) == {"some-project": "2"}
 
 
-def test_module_beside_a_namesake_distribution(write_tree, site_folder):
+@pytest.mark.usefixtures("site_folder")
+def test_module_beside_a_namesake_distribution(write_tree):
     """A distribution that is called like a module of another one is not taken for it."""
     for name, file in (("attr_", "something_else.py"), ("real-owner", "attr_/__init__.py")):
         stem = f"{name.replace('-', '_')}-1.dist-info"
@@ -86,7 +96,8 @@ def test_module_beside_a_namesake_distribution(write_tree, site_folder):
     assert distribution_versions(["attr_"]) == {"real-owner": "1"}
 
 
-def test_older_installs_are_known_by_top_level_txt(write_tree, site_folder):
+@pytest.mark.usefixtures("site_folder")
+def test_older_installs_are_known_by_top_level_txt(write_tree):
     """Where no RECORD is kept, as in Debian's packages, ``top_level.txt`` tells."""
     write_tree(
         {
@@ -106,7 +117,9 @@ def test_upgrade_within_a_path_is_seen_by_the_next_process(write_tree, run_pytho
     seen = []
     for version in ("1", "2"):
         stem = f"acme-{version}.dist-info"
-        write_tree({f"{stem}/METADATA": METADATA.format(name="acme", version=version), f"{stem}/RECORD": "acme.py,x,1\n"})
+        write_tree(
+            {f"{stem}/METADATA": METADATA.format(name="acme", version=version), f"{stem}/RECORD": "acme.py,x,1\n"}
+        )
         seen.append(run_python(program, tmp_path))
         shutil.rmtree(tmp_path / stem)
     assert seen == [{"acme": "1"}, {"acme": "2"}]
@@ -120,6 +133,7 @@ def test_lookup_is_remembered():
     assert versions._distributions_of.cache_info().hits == hits + 1
 
 
+@pytest.mark.slow
 def test_host_capability_is_what_torch_chooses(run_python):
     """Without torch, the same answer as torch's own; also with the environment variable that overrides it."""
     program = (
