@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from ...errors import FileFormatError
 from .contents import ConstantTensor, Segment
-from .methods import pick
 from .schema import Buffer, Program, SubsegmentOffsets
-from .tables import U32, U64, Node
+from .tables import U32, U64, Node, pick
 from .values import TensorData
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from .contents import Delegate, Method, PteFile, ScalarSpec, TensorSpec, ValueSpec
+from .contents import Delegate, Method, PteFile, TensorSpec, ValueSpec
 
 
 def describe(pte: PteFile) -> dict[str, Any]:
@@ -62,20 +62,20 @@ def _method(method: Method) -> dict[str, Any]:
 
 
 def _value(value: ValueSpec) -> dict[str, Any]:
-    match value:
-        case TensorSpec():
-            return {
-                "kind": "tensor",
-                "dtype": value.dtype,
-                "shape": list(value.shape),
-                "dim_order": list(value.dim_order),
-                "dynamism": value.dynamism,
-                "bytes": value.nbytes,
-            }
-        case ScalarSpec(kind, tuple() as items):
-            return {"kind": kind, "value": [_number(item) for item in items]}
-        case ScalarSpec(kind, content):
-            return {"kind": kind, "value": _number(content)}
+    if isinstance(value, TensorSpec):
+        return {
+            "kind": "tensor",
+            "dtype": value.dtype,
+            "shape": list(value.shape),
+            "dim_order": list(value.dim_order),
+            "dynamism": value.dynamism,
+            "bytes": value.nbytes,
+        }
+    content = value.value
+    return {
+        "kind": value.kind,
+        "value": [_number(item) for item in content] if isinstance(content, tuple) else _number(content),
+    }
 
 
 def _number(value: float | str | None) -> float | str | None:

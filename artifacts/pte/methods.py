@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from ...errors import FileFormatError
 from .contents import Delegate, InstructionCounts, Method, Segment, ValueSpec
@@ -21,10 +20,8 @@ from .schema import (
     KernelCall,
     Operator,
 )
-from .tables import I8, I32, I64, U8, U32, Node
+from .tables import I8, I32, I64, U8, U32, Node, pick
 from .values import TensorData, read_tensor_data, read_value
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +59,6 @@ def read_method(plan: Node, segments: Sequence[Segment], inline: Sequence[Segmen
         instructions=instructions,
     )
     return MethodContents(method, tuple(data for data in map(read_tensor_data, values) if data is not None))
-
-
-def pick(items: Sequence[_T], index: int, what: str) -> _T:
-    """`items[index]`; FileFormatError naming `what` where there is no such item."""
-    if not 0 <= index < len(items):
-        raise FileFormatError(f"damaged program: {what} {index} is named and there are {len(items)}")
-    return items[index]
 
 
 def _specs(plan: Node, slot: ExecutionPlan, values: Sequence[Node]) -> tuple[ValueSpec, ...]:

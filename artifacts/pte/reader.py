@@ -10,10 +10,10 @@ from ...errors import FileFormatError, InputError
 from .constants import read_constants
 from .contents import NamedData, PteFile, Segment
 from .header import Header, read_header
-from .methods import pick, read_method
+from .methods import read_method
 from .schema import BackendDelegateInlineData, DataSegment, Program
 from .schema import NamedData as NamedDataSlots
-from .tables import U32, U64, Flatbuffer, Node
+from .tables import U32, U64, Flatbuffer, Node, pick
 
 
 def open_pte(path: Path) -> PteFile:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from flatbuffers import number_types  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
 from flatbuffers.table import Table  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
@@ -25,6 +25,9 @@ MAX_SIZE = 2**31 - 1
 
 _BUDGET_PER_BYTE = 8
 _BUDGET_ALWAYS = 1 << 16
+
+
+_T = TypeVar("_T")
 
 
 class Flatbuffer:
@@ -137,3 +140,10 @@ class Node:
         count = self._flatbuffer.number(U32, start)
         self._flatbuffer.charge(start + 4, count * width)
         return start + 4, count
+
+
+def pick(items: Sequence[_T], index: int, what: str) -> _T:
+    """`items[index]`; FileFormatError naming `what` where there is no such item."""
+    if not 0 <= index < len(items):
+        raise FileFormatError(f"damaged program: {what} {index} is named and there are {len(items)}")
+    return items[index]

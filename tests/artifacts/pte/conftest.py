@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pteforge.artifacts.local_store import LocalStore
@@ -12,9 +13,10 @@ from pteforge.artifacts.local_store import LocalStore
 
 @dataclass(frozen=True)
 class Samples:
-    """Real files by what is special about them, and the weights of the net in most of them, as bytes by name."""
+    """Real files by what is special about them; the net in most of them as program, and its weights' bytes by name."""
 
     files: dict[str, bytes]
+    program: Any
     weights: dict[str, bytes]
 
 
@@ -112,4 +114,4 @@ def _lower() -> Samples:
         name: bytes(tensor.detach().contiguous().untyped_storage().tolist())
         for name, tensor in net.state_dict().items()
     }
-    return Samples(files, weights)
+    return Samples(files, program, weights)

@@ -60,14 +60,18 @@ def test_kind_is_kept(samples, store):
 
 
 def test_weights_of_the_program_are_stored_once(samples, store):
-    """A portable payload adds no object for a weight that a program's storages have put: only glue and manifest."""
-    storages = {name: store.put_bytes(content) for name, content in samples.weights.items()}
-    large = {blob for blob in storages.values() if blob.size >= 1024}
+    """A portable payload adds no object for a weight that the stored program has: only glue and manifest."""
+    from pteforge.artifacts.programs import save_program
+
+    program = store.manifest(save_program(samples.program, kind="program/aten", store=store))
     before = {entry.digest for entry in store.objects}
-    manifest = store.manifest(ref := save_payload(samples.files["portable"], store=store))
-    assert len(large) == 2
-    assert large == set(manifest.blobs[1:])
-    assert {entry.digest for entry in store.objects} - before == {ref.root.digest, manifest.blobs[0].digest}
+    ref = save_payload(samples.files["portable"], store=store)
+    glue, *tensors = store.manifest(ref).blobs
+    assert {blob.digest for blob in tensors} == {
+        hashlib.sha256(samples.weights[name]).hexdigest() for name in ("conv.weight", "linear.weight")
+    }
+    assert set(tensors) < set(program.blobs)
+    assert {entry.digest for entry in store.objects} - before == {ref.root.digest, glue.digest}
 
 
 def test_payloads_share_equal_tensors(samples, store):
