@@ -7,40 +7,42 @@ import fcntl
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
-
-_SETTLING = 60.0
-"""Seconds between making an entry and holding its lock, at the very most: younger entries count as alive."""
 
 
 @contextlib.contextmanager
 def aside_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
     """A new private file in `folder`, open for writing; removed at the end unless it was renamed away."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{secrets.token_hex(16)}.part"
-    try:
+    while True:
+        path = folder / f"{secrets.token_hex(16)}.part"
         with path.open("xb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield path, file
-    finally:
-        path.unlink(missing_ok=True)
+            try:
+                if not _lock(file.fileno()):
+                    continue
+                yield path, file
+                return
+            finally:
+                path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def aside_folder(folder: Path) -> Iterator[Path]:
     """A new private folder in `folder`, removed with all it holds at the end."""
-    path = folder / f"{secrets.token_hex(16)}.scratch"
-    path.mkdir(mode=0o700, parents=True)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(descriptor)
+    while True:
+        path = folder / f"{secrets.token_hex(16)}.scratch"
+        path.mkdir(mode=0o700, parents=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not _lock(descriptor):
+                continue
+            yield path
+            return
+        finally:
+            remove(path)
+            os.close(descriptor)
 
 
 def replace_file(path: Path, content: bytes, aside: Path) -> None:
@@ -66,11 +68,17 @@ def create_file(path: Path, content: bytes, aside: Path) -> bool:
 
 
 def abandoned(folder: Path) -> Iterator[Path]:
-    """Entries of `folder` whose makers are dead."""
+    """Entries of `folder` whose makers are dead; each is locked until the next one is asked for."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.lstat().st_ctime > _SETTLING and not _locked(path):
+        with contextlib.suppress(OSError):  # it went meanwhile, or is none of ours
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield path
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(descriptor)
 
 
 def remove(path: Path) -> None:
@@ -81,12 +89,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _locked(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+def _lock(descriptor: int) -> bool:
+    """Locks a new entry; False where it was taken for an abandoned one, and removed, before it was locked."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return os.fstat(descriptor).st_nlink > 0

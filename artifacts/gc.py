@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -99,8 +98,10 @@ def collect(
         dry_run: only count.
         progress: told about each object.
     """
-    now = time.time()
-    since = min(now - keep_newer_than.total_seconds(), store.leases.oldest() or now)
+    now = store.clock()
+    since = now - keep_newer_than.total_seconds()
+    if (held := store.leases.oldest()) is not None:
+        since = min(since, held)
     dropped = 0
     needed: set[Digest] = set()
     for record in store.ledger:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -163,10 +164,15 @@ class LocalStore:
                 path = stack.enter_context(aside_folder(self.root / "tmp"))
             yield path
 
+    def clock(self) -> float:
+        """Now, seconds since the epoch, as the file system sees it: it may lag behind the system's clock."""
+        with writing(self.root), aside_file(self.root / "tmp") as (_, file):
+            return os.fstat(file.fileno()).st_ctime
+
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
         """Deletes unfinished files of dead processes and objects moved aside before `since`; says how many."""
         count = 0
-        for path in [*abandoned(self.root / "tmp"), *self.objects.quarantined(since)]:
+        for path in itertools.chain(abandoned(self.root / "tmp"), self.objects.quarantined(since)):
             count += 1
             if not dry_run:
                 remove(path)

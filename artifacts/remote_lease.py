@@ -23,7 +23,7 @@ _ABANDONED = 24 * 3600.0
 """Seconds after which a lease that nobody waits for no longer holds up gc."""
 
 _CLOCK_STEP = 1.0
-"""Seconds by which servers round modification times."""
+"""Seconds by which servers round modification times down."""
 
 
 @dataclass(frozen=True, slots=True)

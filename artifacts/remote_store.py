@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from .ledger import Ledger
 from .local_root import LAYOUT
 from .local_store import LocalStore
 from .object_folder import StoredObject
+from .publishing_notes import NOTES, PublishingNotes
 from .ref import ArtifactRef, BlobRef
 from .remote_files import RemoteFiles, public_url
 from .remote_lease import LeaseTiming, RemoteLeases
@@ -27,8 +29,6 @@ _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
 
 _PARALLEL = 8
-_TOUCH_AFTER = 3600.0
-"""Seconds after which publishing an object that is there is noted, so that gc takes it for a new one."""
 
 
 class RemoteStore(Store):
@@ -42,6 +42,7 @@ class RemoteStore(Store):
         self.url = public_url(url)
         key = None if url.startswith("memory://") else signing_key(self.url)
         self._files = RemoteFiles(url)
+        self._notes = PublishingNotes(self._files)
         self._check_layout()
         self.local = LocalStore.open(cache)
         self.ledger = Ledger(self._files, Seal(key))
@@ -49,8 +50,14 @@ class RemoteStore(Store):
         self.runs = Runs(self._files)
 
     def publish(self, ref: ArtifactRef) -> None:
-        """Uploads what is missing, the root last."""
+        """Uploads what is missing, the root last.
+
+        What is there already may be about to be collected: a note says that it counts as published now. The note comes
+        first, and gc reads notes before each deletion. (Between its reading and its deletion pass milliseconds in which
+        an object that is older than the grace period can be lost. Its record is a miss then: the stage runs again.)
+        """
         root, *children = self.local.objects_of(ref)
+        self._notes.add([root, *children])
         _each(self._publish, children)
         self._publish(root)
 
@@ -75,7 +82,7 @@ class RemoteStore(Store):
 
     def objects(self) -> Iterator[StoredObject]:
         """Lists all objects, there and here."""
-        touched = {file.name.rsplit("/", 1)[1]: file.modified for file in self._files.list("touched")}
+        noted = self._notes.times()
         there = set()
         for file in self._files.list("objects"):
             try:
@@ -83,7 +90,7 @@ class RemoteStore(Store):
             except ValueError:
                 continue
             there.add(digest)
-            yield StoredObject(digest, file.size, max(file.modified, touched.get(digest, 0.0)))
+            yield StoredObject(digest, file.size, max(file.modified, noted.get(digest, 0.0)))
         for stored in self.local.objects:
             if stored.digest not in there:
                 yield stored
@@ -103,18 +110,30 @@ class RemoteStore(Store):
     def discard(self, digest: Digest, unless_since: float) -> bool:
         """Deletes an object, there and here, unless it was published since then; says whether it did."""
         here = self.local.objects.discard(digest, unless_since)
-        times = [file.modified for name in (_object(digest), _touch(digest)) if (file := self._files.find(name))]
-        if not times:
+        file = self._files.find(_object(digest))
+        if not file:
             return here
-        if max(times) >= unless_since:
+        if max(file.modified, self._notes.times().get(digest, 0.0)) >= unless_since:
             return False
-        self._files.delete(_object(digest))
-        self._files.delete(_touch(digest))
+        self._files.delete(file.name)
         return True
+
+    def clock(self) -> float:
+        """Now, as the server sees it."""
+        name = f"tmp/{secrets.token_hex(16)}"
+        self._files.write(name, b"")
+        now = self._files.find(name)
+        self._files.delete(name)
+        return now.modified if now else time.time()
 
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
         """Deletes unfinished files and objects moved aside before `since`, there and here; says how many."""
-        old = [file for folder in ("tmp", "quarantine") for file in self._files.list(folder) if file.modified < since]
+        old = [
+            file
+            for folder in ("tmp", "quarantine", NOTES)
+            for file in self._files.list(folder)
+            if file.modified < since
+        ]
         if not dry_run:
             for file in old:
                 self._files.delete(file.name)
@@ -123,9 +142,6 @@ class RemoteStore(Store):
     def _publish(self, blob: BlobRef) -> None:
         path = self.local.path(blob)
         file = self._files.find(_object(blob.digest))
-        if file and file.size == blob.size and time.time() - file.modified > _TOUCH_AFTER:
-            self._files.write(_touch(blob.digest), b"")
-            file = self._files.find(_object(blob.digest))  # gc may have been faster than the note
         if not file or file.size != blob.size:
             self._files.upload(path, _object(blob.digest))
 
@@ -176,7 +192,3 @@ def _each(action: Callable[[BlobRef], _Answer], blobs: Sequence[BlobRef]) -> lis
 
 def _object(digest: Digest) -> str:
     return f"objects/{digest[:2]}/{digest}"
-
-
-def _touch(digest: Digest) -> str:
-    return f"touched/{digest}"

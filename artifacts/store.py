@@ -76,6 +76,10 @@ class Store(ABC):
         """Deletes an object unless it was published since then, in seconds since the epoch; says whether it did."""
 
     @abstractmethod
+    def clock(self) -> float:
+        """Now, seconds since the epoch, as a file that is written now would show it: other clocks run differently."""
+
+    @abstractmethod
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
         """Deletes unfinished files of dead processes and objects moved aside before `since`; says how many."""
 
@@ -133,6 +137,10 @@ class LocalOnlyStore(Store):
     def discard(self, digest: Digest, unless_since: float) -> bool:
         """Deletes an object unless it was published since then; says whether it did."""
         return self.local.objects.discard(digest, unless_since)
+
+    def clock(self) -> float:
+        """Now, as the file system sees it."""
+        return self.local.clock()
 
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
         """Deletes unfinished files of dead processes and objects moved aside before `since`; says how many."""

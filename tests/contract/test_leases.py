@@ -1,0 +1,138 @@
+"""What the leases of every store must do."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.remote_lease import LeaseTiming
+from pteforge.artifacts.remote_store import RemoteStore
+from pteforge.artifacts.store import Store
+
+KEY = digest_bytes(b"a stage")
+
+
+def test_one_thread_at_a_time(place):
+    """Of threads that want the same key, each holds it alone."""
+    inside = 0
+    most = 0
+    with place.open() as store:
+
+        def work(_: int) -> None:
+            nonlocal inside, most
+            with store.leases.hold(KEY):
+                inside += 1
+                most = max(most, inside)
+                threading.Event().wait(0.001)  # lets others in, if the lease does
+                inside -= 1
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(work, range(12)))
+    assert (most, inside) == (1, 0)
+
+
+def test_other_keys_are_not_held(place):
+    """Leases of different keys do not wait for each other."""
+    with place.open() as store, store.leases.hold(KEY), store.leases.hold(digest_bytes(b"another stage")):
+        assert store.leases.oldest() is not None
+    assert store.leases.oldest() is None
+
+
+def test_lease_ends_with_an_exception(place):
+    """A stage that fails gives its lease back."""
+    with place.open() as store:
+        with pytest.raises(ZeroDivisionError), store.leases.hold(KEY):
+            raise ZeroDivisionError
+        with store.leases.hold(KEY):
+            assert store.leases.oldest() is not None
+
+
+_WORKER = """
+import sys
+from pathlib import Path
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.store import open_store
+with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
+    for _ in range(5):
+        with store.leases.hold(digest_bytes(b"a stage")):
+            path = Path(sys.argv[3])
+            count = int(path.read_text())
+            path.write_text(str(count + 1))
+"""
+
+
+def test_one_process_at_a_time(shared_place, start, tmp_path):
+    """Hosts (with local copies of their own) that increment a counter under a lease lose no increment."""
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    hosts = ["same", "same", "same"] if shared_place.is_local else ["a", "b", "c"]
+    processes = [start(_WORKER, shared_place.url, str(tmp_path / host), str(counter)) for host in hosts]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert counter.read_text() == "15"
+
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.store import open_store
+with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store, store.leases.hold(digest_bytes(b"a stage")):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_lease_of_a_killed_holder_is_taken_over(shared_place, start):
+    """A holder that is killed with -9 does not keep others waiting for ever; a dead host's lease expires."""
+    holder = start(_HOLDER, shared_place.url, str(shared_place.folder / "victim"))
+    assert holder.stdout.readline() == "held\n"
+    with _open_impatient(shared_place) as store:
+        assert store.leases.oldest() is not None
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        with store.leases.hold(KEY):
+            pass
+        with store.leases.hold(KEY):  # nothing of the dead holder is left
+            pass
+        assert store.leases.oldest() is None
+
+
+def test_heartbeat_keeps_a_lease(shared_place):
+    """A holder that works for longer than the expiry time, and is alive, keeps its lease."""
+    with _open_impatient(shared_place) as store, _open_impatient(shared_place, "other") as other:
+        entered = threading.Event()
+
+        def wait_for_it() -> None:
+            with other.leases.hold(KEY):
+                entered.set()
+
+        waiter = threading.Thread(target=wait_for_it)
+        with store.leases.hold(KEY):
+            waiter.start()
+            assert not entered.wait(2.0)  # four times the expiry
+        waiter.join()
+        assert entered.is_set()
+
+
+def test_waiting_for_a_lease_can_be_interrupted(shared_place, start):
+    """Ctrl-C ends a process that waits for a lease."""
+    with shared_place.open("victim") as store, store.leases.hold(KEY):
+        waiter = start("print('up', flush=True)" + _HOLDER, shared_place.url, str(shared_place.folder / "victim"))
+        assert waiter.stdout.readline() == "up\n"
+        while waiter.poll() is None:
+            waiter.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                waiter.wait(0.2)
+        assert waiter.stdout.read() == ""
+        assert waiter.returncode != 0
+
+
+def _open_impatient(place, host: str = "impatient") -> Store:
+    if place.is_local:
+        return place.open(host)
+    return RemoteStore(place.url, place.folder / host, timing=LeaseTiming(heartbeat=0.1, expiry=0.5, poll=0.1))

@@ -1,0 +1,158 @@
+"""What the ledger of every store must do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from pteforge.artifacts.digest import digest_bytes, digest_json
+from pteforge.artifacts.ledger import Ledger, SlotRecord, StageRecord
+from pteforge.artifacts.ref import ArtifactRef, BlobRef
+from pteforge.artifacts.signing import Seal
+
+BLOB = BlobRef(digest_bytes(b"x"), 1)
+REF = ArtifactRef("program/aten", BLOB, digest_bytes(b"canonical"), composite=True)
+
+
+def _record(number: int = 0) -> StageRecord:
+    fields = {"stage": "export", "versions": {"torch": "2.13.0"}, "inputs": {}, "number": number}
+    return StageRecord(
+        digest_json(fields), fields, {"program": REF}, 1.25, 1 << 30, datetime.now(UTC).isoformat(), log=BLOB
+    )
+
+
+def _file(record: StageRecord) -> str:
+    return f"ledger/stages/{record.key[:2]}/{record.key}"
+
+
+def test_record_comes_back(place):
+    """A committed record is found, on another host too, as it was."""
+    record = _record()
+    with place.open("a") as here, place.open("b") as there:
+        assert here.ledger.lookup(record.key) is None
+        here.ledger.commit(record)
+        assert there.ledger.lookup(record.key) == record
+
+
+def test_later_record_replaces_the_earlier_one(place):
+    """A stage that ran again has one record, the last one."""
+    record = _record()
+    with place.open() as store:
+        store.ledger.commit(record)
+        store.ledger.commit(replace(record, seconds=9.0))
+        assert store.ledger.lookup(record.key).seconds == 9.0
+        assert len(list(store.ledger)) == 1
+
+
+def test_forgotten_record_is_a_miss(place):
+    """Forgetting removes a record; forgetting it again is no error."""
+    record = _record()
+    with place.open() as store:
+        store.ledger.commit(record)
+        store.ledger.forget(record.key)
+        store.ledger.forget(record.key)
+        assert store.ledger.lookup(record.key) is None
+
+
+def test_all_records_are_listed(place):
+    """Iteration gives every good record once."""
+    with place.open() as store:
+        records = [_record(number) for number in range(5)]
+        for record in records:
+            store.ledger.commit(record)
+        assert sorted(store.ledger, key=lambda record: record.key) == sorted(records, key=lambda record: record.key)
+        assert sorted(store.ledger.keys()) == sorted(record.key for record in records)
+
+
+DAMAGE = {
+    "empty": lambda _: b"",
+    "cut in the header": lambda sealed: sealed[:30],
+    "cut in the content": lambda sealed: sealed[:-1],
+    "header only": lambda sealed: sealed.split(b"\n")[0] + b"\n",
+    "one bit": lambda sealed: sealed[:-20] + bytes([sealed[-20] ^ 1]) + sealed[-19:],
+    "garbage": lambda _: b"\xff\x00garbage" * 20,
+    "other version": lambda sealed: sealed.replace(b"pteforge-record 1 ", b"pteforge-record 2 "),
+    "not sealed": lambda sealed: sealed.split(b"\n", 1)[1],
+    "appended": lambda sealed: sealed + b" ",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_record_is_a_miss(place, damage, caplog):
+    """A record whose bytes are wrong is not used, is reported, and can be written anew."""
+    record = _record()
+    with place.open() as store:
+        store.ledger.commit(record)
+        sealed = store.ledger._files.read(_file(record))
+        store.ledger._files.write(_file(record), DAMAGE[damage](sealed))
+        assert store.ledger.lookup(record.key) is None
+        assert record.key in caplog.text
+        assert list(store.ledger) == []
+        store.ledger.commit(record)
+        assert store.ledger.lookup(record.key) == record
+
+
+@pytest.mark.parametrize("content", [b"null", b"[]", b"{}", b'{"key": 1}', b"not json", b"\xff"])
+def test_sealed_nonsense_is_a_miss(place, content, caplog):
+    """A good seal around something that is no record (of an older pteforge, say) is a miss too."""
+    record = _record()
+    with place.open() as store:
+        store.ledger._write(_file(record), f"stage/{record.key}", content)
+        assert store.ledger.lookup(record.key) is None
+        assert "not used" in caplog.text
+
+
+def test_record_in_another_ones_place_is_a_miss(place, caplog):
+    """A record copied to another key is not taken for that key's."""
+    record, other = _record(0), _record(1)
+    with place.open() as store:
+        store.ledger.commit(record)
+        store.ledger._files.write(_file(other), store.ledger._files.read(_file(record)))
+        assert store.ledger.lookup(other.key) is None
+        assert other.key in caplog.text
+
+
+@pytest.mark.parametrize("key", [None, "somebody else's key, also longer than 32 characters"])
+def test_records_of_strangers_are_misses(place, key, caplog):
+    """Where records are signed, those without our signature are not used: nothing they name is ever unpickled."""
+    record = _record()
+    with place.open() as store:
+        Ledger(store.ledger._files, Seal(key)).commit(record)
+        trusted = key is None and not place.url.startswith("s3")
+        assert store.ledger.lookup(record.key) == (record if trusted else None)
+        assert trusted or record.key in caplog.text
+
+
+def test_slot_remembers_the_last_key(place):
+    """A slot, whatever its name, gives back the key and fields it was last used with."""
+    with place.open("a") as here, place.open("b") as there:
+        slot = "modèle/../export/forward"
+        assert here.ledger.last(slot) is None
+        here.ledger.remember(slot, digest_bytes(b"1"), {"a": 1})
+        here.ledger.remember(slot, digest_bytes(b"2"), {"a": {"b": [2, None]}})
+        assert there.ledger.last(slot) == SlotRecord(slot, digest_bytes(b"2"), {"a": {"b": [2, None]}})
+        assert there.ledger.last("another") is None
+        assert list(here.ledger) == []
+
+
+def test_watch_list_comes_back(place, caplog):
+    """A source's watch list is kept, and an unusable one counts as empty."""
+    with place.open() as store:
+        assert store.ledger.watched("zoo.models:resnet8") == ()
+        store.ledger.watch("zoo.models:resnet8", ["zoo.layers", "zoo.blocks"])
+        assert store.ledger.watched("zoo.models:resnet8") == ("zoo.layers", "zoo.blocks")
+        [name] = store.ledger._files.names("ledger/watch")
+        store.ledger._write(name, "watch/zoo.models:resnet8", json.dumps([1]).encode())
+        assert store.ledger.watched("zoo.models:resnet8") == ()
+        assert "zoo.models:resnet8" in caplog.text
+
+
+def test_fields_must_be_json(place):
+    """What could not be read back is refused at once, and nothing is written."""
+    record = replace(_record(), fields={"not finite": float("nan")})
+    with place.open() as store:
+        with pytest.raises(ValueError, match="JSON"):
+            store.ledger.commit(record)
+        assert list(store.ledger) == []
