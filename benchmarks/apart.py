@@ -1,9 +1,9 @@
 """What keeping the output of every stage apart takes: writes the programs of the starter zoo, each into a file.
 
 Usage: ``python benchmarks/apart.py FOLDER``. Per lowering, the ATen program goes to ``<recipe>.aten.pt2``
-(`torch.export.save`) and the edge program to ``<recipe>.edge.pt2``. The latter takes ExecuTorch's own saver, which makes
-the same format: `torch.export.save` refuses some edge operators, such as those of an LSTM. Programs with delegates
-inside are left out, since that saver writes a delegate's bytes as text, which would flatter the comparison.
+(`torch.export.save`) and the edge program to ``<recipe>.edge.pt2``. The latter takes ExecuTorch's own saver, which
+makes the same format: `torch.export.save` refuses some edge operators, such as those of an LSTM. Programs with
+delegates inside are left out, since that saver writes a delegate's bytes as text, which would flatter the comparison.
 """
 
 from __future__ import annotations
