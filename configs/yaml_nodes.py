@@ -123,6 +123,8 @@ def _read_null(text: str) -> None:
 
 
 def _read_text(text: str) -> str:
+    if "\0" in text:  # no file name, module name or option can hold it, and the operating system would stop there
+        raise ValueError("text cannot hold a NUL character")
     return text
 
 

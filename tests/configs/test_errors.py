@@ -103,6 +103,7 @@ HEAD = "version: 1\ndefaults: {recipes: [portable-fp32]}\n"  # what the cases be
         ("", "1:1: models: the zoo has no models; add one, or include a file that has some"),
         ("python_path: src", "3:1: python_path: must be a list (found 'src')"),
         ("include: [3]", "3:11: include[0]: must be a path, as text (found 3)"),
+        ('include: ["a\\0b"]', "3:11: include[0]: text cannot hold a NUL character"),
         ("name: ''", "3:1: name: String should have at least 1 character (found '')"),
     ],
 )  # fmt: skip
