@@ -143,7 +143,7 @@ def file_digest(path: Path) -> Digest:
 
 
 # The same helpers are read for each model of a zoo. Content, not modification time, is what makes them the same.
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=16384)
 def _analyse(content: bytes, suffix: str, package: str) -> ModuleCode:
     if suffix != ".py":
         return ModuleCode(digest_bytes(content))
