@@ -68,6 +68,7 @@ def write_payload(ref: ArtifactRef, store: LocalStore, destination: Path) -> Non
     Raises:
         ObjectMissing, ObjectDamaged: an object cannot be used; `destination` is as it was.
         StoreError: `ref` is not a `.pte` kept as pieces.
+        OSError: the folder or its disk does not take the file.
     """
     pieces = _pieces(ref, store)
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +83,7 @@ def write_payload(ref: ArtifactRef, store: LocalStore, destination: Path) -> Non
 
 
 def read_payload(ref: ArtifactRef, store: LocalStore) -> bytes:
-    """A `.pte`'s bytes; raises as `write_payload`."""
+    """A `.pte`'s bytes; raises StoreErrors as `write_payload` does."""
     pieces = _pieces(ref, store)
     content = b"".join(_chunks(pieces, store))
     _check(digest_bytes(content), ref, pieces, store)
@@ -90,7 +91,7 @@ def read_payload(ref: ArtifactRef, store: LocalStore) -> bytes:
 
 
 def payload_sha256(ref: ArtifactRef, store: LocalStore) -> Digest:
-    """SHA-256 of the `.pte` file, from the manifest alone; raises as `write_payload`."""
+    """SHA-256 of the `.pte` file, from the manifest alone; raises StoreErrors as `write_payload` does."""
     return _pieces(ref, store).sha256
 
 
