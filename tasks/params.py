@@ -134,7 +134,7 @@ class ReportParams(Params):
         model: name of the model.
         recipe: name of the recipe.
         target: what was lowered to.
-        keys: step name to stage key.
+        stage_keys: step name to stage key.
         versions: distribution to version.
         bounds: the verification bounds.
     """
@@ -142,6 +142,6 @@ class ReportParams(Params):
     model: str
     recipe: str
     target: TargetParams
-    keys: dict[str, str]
+    stage_keys: dict[str, str]
     versions: dict[str, str]
     bounds: VerifyBounds

@@ -101,7 +101,7 @@ def complete_params(step: Step, plan: ModelPlan, keys: Mapping[str, str]) -> Ste
         return step
     steps = plan.recipe_steps[step.params.recipe]
     used = {name: keys[name] for name in steps if name != step.name}
-    return replace(step, params=step.params.model_copy(update={"keys": used}))
+    return replace(step, params=step.params.model_copy(update={"stage_keys": used}))
 
 
 class _Steps:
@@ -178,7 +178,7 @@ def _plan_proof(
         model=model.name,
         recipe=name,
         target=recipe.target_params,
-        keys={},
+        stage_keys={},
         versions=recipe.versions,
         bounds=recipe.bounds,
     )

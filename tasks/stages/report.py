@@ -35,7 +35,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: ReportParams, work: Workspace
             "backends": sorted(pte.backends),
         },
         "toolchain": params.versions,
-        "stage_keys": params.keys,
+        "stage_keys": params.stage_keys,
         "artifacts": {role: ref.to_json() for role, ref in sorted(inputs.items())},
         "verification": {
             "bounds": params.bounds.model_dump(mode="json"),
