@@ -1,8 +1,8 @@
-"""Exported programs, delegates and plain values as artifacts. Imports torch: only stage processes import this package."""
+"""Exported programs, delegates and values as artifacts. Imports torch: only stage processes import this package."""
 
+from .canonical_program import program_digest
 from .codec import load_program, save_program
 from .delegates import DelegateResult, Delegates, load_delegates, save_delegates
-from .canonical_program import program_digest
 from .values import load_value, save_value
 
 __all__ = [

@@ -1,8 +1,10 @@
 """The canonical digest of a program: equal for programs that lower to the same bytes, however they were made.
 
-It covers nodes in order (operators, arguments as written, example values, semantic `meta`), the signature, bounds of symbols, weights by
-content, which tensors share storage, delegates, and the verifier. It leaves out what only says where a program comes from:
-node names, stack traces, module stacks, histories, debug handles, example inputs, hints of dynamic sizes.
+It covers nodes in order (operators, arguments as written, types and shapes, semantic `meta`), the signature, bounds of
+symbols, weights by content, which tensors share storage, delegates, and the verifier. It leaves out what only says
+where a program comes from: node names, stack traces, module stacks, histories, debug handles, example inputs, hints of
+dynamic sizes. Names of parameters and buffers count; positional and keyword arguments are not made alike, because
+some backends tell them apart.
 """
 
 from __future__ import annotations
@@ -11,19 +13,18 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from executorch.exir._serialize._cord import FileBackedData
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir.lowered_backend_module import LoweredBackendModule
+from torch._export.verifier import Verifier
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, ExportGraphSignature
 from torch.fx import GraphModule, Node
-from torch._export.verifier import Verifier
 
 from ...errors import StoreError
 from ..digest import Digest, digest_bytes, digest_json
 from .canonical_values import CanonicalValues
-from .reductions import reduce_verifier
+from .reductions import verifier_options
 from .storages import StorageTable
 
 _PROVENANCE = frozenset(
@@ -58,7 +59,9 @@ def program_digest(program: ExportedProgram, storages: StorageTable | None = Non
     try:
         return digest_json(_Form(storages or StorageTable()).program(program))
     except TypeError as error:
-        raise StoreError(f"the program cannot be stored, it holds something that has no canonical digest: {error}") from error
+        raise StoreError(
+            f"the program cannot be stored, it holds something that has no canonical digest: {error}"
+        ) from error
 
 
 class _Form:
@@ -164,8 +167,11 @@ class _Form:
         )
 
     def _verifier(self, verifier: type[Verifier]) -> Any:
-        options = reduce_verifier(verifier)[1]
-        return [verifier.dialect, *(["set", *sorted(map(str, set(option)))] if isinstance(option, list) else option for option in options)]
+        options = verifier_options(verifier)
+        return [
+            verifier.dialect,
+            *(["set", *sorted(map(str, set(option)))] if isinstance(option, list) else option for option in options),
+        ]
 
 
 def _nodes(module: GraphModule) -> Iterator[Node]:
@@ -177,10 +183,17 @@ def _named_data(output: NamedDataStoreOutput | None) -> Any:
     if output is None:
         return None
     digests = [
-        buffer.sha256().hex() if isinstance(buffer, FileBackedData) else digest_bytes(buffer) for buffer in output.buffers
+        buffer.sha256().hex() if isinstance(buffer, FileBackedData) else digest_bytes(buffer)
+        for buffer in output.buffers
     ]
 
     def entries(mapping: dict[str, Any]) -> Any:
-        return [[key, digests[entry.buffer_index], entry.alignment, repr(entry.tensor_layout)] for key, entry in sorted(mapping.items())]
+        return [
+            [key, digests[entry.buffer_index], entry.alignment, repr(entry.tensor_layout)]
+            for key, entry in sorted(mapping.items())
+        ]
 
-    return [entries(output.pte_data), [[tag, entries(mapping)] for tag, mapping in sorted(output.external_data.items())]]
+    return [
+        entries(output.pte_data),
+        [[tag, entries(mapping)] for tag, mapping in sorted(output.external_data.items())],
+    ]

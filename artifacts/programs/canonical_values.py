@@ -47,12 +47,13 @@ class CanonicalValues:
     """Canonical forms of values; symbols and storages are numbered in order of first appearance."""
 
     def __init__(self, storages: StorageTable) -> None:
+        """Takes and notes digests of storages in `storages`."""
         self.storages = storages
         self.symbols: dict[sympy.Symbol, str] = {}
         self._aliases: dict[int, int] = {}
         self._expressions: dict[Any, Any] = {}
 
-    def value(self, value: Any) -> Any:
+    def value(self, value: Any) -> Any:  # noqa: PLR0911 - one return per kind of value
         """Canonical form of anything a node can hold; raises TypeError where there is none."""
         if value is None or isinstance(value, (bool, str)) or type(value) is int:
             return value
@@ -72,7 +73,7 @@ class CanonicalValues:
             return ["torch", str(value)]
         return self._rare(value)
 
-    def _rare(self, value: Any) -> Any:
+    def _rare(self, value: Any) -> Any:  # noqa: PLR0911 - one return per kind of value
         if isinstance(value, (bytes, bytearray)):
             return ["bytes", digest_bytes(value)]
         if isinstance(value, complex):
@@ -90,7 +91,9 @@ class CanonicalValues:
             return ["dataclass", type(value).__qualname__, *fields]
         if callable(value):
             return self.target(value)
-        raise TypeError(f"no canonical form for a value of {type(value).__module__}.{type(value).__qualname__}: {value!r:.80}")
+        raise TypeError(
+            f"no canonical form for a value of {type(value).__module__}.{type(value).__qualname__}: {value!r:.80}"
+        )
 
     def target(self, target: Any) -> Any:
         """What a node calls, by name."""

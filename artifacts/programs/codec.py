@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from executorch.version import __version__ as executorch_version
@@ -12,15 +12,13 @@ from torch.export import ExportedProgram
 
 from ...errors import StoreError
 from ..digest import digest_json
+from ..local_store import LocalStore
 from ..manifest import Manifest
 from ..ref import ArtifactRef
 from .canonical_program import program_digest
 from .externals import BlobSink, open_externals
 from .pickler import dump_program, load_program_stream
 from .storages import StorageTable
-
-if TYPE_CHECKING:
-    from ..local_store import LocalStore
 
 CODEC_VERSION = 1
 """Changes with every change of `restore`, `reductions` or `pickler` that older streams do not survive."""
@@ -63,8 +61,8 @@ def load_program(ref: ArtifactRef, store: LocalStore) -> ExportedProgram:
 
     Raises:
         ObjectMissing, ObjectDamaged: a part of the artifact.
-        StoreError: the program was written by other versions of torch, executorch or this codec, or needs Python modules
-            that cannot be imported here.
+        StoreError: the program was written by other versions of torch, executorch or this codec, or it names Python
+            modules that cannot be imported here (a user's own pytree types).
     """
     manifest = store.manifest(ref)
     body = manifest.body
@@ -78,8 +76,18 @@ def load_program(ref: ArtifactRef, store: LocalStore) -> ExportedProgram:
     externals = open_externals(manifest, body["externals"], store)
     try:
         return load_program_stream(zlib.decompress(stream), externals)
-    except (AttributeError, ImportError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError, zlib.error) as error:
-        raise StoreError(f"the {ref.kind} {ref.root.digest} cannot be loaded: {type(error).__name__}: {error}") from error
+    except (
+        AttributeError,
+        ImportError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        pickle.UnpicklingError,
+        zlib.error,
+    ) as error:
+        raise StoreError(
+            f"the {ref.kind} {ref.root.digest} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _written_by() -> dict[str, Any]:

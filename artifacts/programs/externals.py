@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from executorch.exir._serialize._cord import FileBackedData
 
+from ..local_store import LocalStore
 from ..manifest import Manifest
 from ..ref import BlobRef
 from .storages import StorageTable, map_storage, storage_bytes
-
-if TYPE_CHECKING:
-    from ..local_store import LocalStore
 
 _STORAGE, _BYTES, _FILE = "storage", "bytes", "file"
 

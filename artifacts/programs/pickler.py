@@ -1,9 +1,9 @@
 """Programs as pickle streams. Tensor storages and large bytes leave the stream and are put aside by the caller.
 
-Plain pickle with reductions of our own for what refuses to be pickled. `torch.fx._graph_pickler.GraphPickler`, which does the
-same for compile caches, is not used: it drops nodes and example values that lowering needs, and silently becomes dill's
-pure Python pickler where dill is installed. The reductions rely on torch 2.13 and executorch 1.5; manifests name the
-versions that wrote a stream (see `codec`).
+Plain pickle with reductions of our own for what refuses to be pickled. `torch.fx._graph_pickler.GraphPickler`, which
+does the same for compile caches, is not used: it is several times slower, drops nodes held in `meta`, knows neither
+exir's operators nor its verifiers, and silently turns into dill's pure Python pickler where dill is installed. The
+reductions rely on torch 2.13 and executorch 1.5; manifests name the versions that wrote a stream (see `codec`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ INLINE_LIMIT = 4096
 
 INLINE_STORAGE_LIMIT = 512
 """Tensor storages up to this size stay in the stream."""
+
+
+_PLAIN = (bool, int, float, str)
+"""Of the attributes that were put on a tensor, the ones to keep: `torch.nn.Buffer` marks its tensors so."""
 
 
 class Externals(Protocol):
@@ -97,7 +101,8 @@ class _Pickler(pickle.Pickler):
         if reduce is not None:
             return reduce(item)
         if isinstance(item, type):
-            return reduce_verifier(item) if issubclass(item, Verifier) else NotImplemented
+            local = issubclass(item, Verifier) and "<locals>" in item.__qualname__
+            return reduce_verifier(item) if local else NotImplemented
         if isinstance(item, torch.fx.GraphModule):
             return reduce_graph_module(item)
         if isinstance(item, HigherOrderOperator):
@@ -109,7 +114,7 @@ class _Pickler(pickle.Pickler):
         return reduce_graph(graph, self._sharing)
 
     def _reduce_node(self, node: torch.fx.Node) -> Reduction:
-        if node.graph not in self._graphs or node._erased:
+        if node.graph not in self._graphs or node._erased:  # noqa: SLF001 - no public access
             return restore.missing, ()
         return reduce_node(node)
 
@@ -118,16 +123,16 @@ class _Pickler(pickle.Pickler):
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Reduction:
         if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "meta") or tensor.is_quantized:
-            raise TypeError(f"a tensor of layout {tensor.layout}, type {tensor.dtype} on {tensor.device} cannot be stored")
+            raise TypeError(
+                f"a tensor of layout {tensor.layout}, type {tensor.dtype} on {tensor.device} cannot be stored"
+            )
         return restore.tensor, (
             self._storages.first(tensor.untyped_storage()),
             tensor.dtype,
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.storage_offset(),
+            (tuple(tensor.shape), tensor.stride(), tensor.storage_offset()),
             tensor.requires_grad,
             type(tensor) is torch.nn.Parameter,
-            vars(tensor) or None,
+            {name: value for name, value in vars(tensor).items() if type(value) in _PLAIN},
         )
 
     def _reduce_storage(self, storage: torch.UntypedStorage) -> Reduction:
@@ -150,7 +155,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dump_program(program: ExportedProgram, storages: StorageTable, externals: Externals) -> bytes:
-    """The program's stream; what leaves it goes to `externals`. Raises TypeError and PicklingError for what it cannot hold."""
+    """The program's stream; what leaves it goes to `externals`. Raises what pickle does for what it cannot hold."""
     stream = io.BytesIO()
     _Pickler(stream, storages, externals).dump(program)
     return stream.getvalue()

@@ -10,7 +10,6 @@ from executorch.exir.dialects.backend._ops import BackendOpOverload
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.passes.replace_view_copy_with_view_pass import _ViewSpec
 from executorch.exir.program._program import transform_op_to_aten_op
-from executorch.exir.verification.verifier import EXIRATenDialectVerifierBase
 from torch._export.verifier import Verifier
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -25,11 +24,20 @@ from . import restore
 from .sharing import Sharing
 
 Reduction = tuple[Any, ...]
-"""Callable and arguments, as `object.__reduce_ex__` returns them; optionally a state and, sixth, what takes the state."""
+"""Callable and arguments as `object.__reduce_ex__` gives them; maybe a state and, sixth, what takes the state."""
 
 _FRESH_MODULE = dict(restore.graph_module().__dict__)
 _FRESH_ENV = dict(restore.shape_env().__dict__)
-_REBUILT = {"_graph", "_code", "_lineno_map", "_prologue_start", "_tracer_cls", "_tracer_extras", "_in_spec", "_out_spec"}
+_REBUILT = {
+    "_graph",
+    "_code",
+    "_lineno_map",
+    "_prologue_start",
+    "_tracer_cls",
+    "_tracer_extras",
+    "_in_spec",
+    "_out_spec",
+}
 _CACHES = {"tracked_fakes", "fake_tensor_cache", "fx_node_cache", "log"}
 
 
@@ -110,9 +118,7 @@ def reduce_fake_tensor(fake: FakeTensor) -> Reduction:
     return restore.fake_tensor, (
         fake.fake_mode,
         fake.dtype,
-        tuple(fake.shape),
-        fake.stride(),
-        fake.storage_offset(),
+        (tuple(fake.shape), fake.stride(), fake.storage_offset()),
         str(fake.fake_device),
         fake.requires_grad,
         isinstance(fake, torch.nn.Parameter),
@@ -142,20 +148,22 @@ def reduce_sym_node(node: SymNode) -> Reduction:
 
 
 def reduce_verifier(verifier: type[Verifier]) -> Reduction:
-    """Verifiers are classes, most of them local: named by their dialect and made again from their options."""
-    if verifier.dialect == "EDGE":
-        edge: Any = verifier()
-        exceptions, preserve = _operator_lists(edge)
-        return restore.edge_verifier, (edge.enable, edge.use_dim_order, exceptions, preserve)
-    if verifier.dialect == "OLD_EXIR_ATEN":
-        return restore.aten_verifier, _operator_lists(verifier())
-    if "<locals>" in verifier.__qualname__:
-        raise TypeError(f"the verifier {verifier.__qualname__} of dialect {verifier.dialect!r} is a local class of {verifier.__module__}")
-    return restore.registered_verifier, (verifier.dialect,)
+    """Exir's verifiers are local classes: made again from their options. Others are found by name."""
+    restores = {"EDGE": restore.edge_verifier, "OLD_EXIR_ATEN": restore.aten_verifier}
+    if "<locals>" not in verifier.__qualname__:
+        return NotImplemented
+    if verifier.dialect not in restores:
+        raise TypeError(f"the verifier of dialect {verifier.dialect!r} is a local class of {verifier.__module__}")
+    return restores[verifier.dialect], verifier_options(verifier)
 
 
-def _operator_lists(verifier: Any) -> tuple[list[Any], list[Any]]:
-    return list(verifier._core_aten_ops_exception_list), list(verifier._preserve_ops)  # noqa: SLF001 - no public access
+def verifier_options(verifier: type[Verifier]) -> tuple[Any, ...]:
+    """What the class was made from: for edge whether it checks and uses dim order; exempt and preserved operators."""
+    if verifier.dialect not in ("EDGE", "OLD_EXIR_ATEN"):
+        return ()
+    made: Any = verifier()
+    switches = (made.enable, made.use_dim_order) if verifier.dialect == "EDGE" else ()
+    return (*switches, list(made._core_aten_ops_exception_list), list(made._preserve_ops))  # noqa: SLF001 - not public
 
 
 def reduce_view_spec(spec: _ViewSpec) -> Reduction:

@@ -13,7 +13,7 @@ from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir.dialects._ops import ops as exir_ops
 from executorch.exir.passes.replace_view_copy_with_view_pass import _ViewSpec
 from executorch.exir.verification.verifier import EXIRATenDialectVerifier, EXIREdgeDialectVerifier
-from torch._export.verifier import Verifier, load_verifier
+from torch._export.verifier import Verifier
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx.experimental.sym_node import SymNode
@@ -130,21 +130,19 @@ def meta_storage(size: Any) -> torch.UntypedStorage:
 def tensor(
     storage: torch.UntypedStorage,
     dtype: torch.dtype,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    offset: int,
+    geometry: tuple[Sequence[int], Sequence[int], int],
     requires_grad: bool,
     parameter: bool,
-    attributes: dict[str, Any] | None,
+    attributes: dict[str, Any],
 ) -> torch.Tensor:
-    """A tensor on a storage of the program."""
+    """A tensor on a storage of the program; `geometry` is shape, strides and offset."""
+    shape, strides, offset = geometry
     restored = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
     if parameter:
         restored = torch.nn.Parameter(restored, requires_grad=requires_grad)
     elif requires_grad:
         restored.requires_grad_()
-    if attributes:
-        restored.__dict__.update(attributes)
+    vars(restored).update(attributes)
     return restored
 
 
@@ -156,15 +154,14 @@ def fake_mode(options: dict[str, Any], shape_env: ShapeEnv | None) -> FakeTensor
 def fake_tensor(
     mode: FakeTensorMode,
     dtype: torch.dtype,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    offset: Any,
+    geometry: tuple[Sequence[int], Sequence[int], int],
     device: str,
     requires_grad: bool,
     parameter: bool,
     constant: torch.Tensor | None,
 ) -> torch.Tensor:
-    """A strided fake tensor with a storage of its own."""
+    """A strided fake tensor with a storage of its own; shape, strides and offset may be symbolic."""
+    shape, strides, offset = geometry
     with no_dispatch():
         if isinstance(offset, int) and offset == 0:
             meta = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
@@ -207,11 +204,6 @@ def aten_verifier(exceptions: list[Any], preserve: list[Any]) -> type[Verifier]:
         class_only=True, core_aten_ops_exception_list=exceptions, preserve_ops=preserve
     )
     return made
-
-
-def registered_verifier(dialect: str) -> type[Verifier]:
-    """A verifier that torch knows by its dialect."""
-    return load_verifier(dialect)
 
 
 def view_spec(base: Any, shape: list[int]) -> _ViewSpec:

@@ -1,7 +1,7 @@
 """Finds equal provenance in the `meta` of nodes, so that a stream holds it once.
 
-torch copies stack traces, module stacks and histories (`from_node`) for every node it derives: written as they stand they
-would be most of a stream.
+torch copies stack traces, module stacks and histories (`from_node`) for every node it derives: written as they stand
+they would be most of a stream.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ class Sharing:
     """One object for equal ones, within one stream."""
 
     def __init__(self) -> None:
+        """Nothing is shared yet."""
         self._values: dict[Any, Any] = {}
         self._sources: dict[tuple[Any, ...], NodeSource] = {}
         self._seen: dict[int, NodeSource] = {}
@@ -28,6 +29,8 @@ class Sharing:
                 shared[key] = self._value(shared[key])
         if (stack := shared.get("nn_module_stack")) is not None:
             shared["nn_module_stack"] = self._stack(stack)
+        if (functions := shared.get("source_fn_stack")) is not None:
+            shared["source_fn_stack"] = [(name, _nameable(function)) for name, function in functions]
         if (sources := shared.get("from_node")) is not None:
             shared["from_node"] = [self._source(source) for source in sources]
         return shared
@@ -41,9 +44,9 @@ class Sharing:
         except TypeError:  # not hashable
             return value
 
-    def _stack(self, stack: dict[str, Any]) -> Any:
+    def _stack(self, stack: dict[str, tuple[str, Any]]) -> Any:
         """Nodes of one call share the stack as an object already, in torch's own shallow copies of `meta`."""
-        items = tuple((self._value(key), self._value(value)) for key, value in stack.items())
+        items = tuple((self._value(key), self._value((path, _nameable(kind)))) for key, (path, kind) in stack.items())
         try:
             return self._values.setdefault((dict, items), dict(items))
         except TypeError:  # not hashable
@@ -66,3 +69,14 @@ class Sharing:
             described = (self._value(node.name), self._value(node.target), number)
         earlier = [self._source(child) for child in source.from_node]
         return described, self._value(source.pass_name), source.action, earlier
+
+
+def _nameable(source: Any) -> Any:
+    """A user's class or function by its name, as torch names modules in stacks: its module is not there in later stages.
+
+    Those of torch stay as they are: passes compare them.
+    """
+    module = getattr(source, "__module__", None)
+    if isinstance(source, str) or module is None or module.partition(".")[0] == "torch":
+        return source
+    return f"{module}.{source.__qualname__}"
