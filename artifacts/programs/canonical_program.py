@@ -150,7 +150,7 @@ class _Form:
 
     def _signature(self, signature: ExportGraphSignature, nodes: dict[str, int]) -> Any:
         def argument(given: Any) -> Any:
-            name = getattr(given, "name", None)
+            name = str(getattr(given, "name", ""))
             value = [name, self._values.value(given.value)] if isinstance(given, ConstantArgument) else None
             return [type(given).__name__, nodes.get(name, name) if value is None else value]
 

@@ -130,7 +130,7 @@ class CanonicalValues:
             constant = None if tensor.constant is None else self.tensor(tensor.constant)
             return [*self._layout(tensor), constant]
         if is_traceable_wrapper_subclass(tensor):
-            names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined] # what the check above found
+            names, context = tensor.__tensor_flatten__()
             parts = ([name, self.tensor(getattr(tensor, name))] for name in names)
             return ["wrapper", type(tensor).__module__, type(tensor).__qualname__, self.value(context), *parts]
         form = self._layout(tensor)

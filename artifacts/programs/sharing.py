@@ -44,9 +44,9 @@ class Sharing:
         except TypeError:  # not hashable
             return value
 
-    def _stack(self, stack: dict[str, tuple[str, Any]]) -> Any:
+    def _stack(self, stack: dict[str, tuple[Any, ...]]) -> Any:
         """Nodes of one call share the stack as an object already, in torch's own shallow copies of `meta`."""
-        items = tuple((self._value(key), self._value((path, _nameable(kind)))) for key, (path, kind) in stack.items())
+        items = tuple((self._value(key), self._value(tuple(map(_nameable, value)))) for key, value in stack.items())
         try:
             return self._values.setdefault((dict, items), dict(items))
         except TypeError:  # not hashable
@@ -72,7 +72,7 @@ class Sharing:
 
 
 def _nameable(source: Any) -> Any:
-    """A user's class or function by its name, as torch names modules in stacks: its module is not there in later stages.
+    """A user's class or function by its name, as torch names modules in stacks: later stages cannot import it.
 
     Those of torch stay as they are: passes compare them.
     """

@@ -145,7 +145,7 @@ def _is_dense(value: Any) -> bool:
 
 
 def _identity(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 - the address of the storage, its only identity
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - the address of the storage, its only identity
 
 
 def _used_bytes(tensor: torch.Tensor) -> tuple[int, int]:
