@@ -25,6 +25,8 @@ def prepare_root(root: Path) -> None:
         for folder in (root, *(root / name for name in FOLDERS)):
             _check_trust(folder)
         _check_layout(root)
+        for name in FOLDERS:
+            (root / name).mkdir(mode=0o700, exist_ok=True)  # each by itself: as a parent it would get the umask's mode
         if not os.access(root, os.W_OK | os.X_OK):
             raise PermissionError(13, os.strerror(13), str(root))
     except OSError as error:

@@ -186,7 +186,7 @@ class RemoteFiles(Files):
         """Runs an operation, a few times where its error may pass; errors become StoreUnusable, but for `answer`."""
         retrying = Retrying(
             retry=retry_if_exception(_is_transient),
-            stop=stop_after_attempt(3) | stop_after_delay(10),  # s3fs has tried for 11 s by itself
+            stop=stop_after_attempt(3) | stop_after_delay(5),  # botocore tries for 10 s by itself
             wait=wait_random_exponential(multiplier=0.2, max=5),
             reraise=True,
         )

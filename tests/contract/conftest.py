@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ class Bucket:
     def options(self) -> dict[str, Any]:
         """What fsspec needs to know."""
         return {"key": "tests", "secret": "tests-secret", "client_kwargs": {"endpoint_url": self.endpoint}}
+
+    def check_credentials_from_now_on(self) -> None:
+        """Until now the server took everybody for everybody."""
+        connection = HTTPConnection(self.endpoint.removeprefix("http://"))
+        connection.request("POST", "/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"})
+        assert connection.getresponse().status == 200
+        connection.close()
 
 
 @contextmanager

@@ -1,0 +1,86 @@
+"""Backends that know no conditional put: files are written aside and moved. Tested on fsspec's own local backend."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from pteforge.artifacts.publishing_notes import PublishingNotes
+from pteforge.artifacts.ref import BlobRef
+from pteforge.artifacts.remote_files import RemoteFiles
+from pteforge.errors import StoreUnusable
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Files in an empty folder."""
+    return RemoteFiles(f"file://{tmp_path}/remote")
+
+
+def test_file_comes_back(files):
+    """What was written is read, listed and found, and nothing is left aside."""
+    assert files.read("a/b") is None
+    assert files.find("a/b") is None
+    assert files.list("a") == []
+    files.write("a/b", b"first")
+    files.write("a/b", b"second")
+    assert files.read("a/b") == b"second"
+    assert files.names("a") == ["a/b"]
+    assert files.find("a/b") == files.list("a")[0]
+    assert files.find("a/b").size == 6
+    assert files.names("tmp") == []
+
+
+def test_folder_names_are_not_prefixes(files):
+    """A listing of one folder does not show another one whose name begins in the same way."""
+    files.write("run/x", b"")
+    files.write("runs/y", b"")
+    assert files.names("run") == ["run/x"]
+
+
+def test_one_creator_wins(files):
+    """Of many threads that create a file, one does."""
+    with ThreadPoolExecutor(8) as pool:
+        created = list(pool.map(lambda number: files.create("lease", b"%d" % number), range(32)))
+    assert created.count(True) == 1
+    assert files.read("lease") == b"%d" % created.index(True)
+
+
+def test_up_and_down(files, tmp_path):
+    """Local files go up and come back; absent ones are reported."""
+    (tmp_path / "here").write_bytes(b"weights")
+    files.upload(tmp_path / "here", "objects/x")
+    assert files.download("objects/x", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"weights"
+    assert not files.download("objects/y", tmp_path / "nothing")
+    files.move("objects/x", "quarantine/x")
+    assert files.names("objects") == []
+    assert files.read("quarantine/x") == b"weights"
+    files.delete("quarantine/x")
+    files.delete("quarantine/x")
+    assert files.names("quarantine") == []
+
+
+def test_failed_write_leaves_nothing(files):
+    """Where a file cannot be put in its place, what was written aside goes again."""
+    files.write("a", b"a file")
+    with pytest.raises(StoreUnusable, match="cannot be written"):
+        files.write("a/b", b"below a file")
+    assert files.names("tmp") == []
+
+
+def test_notes_give_the_last_time(files):
+    """An object counts as published when it was last noted; unreadable notes count for nothing."""
+    notes = PublishingNotes(files)
+    assert notes.times() == {}
+    files.write("publishing/bad", b"{")
+    files.write("publishing/worse", b"\xff")
+    files.write("publishing/object", b"{}")
+    assert notes.times() == {}
+    notes.add([BlobRef("a" * 64, 1), BlobRef("b" * 64, 1)])
+    first = notes.times()
+    notes.add([BlobRef("a" * 64, 1)])
+    second = notes.times()
+    assert first.keys() == second.keys() == {"a" * 64, "b" * 64}
+    assert second["a" * 64] >= first["a" * 64]
+    assert second["b" * 64] == first["b" * 64]

@@ -1,0 +1,66 @@
+"""What the run history of every store must do."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pteforge.artifacts import runs
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.runs import FieldChange, RunRecord, StageOutcome
+
+START = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
+OUTCOME = StageOutcome(
+    slot="resnet8/export/forward",
+    stage="export",
+    method="forward",
+    recipes=("portable-fp32", "xnnpack-fp32"),
+    status="ran",
+    key=digest_bytes(b"key"),
+    differs=(FieldChange("versions.torch", "2.12.0", "2.13.0"), FieldChange("params.strict", None, True)),
+    seconds=2,
+)
+FAILURE = StageOutcome("lstm/preprocess", "preprocess", None, ("xnnpack-fp32",), "failed", None, message="it broke")
+
+
+def _run(number: int, *models: str) -> RunRecord:
+    started = (START + timedelta(seconds=number)).isoformat()
+    return RunRecord(f"run-{number}", "starter.yaml", started, 12.5, dict.fromkeys(models, (OUTCOME, FAILURE)))
+
+
+def test_run_comes_back(place):
+    """A run that was written is the latest one, on another host too, as it was."""
+    with place.open("a") as here, place.open("b") as there:
+        assert here.runs.latest() is None
+        here.runs.write(_run(0, "resnet8", "lstm"))
+        assert there.runs.latest() == _run(0, "resnet8", "lstm")
+
+
+def test_latest_run_of_a_model(place):
+    """The latest run is by the time it started; a model's latest run is the last one that had it."""
+    with place.open() as store:
+        for number, model in ((2, "lstm"), (0, "resnet8"), (1, "resnet8")):
+            store.runs.write(_run(number, model))
+        assert store.runs.latest() == _run(2, "lstm")
+        assert store.runs.latest("resnet8") == _run(1, "resnet8")
+        assert store.runs.latest("sdpa") is None
+        assert [run.id for run in store.runs] == ["run-2", "run-1", "run-0"]
+
+
+def test_old_runs_go(place, monkeypatch):
+    """Only the newest runs are kept."""
+    monkeypatch.setattr(runs, "RETAINED", 3)
+    with place.open() as store:
+        for number in range(5):
+            store.runs.write(_run(number, "resnet8"))
+        assert [run.id for run in store.runs] == ["run-4", "run-3", "run-2"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b"\xff", b'{"id": 1}'])
+def test_unreadable_run_is_left_out(place, content, caplog):
+    """A damaged record hides no other one."""
+    with place.open() as store:
+        store.runs.write(_run(0, "resnet8"))
+        store.runs._files.write("runs/20990101T000000.000000-bad.json", content)
+        assert store.runs.latest() == _run(0, "resnet8")
+        assert "20990101T000000.000000-bad.json" in caplog.text
