@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -161,6 +162,7 @@ def main() -> None:
         prefect=version("prefect"),
         prefect_home=arguments.prefect_home,
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that nothing is left behind then either
     runs = []
     with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
         room = Path(folder)
