@@ -44,6 +44,7 @@ def export_model(
     with open_session(
         Path(zoo), models=model, recipes=recipes, store=store, out=Path(out), overrides=overrides, jobs=jobs
     ) as session:
+        session.check_operators()
         return run_models(session)
 
 

@@ -50,4 +50,5 @@ def export_zoo(
     with open_session(
         Path(zoo), models=models, recipes=recipes, store=store, out=Path(out), overrides=overrides, jobs=jobs
     ) as session:
+        session.check_operators()
         return run_models(session)

@@ -29,6 +29,16 @@ _EMBEDDED = {
 }
 
 
+_QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
+"""Prefect's log lines go to its server; the terminal is for our own progress."""
+
+
+def quiet_console() -> None:
+    """Before Prefect is imported: nothing of its log on the terminal, unless the user has set a level."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+
+
 def server_configured() -> bool:
     """Whether the environment or a profile names a Prefect server; found out without importing Prefect."""
     if os.environ.get("PREFECT_API_URL"):

@@ -7,20 +7,10 @@ from pathlib import Path
 
 from ..errors import PteforgeError
 from .outcome import ZooOutcome
-from .prefect_settings import set_embedded_defaults, without_heartbeat
+from .prefect_settings import quiet_console, set_embedded_defaults, without_heartbeat
 from .session import Session, prepared
 
 _log = logging.getLogger(__name__)
-
-
-def _silence_console() -> None:
-    """Prefect's log lines go to its server; the terminal is for our progress. ``--verbose`` keeps them."""
-    if logging.getLogger("pteforge").isEnabledFor(logging.INFO):
-        return
-    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs", "prefect.extra"):
-        for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, logging.StreamHandler):
-                handler.setLevel(logging.CRITICAL)
 
 
 def run_flow(session: Session, zoo: Path) -> ZooOutcome:
@@ -33,10 +23,12 @@ def run_flow(session: Session, zoo: Path) -> ZooOutcome:
     """
     if not session.complete_from_ledger:
         session.workers.start()  # its imports take seconds: let them overlap with Prefect's
+        session.check_operators()
     set_embedded_defaults()
+    if not _log.isEnabledFor(logging.INFO):
+        quiet_console()
     from .export_zoo import export_zoo  # noqa: PLC0415 - imports Prefect, which takes a second
 
-    _silence_console()
     token = prepared.set(session)
     try:
         with without_heartbeat():

@@ -12,7 +12,7 @@ from ..tasks.keys.builder import find_builder
 from ..tasks.keys.program_file import check_program_file
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.model import PlannedModel, PlannedRecipe
-from ..tasks.targets import find_target
+from ..tasks.targets.find import find_target
 
 
 def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:

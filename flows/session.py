@@ -16,13 +16,16 @@ from typing import Protocol
 from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store, open_store
 from ..configs.load import load_zoo
+from ..errors import StageFailed, TargetError
 from ..tasks.executor import Executor, StepResult
 from ..tasks.model import PlannedModel
 from ..tasks.plan import Step
-from ..tasks.workers import Workers
+from ..tasks.workers import WorkerLimits, Workers
 from .model_run import ModelRun
 from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
 from .select import select_models
+
+_CHECK_OPERATORS = "pteforge.tasks.stages.entry:check_operators"
 
 
 class Observer(Protocol):
@@ -97,6 +100,20 @@ class Session:
     def run_of(self, model: PlannedModel) -> ModelRun:
         """The model's run, begun at the first call."""
         return self.runs.setdefault(model.name, ModelRun(model, self.executor))
+
+    def check_operators(self) -> None:
+        """Checks the operators that recipes name, which takes a worker; raises TargetError for an unknown one."""
+        names = [
+            name for model in self.models for recipe in model.recipes for name in recipe.recipe.edge.preserve_operators
+        ]
+        if not names or self.complete_from_ledger:
+            return
+        try:
+            self.workers.run(_CHECK_OPERATORS, sorted(set(names)), WorkerLimits(timeout=60, memory=2**30))
+        except StageFailed as error:
+            if error.bad_input:
+                raise TargetError(str(error)) from error
+            raise
 
     def settle_from_ledger(self) -> bool:
         """Settles every model that the ledger has whole; says whether that is all of them."""

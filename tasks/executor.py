@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,14 +16,13 @@ from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
 from ..errors import PteforgeError, StageError, StageFailed
 from .call import StageCall, run_call
-from .catalog import StageName
 from .keys.key import StageKey
 from .keys.stage_code import stage_code_digest
 from .keys.versions import distribution_versions
 from .model import PlannedModel
-from .params import CompileParams
+from .params import CompileParams, ExportParams
 from .plan import Step
-from .targets import find_target
+from .targets.find import find_target
 from .workers import WorkerLimits, Workers
 
 _ENTRY = "pteforge.tasks.stages.entry:run"
@@ -68,7 +68,7 @@ class Executor:
         return StageKey(
             stage=step.stage.value,
             code=digest_json([stage_code_digest(module) for module in modules]),
-            versions=distribution_versions(distributions),
+            versions={"python": platform.python_version(), **distribution_versions(distributions)},
             inputs={role: _identity(step, ref) for role, ref in inputs.items()},
             params=step.params.model_dump(mode="json"),
         )
@@ -131,7 +131,7 @@ class Executor:
             seconds = time.perf_counter() - started
         for ref in outputs.values():
             self.store.publish(ref)
-        if step.stage is StageName.EXPORT:
+        if isinstance(step.params, ExportParams):
             step, key = self._watch(model, step, key, outputs["observed"])
         record = StageRecord(
             key=key.digest(),
@@ -146,19 +146,22 @@ class Executor:
         return _result(step, key, record, cached=False)
 
     def _watch(self, model: PlannedModel, step: Step, key: StageKey, observed: ArtifactRef) -> tuple[Step, StageKey]:
-        """Files the result under a key that covers the modules that really were loaded.
+        """Files the result under a key that covers what really was loaded.
 
         A module that the static closure does not see (imported by a computed name, say) is watched from now on: its
-        code enters the key, so a later change of it is a miss.
+        code enters the key, so a later change of it is a miss. So are packages that the builder's imports import.
         """
+        assert isinstance(step.params, ExportParams)  # noqa: S101 - the caller has looked
+        watched = set(self.store.ledger.watched(model.source_name))
+        if model.export_params(step.params.method, tuple(sorted(watched))) != step.params:
+            raise StageFailed("the model's source changed while it was exported; export it again", bad_input=True)
         loaded = set(json.loads(self.store.local.read_artifact(observed)))
-        missed = loaded - set(step.params.model_dump()["source"].get("modules", ()))
-        if not missed:
+        known = {*step.params.source.get("modules", ()), *step.params.source.get("distributions", ())}
+        if not loaded - known - watched:
             return step, key
-        watched = tuple(sorted(missed | set(self.store.ledger.watched(model.source_name))))
-        self.store.ledger.watch(model.source_name, watched)
-        method = step.params.model_dump()["method"]
-        step = replace(step, params=model.export_params(method, watched))
+        now_watched = tuple(sorted(watched | (loaded - known)))
+        self.store.ledger.watch(model.source_name, now_watched)
+        step = replace(step, params=model.export_params(step.params.method, now_watched))
         return step, self.key(step, {})
 
 

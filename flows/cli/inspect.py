@@ -50,8 +50,9 @@ def _print_method(console: Console, method: dict[str, Any]) -> None:
     table.add_column("calls", justify="right")
     table.add_column("what", overflow="fold")
     table.add_column("size", justify="right")
-    for delegate in method["delegates"]:
-        table.add_row("", Text(f"delegate {delegate['id']}"), format_size(delegate["size"]))
+    for backend in sorted({delegate["id"] for delegate in method["delegates"]}):
+        sizes = [delegate["size"] for delegate in method["delegates"] if delegate["id"] == backend]
+        table.add_row(str(len(sizes)), Text(f"delegate {backend}"), format_size(sum(sizes)))
     operators = sorted(method["operators"], key=lambda operator: -operator["calls"])
     for operator in operators[:_SHOWN]:
         table.add_row(str(operator["calls"]), Text(operator["name"]), "")

@@ -11,6 +11,7 @@ import typer
 from ...artifacts.pte.contents import Method, ScalarSpec, TensorSpec
 from ...artifacts.pte.reader import open_pte
 from ...errors import InputError, PteforgeError
+from .quiet import quiet
 
 
 def run_file(
@@ -32,8 +33,9 @@ def run_file(
     found = next((each for each in pte.methods if each.name == method), None)
     if found is None:
         raise InputError(f"{file} has no method {method!r}; it has {', '.join(m.name for m in pte.methods)}")
-    values = _read(inputs, found) if inputs else _draw(found, seed)
-    outputs = _execute(file, method, values)
+    with quiet():
+        values = _read(inputs, found) if inputs else _draw(found, seed)
+        outputs = _execute(file, method, values)
     if output:
         _write(output, outputs)
     lines = [_describe(position, value) for position, value in enumerate(outputs)]

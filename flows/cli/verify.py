@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from ...artifacts.ref import ArtifactRef
-from ...artifacts.store import open_store
+from ...artifacts.store import Store, open_store
 from ...configs.verify_bounds import VerifyBounds
-from ...errors import InputError, ObjectMissing, PteforgeError, VerificationFailed
+from ...errors import InputError, ObjectMissing, PteforgeError
 from ...tasks.figures import Figures
 from ...tasks.keys.versions import host_capability
 from ...tasks.params import VerifyParams
 from .options import STORE
+from .quiet import quiet
 from .summary import format_sqnr
 
 
@@ -31,29 +32,32 @@ def verify_file(
     """
     provenance = _provenance(file)
     bounds = VerifyBounds.model_validate(provenance["verification"]["bounds"])
-    with open_store(store) as opened:
-        from ...artifacts.programs import load_value  # noqa: PLC0415 - imports torch
-        from ...tasks.stages.verify import verify_file as verify_on_runtime  # noqa: PLC0415 - imports the runtime
-
-        examples: dict[str, Any] = {}
-        for role, value in provenance["artifacts"].items():
-            if role.startswith("examples/"):
-                ref = ArtifactRef.from_json(value)
-                try:
-                    opened.fetch(ref)
-                except ObjectMissing as error:
-                    raise InputError(
-                        f"the inputs that {file} was verified with are not in the store {opened.url}; name its store "
-                        "with --store, or export the model again"
-                    ) from error
-                examples[role.partition("/")[2]] = load_value(ref, opened.local)
-        try:
-            figures = verify_on_runtime(file, examples, VerifyParams(bounds=bounds, host=host_capability()))
-        except VerificationFailed:
-            raise
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise PteforgeError(f"the runtime cannot run {file}: {error}") from error
+    with open_store(store) as opened, quiet():
+        figures = _verify(file, provenance["artifacts"], bounds, opened)
     _show(figures, as_json=as_json)
+
+
+def _verify(file: Path, artifacts: dict[str, Any], bounds: VerifyBounds, store: Store) -> Figures:
+    from ...artifacts.programs.values import load_value  # noqa: PLC0415 - imports torch
+    from ...tasks.stages.verify import verify_file as verify_on_runtime  # noqa: PLC0415 - imports the runtime
+
+    examples: dict[str, Any] = {}
+    for role, value in artifacts.items():
+        if not role.startswith("examples/"):
+            continue
+        ref = ArtifactRef.from_json(value)
+        try:
+            store.fetch(ref)
+        except ObjectMissing as error:
+            raise InputError(
+                f"the inputs that {file} was verified with are not in the store {store.url}; name its store "
+                "with --store, or export the model again"
+            ) from error
+        examples[role.partition("/")[2]] = load_value(ref, store.local)
+    try:
+        return verify_on_runtime(file, examples, VerifyParams(bounds=bounds, host=host_capability()))
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise PteforgeError(f"the runtime cannot run {file}: {error}") from error
 
 
 def _provenance(file: Path) -> dict[str, Any]:

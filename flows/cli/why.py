@@ -60,7 +60,7 @@ def _print(console: Console, stage: StageOutcome) -> None:
     step = stage.slot.partition("/")[2]
     line = Text.assemble((f"{stage.status:<7}", _STYLES[stage.status]), f" {step:<44} ", _reason(stage))
     console.print(line, soft_wrap=True)
-    for change in stage.differs:
+    for change in _telling(stage):
         console.print(
             Text.assemble("          ", (change.field, "bold"), f": {_short(change.before)} -> {_short(change.after)}"),
             soft_wrap=True,
@@ -74,13 +74,14 @@ def _reason(stage: StageOutcome) -> str:
         case "failed":
             return stage.message.splitlines()[0] if stage.message else ""
     took = f"{stage.seconds:.1f} s"
-    if stage.differs:
-        return f"{took}; changed since it last ran: {', '.join(_field(change) for change in stage.differs)}"
-    return f"{took}; {stage.message}"
+    if changes := _telling(stage):
+        return f"{took}; changed since it last ran: {', '.join(change.field for change in changes)}"
+    return f"{took}; {stage.message}" if stage.message else took
 
 
-def _field(change: FieldChange) -> str:
-    return change.field
+def _telling(stage: StageOutcome) -> list[FieldChange]:
+    """A report repeats the keys of all stages before it; theirs are told with them."""
+    return [change for change in stage.differs if not change.field.startswith("params.stage_keys.")]
 
 
 def _short(value: Any) -> str:

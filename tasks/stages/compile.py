@@ -10,7 +10,9 @@ from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.passes import MemoryPlanningPass
 from torch.export import ExportedProgram
 
-from ...artifacts.programs import DelegateResult, load_delegates, load_program, load_value
+from ...artifacts.programs.codec import load_program
+from ...artifacts.programs.delegates import DelegateResult, load_delegates
+from ...artifacts.programs.values import load_value
 from ...artifacts.pte.pieces import save_payload
 from ...artifacts.ref import ArtifactRef
 from ...configs.recipe import CompileOptions

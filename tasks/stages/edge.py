@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ...artifacts.programs import load_program, save_program
+from ...artifacts.programs.codec import load_program, save_program
 from ...artifacts.ref import ArtifactRef
 from ..params import EdgeParams
 from ..stage import Workspace
-from ..targets import find_target
+from ..targets.find import find_target
 from .exir import edge_config, to_edge_program
 from .operators import find_operators
 

@@ -13,11 +13,12 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ...artifacts.digest import canonical_json
-from ...artifacts.programs import save_program, save_value
+from ...artifacts.programs.codec import save_program
+from ...artifacts.programs.values import save_value
 from ...artifacts.ref import ArtifactRef
 from ...configs.definition import MethodDefinition
 from ...errors import SourceError
-from ..keys.observed import observed_modules
+from ..keys.observed import observed_distributions, observed_modules
 from ..params import ExportParams
 from ..stage import Workspace
 from .drawing import draw_inputs
@@ -32,13 +33,13 @@ def run(inputs: Mapping[str, ArtifactRef], params: ExportParams, work: Workspace
     - `examples` (examples): flat inputs and eager's flat outputs, the examples first and then the drawn ones;
     - `methods` (model/methods): names of all methods, the first one first;
     - `constants` (model/constants): values of the constant methods;
-    - `observed` (model/observed): local modules that were loaded on the way.
+    - `observed` (model/observed): local modules and installed packages that were loaded on the way.
 
     Raises:
         SourceError: the builder fails, or the example inputs do not fit the model.
     """
     del inputs
-    before = set(sys.modules)
+    before, path = set(sys.modules), list(sys.path)
     os.chdir(work.folder)
     seed_everything(params.seed)
     built = _build(params, work)
@@ -57,10 +58,13 @@ def run(inputs: Mapping[str, ArtifactRef], params: ExportParams, work: Workspace
         "examples": save_value(_examples(built, name, program, params), kind="examples", store=store),
         "methods": store.put_artifact("model/methods", canonical_json(methods)),
         "constants": save_value(dict(built.definition.constant_methods), kind="model/constants", store=store),
-        "observed": store.put_artifact(
-            "model/observed", canonical_json(list(observed_modules(before, work.python_path)))
-        ),
+        "observed": store.put_artifact("model/observed", canonical_json(_observed(before, path, work))),
     }
+
+
+def _observed(before: set[str], path: list[str], work: Workspace) -> list[str]:
+    modules = observed_modules(before, work.python_path, path)
+    return sorted({*modules, *observed_distributions(before, work.python_path)})
 
 
 def _build(params: ExportParams, work: Workspace) -> BuiltModel:

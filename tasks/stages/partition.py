@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...artifacts.programs import load_program, save_program
+from ...artifacts.programs.codec import load_program, save_program
 from ...artifacts.ref import ArtifactRef
 from ..params import PartitionParams
 from ..stage import Workspace
-from ..targets import find_target
+from ..targets.find import find_target
 from .exir import check_preserved_operators_found_delegates, edge_config, to_partitioned_program
 from .operators import find_operators
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from torch.export import ExportedProgram
 
-from ...artifacts.programs import DelegateResult, Delegates, load_program, save_delegates
+from ...artifacts.programs.codec import load_program
+from ...artifacts.programs.delegates import DelegateResult, Delegates, save_delegates
 from ...artifacts.ref import ArtifactRef
 from ...errors import TargetError
 from ..params import PreprocessParams
 from ..stage import Workspace
-from ..targets import find_target
+from ..targets.find import find_target
 from .exir import split_compile_specs
 from .lowered import lowered_modules
 

@@ -9,7 +9,7 @@ from typing import Any
 from executorch.runtime import Runtime, Verification
 
 from ...artifacts.digest import canonical_json
-from ...artifacts.programs import load_value
+from ...artifacts.programs.values import load_value
 from ...artifacts.pte.pieces import write_payload
 from ...artifacts.ref import ArtifactRef
 from ...errors import VerificationFailed
