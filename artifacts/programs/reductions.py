@@ -18,6 +18,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
 from torch.fx.immutable_collections import immutable_dict, immutable_list
+from torch.utils._pytree import LeafSpec, treespec_leaf
 from torch.utils._traceback import CapturedTraceback
 
 from . import restore
@@ -186,6 +187,7 @@ REDUCTIONS: dict[type, Callable[[Any], Reduction]] = {
     ShapeEnv: reduce_shape_env,
     SymNode: reduce_sym_node,
     _ViewSpec: reduce_view_spec,
+    LeafSpec: lambda _leaf: (treespec_leaf, ()),
     immutable_dict: lambda mapping: (immutable_dict, (dict(mapping),)),
     immutable_list: lambda sequence: (immutable_list, (tuple(sequence),)),
     torch.SymBool: lambda number: (torch.SymBool, (number.node,)),
