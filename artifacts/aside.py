@@ -34,7 +34,10 @@ def aside_folder(folder: Path) -> Iterator[Path]:
     while True:
         path = folder / f"{secrets.token_hex(16)}.scratch"
         path.mkdir(mode=0o700, parents=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # taken for an abandoned one and removed, before we could lock it
+            continue
         try:
             if not _lock(descriptor):
                 continue

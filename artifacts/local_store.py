@@ -95,10 +95,8 @@ class LocalStore:
 
     def read(self, blob: BlobRef) -> bytes:
         """An object's bytes; raises ObjectMissing or ObjectDamaged."""
-        try:
-            return self.path(blob).read_bytes()
-        except FileNotFoundError:
-            raise ObjectMissing(blob.digest, str(self.root)) from None
+        with self.objects.open(blob) as file:
+            return file.read()
 
     def contains(self, blob: BlobRef) -> bool:
         """Whether the object is there and good; a damaged one is moved aside."""

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import ObjectDamaged, ObjectMissing, StoreUnusable
 from .digest import Digest, parse_digest
@@ -55,6 +56,18 @@ class ObjectFolder:
         if not _is_marked(status, blob.size):
             self._verify(path, blob)
         return path
+
+    def open(self, blob: BlobRef) -> BinaryIO:
+        """The verified file, open: whatever takes its place afterwards. Raises ObjectMissing or ObjectDamaged."""
+        while True:
+            path = self.verified(blob)
+            try:
+                file = path.open("rb")
+            except FileNotFoundError:
+                raise ObjectMissing(blob.digest, str(self._root)) from None
+            if _is_marked(os.fstat(file.fileno()), blob.size):
+                return file
+            file.close()
 
     def refresh(self, blob: BlobRef) -> bool:
         """Whether the object is there and good; it then counts as published now, so that gc keeps it for its grace."""

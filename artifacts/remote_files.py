@@ -237,7 +237,7 @@ def _secrets_in(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
             pending += value.items()
         elif isinstance(value, str) and not name.endswith(("url", "host", "region_name")):
             values.append(value)
-    return tuple(value for value in values if value)
+    return tuple(value for value in values if value and len(value) > 3)
 
 
 def _is_transient(error: BaseException) -> bool:

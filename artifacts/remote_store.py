@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
-from .digest import Digest, parse_digest
+from .digest import Digest, digest_file, parse_digest
 from .lease import LocalLeases
 from .ledger import Ledger
 from .local_root import LAYOUT
@@ -100,7 +100,7 @@ class RemoteStore(Store):
         self.local.objects.distrust(blob.digest)
         here = self.local.contains(blob)
         try:
-            self._download(blob)
+            self._receive(blob, lambda path: digest_file(path) == blob.digest)
         except ObjectMissing:
             return here
         except ObjectDamaged:
@@ -127,10 +127,10 @@ class RemoteStore(Store):
         return now.modified if now else time.time()
 
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
-        """Deletes unfinished files and objects moved aside before `since`, there and here; says how many."""
+        """Deletes unfinished files, dead leases, old notes and objects moved aside, there and here; says how many."""
         old = [
             file
-            for folder in ("tmp", "quarantine", NOTES)
+            for folder in ("tmp", "quarantine", "leases", NOTES)
             for file in self._files.list(folder)
             if file.modified < since
         ]
@@ -154,13 +154,17 @@ class RemoteStore(Store):
         return file is not None and file.size == blob.size
 
     def _download(self, blob: BlobRef) -> None:
-        """Brings an object here; one that is damaged twice is damaged there, and is moved aside there."""
+        """Brings an object here."""
+        self._receive(blob, lambda path: self.local.put_file(path, move=True) == blob)
+
+    def _receive(self, blob: BlobRef, accept: Callable[[Path], bool]) -> None:
+        """Downloads an object for `accept` to check; one that is damaged twice is damaged there: it is moved aside."""
         name = _object(blob.digest)
         for _ in range(2):
             with self.local.scratch() as folder:
                 if not self._files.download(name, folder / "object"):
                     raise ObjectMissing(blob.digest, self.url)
-                if self.local.put_file(folder / "object", move=True) == blob:
+                if accept(folder / "object"):
                     return
         aside = f"quarantine/{blob.digest}.{len(self._files.names('quarantine'))}"
         self._files.move(name, aside)

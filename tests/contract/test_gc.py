@@ -7,6 +7,7 @@ import signal
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from pteforge.artifacts.digest import digest_json
 from pteforge.artifacts.gc import collect, list_objects, usage, verify_store
 from pteforge.artifacts.ledger import StageRecord
@@ -108,6 +109,7 @@ def test_objects_of_running_stages_stay(place):
 _PUBLISHER = """
 import sys
 from pathlib import Path
+import pytest
 from pteforge.artifacts.digest import digest_json
 from pteforge.artifacts.ledger import StageRecord
 from pteforge.artifacts.manifest import Manifest
@@ -127,13 +129,14 @@ with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
 """
 
 
+@pytest.mark.slow
 def test_collecting_beside_a_publisher_loses_nothing(shared_place, start):
     """While a process publishes, no collection takes what a record names, even without any grace.
 
     On a disk that holds for objects too that lie around unneeded when they are published again; on a server they are
     safe within the grace period only.
     """
-    rounds, pieces = (60, "shared") if shared_place.is_local else (15, "own")
+    rounds, pieces = (60, "shared") if shared_place.is_local else (10, "own")
     publisher = start(_PUBLISHER, shared_place.url, str(shared_place.folder / "publisher"), str(rounds), pieces)
     assert publisher.stdout.readline() == "ready\n"
     removed = 0

@@ -6,11 +6,14 @@ import contextlib
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.artifacts.remote_lease import LeaseTiming
+from pteforge.artifacts.lease import LocalLeases
+from pteforge.artifacts.remote_files import RemoteFiles
+from pteforge.artifacts.remote_lease import LeaseTiming, RemoteLeases
 from pteforge.artifacts.remote_store import RemoteStore
 from pteforge.artifacts.store import Store
 
@@ -66,6 +69,7 @@ with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
 """
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time(shared_place, start, tmp_path):
     """Hosts (with local copies of their own) that increment a counter under a lease lose no increment."""
     counter = tmp_path / "counter"
@@ -117,6 +121,33 @@ def test_heartbeat_keeps_a_lease(shared_place):
             assert not entered.wait(2.0)  # four times the expiry
         waiter.join()
         assert entered.is_set()
+
+
+def test_lost_lease_is_reported(tmp_path, caplog):
+    """A holder whose lease is gone (it stood still for too long, say) says so, goes on, and leaves nothing behind."""
+    files = RemoteFiles(f"file://{tmp_path}/remote")
+    leases = RemoteLeases(files, LocalLeases(tmp_path / "local"), LeaseTiming(heartbeat=0.05))
+    with leases.hold(KEY):
+        [name] = files.names("leases")
+        files.delete(name)
+        _wait_for(lambda: "taken over" in caplog.text)
+    assert files.names("leases") == []
+
+
+def test_outage_does_not_fail_the_holder(tmp_path, caplog):
+    """A store that cannot be reached for a while costs its holder nothing but warnings."""
+    files = RemoteFiles(f"file://{tmp_path}/remote")
+    leases = RemoteLeases(files, LocalLeases(tmp_path / "local"), LeaseTiming(heartbeat=0.05))
+    with leases.hold(KEY):
+        (tmp_path / "remote/leases").rename(tmp_path / "away")
+        (tmp_path / "remote/leases").write_text("no folder: nothing below it can be read or written")
+        _wait_for(lambda: "could not be renewed" in caplog.text)
+    assert "could not be given back" in caplog.text
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        threading.Event().wait(0.01)
 
 
 def test_waiting_for_a_lease_can_be_interrupted(shared_place, start):
