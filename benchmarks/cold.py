@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from typing import Literal
 
@@ -29,11 +30,19 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Seconds:
-    """Wall time of whole processes, from start to exit."""
+    """What a command took, from start to exit: wall time, and CPU time of all its processes."""
 
-    peer: float
-    cold: float
-    warm: float
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of each command."""
+
+    peer: Seconds
+    cold: Seconds
+    warm: Seconds
 
 
 @dataclass(frozen=True)
@@ -63,17 +72,17 @@ class Machine:
     prefect_home: Literal["fresh", "user"]
 
 
-def run(command: list[str | Path], environment: dict[str, str], log: Path) -> float:
-    """Wall seconds of a command. Where it fails, its output is shown and the benchmark ends."""
+def run(command: list[str | Path], environment: dict[str, str], log: Path) -> Seconds:
+    """Runs a command. Where it fails, its output is shown and the benchmark ends."""
     with log.open("wb") as output:
-        start = time.perf_counter()
+        start, before = time.perf_counter(), getrusage(RUSAGE_CHILDREN)
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False
         )
-        seconds = time.perf_counter() - start
+        wall, after = time.perf_counter() - start, getrusage(RUSAGE_CHILDREN)
     if done.returncode:
         sys.exit(f"{log.read_text(errors='replace')}\nexit code {done.returncode}: {' '.join(map(str, command))}")
-    return seconds
+    return Seconds(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 def environment_of(room: Path, prefect_home: Literal["fresh", "user"]) -> dict[str, str]:
@@ -85,18 +94,18 @@ def environment_of(room: Path, prefect_home: Literal["fresh", "user"]) -> dict[s
     return environment
 
 
-def measure_seconds(room: Path, environment: dict[str, str], *, peer_first: bool) -> Seconds:
+def measure_seconds(room: Path, environment: dict[str, str], *, peer_first: bool) -> Run:
     """One run of each, in new folders under `room`."""
     pteforge = Path(sys.executable).with_name("pteforge")
     ours = [pteforge, "export", ZOO, "--store", room / "store", "--out", room / "ours"]
 
-    def peer() -> float:
+    def peer() -> Seconds:
         return run([sys.executable, HERE / "peer.py", room / "peer"], environment, room / "peer.log")
 
     peer_seconds = peer() if peer_first else None
     cold = run(ours, environment, room / "cold.log")
     warm = run(ours, environment, room / "warm.log")
-    seconds = Seconds(peer_seconds if peer_seconds is not None else peer(), cold, warm)
+    seconds = Run(peer_seconds or peer(), cold, warm)
     check_same_files(room / "peer", room / "ours")
     return seconds
 
@@ -128,16 +137,26 @@ def measure_bytes(room: Path, environment: dict[str, str]) -> Bytes:
     )
 
 
-def show(runs: list[Seconds], seconds: Seconds, size: Bytes, machine: Machine) -> None:
+def middle(runs: list[Run]) -> Run:
+    """Medians of every figure by itself."""
+
+    def of(side: str) -> Seconds:
+        seconds = [getattr(one, side) for one in runs]
+        return Seconds(median(s.wall for s in seconds), median(s.cpu for s in seconds))
+
+    return Run(of("peer"), of("cold"), of("warm"))
+
+
+def show(runs: int, medians: Run, size: Bytes, machine: Machine) -> None:
     """Prints the figures for people."""
-    print(f"starter zoo, {len(BUILDERS) * len(RECIPES)} files, {machine.cpus} CPUs, runs: {len(runs)} (medians)")
-    print(f"{'seconds':<30}{'':>12}{'ratio':>8}")
-    print(f"{'peer':<30}{seconds.peer:>12.1f}")
-    print(f"{'pteforge, nothing cached':<30}{seconds.cold:>12.1f}{seconds.cold / seconds.peer:>8.2f}")
-    print(f"{'pteforge, everything cached':<30}{seconds.warm:>12.1f}{seconds.warm / seconds.peer:>8.2f}")
-    print(f"{'bytes':<30}")
-    print(f"{'outputs of stages, apart':<30}{size.apart:>12,}")
-    print(f"{'store':<30}{size.store:>12,}{size.store / size.apart:>8.2f}")
+    print(f"starter zoo, {len(BUILDERS) * len(RECIPES)} files, {machine.cpus} CPUs, medians of {runs} runs")
+    print(f"{'':<28}{'wall s':>10}{'ratio':>8}{'CPU s':>10}{'ratio':>8}")
+    for name, taken in (("peer", medians.peer), ("nothing cached", medians.cold), ("everything cached", medians.warm)):
+        wall, cpu = taken.wall / medians.peer.wall, taken.cpu / medians.peer.cpu
+        print(f"{name:<28}{taken.wall:>10.1f}{wall:>8.2f}{taken.cpu:>10.1f}{cpu:>8.2f}")
+    print(f"{'':<28}{'bytes':>10}{'ratio':>8}")
+    print(f"{'outputs of stages, apart':<28}{size.apart:>10}{1:>8.2f}")
+    print(f"{'store':<28}{size.store:>10}{size.store / size.apart:>8.2f}")
 
 
 def main() -> None:
@@ -174,15 +193,20 @@ def main() -> None:
                 shutil.rmtree(room / made, ignore_errors=True)
             runs.append(measure_seconds(room, environment, peer_first=number % 2 == 0))
         size = measure_bytes(room, environment)
-    seconds = Seconds(*(median(column) for column in zip(*((r.peer, r.cold, r.warm) for r in runs), strict=True)))
+    medians = middle(runs)
     if not arguments.json:
-        return show(runs, seconds, size, machine)
+        return show(len(runs), medians, size, machine)
     ratios = {
-        "cold_to_peer": seconds.cold / seconds.peer,
-        "warm_to_peer": seconds.warm / seconds.peer,
+        "cold_to_peer": medians.cold.wall / medians.peer.wall,
+        "warm_to_peer": medians.warm.wall / medians.peer.wall,
         "store_to_apart": size.store / size.apart,
     }
-    figures = {"seconds": asdict(seconds), "runs": [asdict(r) for r in runs], "bytes": asdict(size), "ratios": ratios}
+    figures = {
+        "seconds": asdict(medians),
+        "runs": [asdict(one) for one in runs],
+        "bytes": asdict(size),
+        "ratios": ratios,
+    }
     return print(json.dumps({"machine": asdict(machine), **figures}, indent=2))
 
 
