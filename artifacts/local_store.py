@@ -49,8 +49,10 @@ class LocalStore:
         """Publishes bytes; writes nothing where they are already there."""
         blob = BlobRef(digest_bytes(content), memoryview(content).nbytes)
         if not self.objects.refresh(blob):
-            with self.writer() as writer:
-                writer.write(content)
+            with writing(self.root), aside_file(self.root / "tmp") as (path, file):
+                file.write(content)
+                file.flush()
+                self.objects.install(path, file.fileno(), blob)
         return blob
 
     def put_file(self, path: Path, *, move: bool = False) -> BlobRef:
