@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import fsspec
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from ..errors import StoreUnusable
 from .files import Files
+from .redaction import public_url, secrets_in
 
 OPTIONS_VARIABLE = "PTEFORGE_STORE_OPTIONS"
 
@@ -67,7 +67,7 @@ class RemoteFiles(Files):
         """Finds the file system for `url`, without using it yet; raises StoreUnusable where there is none."""
         self.url = public_url(url)
         self._options = options if options is not None else _options_from_environment()
-        self._secrets = _secrets_in(url, self._options)
+        self._secrets = secrets_in(url, self._options)
         self._protocol = url.partition("://")[0]
         try:
             self._fs, root = fsspec.core.url_to_fs(url, **self._options)
@@ -207,6 +207,17 @@ class RemoteFiles(Files):
         return text
 
 
+_PARTICIPLES[verb]}: {self._describe(error)}; "
+                f"check its address, credentials and network ({OPTIONS_VARIABLE} holds options for it)"
+            ) from None  # the cause may hold secrets
+
+    def _describe(self, error: Exception) -> str:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
 def public_url(url: str) -> str:
     """A URL without user name, password and query."""
     parts = urlsplit(url)
@@ -225,19 +236,6 @@ def _options_from_environment() -> dict[str, Any]:
     if not isinstance(options, dict):
         raise StoreUnusable(f"{OPTIONS_VARIABLE} is not a JSON object of options for the store's fsspec file system")
     return options
-
-
-def _secrets_in(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Values that must not be shown: passwords in the URL, and every text option but addresses."""
-    values = [urlsplit(url).password, os.environ.get("AWS_SECRET_ACCESS_KEY"), os.environ.get("AWS_SESSION_TOKEN")]
-    pending: list[tuple[str, Any]] = list(options.items())
-    while pending:
-        name, value = pending.pop()
-        if isinstance(value, Mapping):
-            pending += value.items()
-        elif isinstance(value, str) and not name.endswith(("url", "host", "region_name")):
-            values.append(value)
-    return tuple(value for value in values if value and len(value) > 3)
 
 
 def _is_transient(error: BaseException) -> bool:

@@ -18,8 +18,9 @@ from .local_root import LAYOUT
 from .local_store import LocalStore
 from .object_folder import StoredObject
 from .publishing_notes import NOTES, PublishingNotes
+from .redaction import public_url
 from .ref import ArtifactRef, BlobRef
-from .remote_files import RemoteFiles, public_url
+from .remote_files import RemoteFiles
 from .remote_lease import LeaseTiming, RemoteLeases
 from .runs import Runs
 from .signing import Seal, signing_key
