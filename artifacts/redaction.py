@@ -8,6 +8,12 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 
+def public_url(url: str) -> str:
+    """A URL without user name, password and query."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
 def secrets_in(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Values that must not be shown: passwords in the URL, and every text option but addresses."""
     values = [urlsplit(url).password, os.environ.get("AWS_SECRET_ACCESS_KEY"), os.environ.get("AWS_SESSION_TOKEN")]

@@ -207,23 +207,6 @@ class RemoteFiles(Files):
         return text
 
 
-_PARTICIPLES[verb]}: {self._describe(error)}; "
-                f"check its address, credentials and network ({OPTIONS_VARIABLE} holds options for it)"
-            ) from None  # the cause may hold secrets
-
-    def _describe(self, error: Exception) -> str:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
-
-
-def public_url(url: str) -> str:
-    """A URL without user name, password and query."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
 _PARTICIPLES = {"read": "read", "write": "written", "list": "listed"}
 
 
