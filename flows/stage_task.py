@@ -33,7 +33,7 @@ def _worth_retrying(task: Any, run: TaskRun, state: State[Any]) -> bool:
 
 @task(
     name="stage",
-    cache_policy=NO_CACHE,  # our ledger decides, see facts about Prefect's result cache in docs/design.md
+    cache_policy=NO_CACHE,  # our ledger decides: unlike Prefect's cache it knows when an output is gone or damaged
     persist_result=False,
     retries=2,
     retry_delay_seconds=[1, 5],

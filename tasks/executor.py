@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from ..artifacts.digest import Digest, digest_json
 from ..artifacts.records import StageRecord
-from ..artifacts.ref import ArtifactRef
+from ..artifacts.ref import ArtifactRef, BlobRef
 from ..artifacts.store import Store
 from ..errors import PteforgeError, StageError, StageFailed
 from .call import StageCall, run_call
@@ -125,7 +125,7 @@ class Executor:
             path = tuple(map(str, model.python_path))
             report = self._workers.run(_ENTRY, call.to_json(), limits, python_path=path)
             outputs = {role: ArtifactRef.from_json(ref) for role, ref in report.result.items()}
-            seconds, peak, log = report.seconds, report.peak_memory, self.store.local.put_bytes(report.log)
+            seconds, peak, log = report.seconds, report.peak_memory, self._publish_log(report.log)
         else:
             outputs, peak, log = _run_here(call), 0, None
             seconds = time.perf_counter() - started
@@ -144,6 +144,11 @@ class Executor:
         )
         self.store.ledger.commit(record)
         return _result(step, key, record, cached=False)
+
+    def _publish_log(self, content: bytes) -> BlobRef:
+        log = self.store.local.put_artifact("log", content)
+        self.store.publish(log)
+        return log.root
 
     def _watch(self, model: PlannedModel, step: Step, key: StageKey, observed: ArtifactRef) -> tuple[Step, StageKey]:
         """Files the result under a key that covers what really was loaded.
