@@ -74,6 +74,8 @@ class CanonicalValues:
         return self._rare(value)
 
     def _rare(self, value: Any) -> Any:  # noqa: PLR0911 - one return per kind of value
+        if isinstance(value, torch.fx.Node):
+            return None  # in `meta`; arguments are the caller's
         if isinstance(value, (bytes, bytearray)):
             return ["bytes", digest_bytes(value)]
         if isinstance(value, complex):
@@ -97,8 +99,8 @@ class CanonicalValues:
 
     def target(self, target: Any) -> Any:
         """What a node calls, by name."""
-        if isinstance(target, (EdgeOpOverload, BackendOpOverload)):
-            dialect = "edge" if isinstance(target, EdgeOpOverload) else "backend"
+        if isinstance(target, EdgeOpOverload):
+            dialect = "backend" if isinstance(target, BackendOpOverload) else "edge"
             return [dialect, str(target._op)]  # noqa: SLF001 - dialect operators wrap the torch operator
         if isinstance(target, OpOverload):
             return ["operator", str(lasting_operator(target))]

@@ -32,7 +32,7 @@ from .reductions import (
     reduce_verifier,
 )
 from .sharing import Sharing
-from .storages import StorageTable, storage_bytes
+from .storages import StorageTable, is_plain, storage_bytes
 
 INLINE_LIMIT = 4096
 """Bytes objects up to this size stay in the stream."""
@@ -122,7 +122,7 @@ class _Pickler(pickle.Pickler):
         return restore.node_source, self._sharing.source_arguments(source)
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Reduction:
-        if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "meta") or tensor.is_quantized:
+        if tensor.device.type not in ("cpu", "meta") or not is_plain(tensor):
             raise TypeError(
                 f"a tensor of layout {tensor.layout}, type {tensor.dtype} on {tensor.device} cannot be stored"
             )

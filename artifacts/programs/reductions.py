@@ -96,9 +96,9 @@ def reduce_operator(target: OpOverload) -> Reduction:
     return restore.operator, (namespace, name, target._overloadname)  # noqa: SLF001 - as above
 
 
-def reduce_dialect_operator(target: EdgeOpOverload | BackendOpOverload) -> Reduction:
+def reduce_dialect_operator(target: EdgeOpOverload) -> Reduction:
     """An operator of exir's own dialects by name."""
-    dialect = "edge" if isinstance(target, EdgeOpOverload) else "backend"
+    dialect = "backend" if isinstance(target, BackendOpOverload) else "edge"  # the first is a subclass of the second
     return restore.dialect_operator, (dialect, *reduce_operator(target._op)[1])  # noqa: SLF001 - no public access
 
 

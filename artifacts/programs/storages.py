@@ -19,6 +19,11 @@ def storage_bytes(storage: torch.UntypedStorage) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(storage.data_ptr())).cast("B")
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but a type, a shape and strides over a storage."""
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+
+
 def map_storage(path: Path, size: int) -> torch.UntypedStorage:
     """Maps a file copy-on-write: nothing is read before it is used, and what is written never reaches the file."""
     if size == 0:

@@ -12,7 +12,7 @@ import torch
 
 from ...errors import StoreError
 from ..ref import BlobRef
-from .storages import storage_bytes
+from .storages import is_plain, storage_bytes
 
 _INLINE_LIMIT = 64
 _ALIGNMENT = 16
@@ -136,12 +136,7 @@ class TreeDecoder:
 
 def _is_dense(value: Any) -> bool:
     """Whether `value` is a tensor made of nothing but a storage on the CPU."""
-    return (
-        type(value) in (torch.Tensor, torch.nn.Parameter)
-        and value.layout is torch.strided
-        and value.device.type == "cpu"
-        and not (value.is_quantized or value.is_conj() or value.is_neg())
-    )
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu" and is_plain(value)
 
 
 def _identity(tensor: torch.Tensor) -> int:
