@@ -19,6 +19,7 @@ class Admission:
     """
 
     def __init__(self, jobs: int, memory: int) -> None:
+        """Places for so many calls and so many bytes; both are at least 1."""
         if jobs < 1:
             raise ValueError(f"jobs is {jobs}, must be at least 1")
         if memory < 1:

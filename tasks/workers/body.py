@@ -25,6 +25,7 @@ class StageProcess:
     """Made by the server before it forks; `run` is called in the child."""
 
     def __init__(self, server: int, set_death_signal: Callable[[int], None]) -> None:
+        """Takes the server's process id and the function of `parent_death_signal`."""
         self._server = server
         self._set_death_signal = set_death_signal
 

@@ -13,6 +13,7 @@ class CappedLog:
     """Collects bytes and forgets the middle once there are more than `limit`."""
 
     def __init__(self, limit: int = _LIMIT) -> None:
+        """Keeps half of `limit` bytes at either end."""
         self._half = limit // 2
         self._head = bytearray()
         self._tail = bytearray()

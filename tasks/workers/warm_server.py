@@ -35,6 +35,7 @@ class WarmServer:
     """
 
     def __init__(self, preload: tuple[str, ...]) -> None:
+        """Starts a server that imports these modules; returns before it runs."""
         self._preload = preload
         self._control, self._far_end = socket.socketpair()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process

@@ -47,7 +47,7 @@ def announcement(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ends() -> Callable[[int], bool]:
-    """Waits some seconds for the end of a process that need not be a child; says whether it came. A zombie has ended."""
+    """Waits some seconds for the end of any process, says whether it came. A zombie has ended."""
 
     def process_ends(pid: int) -> bool:
         try:

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from pteforge.errors import StageCrashed, StageFailed, StageOutOfMemory
@@ -45,7 +46,7 @@ def test_report_says_time_and_memory(run):
 
 
 def test_exception_is_told_in_one_line_first(run):
-    """The message begins with type and message, even if the message begins with an empty line; the log has the traceback."""
+    """Type and message share the first line, even if the message begins with an empty one; the log has a traceback."""
     with pytest.raises(StageFailed) as caught:
         run("fail", "\nshapes differ\nexpected: 3")
     assert str(caught.value) == "RuntimeError: shapes differ\nexpected: 3"
@@ -94,7 +95,7 @@ def test_missing_module_is_a_failure(shared_workers):
 def test_malformed_function_is_refused(shared_workers):
     """A name without a colon is a mistake of the caller, found before a process is forked."""
     before = shared_workers.calls
-    with pytest.raises(ValueError, match="must be 'package.module:name'"):
+    with pytest.raises(ValueError, match=r"must be 'package\.module:name'"):
         shared_workers.run("os.getpid", None, WorkerLimits(60, 1 << 30))
     assert shared_workers.calls == before
 
@@ -192,10 +193,10 @@ def test_no_descriptors_leak(bodies):
 
         call(0)
         server = pool._server.pid
-        before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in ("self", server)]
+        before = [_descriptors("self"), _descriptors(server)]
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(call, range(200)))
-        after = [len(os.listdir(f"/proc/{pid}/fd")) for pid in ("self", server)]
+        after = [_descriptors("self"), _descriptors(server)]
         assert after[0] == before[0]
         assert after[1] <= before[1] + 1  # it closes the link of the last call just after it has told of its end
         assert pool.calls == 201
@@ -206,3 +207,8 @@ def test_bounds_must_be_positive(limits):
     """A bound that nothing could keep is refused."""
     with pytest.raises(ValueError, match="must be more than 0"):
         WorkerLimits(*limits)
+
+
+def _descriptors(process: str | int) -> int:
+    """How many open files a process has."""
+    return len(list(Path(f"/proc/{process}/fd").iterdir()))

@@ -21,7 +21,7 @@ def test_process_leads_its_own_session(run):
 
 
 def test_surroundings_are_those_of_the_caller(run, bodies):
-    """Working directory unchanged, the folders given in front of sys.path, no thread and no torch that nobody asked for."""
+    """Working directory unchanged, given folders in front of sys.path, no thread and no torch that nobody asked for."""
     seen = run("environment").result
     assert seen["cwd"] == str(Path.cwd())
     assert seen["path"] == [bodies]
@@ -54,11 +54,12 @@ def test_only_its_own_descriptors_are_open(shared_workers, run, bodies, announce
 def test_main_program_is_not_imported_again(tmp_path, bodies):
     """A script without a main guard can use the pool: its processes do not run the script."""
     script = tmp_path / "script.py"
+    call = f"'worker_bodies:environment', None, WorkerLimits(60, 1 << 30), python_path=({bodies!r},)"
     script.write_text(
         "from pteforge.tasks.workers import Workers, WorkerLimits\n"
         "print('main runs')\n"
         "with Workers(jobs=1, preload=()) as pool:\n"
-        f"    report = pool.run('worker_bodies:environment', None, WorkerLimits(60, 1 << 30), python_path=({bodies!r},))\n"
+        f"    report = pool.run({call})\n"
         "print(report.result['main'], report.log)\n"
     )
     output = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, timeout=120).stdout

@@ -22,7 +22,8 @@ import sys, threading
 from pteforge.tasks.workers import Workers, WorkerLimits
 pool = Workers(jobs=2, preload=tuple(sys.argv[3:]))
 pool.start()
-pool.run("worker_bodies:announce_grandchild_and_hang", sys.argv[1], WorkerLimits(600, 1 << 30), python_path=(sys.argv[2],))
+limits = WorkerLimits(600, 1 << 30)
+pool.run("worker_bodies:announce_grandchild_and_hang", sys.argv[1], limits, python_path=(sys.argv[2],))
 """
 
 
@@ -158,7 +159,7 @@ def test_killed_parent_during_the_warm_up_leaves_nothing_behind(bodies, announce
 
 @pytest.mark.parametrize("delay", [0.02, 0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5])
 def test_parent_killed_at_any_moment(bodies, ends, tmp_path, delay):
-    """Wherever in start, fork and run the SIGKILL hits, no process is left that inherited the main one's environment."""
+    """Wherever in start, fork and run the SIGKILL hits, no process that has the main one's environment is left."""
     marker = str(tmp_path)
     environment = {**os.environ, "PTEFORGE_TEST_MARKER": marker}
     main = subprocess.Popen([sys.executable, "-c", MAIN, tmp_path / "unread", bodies], env=environment)
@@ -169,7 +170,7 @@ def test_parent_killed_at_any_moment(bodies, ends, tmp_path, delay):
 
 
 def test_interrupt_reaches_the_main_process_only(bodies, announcement, ends):
-    """SIGINT to the terminal's foreground group: the main process raises KeyboardInterrupt and everything ends with it."""
+    """SIGINT to the terminal's foreground group: the main process is interrupted and everything ends with it."""
     main = subprocess.Popen(
         [sys.executable, "-c", MAIN, announcement, bodies], start_new_session=True, stderr=subprocess.PIPE, text=True
     )
