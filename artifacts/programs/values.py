@@ -41,7 +41,10 @@ def load_value(ref: ArtifactRef, store: LocalStore) -> Any:
         case {"format": 1, "value": tree, "storages": list() as numbers}:
             blobs = manifest.blobs
             storages = [map_storage(store.path(blobs[number]), blobs[number].size) for number in numbers]
-            return TreeDecoder(storages, lambda number: store.read(blobs[number])).decode(tree)
+            try:
+                return TreeDecoder(storages, lambda number: store.read(blobs[number])).decode(tree)
+            except ValueError as error:
+                raise StoreError(f"the {ref.kind} {ref.root.digest} cannot be loaded: {error}") from error
     raise StoreError(
         f"the {ref.kind} {ref.root.digest} is not a value of format {_FORMAT}; the stage that makes it has to run again"
     )
