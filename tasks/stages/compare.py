@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,12 +65,14 @@ def _same_not_finite(ours: torch.Tensor, eager: torch.Tensor) -> bool:
 
 
 def _figures(ours: torch.Tensor, eager: torch.Tensor, case: Case) -> Case:
-    noise = (ours - eager).square().sum().item()
-    if not noise:
+    difference = (ours - eager).abs()
+    error = difference.max().item() if difference.numel() else 0.0
+    if not error:
         return case
-    signal = eager.square().sum().item()
-    error = (ours - eager).abs().max().item()
     peak = eager.abs().max().item()
-    decibels = 10 * math.log10(signal / noise) if signal else _SILENT_DB
-    relative = error / peak if peak else error
-    return Case(case.method, case.label, case.output, error, relative, max(decibels, _SILENT_DB))
+    if not peak:
+        return replace(case, max_abs_error=error, max_relative_error=error, sqnr_db=_SILENT_DB)
+    # Sums of squares are taken of values up to 1, since those of large ones overflow and those of small ones vanish.
+    ratio = (eager / peak).square().sum().item() / (difference / error).square().sum().item()
+    decibels = 10 * math.log10(ratio) + 20 * (math.log10(peak) - math.log10(error))
+    return replace(case, max_abs_error=error, max_relative_error=error / peak, sqnr_db=max(decibels, _SILENT_DB))

@@ -9,7 +9,8 @@ from typing import Any
 import sympy
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+
+from .input_shapes import Shape, input_shapes
 
 _UNBOUNDED = 1 << 31  # torch.export writes "no upper bound" as a number beyond any real size
 
@@ -26,7 +27,7 @@ def draw_inputs(program: ExportedProgram, example: Sequence[Any], count: int) ->
         example: the flat example inputs it was traced with.
         count: how many to draw.
     """
-    shapes = [_shape(node.meta.get("val")) for node in _user_inputs(program)]
+    shapes = input_shapes(program)
     hints = _hints(shapes, example)
     draws = []
     for number in range(count):
@@ -36,20 +37,7 @@ def draw_inputs(program: ExportedProgram, example: Sequence[Any], count: int) ->
     return draws
 
 
-def _user_inputs(program: ExportedProgram) -> list[torch.fx.Node]:
-    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    return [nodes[name] for name in names]
-
-
-def _shape(value: Any) -> list[sympy.Expr] | None:
-    """A placeholder's sizes as expressions; None where it is not a tensor."""
-    if not isinstance(value, torch.Tensor):
-        return None
-    return [size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size) for size in value.shape]
-
-
-def _hints(shapes: Sequence[list[sympy.Expr] | None], example: Sequence[Any]) -> dict[sympy.Symbol, int]:
+def _hints(shapes: Sequence[Shape | None], example: Sequence[Any]) -> dict[sympy.Symbol, int]:
     """Size of each symbol in the example. Symbols that never stand alone as a size get none from here."""
     hints: dict[sympy.Symbol, int] = {}
     for shape, value in zip(shapes, example, strict=True):
@@ -71,9 +59,7 @@ def _size(program: ExportedProgram, symbol: sympy.Symbol, hint: int, number: int
     return random.Random(f"{symbol}/{number}").randint(lower, upper)  # noqa: S311 - test inputs, not secrets
 
 
-def _like(
-    value: Any, shape: list[sympy.Expr] | None, sizes: dict[sympy.Symbol, int], generator: torch.Generator
-) -> Any:
+def _like(value: Any, shape: Shape | None, sizes: dict[sympy.Symbol, int], generator: torch.Generator) -> Any:
     if shape is None or not isinstance(value, torch.Tensor):
         return value
     wanted = [int(expression.subs(sizes)) for expression in shape]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from ..params import ExportParams
 from ..stage import Workspace
 from .drawing import draw_inputs
 from .dynamic_shapes import to_dims
+from .input_shapes import check_fits
 from .source import BuiltModel, build, load_program_file, seed_everything
 
 
@@ -47,6 +48,8 @@ def run(inputs: Mapping[str, ArtifactRef], params: ExportParams, work: Workspace
     name = params.method or methods[0]
     if name not in built.definition.methods:
         raise SourceError(f"the model has no method {name!r}; it has {methods}")
+    if unknown := set(params.dynamic_shapes or ()) - set(methods):
+        raise SourceError(f"dynamic_shapes names the methods {sorted(unknown)}; the model has {methods}")
     method = built.definition.methods[name]
     program = built.program
     if program is None:
@@ -75,57 +78,62 @@ def _build(params: ExportParams, work: Workspace) -> BuiltModel:
 
 def _export(name: str, method: MethodDefinition, params: ExportParams) -> ExportedProgram:
     example = method.example_inputs[0]
-    shapes: Any = (
-        to_dims(params.dynamic_shapes[name]) if name in (params.dynamic_shapes or {}) else method.dynamic_shapes
-    )
+    shapes: Any = method.dynamic_shapes
+    if name in (params.dynamic_shapes or {}):
+        entries = params.dynamic_shapes[name]
+        if len(entries) != len(example):
+            raise SourceError(
+                f"dynamic_shapes has {len(entries)} entries for method {name!r}, which takes {len(example)} inputs"
+            )
+        shapes = to_dims(entries)
     try:
         return torch.export.export(method.module, example, dynamic_shapes=shapes, strict=params.strict)
-    except Exception:
-        _check_eager_takes(name, method.module, example)
+    except Exception as error:
+        # Example inputs that do not fit the model are told apart from a model that cannot be exported.
+        _run_eager(method.module, (example, {}), f"its own example inputs of method {name!r}")
+        if shapes is not None and isinstance(error, torch._dynamo.exc.UserError):  # noqa: SLF001 - has no public name
+            raise SourceError(f"method {name!r} cannot be exported with its dynamic shapes: {error}") from error
         raise
 
 
-def _check_eager_takes(name: str, module: torch.nn.Module, example: tuple[Any, ...]) -> None:
-    """Tells example inputs that do not fit the model apart from a model that cannot be exported."""
-    try:
-        with torch.no_grad():
-            copy.deepcopy(module)(*example)
-    except Exception as error:
-        shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in pytree.tree_leaves(example)]
-        raise SourceError(
-            f"method {name!r} does not take its own example inputs {shapes}: {type(error).__name__}: {error}"
-        ) from error
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments."""
 
 
 def _examples(built: BuiltModel, name: str, program: ExportedProgram, params: ExportParams) -> dict[str, Any]:
     """Flat inputs and outputs. Each run starts from the state that the model was built with."""
     method = built.definition.methods[name]
-    kwargs = dict(built.keyword_inputs or {})
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [(example, kwargs) for example in method.example_inputs]
+    calls: list[Call] = [(example, dict(built.keyword_inputs or {})) for example in method.example_inputs]
+    for number, call in enumerate(calls):
+        check_fits(program, pytree.tree_leaves(call), f"example {number} of method {name!r}")
     flat, spec = pytree.tree_flatten(calls[0])
-    drawn = draw_inputs(program, flat, params.drawn_inputs)
-    calls += [pytree.tree_unflatten(values, spec) for values in drawn]
-    stateful = bool(program.graph_signature.buffers_to_mutate)
+    drawn: list[Call] = [pytree.tree_unflatten(draw, spec) for draw in draw_inputs(program, flat, params.drawn_inputs)]
     outputs = []
-    for args, keywords in calls:
-        module = copy.deepcopy(method.module) if stateful else method.module
-        outputs.append(_run_eager(name, module, args, keywords))
+    for number, call in enumerate((*calls, *drawn)):
+        what = f"example {number} of method {name!r}"
+        if number >= len(calls):
+            what = (
+                f"inputs drawn for method {name!r} within its dynamic shapes, with values of its first example "
+                "(narrow the shapes, or set verify.drawn_inputs to 0)"
+            )
+        outputs.append(_run_eager(method.module, call, what))
     return {
-        "inputs": [pytree.tree_leaves(call) for call in calls],
+        "inputs": [pytree.tree_leaves(call) for call in (*calls, *drawn)],
         "outputs": outputs,
         "drawn": len(drawn),
     }
 
 
-def _run_eager(name: str, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    # torch.export may hand a buffer out as an output; a copy keeps later runs from changing it
+def _run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:
+    """Flat outputs; neither the module nor the arguments are changed."""
+    args, kwargs = copy.deepcopy(call)
+    # The module's state must stay what it was built with; its weights do not change, and so need no copy.
+    fresh = copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
     try:
         with torch.no_grad():
-            result = module(*copy.deepcopy(args), **copy.deepcopy(dict(kwargs)))
+            result = fresh(*args, **kwargs)
     except Exception as error:
-        shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in pytree.tree_leaves((args, kwargs))]
-        raise SourceError(
-            f"eager fails on inputs {shapes} of method {name!r}, which lie within its dynamic shapes: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    return [value.clone() if isinstance(value, torch.Tensor) else value for value in pytree.tree_leaves(result)]
+        shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in pytree.tree_leaves(call)]
+        raise SourceError(f"the model does not take {what}: {shapes}: {type(error).__name__}: {error}") from error
+    outputs: list[Any] = pytree.tree_leaves(result)
+    return outputs

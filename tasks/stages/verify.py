@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +55,31 @@ def verify_file(path: Path, examples: Mapping[str, Mapping[str, Any]], params: V
 
 
 def _run_method(path: Path, method: str, stored: Mapping[str, Any], drawn: int) -> Iterator[Case]:
-    program = Runtime.get().load_program(path, verification=Verification.InternalConsistency)
     real = len(stored["inputs"]) - stored["drawn"]
     cases = list(zip(stored["inputs"], stored["outputs"], strict=True))[: real + drawn]
     for number, (flat, expected) in enumerate(cases):
         label = f"example {number}" if number < real else f"drawn {number - real}"
-        loaded = program.load_method(method)  # anew for each case: state of the last one must not be seen
-        outputs = loaded.execute(flat)
+        outputs = _execute(path, method, flat, label)
         if len(outputs) != len(expected):
             raise VerificationFailed(
                 f"method {method!r} gives {len(outputs)} outputs on {label}, eager gives {len(expected)}"
             )
         for position, (output, reference) in enumerate(zip(outputs, expected, strict=True)):
             yield compare(output, reference, method=method, label=label, output_position=position)
+
+
+def _execute(path: Path, method: str, flat: Sequence[Any], label: str) -> Sequence[Any]:
+    """Outputs of one execution. Everything is loaded anew, so that no state of an earlier one is seen."""
+    try:
+        program = Runtime.get().load_program(path, verification=Verification.InternalConsistency)
+        loaded = program.load_method(method)
+    except (KeyError, RuntimeError) as error:
+        raise VerificationFailed(
+            f"the runtime cannot load method {method!r}: {error}; "
+            "its log says whether an operator or a backend is missing"
+        ) from error
+    try:
+        outputs: Sequence[Any] = loaded.execute(flat)
+    except RuntimeError as error:
+        raise VerificationFailed(f"method {method!r} fails on {label}: {error}") from error
+    return outputs

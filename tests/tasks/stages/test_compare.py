@@ -1,0 +1,150 @@
+"""Comparing one output with eager's: formulas by hand, and what cannot be compared."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pteforge.configs.verify_bounds import VerifyBounds
+from pteforge.errors import VerificationFailed
+from pteforge.tasks.figures import Case
+
+NAN, INF = math.nan, math.inf
+
+
+def compared(output, reference):
+    """The case of an output, numbers and lists becoming tensors."""
+    import torch
+    from pteforge.tasks.stages.compare import compare
+
+    tensors = [torch.tensor(value) if isinstance(value, list) else value for value in (output, reference)]
+    return compare(*tensors, method="forward", label="example 0", output_position=1)
+
+
+def test_formulas():
+    """The figures are the documented ones: eager (3, -4), off by (0.5, 0) and so by 25/0.25 in sums of squares."""
+    case = compared([3.5, -4.0], [3.0, -4.0])
+
+    assert case.max_abs_error == 0.5
+    assert case.max_relative_error == 0.5 / 4
+    assert case.sqnr_db == pytest.approx(10 * math.log10(25 / 0.25))
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=1, max_size=5),
+)
+def test_formulas_by_another_way(pairs):
+    """For any numbers the ratio is that of the sums of squares, whatever way it is computed."""
+    ours, eager = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    import torch
+
+    ours, eager = torch.tensor(ours, dtype=torch.float64), torch.tensor(eager, dtype=torch.float64)
+    from pteforge.tasks.stages.compare import compare
+
+    case = compare(ours, eager, method="forward", label="example 0", output_position=0)
+    errors = [abs(a - b) for a, b in zip(ours.tolist(), eager.tolist(), strict=True)]
+
+    assert case.max_abs_error == max(errors)
+    signal, noise = sum(b * b for b in eager.tolist()), sum(e * e for e in errors)
+    if signal > 1e-100 and noise > 1e-100:
+        assert case.sqnr_db == pytest.approx(max(10 * math.log10(signal / noise), -300), abs=1e-6)
+
+
+def test_equal_outputs():
+    """Equal outputs have no error and no ratio, NaN and infinity in the same places included."""
+    assert compared([1.0, NAN, INF, -INF], [1.0, NAN, INF, -INF]) == Case("forward", "example 0", 1, 0.0, 0.0, None)
+
+
+@pytest.mark.parametrize("value", [[], [NAN], [INF, -INF]])
+def test_nothing_finite_to_compare(value):
+    """Empty outputs, and those without a finite number, are equal to themselves."""
+    assert compared(value, value).sqnr_db is None
+
+
+def test_zero_reference():
+    """Where eager gives zeros there is no signal: the ratio is the least there is, the relative error the absolute."""
+    assert compared([0.25, 0.0], [0.0, 0.0]) == Case("forward", "example 0", 1, 0.25, 0.25, -300.0)
+
+
+def test_huge_and_tiny_values():
+    """Squares that overflow or vanish in float64 do not make figures that JSON cannot hold."""
+    import torch
+    from pteforge.tasks.stages.compare import compare
+
+    for scale in (1e200, 1e-200):
+        eager = torch.tensor([1.0, -2.0], dtype=torch.float64) * scale
+        ours = torch.tensor([1.0, -2.5], dtype=torch.float64) * scale
+        case = compare(ours, eager, method="forward", label="example 0", output_position=0)
+        assert case.max_relative_error == pytest.approx(0.25)
+        assert case.sqnr_db == pytest.approx(10 * math.log10(5 / 0.25))
+
+
+def test_integers_and_booleans():
+    """Integers and truth values are compared as numbers."""
+    assert compared([5, 7], [5, 7]).max_abs_error == 0
+    assert compared([5, 9], [5, 7]).max_abs_error == 2
+    assert compared([True, False], [True, True]).max_abs_error == 1
+
+
+def test_values_that_are_not_tensors():
+    """Numbers and None are equal, or fail."""
+    assert compared(3, 3) == Case("forward", "example 0", 1, 0.0, 0.0, None)
+    assert compared(None, None).max_abs_error == 0
+    with pytest.raises(VerificationFailed, match="the file gives 3, eager gives 4"):
+        compared(3, 4)
+    with pytest.raises(VerificationFailed, match="the file gives int, eager gives a tensor"):
+        compared(3, [3])
+
+
+@pytest.mark.parametrize(
+    ("output", "reference", "message"),
+    [
+        ([1.0], [1.0, 2.0], r"torch\.float32 \(1,\), eager gives torch\.float32 \(2,\)"),
+        ([[1.0]], [1.0], r"\(1, 1\), eager gives torch\.float32 \(1,\)"),
+        ([1], [1.0], r"torch\.int64 \(1,\), eager gives torch\.float32 \(1,\)"),
+        ([NAN], [1.0], "NaN or infinity"),
+        ([1.0], [INF], "NaN or infinity"),
+        ([INF], [-INF], "NaN or infinity"),
+        ([NAN], [INF], "NaN or infinity"),
+        ([INF, NAN], [NAN, INF], "NaN or infinity"),
+    ],
+)
+def test_what_cannot_be_compared(output, reference, message):
+    """Another shape or dtype, or NaN and infinity elsewhere, fail whatever the bounds; the message says where."""
+    with pytest.raises(VerificationFailed, match=message) as caught:
+        compared(output, reference)
+    assert str(caught.value).startswith("method 'forward', example 0, output 1: ")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "found"),
+    [
+        ({"max_abs_error": 0.5}, []),
+        ({"max_abs_error": 0.4}, ["max abs error 0.5 > 0.4"]),
+        ({"max_relative_error": 0.25}, []),
+        ({"max_relative_error": 0.1}, ["max relative error 0.25 > 0.1"]),
+        ({"min_sqnr_db": 60.0}, []),
+        ({"min_sqnr_db": 60.1}, ["SQNR 60.0 dB < 60.1 dB"]),
+        (
+            {"min_sqnr_db": 70.0, "max_abs_error": 0.0, "max_relative_error": 0.0},
+            ["max abs error 0.5 > 0", "max relative error 0.25 > 0", "SQNR 60.0 dB < 70.0 dB"],
+        ),
+    ],
+)
+def test_bounds(bounds, found):
+    """Each bound is checked by itself, and a figure that is equal to its bound is within it."""
+    from pteforge.tasks.stages.compare import violations
+
+    case = Case("forward", "drawn 0", 2, 0.5, 0.25, 60.0)
+    limits = VerifyBounds.model_validate({"min_sqnr_db": None} | bounds)
+    assert list(violations(case, limits)) == [f"method 'forward', drawn 0, output 2: {line}" for line in found]
+
+
+def test_equal_outputs_are_within_any_ratio():
+    """No noise is better than any ratio that is asked for."""
+    from pteforge.tasks.stages.compare import violations
+
+    exact = Case("forward", "example 0", 0, 0.0, 0.0, None)
+    assert not list(violations(exact, VerifyBounds(min_sqnr_db=1000.0, max_abs_error=0.0)))
