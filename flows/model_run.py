@@ -79,8 +79,10 @@ class ModelRun:
         )
 
     def _make_plan(self) -> ModelPlan:
-        watched = self._executor.store.ledger.watched(self.model.source_name)
-        return plan_model(self.model, self._methods(), watched)
+        methods, ledger = self._methods(), self._executor.store.ledger
+        exports = (None, *(methods or ())[1:])
+        watched = {method: ledger.watched(self.model.watch_name(method)) for method in exports}
+        return plan_model(self.model, methods, watched)
 
     def _methods(self) -> tuple[str, ...] | None:
         first = self._progress.results.get(FIRST_EXPORT)

@@ -157,16 +157,19 @@ class Executor:
         code enters the key, so a later change of it is a miss. So are packages that the builder's imports import.
         """
         assert isinstance(step.params, ExportParams)  # noqa: S101 - the caller has looked
-        watched = set(self.store.ledger.watched(model.source_name))
-        if model.export_params(step.params.method, tuple(sorted(watched))) != step.params:
+        name = model.watch_name(step.params.method)
+        watched = set(self.store.ledger.watched(name))
+        if not _says_as_much(model.export_params(step.params.method, tuple(sorted(watched))), step.params):
             raise StageFailed("the model's source changed while it was exported; export it again", bad_input=True)
         loaded = set(json.loads(self.store.local.read_artifact(observed)))
         known = {*step.params.source.get("modules", ()), *step.params.source.get("distributions", ())}
-        if not loaded - known - watched:
-            return step, key
         now_watched = tuple(sorted(watched | (loaded - known)))
-        self.store.ledger.watch(model.source_name, now_watched)
-        step = replace(step, params=model.export_params(step.params.method, now_watched))
+        if watched != set(now_watched):
+            self.store.ledger.watch(name, now_watched)
+        params = model.export_params(step.params.method, now_watched)
+        if params == step.params:
+            return step, key
+        step = replace(step, params=params)
         return step, self.key(step, {})
 
 
@@ -174,6 +177,16 @@ def _identity(step: Step, ref: ArtifactRef) -> Digest:
     """A program's identity leaves out stack traces, so where they are emitted its stored bytes count instead."""
     emits_traces = isinstance(step.params, CompileParams) and step.params.options.emit_stacktrace
     return ref.root.digest if emits_traces else ref.identity
+
+
+def _says_as_much(now: ExportParams, before: ExportParams) -> bool:
+    """Whether a source still is what it was; more of it may be watched by now, for a run of the same source."""
+    grown = {
+        name: {known: now.source.get(name, {}).get(known) for known in before.source[name]}
+        for name in ("modules", "distributions")
+        if name in before.source
+    }
+    return now.model_copy(update={"source": {**now.source, **grown}}) == before
 
 
 def slot(model: str, step: Step) -> str:

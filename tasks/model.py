@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.digest import canonical_json
 from ..configs.model import Limits, ModelConfig
 from ..configs.recipe import Recipe
 from ..configs.sources import ProgramSource
@@ -79,11 +80,19 @@ class PlannedModel:
         source = self.config.source
         return Path(source.program) if isinstance(source, ProgramSource) else None
 
-    @property
-    def source_name(self) -> str:
-        """What the source is called in the ledger's watch lists."""
+    def watch_name(self, method: str | None) -> str:
+        """What the export of a method is called in the ledger's watch lists.
+
+        A builder may load other modules with other arguments or for another method. One list for all of them would
+        grow with each, and with it the keys of those that are finished.
+
+        Args:
+            method: None for the model's first one.
+        """
         source = self.config.source
-        return f"program:{self.name}" if isinstance(source, ProgramSource) else source.builder
+        name = f"program:{self.name}" if isinstance(source, ProgramSource) else source.builder
+        arguments = {} if isinstance(source, ProgramSource) else source.kwargs
+        return canonical_json([name, arguments, method]).decode()
 
     def export_params(self, method: str | None, watched: tuple[str, ...]) -> ExportParams:
         """Params of `export`.

@@ -70,7 +70,9 @@ class ModelPlan:
 FIRST_EXPORT = StageName.EXPORT.value
 
 
-def plan_model(model: PlannedModel, methods: Sequence[str] | None, watched: tuple[str, ...]) -> ModelPlan:
+def plan_model(
+    model: PlannedModel, methods: Sequence[str] | None, watched: Mapping[str | None, tuple[str, ...]]
+) -> ModelPlan:
     """Plans a model.
 
     Which methods a model has is known when its first one has been exported, so a plan without `methods` has that one
@@ -79,16 +81,16 @@ def plan_model(model: PlannedModel, methods: Sequence[str] | None, watched: tupl
     Args:
         model: the model with its recipes.
         methods: names of its methods, the first one first.
-        watched: see `PlannedModel.export_params`.
+        watched: by method, None for the first one: see `PlannedModel.export_params`; what is missing watches nothing.
     """
-    steps = _Steps()
+    steps, known = _Steps(), dict(watched)
     names = tuple(recipe.name for recipe in model.recipes)
-    first = steps.add(FIRST_EXPORT, StageName.EXPORT, model.export_params(None, watched), {}, names)
+    first = steps.add(FIRST_EXPORT, StageName.EXPORT, model.export_params(None, known.get(None, ())), {}, names)
     if methods is None:
         return ModelPlan(steps.all(), (), {}, {})
     exports = {methods[0]: first}
     for method in methods[1:]:
-        params = model.export_params(method, watched)
+        params = model.export_params(method, known.get(method, ()))
         exports[method] = steps.add(f"export/{method}", StageName.EXPORT, params, {}, names)
     reports = {recipe.name: _plan_recipe(steps, model, recipe, exports) for recipe in model.recipes}
     needed = {name: steps.needed_by(report) for name, report in reports.items()}
