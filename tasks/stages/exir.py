@@ -7,7 +7,9 @@ fails when upstream moves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig
@@ -15,6 +17,7 @@ from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, t
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from executorch.exir.graph_module import contains_any_call_fn_target_op
 from executorch.exir.program import _program
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
@@ -45,11 +48,34 @@ def to_edge_program(
 
     Relies on `_gen_edge_manager_for_partitioners` (exir/program/_program.py).
     """
-    manager = _program._gen_edge_manager_for_partitioners(  # noqa: SLF001 - see the module's docstring
-        {_METHOD: list(partitioners)}, {_METHOD: program}, config, None
-    )
+    with _no_idle_decompositions():
+        manager = _program._gen_edge_manager_for_partitioners(  # noqa: SLF001 - see the module's docstring
+            {_METHOD: list(partitioners)}, {_METHOD: program}, config, None
+        )
     edge: ExportedProgram = manager.exported_program(_METHOD)
     return edge
+
+
+@contextmanager
+def _no_idle_decompositions() -> Iterator[None]:
+    """Leaves out traces that would decompose nothing.
+
+    For partitioners that check support, exir decomposes with every table it has, each a trace of the whole program. For
+    others it looks first whether the graph has any operator of the table (same function, same file); we look always.
+    The empty table stays: it functionalizes.
+    """
+    trace = ExportedProgram.run_decompositions
+
+    def run_decompositions(program: ExportedProgram, decomp_table: Any = None, **options: Any) -> ExportedProgram:
+        if decomp_table and not contains_any_call_fn_target_op(program.graph_module, decomp_table):
+            return program
+        return trace(program, decomp_table, **options)
+
+    ExportedProgram.run_decompositions = run_decompositions
+    try:
+        yield
+    finally:
+        ExportedProgram.run_decompositions = trace
 
 
 def check_preserved_operators_found_delegates(
@@ -139,6 +165,20 @@ def to_partitioned_program(program: ExportedProgram, partitioners: Sequence[Part
         spec = MethodProgramsPartitionerSpec({_METHOD: program}, {_METHOD: _Unlinking(partitioner)})
         program = to_backend(spec)[_METHOD]
     return program
+
+
+def keep_initial_state(program: ExportedProgram) -> None:
+    """Makes the file say what mutated buffers hold at first; without it they start as whatever memory holds.
+
+    Relies on the mark that exir.passes.init_mutable_pass.InitializedMutableBufferPass sets, which finds buffers by
+    parts of their names. The price is that the file has all bytes of the state.
+    """
+    signature = program.graph_signature
+    mutated = set(signature.buffers_to_mutate.values())
+    names = {name for name, buffer in signature.inputs_to_buffers.items() if buffer in mutated}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            node.meta["et_init_buffer"] = True
 
 
 def to_executorch_bytes(
