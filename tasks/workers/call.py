@@ -15,7 +15,7 @@ from ...errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, S
 from .capped_log import CappedLog, tail_lines
 from .limits import WorkerLimits, WorkerReport
 from .process_memory import descendants_memory, own_memory
-from .protocol import Answer, Ended, Request, Started, decode_link
+from .protocol import Answer, Ended, Request, Started, decode_link, signal_name
 from .warm_server import WarmServer
 
 _TICK = 0.02  # seconds between two looks at the memory
@@ -84,13 +84,12 @@ class _Watch:
             poll.register(fd, select.POLLIN)
         while self._linked and self._ended is None:
             for fd, _ in poll.poll(_TICK * 1000):
-                if not self._read(fd):
+                if self._read(fd) == b"":
                     poll.unregister(fd)
             if self._started and self._ended is None:
                 self._check_bounds(self._started, time.monotonic())
-        for fd in (self._answer_fd, self._log_fd):  # what still stands in the pipes
-            while self._read(fd):
-                pass
+        for fd in (self._answer_fd, self._log_fd):
+            self._read(fd)  # what still stands in the pipe, all of it: a pipe holds less than a chunk
 
     def report(self, server: WarmServer) -> WorkerReport:
         """Judges how the call ended; raises StageError where it gave no result."""
@@ -114,12 +113,12 @@ class _Watch:
             log=self._log.content(),
         )
 
-    def _read(self, fd: int) -> bool:
-        """Takes one chunk; False where there is none (left)."""
+    def _read(self, fd: int) -> bytes | None:
+        """Takes one chunk: empty at the end, None where there is nothing yet."""
         try:
             chunk = os.read(fd, _CHUNK)
         except BlockingIOError:
-            return False
+            return None
         except ConnectionError:
             chunk = b""
         if fd == self._answer_fd:
@@ -128,7 +127,7 @@ class _Watch:
             self._log.add(chunk)
         else:
             self._read_link(chunk)
-        return bool(chunk)
+        return chunk
 
     def _read_link(self, chunk: bytes) -> None:
         now = time.monotonic()
@@ -184,14 +183,6 @@ class _Watch:
     def _with_log(self, error: StageError) -> StageError:
         error.log_tail = tail_lines(self._log.content()) or error.log_tail
         return error
-
-
-def signal_name(signum: int) -> str:
-    """SIGSEGV for 11; `signal 40` for one that has no name."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
 
 
 def _mebibytes(count: int) -> str:

@@ -11,6 +11,7 @@ For each call the pool makes four things and hands their far ends to the server 
 from __future__ import annotations
 
 import json
+import signal
 import struct
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -108,3 +109,11 @@ def decode_link(stream: bytes) -> tuple[Started | None, Ended | None]:
     if len(stream) >= _STARTED.size + _ENDED.size:
         ended = Ended(*_ENDED.unpack_from(stream, _STARTED.size))
     return started, ended
+
+
+def signal_name(signum: int) -> str:
+    """SIGSEGV for 11; `signal 40` for one that has no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

@@ -17,9 +17,10 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 import types
 from dataclasses import dataclass
-from typing import Self
+from typing import NoReturn, Self
 
 from .body import StageProcess
 from .parent_death import die_with_parent, parent_death_signal
@@ -58,8 +59,10 @@ def _require_single_thread() -> None:
     tasks = "/proc/self/task"
     count = len(os.listdir(tasks)) if os.path.isdir(tasks) else threading.active_count()  # noqa: PTH112, PTH208 - plain counting
     if count != 1:
+        names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
         raise RuntimeError(
-            f"the preload modules left {count - 1} more threads running; a process cannot be forked safely"
+            f"the preload modules left {count - 1} more threads running ({names or 'none of them Python threads'}); "
+            "a process cannot be forked safely"
         )
 
 
@@ -89,6 +92,7 @@ class _Server:
     def __enter__(self) -> Self:
         self._wakeup.setblocking(False)
         self._wakeup_end.setblocking(False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the pool's process may have blocked some
         signal.set_wakeup_fd(self._wakeup_end.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
         signal.signal(signal.SIGTERM, _exit_on_signal)
@@ -133,18 +137,12 @@ class _Server:
         request_fd, answer_fd, log_fd, link_fd = fds
         link = socket.socket(fileno=link_fd)
         baseline = own_memory(os.getpid())
-        server = os.getpid()
         try:
             pid = os.fork()
-            if pid == 0:
-                self._forget()
-                link.close()
-                self._stage_process.run(request_fd, answer_fd, log_fd)
         except OSError as error:
             pid = -(error.errno or 1)
-        finally:
-            if os.getpid() != server:  # whatever happened, a stage process never goes on as a server
-                os._exit(os.EX_SOFTWARE)
+        if pid == 0:
+            self._become_stage_process(link, request_fd, answer_fd, log_fd)
         for fd in (request_fd, answer_fd, log_fd):
             os.close(fd)
         with contextlib.suppress(OSError):  # the pool gave the call up: the selector will tell
@@ -168,14 +166,21 @@ class _Server:
                 call.link.sendall(encode_ended(Ended(os.waitstatus_to_exitcode(status))))
             call.link.close()
 
-    def _forget(self) -> None:
-        """In a stage process: closes what belongs to the server, so that the ends of its sockets are seen at once."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._selector.close()
-        for shared in (self._control, self._wakeup, self._wakeup_end, *(call.link for call in self._calls.values())):
-            shared.close()
+    def _become_stage_process(self, link: socket.socket, request_fd: int, answer_fd: int, log_fd: int) -> NoReturn:
+        """Closes what belongs to the server, so that the ends of its sockets are seen at once, and runs the body."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._selector.close()
+            links = [link, *(call.link for call in self._calls.values())]
+            for shared in (self._control, self._wakeup, self._wakeup_end, *links):
+                shared.close()
+            self._stage_process.run(request_fd, answer_fd, log_fd)
+        except BaseException:  # noqa: BLE001 - a process boundary
+            traceback.print_exc()
+        finally:  # whatever happens, a stage process never goes on as a server
+            os._exit(os.EX_SOFTWARE)
 
 
 def _exit_on_signal(signum: int, _frame: types.FrameType | None) -> None:

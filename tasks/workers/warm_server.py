@@ -14,7 +14,7 @@ import threading
 from ...errors import StageCrashed, StageError, StageFailed
 from . import server
 from .capped_log import tail_lines
-from .protocol import CALL, READY
+from .protocol import CALL, READY, signal_name
 
 _WARM_UP_LIMIT = 900.0  # seconds; a preload that hangs must not hang its callers
 _END_LIMIT = 5.0  # seconds that the server gets to kill its calls and exit
@@ -113,7 +113,7 @@ class WarmServer:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         program = _PROGRAM.format(
-            path=sys.path,
+            path=[folder for folder in sys.path if isinstance(folder, str)],
             module=server.__name__,
             control=self._far_end.fileno(),
             parent=os.getpid(),
@@ -149,7 +149,7 @@ class WarmServer:
             self._ready = warm
             self._changed.notify_all()
         code = process.wait()
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
         if warm:
             self._end(StageCrashed(f"the worker server ended ({how})", log_tail=self._tail()))
         else:

@@ -129,6 +129,13 @@ def test_exit_without_an_answer_is_a_crash(run, code):
         run("leave", code)
 
 
+def test_answer_that_cannot_be_written_is_a_crash(run):
+    """A body that closes descriptors it does not own loses its answer; the log says why."""
+    with pytest.raises(StageCrashed, match=r"^exited with code 70 without an answer$") as caught:
+        run("close_all_descriptors")
+    assert "Bad file descriptor" in caught.value.log_tail
+
+
 def test_threads_do_not_keep_a_process_alive(run):
     """A body's answer ends its process even if it left a thread running."""
     assert run("start_thread_that_never_ends", timeout=30).result == "done"

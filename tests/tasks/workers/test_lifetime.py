@@ -56,7 +56,7 @@ def test_start_does_not_wait(monkeypatch, bodies, announcement, ends):
     ("module", "reason"),
     [
         ("failing_preload", "ImportError: there is no such accelerator"),
-        ("threaded_preload", "the preload modules left 1 more threads running"),
+        ("threaded_preload", "the preload modules left 1 more threads running (Thread-1 (wait))"),
         ("no_such_module", "No module named 'no_such_module'"),
     ],
 )
@@ -70,6 +70,15 @@ def test_failing_preload_is_told_to_all(monkeypatch, bodies, module, reason):
             pool.run("worker_bodies:echo", 1, LIMITS)
         assert all(isinstance(error, StageFailed) and reason in error.log_tail for error in [*errors, later.value])
         assert pool.calls == 0
+
+
+def test_machine_without_processes_is_a_crash_of_the_call(monkeypatch, bodies):
+    """A fork that fails is told to the call; the server lives on and can be stopped."""
+    monkeypatch.syspath_prepend(bodies)
+    with Workers(jobs=1, preload=("forkless_preload",)) as pool:
+        for _ in range(2):
+            with pytest.raises(StageCrashed, match=r"^no process could be forked for it: .*unavailable"):
+                pool.run("worker_bodies:echo", 1, LIMITS)
 
 
 def test_stop_kills_what_runs_and_turns_away_what_waits(bodies, announcement, ends):

@@ -190,3 +190,11 @@ def announce_and_wait(path):
     """Says that it has begun, then gives back what it is told."""
     Path(path).write_text("begun")
     return Path(path).read_text()
+
+
+def start_flooding_daemon(_argument):
+    return subprocess.Popen(["yes", "flood"], start_new_session=True).pid
+
+
+def close_all_descriptors(_argument):
+    os.closerange(3, 1000)
