@@ -72,6 +72,19 @@ def test_failing_preload_is_told_to_all(monkeypatch, bodies, module, reason):
         assert pool.calls == 0
 
 
+def test_endless_preload_is_given_up(monkeypatch, bodies, announcement, ends):
+    """A warm-up that does not end fails its callers after a while, and its server is killed."""
+    monkeypatch.syspath_prepend(bodies)
+    monkeypatch.setenv("PTEFORGE_TEST_ANNOUNCE", str(announcement))
+    monkeypatch.setattr("pteforge.tasks.workers.warm_server._WARM_UP_LIMIT", 3)
+    with Workers(jobs=1, preload=("endless_preload",)) as pool:
+        pool.start()
+        server = int(announcement.read_text())
+        with pytest.raises(StageFailed, match=r"^the worker server was not ready within 3 s$"):
+            pool.run("worker_bodies:echo", 1, LIMITS)
+        assert ends(server)
+
+
 def test_machine_without_processes_is_a_crash_of_the_call(monkeypatch, bodies):
     """A fork that fails is told to the call; the server lives on and can be stopped."""
     monkeypatch.syspath_prepend(bodies)
