@@ -18,7 +18,7 @@ from ...artifacts.ref import ArtifactRef
 from ...configs.recipe import CompileOptions
 from ..params import CompileParams
 from ..stage import Workspace
-from .exir import edge_config, to_executorch_bytes
+from .exir import edge_config, keep_initial_state, to_executorch_bytes
 from .lowered import lowered_modules
 from .operators import find_operators
 
@@ -36,6 +36,8 @@ def run(inputs: Mapping[str, ArtifactRef], params: CompileParams, work: Workspac
         for method, program in programs.items():
             _link(program, delegates.methods[method])
         edge = EdgeCompileConfig(_check_ir_validity=False)  # as EdgeProgramManager.to_backend does
+    for program in programs.values():
+        keep_initial_state(program)
     constants = load_value(inputs["constants"], work.store)
     content = to_executorch_bytes(programs, constants, edge, _backend_config(params.options))
     return {"payload": save_payload(content, kind="payload/pte", store=work.store)}
@@ -57,7 +59,6 @@ def _link(program: ExportedProgram, delegates: tuple[DelegateResult, ...]) -> No
 
 
 def _backend_config(options: CompileOptions) -> ExecutorchBackendConfig:
-
     return ExecutorchBackendConfig(
         extract_delegate_segments=options.extract_delegate_segments,
         segment_alignment=options.segment_alignment,
