@@ -126,8 +126,9 @@ class WarmServer:
             stderr=self._log,
             pass_fds=[self._far_end.fileno()],
             start_new_session=True,
-            # OpenBLAS starts its threads when numpy is imported, and a process with threads must not fork
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            # OpenBLAS starts its threads when numpy is imported, and a process with threads must not fork.
+            # One hash seed for all: what lowering puts into sets comes out in the same order in every run.
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
         )
         return self._process
 
