@@ -107,7 +107,9 @@ class _Form:
         row.append([[key, self._argument(argument, numbers)] for key, argument in sorted(node.kwargs.items())])
         if node.op != "output":
             row.append(self._values.value(node.meta.get("val")))
-            row.append([[key, self._meta(node.meta[key])] for key in sorted(node.meta.keys() - _PROVENANCE)])
+            row.append(
+                [[key, self._values.annotation(node.meta[key])] for key in sorted(node.meta.keys() - _PROVENANCE)]
+            )
         return row
 
     def _argument(self, argument: Any, numbers: dict[Node, int]) -> Any:
@@ -121,13 +123,6 @@ class _Form:
             bounds = (argument.start, argument.stop, argument.step)
             return ["slice", *(self._argument(bound, numbers) for bound in bounds)]
         return self._values.value(argument)
-
-    def _meta(self, value: Any) -> Any:
-        """Backends put objects of their own into `meta`: those without a canonical form count by their type."""
-        try:
-            return self._values.value(value)
-        except TypeError:
-            return ["instance", type(value).__module__, type(value).__qualname__]
 
     def _attribute(self, module: GraphModule, name: str) -> Any:
         attribute: Any = module

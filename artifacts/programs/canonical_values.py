@@ -52,6 +52,7 @@ class CanonicalValues:
         self.symbols: dict[sympy.Symbol, str] = {}
         self._aliases: dict[int, int] = {}
         self._expressions: dict[Any, Any] = {}
+        self._annotating = False
 
     def value(self, value: Any) -> Any:  # noqa: PLR0911 - one return per kind of value
         """Canonical form of anything a node can hold; raises TypeError where there is none."""
@@ -73,9 +74,7 @@ class CanonicalValues:
             return ["torch", str(value)]
         return self._rare(value)
 
-    def _rare(self, value: Any) -> Any:  # noqa: PLR0911 - one return per kind of value
-        if isinstance(value, torch.fx.Node):
-            return None  # in `meta`; arguments are the caller's
+    def _rare(self, value: Any) -> Any:
         if isinstance(value, (bytes, bytearray)):
             return ["bytes", digest_bytes(value)]
         if isinstance(value, complex):
@@ -84,8 +83,13 @@ class CanonicalValues:
             return ["set", *sorted(map(self.value, value), key=repr)]
         if isinstance(value, slice):
             return ["slice", self.value(value.start), self.value(value.stop), self.value(value.step)]
+        return self._foreign(value)
+
+    def _foreign(self, value: Any) -> Any:
         if isinstance(value, sympy.Basic):
             return self.expression(value)
+        if isinstance(value, torch.fx.Node):
+            return None  # in `meta`; arguments are the caller's
         if isinstance(value, TensorSpec):
             return self._spec(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -93,9 +97,18 @@ class CanonicalValues:
             return ["dataclass", type(value).__qualname__, *fields]
         if callable(value):
             return self.target(value)
-        raise TypeError(
-            f"no canonical form for a value of {type(value).__module__}.{type(value).__qualname__}: {value!r:.80}"
-        )
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        if self._annotating:
+            return ["instance", name]
+        raise TypeError(f"no canonical form for a value of {name}: {value!r:.80}")
+
+    def annotation(self, value: Any) -> Any:
+        """Canonical form of what a pass or partitioner left in `meta`: objects without a form count by their type."""
+        self._annotating = True
+        try:
+            return self.value(value)
+        finally:
+            self._annotating = False
 
     def target(self, target: Any) -> Any:
         """What a node calls, by name."""
@@ -113,9 +126,10 @@ class CanonicalValues:
 
     def expression(self, expression: Any) -> Any:
         """A symbolic expression, its symbols renamed."""
-        known = self._expressions.get(expression)
+        key = (type(expression), expression)  # True equals 1
+        known = self._expressions.get(key)
         if known is None:
-            known = self._expressions[expression] = self._renamed(expression)
+            known = self._expressions[key] = self._renamed(expression)
         return known
 
     def _renamed(self, expression: Any) -> Any:

@@ -49,7 +49,7 @@ def reduce_program(program: ExportedProgram) -> Reduction:
 
 def reduce_graph_module(module: torch.fx.GraphModule) -> Reduction:
     """The graph, and what a fresh module does not have. Python source is made again from the graph."""
-    state = (_changed(vars(module), _FRESH_MODULE, _REBUILT), module.graph)
+    state = (module.graph, _changed(vars(module), _FRESH_MODULE, _REBUILT))  # attributes may name nodes
     return restore.graph_module, (), state, None, None, restore.fill_graph_module
 
 

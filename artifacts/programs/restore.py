@@ -54,9 +54,9 @@ def graph_module() -> torch.fx.GraphModule:
     return module
 
 
-def fill_graph_module(module: torch.fx.GraphModule, state: tuple[dict[str, Any], torch.fx.Graph]) -> None:
+def fill_graph_module(module: torch.fx.GraphModule, state: tuple[torch.fx.Graph, dict[str, Any]]) -> None:
     """Gives `module` its attributes and its graph, and makes its `forward`."""
-    attributes, module.__dict__["_graph"] = state
+    module.__dict__["_graph"], attributes = state
     module.__dict__.update(attributes)
     module.graph.owning_module = module
     module.recompile()
@@ -73,10 +73,9 @@ def graph(codegen: Any) -> torch.fx.Graph:
 def node(
     graph: torch.fx.Graph, operation: str, target: Any, args: Any, kwargs: Any, name: str, kind: Any
 ) -> torch.fx.Node:
-    """Appends a node; the signature names nodes, so a name must not change on the way."""
+    """Appends a node; the signature names nodes, so its name stays, whatever torch makes of it."""
     restored = graph.create_node(operation, target, args, kwargs, name, kind)
-    if restored.name != name:  # graphs avoid the names of Python's builtins; torch.export's placeholders do not
-        restored.name = name
+    restored.name = name
     return restored
 
 

@@ -30,7 +30,7 @@ class Sharing:
         if (stack := shared.get("nn_module_stack")) is not None:
             shared["nn_module_stack"] = self._stack(stack)
         if (functions := shared.get("source_fn_stack")) is not None:
-            shared["source_fn_stack"] = [(name, _nameable(function)) for name, function in functions]
+            shared["source_fn_stack"] = [tuple(map(_nameable, entry)) for entry in functions]
         if (sources := shared.get("from_node")) is not None:
             shared["from_node"] = [self._source(source) for source in sources]
         return shared
@@ -76,7 +76,8 @@ def _nameable(source: Any) -> Any:
 
     Those of torch stay as they are: passes compare them.
     """
-    module = getattr(source, "__module__", None)
-    if isinstance(source, str) or module is None or module.partition(".")[0] == "torch":
+    module, name = getattr(source, "__module__", None), getattr(source, "__qualname__", "")
+    if isinstance(source, str) or not module or not name:
         return source
-    return f"{module}.{source.__qualname__}"
+    lasting = module.partition(".")[0] == "torch" and "<locals>" not in name
+    return source if lasting else f"{module}.{name}"

@@ -167,10 +167,20 @@ def test_nodes_in_meta(round_trip):
     first, second = call(program, 0), call(program, 1)
     first.meta["later"] = [second]
     first.meta["elsewhere"] = call(trace(torch.relu))
+    program.graph_module.meta["first"] = first
     loaded = round_trip(program)
+    assert loaded.graph_module.meta["first"] is call(loaded, 0)
     assert call(loaded, 0).meta["later"] == [call(loaded, 1)]
     assert call(loaded, 0).meta["elsewhere"] is None
     assert len(loaded.graph.nodes) == len(program.graph.nodes)
+
+
+def test_unhashable_provenance(round_trip):
+    """Provenance that cannot be shared is kept as it is."""
+    program = trace(torch.relu)
+    call(program).meta.update(torch_fn=("relu", ["a"]), nn_module_stack={"m": ("m", ["a"])})
+    meta = call(round_trip(program)).meta
+    assert (meta["torch_fn"], meta["nn_module_stack"]) == (("relu", ["a"]), {"m": ("m", ["a"])})
 
 
 def test_history(round_trip):
@@ -202,11 +212,11 @@ class Mine(nn.Module):
 def test_sources(round_trip):
     """Classes in provenance: torch's stay, for the passes that compare them; users' become names, never imported."""
     program = trace(torch.relu)
-    call(program).meta["source_fn_stack"] = [("mine", Mine), ("linear", nn.Linear)]
+    call(program).meta["source_fn_stack"] = [("mine", Mine), ("linear", nn.Linear), ("torch", torch.relu)]
     call(program).meta["nn_module_stack"] = {"m": ("m", Mine), "l": ("m.l", nn.Linear)}
     meta = call(round_trip(program)).meta
     name = f"{Mine.__module__}.Mine"
-    assert meta["source_fn_stack"] == [("mine", name), ("linear", nn.Linear)]
+    assert meta["source_fn_stack"] == [("mine", name), ("linear", nn.Linear), ("torch", torch.relu)]
     assert meta["nn_module_stack"] == {"m": ("m", name), "l": ("m.l", nn.Linear)}
 
 
@@ -296,6 +306,16 @@ def test_delegate(round_trip, tmp_path: Path):
     assert output.buffers[2].sha256() == buffers[2].sha256()
 
 
+def test_file_outside_named_data(round_trip, tmp_path: Path):
+    """A file that something holds on to comes back as a file of the store."""
+    (tmp_path / "weights").write_bytes(b"w" * 10)
+    program = trace(torch.relu)
+    call(program).meta["file"] = FileBackedData(str(tmp_path / "weights"))
+    loaded = round_trip(program)
+    (tmp_path / "weights").unlink()
+    assert call(loaded).meta["file"].to_bytes() == b"w" * 10
+
+
 def test_specs(round_trip):
     """Tensor specs of memory planning come back; a view spec still follows its base."""
     program = trace(lambda x: torch.relu(x) + 1)
@@ -327,6 +347,8 @@ def test_names_kept(round_trip):
     assert [node.name for node in loaded.graph.nodes] == [node.name for node in program.graph.nodes]
     assert call(loaded, 1).args == (call(loaded, 0), 3)
     assert third.name == call(loaded, 1).name
+    third.name = "not a name torch gives"
+    assert call(round_trip(program), 1).name == "not a name torch gives"
 
 
 def test_attributes(round_trip):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import io
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 import torch
 from executorch import exir
 from executorch.exir import EdgeCompileConfig, to_edge
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.dialects._ops import ops as exir_ops
+from executorch.exir.schema import TensorShapeDynamism
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.programs import load_program, program_digest, save_program
 from torch import Tensor, nn
@@ -289,7 +292,7 @@ def test_meaning_in_meta():
     program = Variant().export()
     node = next(node for node in program.graph.nodes if node.op == "call_function")
     digests = [program_digest(program)]
-    for value in ("tag0", "tag1", object()):
+    for value in ("tag0", "tag1", object(), ["tag0", object()], ["tag1", object()]):
         node.meta["delegation_tag"] = value
         digests.append(program_digest(program))
     assert len(set(digests)) == len(digests)
@@ -304,6 +307,48 @@ def test_edge_and_backend_operators():
         node.target = dialect.executorch_prim.add.Scalar
         digests.append(program_digest(program))
     assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1, 1.0, True, "1", b"1", None, 1j),
+        ([1, 2], [2, 1], {1: 2}, {2: 1}, {"1": 2}, [1, [2]]),
+        ({1, 2}, {1, 3}),
+        (slice(1, 2), slice(1, 2, 1), slice(None, 2)),
+        (torch.float32, torch.float64, torch.strided, torch.channels_last, torch.device("cpu")),
+        (0.5, -0.5, 1 - 0.5j, 1 + 0.5j, float("nan"), float("inf")),
+        (TensorShapeDynamism.STATIC, TensorShapeDynamism.DYNAMIC_BOUND, CompileSpec("a", b"1"), CompileSpec("a", b"2")),
+        (max, min, operator.add),
+        (torch.zeros(2), torch.zeros(2, device="meta"), torch.zeros(0), torch.ones(2), torch.zeros(2)[:1]),
+    ],
+    ids=["types", "containers", "sets", "slices", "torch", "numbers", "classes", "callables", "tensors"],
+)
+@pytest.mark.parametrize("place", ["argument", "meta"])
+def test_values(values, place):
+    """Values of every type are told apart, as arguments and in `meta`."""
+    program = export(Apply(torch.relu), (torch.zeros(4),))
+    node = next(node for node in program.graph.nodes if node.op == "call_function")
+    digests = []
+    for value in values:
+        if place == "meta":
+            node.meta["custom"] = value
+        else:
+            node.args = (node.args[0], value)
+        digests.append(program_digest(program))
+        assert program_digest(program) == digests[-1]
+    assert len(set(digests)) == len(values)
+
+
+def test_order_of_sets():
+    """Sets have no order."""
+    program = export(Apply(torch.relu), (torch.zeros(4),))
+    node = next(node for node in program.graph.nodes if node.op == "call_function")
+    digests = set()
+    for names in (["a", "b", "c", "d"], ["d", "c", "b", "a"]):
+        node.meta["custom"] = dict.fromkeys(names).keys() | set()
+        digests.add(program_digest(program))
+    assert len(digests) == 1
 
 
 def test_dialect():
