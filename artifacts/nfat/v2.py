@@ -1,0 +1,46 @@
+"""Version 2: sixteen bytes, the manifest, the inline section. README.md specifies it."""
+
+from __future__ import annotations
+
+import struct
+
+from ...errors import FileFormatError
+from .contents import BYTE_ALIGNMENT, Manifest
+from .limits import check_manifest
+from .manifest_reader import read_manifest
+from .manifest_writer import write_manifest
+from .v1 import MAGIC
+
+VERSION = 2
+
+_START = struct.Struct("<4sIII")
+
+
+def write_v2(manifest: Manifest, inline: bytes | bytearray) -> bytes:
+    """A container of version 2; raises FileFormatError where what it would say breaks a rule."""
+    check_manifest(manifest, len(inline))
+    table = write_manifest(manifest)
+    padding = bytes(-(_START.size + len(table)) % BYTE_ALIGNMENT)
+    container = b"".join([_START.pack(MAGIC, VERSION, len(table), len(inline)), table, padding, inline])
+    read_v2(memoryview(container))  # what depends on the written form: sizes
+    return container
+
+
+def read_v2(content: memoryview) -> tuple[Manifest, memoryview]:
+    """What a version 2 container says, and its inline section.
+
+    Raises:
+        FileFormatError: damaged, cut short or with something behind it.
+    """
+    if len(content) < _START.size:
+        raise FileFormatError(f"the container is cut short: {len(content)} bytes, its start has {_START.size}")
+    _, _, manifest_size, inline_size = _START.unpack_from(content)
+    manifest_end = _START.size + manifest_size
+    inline_start = manifest_end + -manifest_end % BYTE_ALIGNMENT
+    if inline_start + inline_size != len(content):
+        raise FileFormatError(f"the container has {len(content)} bytes and says {inline_start + inline_size}")
+    if any(content[manifest_end:inline_start]):
+        raise FileFormatError("the bytes between the manifest and the inline section are not zero")
+    manifest = read_manifest(content[_START.size : manifest_end])
+    check_manifest(manifest, inline_size)
+    return manifest, content[inline_start:]
