@@ -16,7 +16,7 @@ _MODELS_AT_ONCE = 16  # threads that mostly wait; how many stages run at once is
 
 @flow(
     name="export-zoo",
-    flow_run_name="export {zoo}",
+    flow_run_name="export {zoo.name}",
     task_runner=ThreadPoolTaskRunner(max_workers=_MODELS_AT_ONCE),  # type: ignore[arg-type]  # Prefect's own example
     persist_result=False,
 )
@@ -50,5 +50,4 @@ def export_zoo(
     with open_session(
         Path(zoo), models=models, recipes=recipes, store=store, out=Path(out), overrides=overrides, jobs=jobs
     ) as session:
-        session.check_operators()
         return run_models(session)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 from prefect.utilities.annotations import opaque
 
-from ..errors import StoreError, StoreUnusable
+from ..artifacts.ref import ArtifactRef
+from ..errors import StageError, StoreError, StoreUnusable
 from ..tasks.dataflow import Settle, input_refs
 from ..tasks.executor import StepResult
 from ..tasks.plan import Step
@@ -48,12 +49,21 @@ def settle_step(step: Step, inputs: dict[str, StepResult], session: Session, run
     result = executor.find(step, refs)
     if result is None:
         session.observer.started(model.name, step)
-        result = executor.settle(model, step, refs)
+        result = _make(session, run, step, refs)
     session.observer.finished(model.name, result)
     if result.cached:
         return Completed(name="Cached", message=f"found by stage key {result.key.digest()}", data=result)
     run.note_changes(step, result)
     return result
+
+
+def _make(session: Session, run: ModelRun, step: Step, refs: Mapping[str, ArtifactRef]) -> StepResult:
+    try:
+        return session.executor.settle(run.model, step, refs)
+    except StageError as error:
+        if error.log_tail:  # the end of the process's log belongs to the task run, where people look for it
+            get_run_logger().error("%s", error.log_tail)
+        raise
 
 
 def settle_with_prefect(session: Session, run: ModelRun) -> Settle:
