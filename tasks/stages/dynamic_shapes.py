@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.export import Dim
+
+from ...errors import SourceError
 
 
 def to_dims(inputs: list[Any]) -> tuple[Any, ...]:
@@ -23,6 +26,32 @@ def to_dims(inputs: list[Any]) -> tuple[Any, ...]:
     free = (name for name in map("dim{}".format, itertools.count()) if name not in taken)
     dims: dict[str, Any] = {}
     return tuple(_shape(entry, dims, free) for entry in inputs)
+
+
+def check_entries(inputs: Sequence[Any], example: Sequence[Any], what: str) -> None:
+    """Checks that entries, as `to_dims` takes them, are of the form of the inputs.
+
+    Args:
+        inputs: the entries.
+        example: the positional inputs.
+        what: whose they are, for messages.
+
+    Raises:
+        SourceError: another number of entries, or dimensions that an input does not have.
+    """
+    if len(inputs) != len(example):
+        raise SourceError(f"dynamic_shapes of {what} has {len(inputs)} entries, and there are {len(example)} inputs")
+    for position, (entry, value) in enumerate(zip(inputs, example, strict=True)):
+        part = f"{what}, input {position}"
+        if isinstance(entry, dict):
+            if not isinstance(value, torch.Tensor):
+                raise SourceError(f"dynamic_shapes of {part} has dimensions, and that is no tensor")
+            if beyond := [index for index in entry if int(index) >= value.dim()]:
+                raise SourceError(f"dynamic_shapes of {part} has dimension {beyond[0]}, the tensor has {value.dim()}")
+        elif entry is not None:
+            if not isinstance(value, tuple | list):
+                raise SourceError(f"dynamic_shapes of {part} is a list, and that is no tuple")
+            check_entries(entry, value, part)
 
 
 def _names(entry: Any) -> Iterator[str]:

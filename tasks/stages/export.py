@@ -22,7 +22,7 @@ from ..keys.observed import observed_distributions, observed_modules
 from ..params import ExportParams
 from ..stage import Workspace
 from .drawing import draw_inputs
-from .dynamic_shapes import to_dims
+from .dynamic_shapes import check_entries, to_dims
 from .input_shapes import check_fits
 from .source import BuiltModel, build, load_program_file, seed_everything
 
@@ -81,10 +81,7 @@ def _export(name: str, method: MethodDefinition, params: ExportParams) -> Export
     shapes: Any = method.dynamic_shapes
     if name in (params.dynamic_shapes or {}):
         entries = params.dynamic_shapes[name]
-        if len(entries) != len(example):
-            raise SourceError(
-                f"dynamic_shapes has {len(entries)} entries for method {name!r}, which takes {len(example)} inputs"
-            )
+        check_entries(entries, example, f"method {name!r}")
         shapes = to_dims(entries)
     try:
         return torch.export.export(method.module, example, dynamic_shapes=shapes, strict=params.strict)
