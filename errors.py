@@ -1,21 +1,21 @@
 """Every error pteforge raises on purpose.
 
-    PteforgeError
-    +-- InputError              what the user gave cannot be used; nothing was started (exit code 2)
-    |   +-- ConfigError             a YAML file, a --set or a field of one; names file, line, column, field
-    |   +-- SourceError             a model's source: builder, example inputs, .pt2 file
-    |   +-- TargetError             unknown target, unavailable target, unusable option or operator
-    |   +-- FileFormatError         bytes that are not the file they should be (.pte, .pt2)
-    +-- StoreError              the store or the ledger
-    |   +-- StoreUnusable           cannot be opened, read or written; untrusted (exit code 2)
-    |   +-- ObjectMissing           an object that a ref names is not there
-    |   +-- ObjectDamaged           an object whose bytes are not what its digest says; it was moved aside
-    +-- StageError              one stage of one model; siblings go on
-    |   +-- StageFailed             the body raised
-    |   +-- StageCrashed            its process died (signal, exit)
-    |   +-- StageTimedOut           its process was killed at its time limit
-    |   +-- StageOutOfMemory        its process was killed at its memory bound
-    +-- VerificationFailed      a produced file does not compute what eager computes
+PteforgeError
++-- InputError              what the user gave cannot be used; nothing was started (exit code 2)
+|   +-- ConfigError             a YAML file, a --set or a field of one; names file, line, column, field
+|   +-- SourceError             a model's source: builder, example inputs, .pt2 file
+|   +-- TargetError             unknown target, unavailable target, unusable option or operator
+|   +-- FileFormatError         bytes that are not the file they should be (.pte, .pt2)
++-- StoreError              the store or the ledger
+|   +-- StoreUnusable           cannot be opened, read or written; untrusted (exit code 2)
+|   +-- ObjectMissing           an object that a ref names is not there
+|   +-- ObjectDamaged           an object whose bytes are not what its digest says; it was moved aside
++-- StageError              one stage of one model; siblings go on
+|   +-- StageFailed             the body raised
+|   +-- StageCrashed            its process died (signal, exit)
+|   +-- StageTimedOut           its process was killed at its time limit
+|   +-- StageOutOfMemory        its process was killed at its memory bound
++-- VerificationFailed      a produced file does not compute what eager computes
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ConfigError(InputError):
     """A problem in a configuration file or a ``--set`` value.
 
     Attributes:
-        location: where it stands, None for a value that came from the command line.
+        location: where it stands; its file is ``--set KEY`` for a value that came from the command line.
         field: dotted path of the field, for example ``models.resnet8.recipes[1]``.
     """
 
@@ -61,7 +61,7 @@ class ConfigError(InputError):
 
 
 class SourceError(InputError):
-    """A model's source cannot be used: builder not found, wrong return type, inputs the model does not take, damaged ``.pt2``."""
+    """A model's source cannot be used: no such builder, wrong return type, inputs that do not fit, damaged ``.pt2``."""
 
 
 class TargetError(InputError):
@@ -103,7 +103,9 @@ class ObjectDamaged(StoreError):
     def __init__(self, digest: str, store: str, quarantine: str) -> None:
         self.digest = digest
         self.quarantine = quarantine
-        super().__init__(f"object {digest} in {store} is damaged; moved to {quarantine}, the stage that makes it has to run again")
+        super().__init__(
+            f"object {digest} in {store} is damaged; moved to {quarantine}, the stage that makes it has to run again"
+        )
 
 
 class StageError(PteforgeError):
