@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class AdmissionClosed(Exception):  # noqa: N818 - a state, not a fault: the pool turns it into the error users see
+class AdmissionClosed(Exception):
     """No call is admitted any more."""
 
 

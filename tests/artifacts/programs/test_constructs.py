@@ -1,6 +1,6 @@
 """Everything in programs that the codec writes in a way of its own comes back as it was."""
 
-# ruff: noqa: D102, D107 - the models' methods are what their classes say
+# ruff: noqa: D102 - the models' methods are what their classes say
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The canonical digest: which programs are the same, and which are not."""
 
-# ruff: noqa: D102, D107 - the models' methods are what their classes say
+# ruff: noqa: D102 - the models' methods are what their classes say
 
 from __future__ import annotations
 

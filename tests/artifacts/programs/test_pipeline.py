@@ -1,6 +1,6 @@
 """A lowering that is cut into stages, each program saved and loaded in between, gives the bytes of one that is not."""
 
-# ruff: noqa: D102, D107 - the models' methods are what their classes say
+# ruff: noqa: D102 - the models' methods are what their classes say
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Functions that the tests run in processes forked from the real warm server, and once without it."""
 
-# ruff: noqa: D102, D103, D107 - named after what they do
+# ruff: noqa: D102, D103 - named after what they do
 
 import hashlib
 import json

@@ -37,7 +37,7 @@ def fail_on_input(_argument):
 
 
 def fail_unprintably(_argument):
-    class Odd(Exception):  # noqa: N818 - the name is what the test looks for
+    class Odd(Exception):
         def __str__(self):
             raise ValueError
 
