@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from ...errors import FileFormatError, InputError
 from ..digest import Digest, digest_bytes
 from ..pte.contents import PteFile
-from ..pte.cuts import Range
 from ..pte.reader import read_pte
 from .container import Buffer, Container, read_container
-from .contents import BYTE_ALIGNMENT, DEFAULT_ALIGNMENT, Blob, Description, Extent, Manifest, Payload, Source
+from .contents import DEFAULT_ALIGNMENT, Blob, Description, Manifest, Payload
 from .limits import check_description
-from .placement import Fragment, Plan, overlapping, plan
-from .sharing import Part, Sharing
-from .stretches import stretches
+from .placement import plan
+from .sharing import Sharing
+from .storage import Storage
+from .stretches import Stretch, stretches
 from .v2 import write_v2
 
 
@@ -73,7 +73,29 @@ def pack_v2(
         for index, (description, content) in enumerate(zip(descriptions, contents, strict=True))
         for stretch in stretches(index, _read(description, content))
     ]
-    stored = _Stored(contents, plan(Sharing(contents, every)))
+    return pack_stretches(descriptions, contents, every, alignment, metadata or {})
+
+
+def pack_stretches(
+    descriptions: Sequence[Description],
+    contents: Sequence[memoryview],
+    every: Collection[Stretch],
+    alignment: int,
+    metadata: Mapping[str, str],
+) -> PackedContainer:
+    """Packs files of any kind, given what should stay in one piece and what may be shared.
+
+    Args:
+        descriptions: what each payload is, by preference.
+        contents: their bytes.
+        every: stretches that together are all bytes of all payloads, in any order.
+        alignment: of blobs in their file.
+        metadata: free-form text about the container.
+
+    Raises:
+        FileFormatError: a limit of the format is broken.
+    """
+    stored = Storage(contents, plan(Sharing(contents, every)))
     manifest = Manifest(
         tuple(
             Payload(description, len(content), digest_bytes(content), stored.extents(index))
@@ -81,7 +103,7 @@ def pack_v2(
         ),
         tuple(Blob(digest, len(blob)) for digest, blob in stored.blobs.items()),
         alignment,
-        metadata or {},
+        metadata,
     )
     return PackedContainer(write_v2(manifest, stored.inline), stored.blobs, alignment)
 
@@ -91,68 +113,3 @@ def _read(description: Description, content: memoryview) -> PteFile:
         return read_pte(content)
     except FileFormatError as error:
         raise FileFormatError(f"payload {description.name}: {error}") from error
-
-
-class _Stored:
-    """A plan carried out.
-
-    Attributes:
-        inline: the inline section.
-        blobs: by digest, in the order of storing.
-    """
-
-    def __init__(self, contents: Sequence[memoryview], planned: Plan) -> None:
-        self.inline = bytearray()
-        self.blobs: dict[Digest, memoryview] = {}
-        self._fragments = planned.fragments
-        self._parts = planned.parts
-        self._places: dict[tuple[int, Range], tuple[Source, int, Digest | None]] = {}
-        for run, fragments in planned.fragments.items():
-            for fragment in fragments:
-                self._store(contents[run.payload], run.payload, fragment)
-        self._indices = {digest: index for index, digest in enumerate(self.blobs)}
-
-    def _store(self, content: memoryview, payload: int, fragment: Fragment) -> None:
-        stored = content[fragment.range.offset : fragment.range.end]
-        if fragment.inline:
-            self.inline += bytes((fragment.range.offset - len(self.inline)) % BYTE_ALIGNMENT)
-            self._places[payload, fragment.range] = Source.INLINE, len(self.inline), None
-            self.inline += stored
-        else:
-            digest = digest_bytes(stored)
-            self.blobs.setdefault(digest, stored)
-            self._places[payload, fragment.range] = Source.BLOB, 0, digest
-
-    def extents(self, payload: int) -> tuple[Extent, ...]:
-        """A payload's extents, those that continue each other as one."""
-        found: list[Extent] = []
-        parts = sorted((part for part in self._parts if part.payload == payload), key=lambda part: part.range)
-        for extent in (extent for part in parts for extent in self._extents_of(part)):
-            if found and _continues(found[-1], extent):
-                found[-1] = replace(found[-1], size=found[-1].size + extent.size)
-            else:
-                found.append(extent)
-        return tuple(found)
-
-    def _extents_of(self, part: Part) -> Iterator[Extent]:
-        if part.run is None:
-            yield Extent(part.range.offset, part.range.size, Source.ZEROS)
-            return
-        wanted = Range(part.position, part.range.size)
-        for fragment in overlapping(self._fragments[part.run], wanted):
-            start = max(fragment.range.offset, wanted.offset)
-            size = min(fragment.range.end, wanted.end) - start
-            source, offset, digest = self._places[part.run.payload, fragment.range]
-            yield Extent(
-                position=part.range.offset + start - wanted.offset,
-                size=size,
-                source=source,
-                offset=offset + start - fragment.range.offset,
-                blob=self._indices[digest] if digest else 0,
-            )
-
-
-def _continues(first: Extent, second: Extent) -> bool:
-    if (first.source, first.blob) != (second.source, second.blob):
-        return False
-    return first.source is Source.ZEROS or first.offset + first.size == second.offset

@@ -12,6 +12,7 @@ from .manifest_writer import write_manifest
 from .v1 import MAGIC
 
 VERSION = 2
+MAX_INLINE = (1 << 32) - 1
 
 _START = struct.Struct("<4sIII")
 
@@ -19,11 +20,17 @@ _START = struct.Struct("<4sIII")
 def write_v2(manifest: Manifest, inline: bytes | bytearray) -> bytes:
     """A container of version 2; raises FileFormatError where what it would say breaks a rule."""
     check_manifest(manifest, len(inline))
-    table = write_manifest(manifest)
-    padding = bytes(-(_START.size + len(table)) % BYTE_ALIGNMENT)
-    container = b"".join([_START.pack(MAGIC, VERSION, len(table), len(inline)), table, padding, inline])
-    read_v2(memoryview(container))  # what depends on the written form: sizes
+    container = assemble(write_manifest(manifest), inline)
+    read_v2(memoryview(container))  # sizes of what was written have limits, too
     return container
+
+
+def assemble(table: bytes, inline: bytes | bytearray) -> bytes:
+    """A container of a manifest's bytes, which are not looked at, and an inline section."""
+    if len(inline) > MAX_INLINE:
+        raise FileFormatError(f"an inline section of {len(inline)} bytes; {MAX_INLINE} are possible")
+    padding = bytes(-(_START.size + len(table)) % BYTE_ALIGNMENT)
+    return b"".join([_START.pack(MAGIC, VERSION, len(table), len(inline)), table, padding, inline])
 
 
 def read_v2(content: memoryview) -> tuple[Manifest, memoryview]:
