@@ -1,6 +1,6 @@
 """Builders of small networks, one for each thing that lowering has to get right."""
 
-# ruff: noqa: D102, D107 - a module of a network has no more to say than its class
+# ruff: noqa: D102 - a module of a network has no more to say than its class
 from __future__ import annotations
 
 import torch
@@ -164,3 +164,51 @@ class Inverse(nn.Module):
 def inverse():
     """For `check_ir_validity`."""
     return Inverse(), (torch.eye(3),)
+
+
+class Waves(nn.Module):
+    """Sines and cosines, each with something between that no test backend takes."""
+
+    def forward(self, values):
+        return torch.cos(torch.sin(torch.sin(values) + 1) * 2)
+
+
+def waves():
+    """Two methods for the recording backend."""
+    return ModelDefinition(
+        {
+            "forward": MethodDefinition(Waves(), [(torch.randn(2, 3),)]),
+            "encode": MethodDefinition(Waves(), [(torch.randn(4),)]),
+            "plain": MethodDefinition(nn.ReLU(), [(torch.randn(2),)]),
+        }
+    )
+
+
+class NestedWaves(nn.Module):
+    """Sines inside of branches and outside."""
+
+    def forward(self, values):
+        chosen = torch.cond(values.sum() > 0, lambda v: torch.sin(v) + 1, lambda v: torch.sin(v) * 2, (values,))
+        return torch.sin(chosen)
+
+
+def nested_waves():
+    """Partitions in nested graphs."""
+    return NestedWaves(), (torch.randn(2, 3),)
+
+
+def keeps_hardswish():
+    """An operator that, kept whole, no portable kernel runs."""
+    return nn.Hardswish(), (torch.randn(2, 4),)
+
+
+class AddHalf(nn.Module):
+    """Exact arithmetic."""
+
+    def forward(self, values):
+        return values + 0.5
+
+
+def constant():
+    """A model whose output is known."""
+    return AddHalf(), (torch.ones(4),)

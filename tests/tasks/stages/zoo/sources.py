@@ -1,6 +1,6 @@
 """Builders of every form, and every kind of broken one."""
 
-# ruff: noqa: D102, D107 - a module of a network has no more to say than its class
+# ruff: noqa: D102 - a module of a network has no more to say than its class
 from __future__ import annotations
 
 import random
