@@ -1,0 +1,29 @@
+/* The C interface of libnfat_backend. Loading the library registers the backend "NfatBackend" with ExecuTorch. */
+
+#ifndef NFAT_BACKEND_H
+#define NFAT_BACKEND_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NFAT_BACKEND_API __attribute__((visibility("default")))
+
+/* Version of ExecuTorch that the library was built for. It runs with no other one, whose classes may differ. */
+NFAT_BACKEND_API const char* nfat_backend_executorch_version(void);
+
+/* 0 if the backend is registered; an executorch::runtime::Error otherwise. */
+NFAT_BACKEND_API int nfat_backend_status(void);
+
+/* What became of each payload when this thread last loaded a fat method, one line for each.
+ *
+ * Writes at most `size` bytes, of which the last is a NUL. Returns the length of the whole text without the NUL. */
+NFAT_BACKEND_API size_t nfat_backend_report(char* text, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

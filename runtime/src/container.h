@@ -1,0 +1,145 @@
+// What an NFAT container says, as views into its bytes. artifacts/nfat/README.md specifies the format.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "bytes.h"
+
+namespace nfat {
+
+constexpr uint32_t kMaxPayloads = 64;
+constexpr uint64_t kSha256Size = 32;
+/// Addresses in memory and positions in a payload are equal modulo this, or bytes are copied.
+constexpr uint64_t kByteAlignment = 16;
+
+enum class Source : uint32_t { kZeros = 0, kInline = 1, kBlob = 2 };
+
+/// The payload's bytes from `position` up to the next extent's position, or up to the payload's end.
+struct Extent {
+  uint64_t position;
+  uint64_t offset;
+  Source source;
+  uint32_t blob;
+};
+
+/// A payload's extents: a checked table of them, or a single one.
+class Extents {
+ public:
+  static constexpr uint64_t kWidth = 24;
+
+  Extents() = default;
+  /// A table as it lies in a manifest.
+  explicit Extents(Bytes table) : table_(table), count_(table.size / kWidth) {}
+  /// The whole payload in one piece, inline.
+  explicit Extents(uint64_t inline_offset) : inline_offset_(inline_offset), count_(1) {}
+
+  uint64_t size() const {
+    return count_;
+  }
+
+  Extent operator[](uint64_t index) const {
+    if (table_.data == nullptr) {
+      return {0, inline_offset_, Source::kInline, 0};
+    }
+    const uint64_t at = index * kWidth;
+    return {table_.u64(at), table_.u64(at + 8), static_cast<Source>(table_.u32(at + 16)), table_.u32(at + 20)};
+  }
+
+ private:
+  Bytes table_;
+  uint64_t inline_offset_ = 0;
+  uint64_t count_ = 0;
+};
+
+/// Checked strings: a vector of a manifest, or a single one.
+class Texts {
+ public:
+  Texts() = default;
+  /// `count` offsets at `start` of a manifest, each of which leads to a string.
+  Texts(Bytes manifest, uint64_t start, uint64_t count) : manifest_(manifest), start_(start), count_(count) {}
+  explicit Texts(std::string_view only) : only_(only), count_(1) {}
+
+  uint64_t size() const {
+    return count_;
+  }
+
+  std::string_view operator[](uint64_t index) const {
+    if (manifest_.data == nullptr) {
+      return only_;
+    }
+    const uint64_t place = start_ + 4 * index;
+    const uint64_t text = place + manifest_.u32(place);
+    return {reinterpret_cast<const char*>(manifest_.data + text + 4), manifest_.u32(text)};
+  }
+
+ private:
+  Bytes manifest_;
+  std::string_view only_;
+  uint64_t start_ = 0;
+  uint64_t count_ = 0;
+};
+
+/// What named data a container points into.
+class Blobs {
+ public:
+  static constexpr uint64_t kWidth = 40;
+
+  Blobs() = default;
+  explicit Blobs(Bytes table) : table_(table) {}
+
+  uint64_t count() const {
+    return table_.size / kWidth;
+  }
+
+  uint64_t size(uint64_t index) const {
+    return table_.u64(index * kWidth);
+  }
+
+  const uint8_t* sha256(uint64_t index) const {
+    return table_.data + index * kWidth + 8;
+  }
+
+ private:
+  Bytes table_;
+};
+
+struct Payload {
+  std::string_view name;
+  uint64_t size = 0;
+  /// 32 bytes; null in version 1, which does not say.
+  const uint8_t* sha256 = nullptr;
+  /// Empty where `features` is not 0: their meaning is then not known.
+  Extents extents;
+  Texts backends;
+  uint64_t features = 0;
+};
+
+struct Container {
+  uint32_t version = 0;
+  uint32_t count = 0;
+  std::array<Payload, kMaxPayloads> payloads;
+  Blobs blobs;
+  /// In version 1 the data section.
+  Bytes inline_section;
+};
+
+/// Reads a container of either version; everything it says is checked. It is valid as long as `content` is.
+///
+/// Returns what is wrong, or nothing. Needs no memory that depends on `content`, and time in proportion to it.
+[[nodiscard]] std::string read_container(Bytes content, Container& container);
+
+/// Bytes 8 and behind of a version 1 container.
+[[nodiscard]] std::string read_v1(Bytes content, Container& container);
+
+/// Bytes 8 and behind of a version 2 container.
+[[nodiscard]] std::string read_v2(Bytes content, Container& container);
+
+/// Whether text has only printable ASCII characters without blanks.
+bool is_word(std::string_view text);
+
+} // namespace nfat

@@ -1,0 +1,227 @@
+// Version 2: sixteen bytes, a flatbuffer of schema nfat.fbs, the inline section. `methods` and `metadata` are not
+// needed to run a payload and are not looked at.
+
+#include "container.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "flat_table.h"
+
+namespace nfat {
+namespace {
+
+constexpr uint64_t kStart = 16;
+constexpr uint64_t kMaxManifest = uint64_t{1} << 24;
+constexpr uint64_t kMaxSize = uint64_t{1} << 48;
+constexpr uint64_t kFreeExpansion = uint64_t{1} << 30;
+constexpr uint64_t kExpansion = 16;
+constexpr uint64_t kMaxBackends = 64;
+constexpr uint64_t kMaxName = 64;
+constexpr uint64_t kMaxWord = 255;
+constexpr uint32_t kMaxAlignment = 65536;
+
+namespace manifest_slot {
+constexpr unsigned kPayloads = 0;
+constexpr unsigned kBlobs = 1;
+constexpr unsigned kAlignment = 2;
+} // namespace manifest_slot
+
+namespace payload_slot {
+constexpr unsigned kName = 0;
+constexpr unsigned kSize = 1;
+constexpr unsigned kSha256 = 2;
+constexpr unsigned kExtents = 3;
+constexpr unsigned kBackends = 4;
+constexpr unsigned kExecutorchVersion = 6;
+constexpr unsigned kFeatures = 7;
+} // namespace payload_slot
+
+/// Reads the manifest; each function returns what is wrong, or nothing.
+class Reader {
+ public:
+  Reader(Bytes manifest, Container& container)
+      : manifest_(manifest), container_(container), extents_left_(manifest.size / Extents::kWidth) {}
+
+  std::string read() {
+    FlatTable root;
+    Vector blobs;
+    Vector payloads;
+    uint32_t alignment = kByteAlignment;
+    if (!root.open(manifest_, manifest_.u32(0)) || !root.vector(manifest_slot::kBlobs, Blobs::kWidth, blobs) ||
+        !root.vector(manifest_slot::kPayloads, 4, payloads) || !root.u32(manifest_slot::kAlignment, alignment)) {
+      return "damaged manifest";
+    }
+    if (alignment < kByteAlignment || alignment > kMaxAlignment || (alignment & (alignment - 1)) != 0) {
+      return "an alignment of " + std::to_string(alignment);
+    }
+    if (payloads.count == 0 || payloads.count > kMaxPayloads) {
+      return std::to_string(payloads.count) + " payloads; 1 to 64 are possible";
+    }
+    container_.blobs = Blobs(manifest_.part(blobs.start, blobs.count * Blobs::kWidth));
+    if (std::string problem = add_up_blobs(); !problem.empty()) {
+      return problem;
+    }
+    for (uint32_t index = 0; index < payloads.count; ++index) {
+      const uint64_t place = payloads.start + 4 * uint64_t{index};
+      if (std::string problem = read_payload(place + manifest_.u32(place), index); !problem.empty()) {
+        return "payload " + std::to_string(index) + ": " + problem;
+      }
+    }
+    container_.count = static_cast<uint32_t>(payloads.count);
+    return {};
+  }
+
+ private:
+  std::string add_up_blobs() {
+    stored_ = container_.inline_section.size;
+    for (uint64_t index = 0; index < container_.blobs.count(); ++index) {
+      const uint64_t size = container_.blobs.size(index);
+      if (size == 0 || size > kMaxSize) {
+        return "blob " + std::to_string(index) + " has " + std::to_string(size) + " bytes";
+      }
+      stored_ = std::min(stored_ + size, kMaxSize); // More makes no difference, and the sum cannot wrap around.
+    }
+    return {};
+  }
+
+  std::string read_payload(uint64_t position, uint32_t index) {
+    Payload payload;
+    FlatTable table;
+    Vector sha256;
+    Vector backends;
+    std::string_view version;
+    if (!table.open(manifest_, position) || !table.text(payload_slot::kName, payload.name) ||
+        !table.u64(payload_slot::kSize, payload.size) || !table.vector(payload_slot::kSha256, 1, sha256) ||
+        !table.vector(payload_slot::kBackends, 4, backends) ||
+        !table.text(payload_slot::kExecutorchVersion, version) ||
+        !table.u64(payload_slot::kFeatures, payload.features)) {
+      return "damaged manifest";
+    }
+    if (payload.name.empty() || payload.name.size() > kMaxName || !is_word(payload.name) ||
+        is_taken(payload.name, index)) {
+      return "its name is missing, too long, not printable or there twice";
+    }
+    if (sha256.count != kSha256Size) {
+      return "a SHA-256 of " + std::to_string(sha256.count) + " bytes";
+    }
+    if (version.size() > kMaxWord || !is_word(version)) {
+      return "its ExecuTorch version is too long or not printable";
+    }
+    if (payload.size == 0 || payload.size > std::min(kMaxSize, kFreeExpansion + kExpansion * stored_)) {
+      return "a size of " + std::to_string(payload.size) + " bytes";
+    }
+    if (!are_words(backends)) {
+      return "its backends are too many, too long or not printable";
+    }
+    payload.sha256 = manifest_.data + sha256.start;
+    payload.backends = Texts(manifest_, backends.start, backends.count);
+    if (payload.features == 0) {
+      if (std::string problem = read_extents(table, payload); !problem.empty()) {
+        return problem;
+      }
+    }
+    container_.payloads[index] = payload;
+    return {};
+  }
+
+  bool is_taken(std::string_view name, uint32_t before) const {
+    const auto begin = container_.payloads.cbegin();
+    return std::any_of(begin, begin + before, [&](const Payload& each) { return each.name == name; });
+  }
+
+  bool are_words(Vector texts) const {
+    if (texts.count > kMaxBackends) {
+      return false;
+    }
+    for (uint64_t place = texts.start; place < texts.start + 4 * texts.count; place += 4) {
+      Vector letters;
+      if (!follow_vector(manifest_, place, 1, letters) || letters.count == 0 || letters.count > kMaxWord ||
+          !is_word({reinterpret_cast<const char*>(manifest_.data + letters.start), letters.count})) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  std::string read_extents(const FlatTable& table, Payload& payload) {
+    Vector found;
+    if (!table.vector(payload_slot::kExtents, Extents::kWidth, found)) {
+      return "damaged manifest";
+    }
+    if (found.count == 0 || found.count > extents_left_) {
+      return "no extents, or more than the manifest has room for";
+    }
+    extents_left_ -= found.count;
+    payload.extents = Extents(manifest_.part(found.start, found.count * Extents::kWidth));
+    if (payload.extents[0].position != 0) {
+      return "it does not start at 0";
+    }
+    for (uint64_t index = 0; index < found.count; ++index) {
+      const Extent extent = payload.extents[index];
+      const uint64_t end = index + 1 < found.count ? payload.extents[index + 1].position : payload.size;
+      if (end <= extent.position) {
+        return "its extents do not ascend";
+      }
+      if (!is_sound(extent, end - extent.position)) {
+        return "its extent " + std::to_string(index) + " points to what is not there, or is not aligned";
+      }
+    }
+    return {};
+  }
+
+  bool is_sound(const Extent& extent, uint64_t size) const {
+    uint64_t held = 0;
+    switch (extent.source) {
+      case Source::kZeros:
+        return extent.offset == 0 && extent.blob == 0;
+      case Source::kInline:
+        if (extent.blob != 0) {
+          return false;
+        }
+        held = container_.inline_section.size;
+        break;
+      case Source::kBlob:
+        if (extent.blob >= container_.blobs.count()) {
+          return false;
+        }
+        held = container_.blobs.size(extent.blob);
+        break;
+      default:
+        return false;
+    }
+    return extent.offset <= held && size <= held - extent.offset &&
+        extent.offset % kByteAlignment == extent.position % kByteAlignment;
+  }
+
+  Bytes manifest_;
+  Container& container_;
+  uint64_t extents_left_;
+  uint64_t stored_ = 0;
+};
+
+} // namespace
+
+std::string read_v2(Bytes content, Container& container) {
+  if (!content.holds(0, kStart)) {
+    return "the container is cut short";
+  }
+  const uint64_t manifest_size = content.u32(8);
+  const uint64_t inline_size = content.u32(12);
+  const uint64_t manifest_end = kStart + manifest_size;
+  const uint64_t inline_start = (manifest_end + kByteAlignment - 1) / kByteAlignment * kByteAlignment;
+  if (content.size != inline_start + inline_size) {
+    return "the container has " + std::to_string(content.size) + " bytes and says " +
+        std::to_string(inline_start + inline_size);
+  }
+  if (!content.part(manifest_end, inline_start - manifest_end).zero()) {
+    return "the bytes between the manifest and the inline section are not zero";
+  }
+  if (manifest_size < 8 || manifest_size > kMaxManifest || std::memcmp(content.data + kStart + 4, "NFM2", 4) != 0) {
+    return "its manifest is not one";
+  }
+  container.inline_section = content.part(inline_start, inline_size);
+  return Reader(content.part(kStart, manifest_size), container).read();
+}
+
+} // namespace nfat

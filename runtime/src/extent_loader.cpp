@@ -1,0 +1,207 @@
+#include "extent_loader.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include <executorch/runtime/platform/log.h>
+
+#include "sha256.h"
+
+namespace nfat {
+
+using executorch::runtime::Error;
+using executorch::runtime::FreeableBuffer;
+using executorch::runtime::Result;
+
+namespace {
+
+/// Of copies. Vector instructions and caches like it, and no loader promises more than 16.
+constexpr size_t kCopyAlignment = 64;
+
+void let_go(void* mapping, void*, size_t) {
+  delete static_cast<Mapping*>(mapping);
+}
+
+void free_copy(void*, void* memory, size_t) {
+  std::free(memory);
+}
+
+Error failed(const std::string& problem) {
+  ET_LOG(Error, "NfatBackend: %s", problem.c_str());
+  return Error::InvalidExternalData;
+}
+
+} // namespace
+
+ExtentLoader::ExtentLoader(
+    const Container& container,
+    const Payload& payload,
+    const executorch::runtime::NamedDataMap* named_data)
+    : size_(payload.size),
+      extents_(payload.extents),
+      inline_section_(container.inline_section),
+      blobs_(container.blobs, named_data) {}
+
+Result<size_t> ExtentLoader::size() const {
+  return static_cast<size_t>(size_);
+}
+
+Result<FreeableBuffer> ExtentLoader::load(size_t offset, size_t size, const SegmentInfo&) const {
+  if (!has(offset, size)) {
+    return Error::InvalidArgument;
+  }
+  if (size == 0) {
+    return FreeableBuffer(nullptr, 0, nullptr);
+  }
+  if (contiguous(offset, size)) {
+    Piece first;
+    if (std::string problem = piece(extent_at(offset), offset, offset + size, first); !problem.empty()) {
+      return failed(problem);
+    }
+    if (reinterpret_cast<uintptr_t>(first.memory) % kByteAlignment == offset % kByteAlignment) {
+      in_place_ += size;
+      if (first.mapping == nullptr) {
+        return FreeableBuffer(first.memory, size, nullptr);
+      }
+      auto* mapping = new (std::nothrow) Mapping(std::move(first.mapping));
+      if (mapping == nullptr) {
+        return Error::MemoryAllocationFailed;
+      }
+      return FreeableBuffer(first.memory, size, let_go, mapping);
+    }
+  }
+  void* memory = nullptr;
+  if (posix_memalign(&memory, kCopyAlignment, size) != 0) {
+    return Error::MemoryAllocationFailed;
+  }
+  if (std::string problem = copy(offset, size, static_cast<uint8_t*>(memory)); !problem.empty()) {
+    std::free(memory);
+    return failed(problem);
+  }
+  return FreeableBuffer(memory, size, free_copy);
+}
+
+Error ExtentLoader::load_into(size_t offset, size_t size, const SegmentInfo&, void* buffer) const {
+  if (!has(offset, size) || (buffer == nullptr && size != 0)) {
+    return Error::InvalidArgument;
+  }
+  const std::string problem = copy(offset, size, static_cast<uint8_t*>(buffer));
+  return problem.empty() ? Error::Ok : failed(problem);
+}
+
+std::string ExtentLoader::hold() const {
+  for (uint64_t index = 0; index < extents_.size(); ++index) {
+    const Extent extent = extents_[index];
+    if (extent.source == Source::kBlob) {
+      if (std::string problem = blobs_.hold(extent.blob); !problem.empty()) {
+        return problem;
+      }
+    }
+  }
+  return {};
+}
+
+void ExtentLoader::release() const {
+  blobs_.release();
+}
+
+std::string ExtentLoader::hash(std::array<uint8_t, kSha256Size>& digest) const {
+  constexpr std::array<uint8_t, 4096> kZeros{};
+  Sha256 sha256;
+  size_t position = 0;
+  for (uint64_t index = 0; position < size_; ++index) {
+    Piece found;
+    if (std::string problem = piece(index, position, size_, found); !problem.empty()) {
+      return problem;
+    }
+    position += found.size;
+    if (found.memory != nullptr) {
+      sha256.update(found.memory, found.size);
+      continue;
+    }
+    for (size_t left = found.size; left != 0;) {
+      const size_t taken = std::min(left, kZeros.size());
+      sha256.update(kZeros.data(), taken);
+      left -= taken;
+    }
+  }
+  digest = sha256.finish();
+  return {};
+}
+
+bool ExtentLoader::has(size_t offset, size_t size) const {
+  return offset <= size_ && size <= size_ - offset;
+}
+
+/// The extent that holds a position; there is one for each position that the payload has.
+uint64_t ExtentLoader::extent_at(uint64_t position) const {
+  uint64_t low = 0;
+  uint64_t high = extents_.size();
+  while (high - low > 1) {
+    const uint64_t middle = low + (high - low) / 2;
+    (extents_[middle].position <= position ? low : high) = middle;
+  }
+  return low;
+}
+
+/// Whether a range's bytes follow each other where they are stored.
+bool ExtentLoader::contiguous(size_t offset, size_t size) const {
+  uint64_t index = extent_at(offset);
+  Extent extent = extents_[index];
+  while (++index < extents_.size()) {
+    const Extent next = extents_[index];
+    if (next.position >= offset + size) {
+      break;
+    }
+    if (next.source != extent.source || next.blob != extent.blob ||
+        next.offset - extent.offset != next.position - extent.position) {
+      return false;
+    }
+    extent = next;
+  }
+  return extent.source != Source::kZeros;
+}
+
+/// The stretch of an extent from `offset` on and before `end`. Its memory goes on as long as extents are contiguous.
+std::string ExtentLoader::piece(uint64_t index, size_t offset, size_t end, Piece& found) const {
+  const Extent extent = extents_[index];
+  const uint64_t extent_end = index + 1 < extents_.size() ? extents_[index + 1].position : size_;
+  const uint64_t start = extent.offset + (offset - extent.position);
+  found.size = std::min<uint64_t>(end, extent_end) - offset;
+  found.memory = nullptr;
+  std::string problem;
+  if (extent.source == Source::kInline) {
+    found.memory = inline_section_.data + start;
+  } else if (extent.source == Source::kBlob) {
+    found.mapping = blobs_.find(extent.blob, problem);
+    if (found.mapping != nullptr) {
+      found.memory = static_cast<const uint8_t*>(found.mapping->data()) + start;
+    }
+  }
+  return problem;
+}
+
+std::string ExtentLoader::copy(size_t offset, size_t size, uint8_t* to) const {
+  copied_ += size;
+  const size_t end = offset + size;
+  for (uint64_t index = extent_at(offset); offset < end; ++index) {
+    Piece found;
+    if (std::string problem = piece(index, offset, end, found); !problem.empty()) {
+      return problem;
+    }
+    if (found.memory != nullptr) {
+      std::memcpy(to, found.memory, found.size);
+    } else {
+      std::memset(to, 0, found.size);
+    }
+    to += found.size;
+    offset += found.size;
+  }
+  return {};
+}
+
+} // namespace nfat

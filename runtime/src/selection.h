@@ -1,0 +1,28 @@
+// Which payload of a container to run.
+
+#pragma once
+
+#include <memory>
+
+#include <executorch/runtime/core/named_data_map.h>
+
+#include "container.h"
+#include "loaded_method.h"
+#include "report.h"
+
+namespace nfat {
+
+/// What a fat program asks for.
+struct Request {
+  const char* method;
+  /// Named data of the outer program; may be null.
+  const executorch::runtime::NamedDataMap* named_data;
+  /// Whether payloads have to have the bytes that the container says.
+  bool verify;
+};
+
+/// The first payload that can run here and has the bytes it should have; null if there is none. The report gets a line
+/// for each payload that was looked at.
+std::unique_ptr<LoadedMethod> select(const Container& container, const Request& request, Report& report);
+
+} // namespace nfat
