@@ -1,0 +1,202 @@
+"""Equal bytes are stored once, in one piece where that pays, and every payload is rebuilt byte for byte."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.nfat.container import Container
+from pteforge.artifacts.nfat.contents import Description, Source
+from pteforge.artifacts.nfat.pack import PackedContainer, pack_stretches
+from pteforge.artifacts.nfat.stretches import Stretch
+from pteforge.artifacts.pte.cuts import Range
+
+
+@dataclass
+class _File:
+    """A payload made by hand: stretches of pieces, each piece at a multiple of `alignment`."""
+
+    index: int
+    alignment: int = 16
+    content: bytearray = field(default_factory=bytearray)
+    stretches: list[Stretch] = field(default_factory=list)
+
+    def add(self, *pieces: bytes, padding: bytes = b"\0") -> _File:
+        """Appends a stretch; in front of it are zeros, between its pieces is padding."""
+        gap = -len(self.content) % self.alignment
+        if gap:
+            self.stretches.append(Stretch(self.index, Range(len(self.content), gap)))
+            self.content += bytes(gap)
+        start, ranges = len(self.content), []
+        for piece in pieces:
+            self.content += padding * (-len(self.content) % self.alignment)
+            ranges.append(Range(len(self.content), len(piece)))
+            self.content += piece
+        whole = Range(start, len(self.content) - start)
+        self.stretches.append(Stretch(self.index, whole, tuple(each for each in ranges if each != whole)))
+        return self
+
+
+def _pack(*files: _File) -> PackedContainer:
+    """Packs files and checks what has to hold whatever they are."""
+    contents = [memoryview(bytes(file.content)) for file in files]
+    descriptions = [Description(f"payload-{file.index}") for file in files]
+    every = [stretch for file in files for stretch in file.stretches]
+    packed = pack_stretches(descriptions, contents, every, 128, {})
+    assert pack_stretches(descriptions, contents, every[::-1], 128, {}) == packed
+    container = packed.open()
+    for payload, content in zip(container.payloads, contents, strict=True):
+        assert container.rebuild(payload) == content
+    _check_tidy(container, packed)
+    return packed
+
+
+def _check_tidy(container: Container, packed: PackedContainer) -> None:
+    """Rules for producers: every blob is used and named once, and nothing hides in the inline section."""
+    used = {index for payload in container.payloads for index in payload.blobs}
+    assert used == set(range(len(container.manifest.blobs)))
+    assert list(packed.blobs) == [blob.digest for blob in container.manifest.blobs]
+    assert all(digest_bytes(blob) == digest for digest, blob in packed.blobs.items())
+    end = 0
+    inline = [each for payload in container.payloads for each in payload.extents if each.source is Source.INLINE]
+    for extent in sorted(inline, key=lambda each: each.offset):
+        assert extent.offset - end < 16
+        assert not any(container.inline[end : extent.offset])
+        end = max(end, extent.offset + extent.size)
+    assert end == len(container.inline)
+
+
+def _noise(size: int, seed: int) -> bytes:
+    return random.Random(seed).randbytes(size)  # noqa: S311 - not a secret
+
+
+W = [_noise(size, size) for size in (65536, 32768, 16384, 8000, 4100)]
+"""Weights; some sizes are no multiples of 16."""
+
+
+def test_single_tensors_become_ranges_of_the_segment_that_has_all():
+    """The fallback's segment is one blob; payloads with a segment per tensor point into it, whatever their priority."""
+    fallback = _File(1).add(_noise(2000, 1)).add(*W)
+    packed = _pack(_File(0).add(_noise(1500, 2)).add(W[3]).add(W[1]).add(W[0]).add(W[4]).add(W[2]), fallback)
+    assert [len(blob) for blob in packed.blobs.values()] == [len(fallback.content) - 2000]
+    container = packed.open()
+    assert [each.source for each in container.payloads[1].extents] == [Source.INLINE, Source.BLOB]
+    shared = [each for each in container.payloads[0].extents if each.source is Source.BLOB]
+    assert sorted(each.size for each in shared) == sorted(map(len, W))
+
+
+def test_equal_payloads_cost_nothing():
+    """The same file twice is stored once, but for what is inline."""
+    packed = _pack(_File(0).add(W[0], W[1]).add(W[2]), _File(1).add(W[0], W[1]).add(W[2]))
+    assert sum(map(len, packed.blobs.values())) == sum(map(len, W[:3]))
+
+
+def test_tensors_in_another_order_are_shared_one_by_one():
+    """A segment with the same tensors in another order needs no bytes of its own."""
+    packed = _pack(_File(0).add(*W), _File(1).add(*W[::-1]))
+    assert sum(map(len, packed.blobs.values())) <= sum(map(len, W)) + 16 * len(W)
+
+
+def test_tensors_that_follow_each_other_there_too_are_one_range():
+    """Neighbours that are neighbours where they are stored, padding included, are one extent: mapped, not copied."""
+    packed = _pack(_File(0).add(_noise(1024, 3), *W[2:], _noise(1024, 4)), _File(1).add(*W[2:]))
+    assert len(packed.open().payloads[1].extents) == 1
+
+
+def test_other_padding_between_equal_tensors_is_kept():
+    """Padding that differs is stored; payloads are rebuilt with theirs."""
+    packed = _pack(_File(0).add(_noise(1024, 3), W[4], W[0], padding=b"x"), _File(1).add(W[4], W[0]))
+    assert len(packed.blobs) == 1
+    assert len(packed.open().payloads[1].extents) == 3
+
+
+def test_a_tensor_twice_in_one_payload_is_stored_once():
+    """Tied weights that a backend packs twice cost their bytes once."""
+    packed = _pack(_File(0).add(W[0]).add(W[0]).add(W[1]))
+    assert sum(map(len, packed.blobs.values())) == len(W[0]) + len(W[1])
+
+
+def test_zeros_are_not_stored():
+    """Zero tensors cost an extent, alone or within a segment of others."""
+    packed = _pack(_File(0).add(bytes(1 << 20)).add(W[0], bytes(1 << 20), W[1]))
+    assert sum(map(len, packed.blobs.values())) == len(W[0]) + len(W[1])
+
+
+def test_a_payload_does_not_map_what_it_does_not_use():
+    """Where payloads share half of a segment, it is cut, and each points only into what it uses."""
+    half = _noise(60000, 5)
+    packed = _pack(_File(0).add(half).add(_noise(30000, 6)), _File(1).add(_noise(50000, 7), half))
+    container = packed.open()
+    for payload in container.payloads:
+        assert sum(container.manifest.blobs[index].size for index in payload.blobs) <= payload.size + 16
+    assert sum(map(len, packed.blobs.values())) <= 60000 + 30000 + 50000 + 16
+
+
+def test_a_little_in_common_does_not_take_a_segment_apart():
+    """A tensor that is less than 1/64 of the other's segment is stored twice: the segment stays in one piece."""
+    small, large = _noise(5000, 8), _noise(1 << 20, 9)
+    packed = _pack(_File(0).add(small).add(_noise(6000, 10)), _File(1).add(large, small))
+    container = packed.open()
+    assert sum(map(len, packed.blobs.values())) == len(small) * 2 + 6000 + len(large)
+    assert len(container.payloads[1].extents) == 1
+    assert container.payloads[1].blobs == (0,)
+    assert 0 not in container.payloads[0].blobs
+
+
+def test_what_three_payloads_have_in_common_is_stored_once_even_then():
+    """Payloads that must not point into a large segment still share with each other."""
+    small, large = _noise(5000, 8), _noise(1 << 20, 9)
+    packed = _pack(_File(0).add(small), _File(1).add(small), _File(2).add(large, small))
+    assert sum(map(len, packed.blobs.values())) == len(small) * 2 + len(large)
+
+
+def test_bytes_that_are_aligned_otherwise_are_not_shared():
+    """A tensor at an odd place cannot be pointed to from an even one: its address would be wrong."""
+    packed = _pack(_File(0).add(W[0]), _File(1, alignment=1).add(b"x" * 1025).add(W[0]))
+    assert sum(map(len, packed.blobs.values())) == 2 * len(W[0]) - (-1025 % 16)
+
+
+_piece = st.one_of(
+    st.tuples(st.integers(0, 6), st.sampled_from([1024, 4096, 5000, 20000])).map(lambda each: _noise(each[1], each[0])),
+    st.integers(1, 9000).map(bytes),
+    st.binary(min_size=1, max_size=40),
+)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([16, 16, 16, 1, 8]),
+            st.lists(st.tuples(st.lists(_piece, min_size=1, max_size=5), st.sampled_from([b"\0", b"x"])), max_size=5),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_whatever_the_payloads_are(layouts):
+    """Any payloads are rebuilt, by tidy containers that are not larger than the payloads and what describes them."""
+    files = []
+    for index, (alignment, stretches) in enumerate(layouts):
+        file = _File(index, alignment).add(b"program")
+        for pieces, padding in stretches:
+            file.add(*pieces, padding=padding)
+        files.append(file)
+    packed = _pack(*files)
+    extents = sum(len(payload.extents) for payload in packed.open().payloads)
+    assert packed.size <= sum(len(file.content) for file in files) + 40 * extents + 512 * len(files)
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_many_payloads_of_one_model(count):
+    """The cost of one more payload of the same weights is its description."""
+    files = []
+    for index in range(count):
+        order = random.Random(index).sample(W, len(W))  # noqa: S311 - the same each time
+        files.append(_File(index).add(_noise(500, 100 + index)).add(*order))
+    packed = _pack(*files)
+    assert packed.size <= len(files[0].content) + count * 2000
