@@ -122,9 +122,9 @@ class Stages:
             folder=self.folder,
         )
         outputs: dict[str, Mapping[str, ArtifactRef]] = {}
-        self._run_plan(plan_model(model, None, ()), model, outputs)
+        self._run_plan(plan_model(model, None, {}), model, outputs)
         methods = json.loads(self.store.read_artifact(outputs["export"]["methods"]))
-        plan = plan_model(model, methods, ())
+        plan = plan_model(model, methods, {})
         self._run_plan(plan, model, outputs)
         return Lowered(plan, outputs, self.store)
 
