@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
 
 from ...errors import FileFormatError
 from .contents import BYTE_ALIGNMENT, Blob, Description, Extent, Manifest, Payload, Source
@@ -87,13 +86,17 @@ def _check_extents(payload: Payload, blobs: Sequence[Blob], inline_size: int) ->
     extents = payload.extents
     if not extents:
         raise FileFormatError(f"payload {payload.name} has no extents")
-    if extents[0].position != 0:
-        raise FileFormatError(f"payload {payload.name} starts at {extents[0].position}; payloads start at 0")
-    for extent, following in pairwise(extents):
-        if extent.position + extent.size != following.position:
-            raise FileFormatError(f"payload {payload.name} has a hole or an overlap at {following.position}")
-    if extents[-1].position + extents[-1].size != payload.size:
-        raise FileFormatError(f"the extents of payload {payload.name} do not end at its end")
+    end = 0
+    for extent in extents:
+        if extent.position != end:
+            raise FileFormatError(f"payload {payload.name} has an extent at {extent.position} where {end} comes next")
+        if extent.size < 1:
+            raise FileFormatError(
+                f"payload {payload.name}: the extent at {extent.position} does not come before what follows it"
+            )
+        end += extent.size
+    if end != payload.size:
+        raise FileFormatError(f"payload {payload.name} has {payload.size} bytes, its extents {end}")
     for extent in extents:
         problem = _extent_problem(extent, blobs, inline_size)
         if problem:
@@ -102,8 +105,6 @@ def _check_extents(payload: Payload, blobs: Sequence[Blob], inline_size: int) ->
 
 def _extent_problem(extent: Extent, blobs: Sequence[Blob], inline_size: int) -> str:
     """What is wrong with an extent, empty if nothing is."""
-    if extent.size < 1:
-        return "does not come before the next one"
     if extent.source is not Source.BLOB and extent.blob:
         return f"names blob {extent.blob} and is not of a blob"
     if extent.source is Source.ZEROS:

@@ -1,0 +1,218 @@
+"""Containers that readers have to accept or refuse, as files for readers in any language: see corpus/README.md.
+
+Run it after adding a case: ``python tests/artifacts/nfat/make_corpus.py``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.nfat.contents import Blob, Description, Extent, Manifest, Payload, Source
+from pteforge.artifacts.nfat.manifest_writer import write_manifest
+from pteforge.artifacts.nfat.v1 import pack_v1
+from pteforge.artifacts.nfat.v2 import assemble, write_v2
+
+CORPUS = Path(__file__).with_name("corpus")
+
+WEIGHTS = bytes(range(256)) * 32
+"""The one blob of all containers of version 2: corpus/blobs/ has it under its key."""
+
+INLINE = b"inner program 1." + b"inner program 2!" + b"end"
+
+
+class Case(NamedTuple):
+    """A container, and the words that a refusal has to have; empty for one to accept."""
+
+    name: str
+    content: bytes
+    problem: str = ""
+
+
+def _payload(name: str, extents: tuple[Extent, ...], *backends: str) -> Payload:
+    parts = {Source.INLINE: INLINE, Source.BLOB: WEIGHTS}
+    content = b"".join(
+        bytes(each.size) if each.source is Source.ZEROS else parts[each.source][each.offset : each.offset + each.size]
+        for each in extents
+    )
+    description = Description(name, backends, ("forward",), "1.5.1", {"target": name})
+    return Payload(description, len(content), digest_bytes(content), extents)
+
+
+FIRST = _payload(
+    "xnnpack",
+    (
+        Extent(0, 16, Source.INLINE, 0),
+        Extent(16, 48, Source.ZEROS),
+        Extent(64, 4096, Source.BLOB, 1024, 0),
+        Extent(4160, 3, Source.INLINE, 32),
+    ),
+    "XnnpackBackend",
+)
+LAST = _payload("portable", (Extent(0, 16, Source.INLINE, 16), Extent(16, 8176, Source.BLOB, 0, 0)))
+GOOD = Manifest((FIRST, LAST), (Blob(digest_bytes(WEIGHTS), len(WEIGHTS)),), 128, {"made-by": "hand"})
+
+
+def _bad(name: str, problem: str, manifest: Manifest, inline: bytes = INLINE) -> Case:
+    return Case(f"v2-{name}", assemble(write_manifest(manifest), inline), problem)
+
+
+def _first(**changes: object) -> Manifest:
+    """The good manifest with changes to its first payload."""
+    return replace(GOOD, payloads=(replace(FIRST, **changes), LAST))  # type: ignore[arg-type]  # any of its fields
+
+
+def _described(**changes: object) -> Manifest:
+    return _first(description=replace(FIRST.description, **changes))  # type: ignore[arg-type]  # any of its fields
+
+
+def _extent(index: int, **changes: object) -> Manifest:
+    """The good manifest with changes to one extent of its first payload; sizes are not written, only positions."""
+    extents = list(FIRST.extents)
+    extents[index] = replace(extents[index], **changes)  # type: ignore[arg-type]  # any of its fields
+    return _first(extents=tuple(extents))
+
+
+def _extension() -> Case:
+    """A payload of the future: what its extents say is not looked at, and it cannot be used."""
+    return _bad(
+        "feature",
+        "",
+        replace(GOOD, payloads=(replace(FIRST, features=1 << 63, extents=(Extent(9, 1, Source.ZEROS, 5, 7),)), LAST)),
+    )
+
+
+def cases() -> Iterator[Case]:
+    """All cases."""
+    yield from _good()
+    yield from _bad_v1()
+    yield from _bad_starts()
+    yield from _bad_descriptions()
+    yield from _bad_extents()
+
+
+def _good() -> Iterator[Case]:
+    good = write_v2(GOOD, INLINE)
+    yield Case("v2-two-payloads", good)
+    yield Case("v2-fallback-only", write_v2(replace(GOOD, payloads=(LAST,)), INLINE))
+    yield Case("v2-no-fallback", write_v2(replace(GOOD, payloads=(FIRST,)), INLINE))
+    zeros = _payload("zeros", (Extent(0, 5, Source.ZEROS),))
+    yield Case("v2-no-blobs-nothing-inline", write_v2(Manifest((zeros,)), b""))
+    yield _extension()
+    yield Case("v1-two-payloads", pack_v1([("XnnpackBackend", b"first"), ("portable", b"second")]))
+    yield Case("v1-empty", pack_v1([]))
+    yield Case("v1-id-of-32", pack_v1([("B" * 32, b"x")]))
+    yield Case("v1-payload-of-0-bytes", pack_v1([("portable", b"")]))
+    yield Case("v1-padded", _v1([(b"A", 4, 3), (b"portable", 16, 2)], bytes(4) + b"aaa" + bytes(9) + b"bb" + bytes(4)))
+
+
+def _v1(entries: list[tuple[bytes, int, int]], section: bytes) -> bytes:
+    table = b"".join(struct.pack("<32sQQ", *entry) for entry in entries)
+    return struct.pack("<4sII", b"NFAT", 1, len(entries)) + table + section
+
+
+def _bad_v1() -> Iterator[Case]:
+    yield Case("v1-overlap", _v1([(b"A", 0, 4), (b"B", 3, 3)], b"aaabbb"), "overlaps")
+    yield Case("v1-behind-the-end", _v1([(b"A", 0, 7)], b"aaabbb"), "cut short")
+    yield Case("v1-offset-wraps", _v1([(b"A", 2**64 - 1, 2)], b"aaabbb"), "cut short")
+    yield Case("v1-size-wraps", _v1([(b"A", 1, 2**64 - 1)], b"\0aabbb"), "cut short")
+    yield Case("v1-hole", _v1([(b"A", 0, 3), (b"B", 4, 3)], b"aaa?bbb"), "no payload")
+    yield Case("v1-something-behind", _v1([(b"A", 0, 3)], b"aaa?"), "no payload")
+    yield Case("v1-large-gap", _v1([(b"A", 4096, 1)], bytes(4096) + b"a"), "no payload")
+    yield Case("v1-id-empty", _v1([(b"", 0, 1)], b"a"), "not a backend id")
+    yield Case("v1-id-behind-nul", _v1([(b"A\0B", 0, 1)], b"a"), "not a backend id")
+    yield Case("v1-id-not-ascii", _v1([(b"A\xff", 0, 1)], b"a"), "not a backend id")
+    yield Case("v1-count", struct.pack("<4sII", b"NFAT", 1, 2**32 - 1), "4294967295 payloads")
+    yield Case("v1-65-entries", _v1([(b"A", 0, 0)] * 65, b""), "65 payloads")
+    yield Case("v1-table-cut", _v1([(b"A", 0, 0)], b"")[:-1], "cut short")
+
+
+def _bad_starts() -> Iterator[Case]:
+    good = write_v2(GOOD, INLINE)
+    yield Case("empty", b"", "not an NFAT")
+    yield Case("version-0", b"NFAT" + bytes(28), "version 0")
+    yield Case("version-3", b"NFAT\3\0\0\0" + good[8:], "version 3")
+    yield Case("other-magic", b"NFAX" + good[4:], "not an NFAT")
+    yield Case("v2-start-cut", good[:15], "cut short")
+    yield Case("v2-end-cut", good[:-1], "says")
+    yield Case("v2-something-behind", good + b"\0", "says")
+    size = struct.unpack_from("<I", good, 8)[0]
+    yield Case("v2-manifest-size-huge", good[:8] + b"\xff" * 4 + good[12:], "says")
+    yield Case("v2-manifest-of-0", struct.pack("<4sIII", b"NFAT", 2, 0, 0), "a manifest of 0 bytes")
+    large = (1 << 24) + 16
+    yield Case("v2-inline-size-huge", struct.pack("<4sIII", b"NFAT", 2, size, 2**32 - 1) + good[16:], "says")
+    yield Case("v2-manifest-too-large", struct.pack("<4sIII", b"NFAT", 2, large, 0) + good[16:], "says")
+    padded = assemble(write_manifest(GOOD) + b"\0", INLINE)  # a byte too many in the manifest leaves 15 for padding
+    end = 16 + struct.unpack_from("<I", padded, 8)[0]
+    dirty = -end % 16
+    yield Case("v2-padding-not-zero", padded[:end] + b"\1" * dirty + padded[end + dirty :], "not zero")
+    yield Case("v2-identifier", good[:20] + b"NFM3" + good[24:], "identifier")
+    yield Case("v2-root-outside", good[:16] + struct.pack("<I", 2**32 - 1) + good[20:], "damaged manifest")
+    yield Case("v2-root-in-itself", good[:16] + bytes(4) + good[20:], "damaged manifest")
+    yield Case("v2-all-ones", assemble(b"\xff" * 4 + b"NFM2" + b"\xff" * 56, b""), "damaged manifest")
+    yield Case("v2-all-zeros", assemble(bytes(4) + b"NFM2" + bytes(56), b""), "damaged manifest")
+
+
+def _bad_descriptions() -> Iterator[Case]:
+    yield _bad("no-payloads", "0 payloads", replace(GOOD, payloads=()))
+    many = tuple(replace(LAST, description=Description(f"p{index}")) for index in range(65))
+    yield _bad("65-payloads", "65 payloads", replace(GOOD, payloads=many))
+    yield _bad("name-twice", "two payloads", replace(GOOD, payloads=(LAST, LAST)))
+    yield _bad("name-empty", "name", _described(name=""))
+    yield _bad("name-long", "name", _described(name="n" * 65))
+    yield _bad("name-not-ascii", "name", _described(name="naïve"))
+    yield _bad("name-blank", "name", _described(name="two words"))
+    yield _bad("backend-empty", "backend", _described(backends=("",)))
+    yield _bad("backend-long", "256 bytes", _described(backends=("B" * 256,)))
+    yield _bad("65-backends", "65 backends", _described(backends=("B",) * 65))
+    yield _bad("version-control", "version", _described(executorch_version="1.5\n"))
+    yield _bad("sha256-short", "SHA-256 of 31", _first(sha256="00" * 31))
+    yield _bad("sha256-missing", "SHA-256 of 0", _first(sha256=None))
+    yield _bad("alignment-8", "alignment", replace(GOOD, alignment=8))
+    yield _bad("alignment-24", "alignment", replace(GOOD, alignment=24))
+    yield _bad("alignment-large", "alignment", replace(GOOD, alignment=1 << 17))
+    blob = GOOD.blobs[0]
+    yield _bad("blob-of-0", "blob 1 has 0", replace(GOOD, blobs=(blob, replace(blob, size=0))))
+    yield _bad("blob-huge", "blob 1 has", replace(GOOD, blobs=(blob, replace(blob, size=2**48 + 1))))
+
+
+def _bad_extents() -> Iterator[Case]:
+    yield _bad("no-extents", "no extents", _first(extents=()))
+    yield _bad("size-0", "has 0 bytes", _first(size=0, extents=FIRST.extents[:1]))
+    yield _bad("size-in-last-extent", "come before", _first(size=4160))
+    yield _bad("size-beyond-stored", "are possible", _first(size=2**40))
+    yield _bad("size-huge", "are possible", _first(size=2**64 - 1))
+    yield _bad("starts-at-16", "where 0 comes next", _extent(0, position=16))
+    yield _bad("position-repeats", "come before", _extent(1, position=64))
+    yield _bad("position-descends", "come before", _extent(1, position=80))
+    yield _bad("position-huge", "come before", _extent(3, position=2**64 - 16))
+    yield _bad("zeros-with-offset", "names the offset", _extent(1, offset=16))
+    yield _bad("zeros-with-blob", "names blob", _extent(1, blob=1))
+    yield _bad("inline-with-blob", "names blob", _extent(0, blob=1))
+    yield _bad("inline-outside", "its source has", _extent(0, offset=32))
+    yield _bad("inline-offset-wraps", "its source has", _extent(0, offset=2**64 - 16))
+    yield _bad("blob-outside", "its source has", _extent(2, offset=4112))
+    yield _bad("blob-offset-wraps", "its source has", _extent(2, offset=2**64 - 16))
+    yield _bad("blob-unknown", "there are 1", _extent(2, blob=1))
+    yield _bad("blob-unknown-huge", "there are 1", _extent(2, blob=2**32 - 1))
+    yield _bad("source-unknown", "source 3", _extent(1, source=3))
+    yield _bad("misaligned", "not aligned", _extent(2, offset=1032))
+
+
+def write_corpus() -> None:
+    """Writes every case to its folder."""
+    for case in cases():
+        folder = CORPUS / ("bad" if case.problem else "good")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{case.name}.nfat").write_bytes(case.content)
+    blobs = CORPUS / "blobs"
+    blobs.mkdir(exist_ok=True)
+    (blobs / digest_bytes(WEIGHTS)).write_bytes(WEIGHTS)
+
+
+if __name__ == "__main__":
+    write_corpus()
