@@ -32,13 +32,16 @@ def check_fits(program: ExportedProgram, flat: Sequence[Any], what: str) -> None
         what: which inputs these are, for messages.
 
     Raises:
-        SourceError: another number of inputs, or sizes that the program was not exported for.
+        SourceError: another number of inputs, values that ExecuTorch does not take, or sizes that the program was not
+            exported for.
     """
     shapes = input_shapes(program)
     if len(shapes) != len(flat):
         raise SourceError(f"{what} has {len(flat)} tensors and values, the first one has {len(shapes)}")
     sizes: dict[sympy.Symbol, int] = {}
     for position, (shape, value) in enumerate(zip(shapes, flat, strict=True)):
+        if problem := _unsuitable(value):
+            raise SourceError(f"{what}: input {position} {problem}")
         if shape is None:
             continue
         if not isinstance(value, torch.Tensor) or value.dim() != len(shape):
@@ -55,6 +58,16 @@ def _shape(value: Any) -> Shape | None:
     if not isinstance(value, torch.Tensor):
         return None
     return [size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size) for size in value.shape]
+
+
+def _unsuitable(value: Any) -> str | None:
+    """What about an input the runtime does not take, if anything (extension/pybindings/pybindings.cpp)."""
+    if not isinstance(value, torch.Tensor):
+        fits = value is None or isinstance(value, int | float | bool)
+        return None if fits else f"is a {type(value).__name__}; ExecuTorch takes tensors, numbers, bool and None"
+    if value.is_contiguous() or (value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)):
+        return None
+    return f"has the strides {value.stride()}; ExecuTorch takes contiguous and channels-last tensors"
 
 
 def _misfit(program: ExportedProgram, expression: sympy.Expr, size: int, sizes: dict[sympy.Symbol, int]) -> str | None:

@@ -181,6 +181,14 @@ def test_wrong_dynamic_shapes(builder, shapes, message, stages):
         ("wrong_shape", r"the model does not take its own example inputs of method 'forward': \[\(2, 4\)\]: RuntimeEr"),
         ("wrong_count", r"the model does not take its own example inputs of method 'forward': .* TypeError"),
         ("other_shape", "example 1 of method 'forward': input 0 has size 3 in dimension 0, the program takes 2"),
+        (
+            "text_input",
+            "example 0 of method 'forward': input 1 is a str; ExecuTorch takes tensors, numbers, bool and None",
+        ),
+        (
+            "transposed_input",
+            r"input 0 has the strides \(1, 3\); ExecuTorch takes contiguous and channels-last tensors",
+        ),
         ("picky", r"does not take inputs drawn for method 'forward' .*drawn_inputs to 0.*\[\(1,\)\]: ValueError: too"),
     ],
 )
@@ -275,10 +283,14 @@ def test_program_files_lower(target, stages, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["portable", "xnnpack"])
-def test_mixed_inputs_lower(target, stages):
-    """Numbers and nested inputs and outputs reach the runtime."""
-    lowered = stages.lower("sources:mixed_inputs", {"specializations": [{"target": target}]})
-    assert lowered.provenance["verification"]["figures"]["overall"]["cases"] == 6
+@pytest.mark.parametrize(
+    ("builder", "outputs"),
+    [("mixed_inputs", 2), ("mixed_outputs", 5), ("optional_input", 1), ("size_output", 2), ("other_types", 3)],
+)
+def test_unusual_inputs_and_outputs_lower(builder, outputs, target, stages):
+    """Numbers, None, nested structures and other element types reach the runtime, and come back as eager gives them."""
+    lowered = stages.lower(f"sources:{builder}", {"specializations": [{"target": target}]})
+    assert lowered.provenance["verification"]["figures"]["overall"]["cases"] == 3 * outputs
 
 
 @pytest.mark.parametrize("target", ["portable", "xnnpack"])

@@ -152,6 +152,76 @@ def static_batch():
     return Reshape(), (torch.randn(2, 3),)
 
 
+class MixedOutputs(nn.Module):
+    """A tensor, constants of several kinds, and nothing."""
+
+    def forward(self, values):
+        return {"sum": values + 1, "count": 3, "nothing": None, "ratio": 0.5, "flag": True}
+
+
+def mixed_outputs():
+    """Outputs that are not just tensors."""
+    return MixedOutputs(), (torch.ones(3),)
+
+
+class OptionalInput(nn.Module):
+    """An input that may be left out."""
+
+    def forward(self, values, mask=None):
+        return values + 1 if mask is None else values + mask
+
+
+def optional_input():
+    """None as an input."""
+    return OptionalInput(), (torch.ones(3), None)
+
+
+class SizeOutput(nn.Module):
+    """A size that is known when it runs."""
+
+    def forward(self, values):
+        return values * 2, values.shape[0]
+
+
+def size_output():
+    """A number among the outputs that depends on the input's size."""
+    method = MethodDefinition(SizeOutput(), [(torch.ones(3),)], ({0: Dim("n", max=7)},))
+    return ModelDefinition({"forward": method})
+
+
+class OtherTypes(nn.Module):
+    """Integers in; half precision, truth values and bytes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 4)
+
+    def forward(self, indices):
+        return self.embed(indices).to(torch.float16), indices > 3, indices.to(torch.uint8)
+
+
+def other_types():
+    """Other element types than fp32."""
+    return OtherTypes(), (torch.arange(5),)
+
+
+class Format(nn.Module):
+    """Takes text."""
+
+    def forward(self, values, name: str):
+        return values + len(name)
+
+
+def text_input():
+    """An input that the runtime has no type for."""
+    return Format(), (torch.ones(3), "abc")
+
+
+def transposed_input():
+    """An input whose memory is laid out in a way that the runtime does not take."""
+    return nn.ReLU(), (torch.ones(2, 3).t(),)
+
+
 def other_shape():
     """A second example of a shape that the program is not for."""
     return nn.ReLU(), [(torch.ones(2),), (torch.ones(3),)]
