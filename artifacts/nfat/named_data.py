@@ -69,11 +69,12 @@ def ptd_named_data(content: memoryview) -> dict[str, memoryview]:
 def _ptd_entries(content: memoryview) -> Iterator[tuple[str, memoryview]]:
     if len(content) < _PTD_HEADER_AT + _PTD_HEADER.size or bytes(content[4:8]) != _PTD_IDENTIFIER:
         raise FileFormatError(f"not a .ptd file of a known version: bytes 4 to 8 should be {_PTD_IDENTIFIER!r}")
-    magic, _, table_at, table_size, base, size = _PTD_HEADER.unpack_from(content, _PTD_HEADER_AT)
-    if magic != _PTD_MAGIC or table_at + table_size > len(content) or base + size > len(content):
+    magic, _, header_size, table_size, base, size = _PTD_HEADER.unpack_from(content, _PTD_HEADER_AT)
+    if magic != _PTD_MAGIC or header_size + table_size > len(content) or base + size > len(content):
         raise FileFormatError("the .ptd file is damaged or cut short")
     section = content[base : base + size]
-    root = Flatbuffer(content[table_at : table_at + table_size]).root()
+    # The header stands inside of the flatbuffer, whose offsets count from the start of the file.
+    root = Flatbuffer(content[: header_size + table_size]).root()
     segments = []
     for node in root.children(FlatTensor.SEGMENTS):
         start, length = node.number(PtdSegment.OFFSET, U64), node.number(PtdSegment.SIZE, U64)
