@@ -19,11 +19,6 @@ namespace {
 
 constexpr size_t kBlock = 64;
 
-void add_blocks(std::array<uint32_t, 8>& state, const uint8_t* blocks, size_t count) {
-  static const Sha256Blocks native = sha256_blocks_native();
-  (native != nullptr ? native : sha256_blocks_portable)(state, blocks, count);
-}
-
 void store_big_endian(uint32_t value, uint8_t* to) {
   for (int byte = 0; byte < 4; ++byte) {
     to[byte] = static_cast<uint8_t>(value >> (24 - 8 * byte));
@@ -44,6 +39,11 @@ uint32_t rotate(uint32_t value, int bits) {
 
 } // namespace
 
+Sha256Blocks sha256_blocks() {
+  static const Sha256Blocks native = sha256_blocks_native();
+  return native != nullptr ? native : sha256_blocks_portable;
+}
+
 void Sha256::update(const uint8_t* bytes, size_t size) {
   size_ += size;
   if (rest_size_ != 0) {
@@ -55,10 +55,10 @@ void Sha256::update(const uint8_t* bytes, size_t size) {
     if (rest_size_ < kBlock) {
       return;
     }
-    add_blocks(state_, rest_.data(), 1);
+    add_blocks_(state_, rest_.data(), 1);
     rest_size_ = 0;
   }
-  add_blocks(state_, bytes, size / kBlock);
+  add_blocks_(state_, bytes, size / kBlock);
   rest_size_ = size % kBlock;
   if (rest_size_ != 0) {
     std::memcpy(rest_.data(), bytes + size - rest_size_, rest_size_);

@@ -1,0 +1,101 @@
+"""Loads libnfat_backend into this process, and makes sure that it fits the ExecuTorch that is installed."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+BACKEND_ID = "NfatBackend"
+"""What fat programs delegate to."""
+
+_NAME = "libnfat_backend.dylib" if sys.platform == "darwin" else "libnfat_backend.so"
+_RUNTIME_NAME = "libexecutorch.dylib" if sys.platform == "darwin" else "libexecutorch.so"
+_VERSION_NAME = "executorch_version.txt"
+_HERE = Path(__file__).parent
+
+
+class LibraryError(RuntimeError):
+    """The library is not there, does not fit the installed ExecuTorch, or did not register its backend."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The library, loaded.
+
+    Attributes:
+        path: its file.
+        handle: its C functions; nfat_backend.h describes them.
+    """
+
+    path: Path
+    handle: ctypes.CDLL
+
+    def report(self) -> tuple[str, ...]:
+        """What became of each payload when this thread last loaded a fat method, one line for each."""
+        size = self.handle.nfat_backend_report(None, 0) + 1
+        text = ctypes.create_string_buffer(size)
+        self.handle.nfat_backend_report(text, size)
+        return tuple(text.value.decode("ascii", "replace").splitlines())
+
+
+def load(folder: Path = _HERE) -> Library:
+    """Loads the library; loading it again does no harm.
+
+    Args:
+        folder: where `libnfat_backend` and `executorch_version.txt` are. This package, unless it was built elsewhere.
+
+    Raises:
+        LibraryError: says what does not fit and what to do about it.
+    """
+    path = folder / _NAME
+    if not path.exists():
+        raise LibraryError(f"{path} is missing: install the runtime with `pip install ./runtime --no-build-isolation`")
+    package = _executorch_package()
+    _check_version(folder)
+    try:
+        # First the runtime, so that the library binds to the very one that Python uses wherever its RUNPATH points.
+        ctypes.CDLL(str(package / "lib" / _RUNTIME_NAME))
+        handle = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryError(f"{path} cannot be loaded: {error}") from error
+    handle.nfat_backend_executorch_version.restype = ctypes.c_char_p
+    handle.nfat_backend_report.restype = ctypes.c_size_t
+    handle.nfat_backend_report.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    _check_registration(path, handle)
+    return Library(path, handle)
+
+
+def _executorch_package() -> Path:
+    spec = find_spec("executorch")
+    if spec is None or not spec.submodule_search_locations:
+        raise LibraryError("executorch is not installed")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _check_version(folder: Path) -> None:
+    """Compares versions before anything is loaded: classes of another version may have other layouts."""
+    built_for = (folder / _VERSION_NAME).read_text(encoding="ascii").strip()
+    try:
+        installed = version("executorch").partition("+")[0]
+    except PackageNotFoundError as error:
+        raise LibraryError("executorch is there without its metadata; its version cannot be checked") from error
+    if installed != built_for:
+        raise LibraryError(
+            f"the library was built for executorch {built_for}, and {installed} is installed: "
+            "build it again with `pip install ./runtime --no-build-isolation --force-reinstall`"
+        )
+
+
+def _check_registration(path: Path, handle: ctypes.CDLL) -> None:
+    status = handle.nfat_backend_status()
+    if status != 0:
+        raise LibraryError(f"{path} could not register {BACKEND_ID}: ExecuTorch error {status:#x}")
+    # A second copy of the runtime would have taken the registration, and Python would not see it.
+    from executorch.runtime import Runtime  # noqa: PLC0415  # takes seconds, and is not needed to find that nothing fits
+
+    if BACKEND_ID not in Runtime.get().backend_registry.registered_backend_names:
+        raise LibraryError(f"{path} registered {BACKEND_ID} with another copy of ExecuTorch than Python's")
