@@ -43,6 +43,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 MODULES = dict(modules())
+GENERATED = {"artifacts.nfat.nfat_generated"}  # made by flatc, see artifacts/nfat/codegen.py
 
 
 class Import(NamedTuple):
@@ -113,9 +114,9 @@ def test_every_folder_with_modules_is_a_package():
     assert [path for path in MODULES.values() if not path.with_name("__init__.py").exists()] == []
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", sorted(MODULES.keys() - GENERATED))
 def test_module_has_docstring(name: str):
-    """Every module says what it is for, and not just its own name."""
+    """Every module that a person wrote says what it is for, and not just its own name."""
     docstring = ast.get_docstring(ast.parse(MODULES[name].read_bytes()))
     assert docstring
     assert docstring.rstrip(".") not in {name, name.rpartition(".")[2]}
