@@ -44,7 +44,6 @@ def export_model(
     with open_session(
         Path(zoo), models=model, recipes=recipes, store=store, out=Path(out), overrides=overrides, jobs=jobs
     ) as session:
-        session.check_operators()
         return run_models(session)
 
 
@@ -52,6 +51,7 @@ def run_models(session: Session) -> Any:
     """Settles all models of a session in the current flow; its state is failed if any recipe was not made."""
     with stop_workers_on_abort(session):
         if not session.settle_from_ledger():
+            session.check_operators()
             session.workers.start()
         futures = [_named(model).submit(opaque(model), opaque(session)) for model in session.models]
         for future in futures:

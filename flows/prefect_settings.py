@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from .session import Session
+from .session import Session, Unobserved
 
 _EMBEDDED = {
     # the task run recorder writes one row per transaction by default, which keeps SQLite busy for many seconds
@@ -24,7 +26,6 @@ _EMBEDDED = {
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_REPOSSESSOR_ENABLED": "false",
     "PREFECT_SERVER_UI_ENABLED": "false",
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_CLI_PROMPT": "false",
 }
 
@@ -40,30 +41,58 @@ def quiet_console() -> None:
 
 
 def server_configured() -> bool:
-    """Whether the environment or a profile names a Prefect server; found out without importing Prefect."""
+    """Whether a Prefect server is named in one of the places where Prefect looks; found out without importing it."""
     if os.environ.get("PREFECT_API_URL"):
         return True
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
-    profiles = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
-    return profiles.is_file() and "PREFECT_API_URL" in profiles.read_text(errors="replace")
+    profiles = _toml(Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml")))
+    active = os.environ.get("PREFECT_PROFILE") or profiles.get("active")
+    environment = Path(".env")
+    return bool(
+        _at(profiles, "profiles", active, "PREFECT_API_URL")
+        or _at(_toml(Path("prefect.toml")), "api", "url")
+        or _at(_toml(Path("pyproject.toml")), "tool", "prefect", "api", "url")
+        or (environment.is_file() and "PREFECT_API_URL=" in environment.read_text(errors="replace"))
+    )
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    """A file's content; nothing where there is no such file, or none that can be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _at(tree: Any, *names: str | None) -> Any:
+    for name in names:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
 
 
 def set_embedded_defaults() -> None:
     """Before Prefect is imported: settings for its embedded server, where the user has set none."""
-    if not server_configured():
-        for name, value in _EMBEDDED.items():
-            os.environ.setdefault(name, value)
+    for name, value in _EMBEDDED.items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager
-def without_heartbeat() -> Iterator[None]:
-    """Flows that we start ourselves end at once: a heartbeat thread makes each flow wait about a second at its end.
+def local_run(server: str | None) -> Iterator[None]:
+    """Settings for flows that we start ourselves.
 
-    Deployed flows keep it; Prefect finds dead runs by it.
+    They have no heartbeat: its thread makes each flow wait about a second at its end. Deployed flows keep it; Prefect
+    finds dead runs by it.
+
+    Args:
+        server: URL of the API to use; None for the configured one.
     """
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings  # noqa: PLC0415 - slow import
+    from prefect.settings import (  # noqa: PLC0415 - slow import
+        PREFECT_API_URL,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+        temporary_settings,
+    )
 
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, **({PREFECT_API_URL: server} if server else {})}):
         yield
 
 
@@ -73,5 +102,6 @@ def stop_workers_on_abort(session: Session) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        session.observer = Unobserved()  # that stages were stopped is no news
         session.workers.stop()
         raise

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..artifacts.digest import digest_file
 from ..artifacts.pte.pieces import payload_sha256, write_payload
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
-from ..errors import StoreUnusable
+from ..errors import InputError, StoreUnusable
 
 
 def publish(store: Store, file: ArtifactRef, provenance: ArtifactRef, folder: Path, recipe: str) -> Path:
@@ -43,6 +43,20 @@ def publish(store: Store, file: ArtifactRef, provenance: ArtifactRef, folder: Pa
     except OSError as error:
         raise StoreUnusable(f"cannot write {path}: {error.strerror or error}; choose another --out folder") from error
     return path
+
+
+def check_folders(folders: Iterable[Path]) -> None:
+    """Checks that folders are there or can be made, before the work begins whose results they are for.
+
+    Raises:
+        InputError: one cannot be used.
+    """
+    for folder in folders:
+        place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        if not place.is_dir():
+            raise InputError(f"results cannot be written to {folder}: {place} is not a folder; choose another --out")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise InputError(f"results cannot be written to {folder}: {place} is read-only; choose another --out")
 
 
 def read_provenance(store: Store, outputs: Mapping[str, ArtifactRef]) -> dict[str, object]:

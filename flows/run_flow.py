@@ -1,13 +1,16 @@
-"""Running a session as a Prefect flow from an ordinary command."""
+"""Running a session as a run of the zoo's flow."""
 
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 
 from ..errors import PteforgeError
+from .embedded_server import EmbeddedServer
+from .interrupt import prompt_interrupt
 from .outcome import ZooOutcome
-from .prefect_settings import quiet_console, set_embedded_defaults, without_heartbeat
+from .prefect_settings import local_run, quiet_console, server_configured, set_embedded_defaults
 from .session import Session, prepared
 
 _log = logging.getLogger(__name__)
@@ -20,28 +23,35 @@ def run_flow(session: Session, zoo: Path) -> ZooOutcome:
 
     Raises:
         PteforgeError: Prefect could not run the flow at all.
+        KeyboardInterrupt: at Ctrl-C; all worker processes have ended.
     """
-    if not session.complete_from_ledger:
-        session.workers.start()  # its imports take seconds: let them overlap with Prefect's
+    with ExitStack() as stack:
+        stack.enter_context(prompt_interrupt(session))
+        if not session.complete_from_ledger:
+            session.workers.start()  # its imports take seconds: let them overlap with Prefect's
+        if not _log.isEnabledFor(logging.INFO):
+            quiet_console()
+        server = None
+        if not server_configured():
+            set_embedded_defaults()
+            server = stack.enter_context(EmbeddedServer())
         session.check_operators()
-    set_embedded_defaults()
-    if not _log.isEnabledFor(logging.INFO):
-        quiet_console()
-    from .export_zoo import export_zoo  # noqa: PLC0415 - imports Prefect, which takes a second
+        from .export_zoo import export_zoo  # noqa: PLC0415 - imports Prefect, which takes a second
 
-    token = prepared.set(session)
-    try:
-        with without_heartbeat():
+        if server:
+            server.wait_until_ready()
+        stack.enter_context(local_run(server.url if server else None))
+        token = prepared.set(session)
+        stack.callback(prepared.reset, token)
+        try:
             export_zoo(zoo, out=session.out, return_state=True)
-    except Exception as error:
-        if len(session.outcomes) < len(session.models):
-            raise PteforgeError(
-                f"Prefect could not run the flow: {type(error).__name__}: {error}; "
-                "check the server that PREFECT_API_URL or your Prefect profile names"
-            ) from error
-        _log.warning("everything was made, but Prefect could not record the end of the run: %s", error)
-    finally:
-        prepared.reset(token)
-    if len(session.outcomes) < len(session.models):
+        except Exception as error:
+            if not session.complete_from_ledger:
+                raise PteforgeError(
+                    f"Prefect could not run the flow: {type(error).__name__}: {error}; "
+                    "check the server that PREFECT_API_URL or your Prefect profile names"
+                ) from error
+            _log.warning("Prefect could not record the end of the run: %s", error)
+    if not session.complete_from_ledger:
         raise PteforgeError("the Prefect flow ended before all models were through; its logs say why")
     return session.outcome()

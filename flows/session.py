@@ -23,6 +23,7 @@ from ..tasks.plan import Step
 from ..tasks.workers import WorkerLimits, Workers
 from .model_run import ModelRun
 from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
+from .publish import check_folders
 from .select import select_models
 
 _CHECK_OPERATORS = "pteforge.tasks.stages.entry:check_operators"
@@ -118,6 +119,8 @@ class Session:
     def settle_from_ledger(self) -> bool:
         """Settles every model that the ledger has whole; says whether that is all of them."""
         for model in self.models:
+            if model.name in self.outcomes:
+                continue
             run = self.run_of(model)
             run.find()
             if run.complete:
@@ -190,6 +193,7 @@ def open_session(
     """
     loaded = load_zoo(zoo, overrides)
     chosen = select_models(loaded, models, recipes)
+    check_folders(out.absolute() / model.name for model in chosen)
     jobs = jobs or os.cpu_count() or 1
     with open_store(store) as opened, Workers(jobs=jobs) as workers:
         yield Session(loaded.zoo.name, chosen, Executor(opened, workers), workers, out.absolute(), jobs)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ..interrupt import leave
 from ..outcome import ZooOutcome
 from ..prefect_settings import server_configured
 from ..session import Session, open_session
@@ -36,10 +37,13 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")] = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
-    with open_session(
-        zoo, models=model, recipes=recipe, store=store, out=out, overrides=tuple(set_ or ()), jobs=jobs
-    ) as session:
-        outcome = _run(session, zoo, quiet=as_json)
+    try:
+        with open_session(
+            zoo, models=model, recipes=recipe, store=store, out=out, overrides=tuple(set_ or ()), jobs=jobs
+        ) as session:
+            outcome = _run(session, zoo, quiet=as_json)
+    except KeyboardInterrupt:
+        leave()
     if as_json:
         typer.echo(json.dumps(outcome.to_json(), indent=2))
     else:

@@ -88,7 +88,8 @@ class Lines:
 
     def failed(self, model: str, step: Step, error: Exception) -> None:
         """The first line of what went wrong."""
-        sys.stderr.write(f"{model} {step.name}: failed: {str(error).splitlines()[0] if str(error) else error!r}\n")
+        first = (str(error) or repr(error)).splitlines()[0]
+        sys.stderr.write(f"{model} {step.name}: failed: {first}\n")
 
     def completed(self, outcome: ModelOutcome) -> None:
         """How the model came out."""
