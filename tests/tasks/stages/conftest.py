@@ -146,9 +146,16 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     return Stages(LocalStore.open(tmp_path / "store"), folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def upstream() -> Callable[..., bytes]:
-    """Lowers a builder's model with ExecuTorch's public functions alone, in one go."""
+    """Lowers a builder's model with ExecuTorch's public functions alone, in one go. Files are made once per session."""
+    files: dict[str, bytes] = {}
+
+    def made(builder: str, recipe: Mapping[str, Any]) -> bytes:
+        key = json.dumps([builder, recipe], sort_keys=True)
+        if key not in files:
+            files[key] = lower(builder, recipe)
+        return files[key]
 
     def lower(builder: str, recipe: Mapping[str, Any]) -> bytes:
         from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
@@ -177,7 +184,7 @@ def upstream() -> Callable[..., bytes]:
         )
         return bytes(manager.to_executorch(config).buffer)
 
-    return lower
+    return made
 
 
 def _export_upstream(builder: str) -> tuple[dict[str, Any], dict[str, Any]]:
