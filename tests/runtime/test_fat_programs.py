@@ -7,7 +7,7 @@ from typing import Protocol
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test builds
 
 
 class Outcome(Protocol):

@@ -10,6 +10,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),  # the first test builds
     # torchao imports libraries that this torch does not have, when torch.load finds it.
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

@@ -60,6 +60,7 @@ assert Runtime.get().backend_registry.is_available("NfatBackend")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the first test builds
 @pytest.mark.parametrize("order", ["executorch first", "library first"])
 def test_registers(build: Path, python_path: Path, order: str) -> None:
     """Loading registers the backend where Python's ExecuTorch sees it, in either order, and twice is as once."""

@@ -4,8 +4,9 @@
 //
 // CONTAINERS holds containers, BLOBS named data; each is preceded by its size (8 bytes), and named data also by its key
 // (64 bytes). A line is "refused: WHY", or "accepted" and for each payload its name and "intact", "damaged" or
-// "missing" (a blob). Payloads of more than 4 MiB are not read and are "large". Exits with 1 if the ranges that the
-// loader gives do not agree with each other.
+// "missing" (a blob). Payloads of more than 4 MiB are not read and are "large". If there are none, method forward of the
+// first payload that can run is loaded, as the backend does it; " -> NAME" says which one that was. Exits with 1 if the
+// ranges that the loader gives do not agree with each other.
 
 #include <array>
 #include <cstdio>
@@ -22,6 +23,7 @@
 
 #include "container.h"
 #include "extent_loader.h"
+#include "selection.h"
 
 namespace {
 
@@ -136,6 +138,7 @@ int main(int, char** values) {
       continue;
     }
     std::printf("accepted");
+    bool small = true;
     for (uint32_t index = 0; index < container->count; ++index) {
       const nfat::Payload& payload = container->payloads[index];
       const std::string found = describe(*container, payload, stored);
@@ -143,6 +146,14 @@ int main(int, char** values) {
         return 1;
       }
       std::printf(" %s %s", std::string(payload.name).c_str(), found.c_str());
+      small = small && payload.size <= kLarge;
+    }
+    if (small) {
+      nfat::Report report;
+      if (nfat::select(*container, {"forward", &stored, true}, report) != nullptr) {
+        const size_t line = report.text().rfind('\n', report.text().size() - 2) + 1;
+        std::printf(" -> %s", report.text().substr(line, report.text().find(':', line) - line).c_str());
+      }
     }
     std::putchar('\n');
   }

@@ -1,11 +1,13 @@
 """Makes fat programs, good and bad ones, and what they should give: `make.py FOLDER`.
 
-A program NAME is NAME.pte; NAME.payload is the plain one that should run, empty if none should; NAME.calls.pt has inputs by method.
+A program NAME is NAME.pte; NAME.payload is the plain one that should run, empty if none should; NAME.calls.pt has
+inputs by method.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -65,12 +67,16 @@ def wrap(programs: Programs, container: bytes, blobs: Mapping[str, Any]) -> byte
     NfatBackend.blobs = blobs
     wrapped = {}
     for name, program in programs.items():
-        edge = to_edge_transform_and_lower(copy.deepcopy(program), compile_config=_EDGE).exported_program()
-        lowered = to_backend(NfatBackend.__name__, edge, [])
+        lowered = to_backend(NfatBackend.__name__, _edge(program), [])
         inputs, _ = program.example_inputs
         shapes = _shapes(program, inputs)
         wrapped[name] = export(_Call(lowered), inputs, dynamic_shapes=shapes, strict=False)
     return to_edge(wrapped, compile_config=_EDGE).to_executorch().buffer
+
+
+@functools.cache
+def _edge(program: ExportedProgram) -> ExportedProgram:
+    return to_edge_transform_and_lower(copy.deepcopy(program), compile_config=_EDGE).exported_program()
 
 
 def named_data(blobs: Mapping[str, Any]) -> Any:
