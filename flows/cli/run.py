@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +32,8 @@ def run_file(
 ) -> None:
     """Run a method of a .pte file on the ExecuTorch runtime of this machine."""
     pte = open_pte(file)
+    if output:
+        _check_output(output)
     found = next((each for each in pte.methods if each.name == method), None)
     if found is None:
         raise InputError(f"{file} has no method {method!r}; it has {', '.join(m.name for m in pte.methods)}")
@@ -81,19 +85,33 @@ def _read(path: Path, method: Method) -> list[Any]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             values = [torch.from_numpy(arrays[name]) for name in arrays.files]
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as numpy arrays: {error}") from error
+    except (OSError, ValueError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} cannot be read as the arrays that numpy.savez writes: {error}") from error
     wanted = [spec for spec in method.inputs if isinstance(spec, TensorSpec)]
     if len(values) != len(wanted):
         raise InputError(f"{path} holds {len(values)} arrays; method {method.name!r} takes {len(wanted)} tensors")
     for position, (value, spec) in enumerate(zip(values, wanted, strict=True)):
         values[position] = value.to(getattr(torch, spec.dtype))
-        if value.dim() != len(spec.shape):
-            raise InputError(
-                f"{path}: array {position} has {value.dim()} dimensions, the method takes {len(spec.shape)}"
-            )
+        if problem := _misfit(tuple(value.shape), spec):
+            raise InputError(f"{path}: array {position} {problem}")
     tensors = iter(values)
     return [next(tensors) if isinstance(spec, TensorSpec) else spec.value for spec in method.inputs]
+
+
+def _misfit(shape: tuple[int, ...], spec: TensorSpec) -> str | None:
+    """Why an input is not taken, if it is not. The runtime resizes within the bounds of an input that may vary."""
+    if len(shape) != len(spec.shape):
+        return f"has {len(shape)} dimensions, the method takes {len(spec.shape)}"
+    if spec.dynamism == "static" and shape != spec.shape:
+        return f"has the shape {list(shape)}, the method takes {list(spec.shape)}"
+    if spec.dynamism == "bound" and any(size > most for size, most in zip(shape, spec.shape, strict=True)):
+        return f"has the shape {list(shape)}, the method takes at most {list(spec.shape)}"
+    return None
+
+
+def _check_output(path: Path) -> None:
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"outputs cannot be written to {path}: name a file in a folder that is there")
 
 
 def _write(path: Path, outputs: list[Any]) -> None:
@@ -106,7 +124,12 @@ def _write(path: Path, outputs: list[Any]) -> None:
         else value
         for value in outputs
     ]
-    np.savez(path, *arrays)
+    content = io.BytesIO()  # numpy would add .npz to a path that ends otherwise
+    np.savez(content, *arrays)
+    try:
+        path.write_bytes(content.getvalue())
+    except OSError as error:
+        raise InputError(f"outputs cannot be written to {path}: {error.strerror or error}") from error
 
 
 def _describe(position: int, value: Any) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def collect_garbage(
         report = gc.collect(
             opened,
             keep_newer_than=parse_age(keep_newer_than),
-            older_than=parse_age(older_than) if older_than else None,
+            older_than=None if older_than is None else parse_age(older_than),
             dry_run=dry_run,
         )
     if as_json:
@@ -94,4 +94,7 @@ def parse_age(text: str) -> timedelta:
     match = re.fullmatch(r"(\d+)([smhdw])", text)
     if not match:
         raise InputError(f"{text!r} is not an age; write a number and a unit, such as 90s, 12h, 30d")
-    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+    try:
+        return timedelta(**{_UNITS[match[2]]: int(match[1])})
+    except OverflowError as error:
+        raise InputError(f"{text!r} is more than a computer can count; write a shorter age, such as 30d") from error

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ...artifacts.pte.reader import open_pte
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.store import Store, open_store
 from ...configs.verify_bounds import VerifyBounds
@@ -30,22 +33,32 @@ def verify_file(
 
     The inputs and eager's outputs come from the store that the file was made with.
     """
+    open_pte(file)  # says what is wrong with a file that is none
     provenance = _provenance(file)
-    bounds = VerifyBounds.model_validate(provenance["verification"]["bounds"])
     with open_store(store) as opened, quiet():
-        figures = _verify(file, provenance["artifacts"], bounds, opened)
+        figures = _verify(file, provenance, opened)
     _show(figures, as_json=as_json)
 
 
-def _verify(file: Path, artifacts: dict[str, Any], bounds: VerifyBounds, store: Store) -> Figures:
+@dataclass(frozen=True, slots=True)
+class _Provenance:
+    """What verifying again takes.
+
+    Attributes:
+        bounds: the recipe's.
+        examples: method name to its inputs and eager's outputs.
+    """
+
+    bounds: VerifyBounds
+    examples: Mapping[str, ArtifactRef]
+
+
+def _verify(file: Path, provenance: _Provenance, store: Store) -> Figures:
     from ...artifacts.programs.values import load_value  # noqa: PLC0415 - imports torch
     from ...tasks.stages.verify import verify_file as verify_on_runtime  # noqa: PLC0415 - imports the runtime
 
     examples: dict[str, Any] = {}
-    for role, value in artifacts.items():
-        if not role.startswith("examples/"):
-            continue
-        ref = ArtifactRef.from_json(value)
+    for method, ref in provenance.examples.items():
         try:
             store.fetch(ref)
         except ObjectMissing as error:
@@ -53,27 +66,31 @@ def _verify(file: Path, artifacts: dict[str, Any], bounds: VerifyBounds, store: 
                 f"the inputs that {file} was verified with are not in the store {store.url}; name its store "
                 "with --store, or export the model again"
             ) from error
-        examples[role.partition("/")[2]] = load_value(ref, store.local)
+        examples[method] = load_value(ref, store.local)
     try:
-        return verify_on_runtime(file, examples, VerifyParams(bounds=bounds, host=host_capability()))
+        return verify_on_runtime(file, examples, VerifyParams(bounds=provenance.bounds, host=host_capability()))
     except (RuntimeError, ValueError, KeyError) as error:
         raise PteforgeError(f"the runtime cannot run {file}: {error}") from error
 
 
-def _provenance(file: Path) -> dict[str, Any]:
+def _provenance(file: Path) -> _Provenance:
     path = file.with_suffix(".json")
-    if not file.is_file():
-        raise InputError(f"there is no file {file}")
     try:
-        provenance: dict[str, Any] = json.loads(path.read_text())
-        provenance["verification"]["bounds"], provenance["artifacts"]
+        written = json.loads(path.read_text(encoding="utf-8"))
+        return _Provenance(
+            bounds=VerifyBounds.model_validate(written["verification"]["bounds"]),
+            examples={
+                role.removeprefix("examples/"): ArtifactRef.from_json(value)
+                for role, value in written["artifacts"].items()
+                if role.startswith("examples/")
+            },
+        )
     except FileNotFoundError as error:
         raise InputError(
             f"there is no {path}: verify needs the provenance that `pteforge export` writes beside a file"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not a provenance that `pteforge export` wrote: {error}") from error
-    return provenance
 
 
 def _show(figures: Figures, *, as_json: bool) -> None:
