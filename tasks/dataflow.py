@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..artifacts.ref import ArtifactRef
@@ -57,7 +58,7 @@ def run_steps(plan: ModelPlan, settle: Settle, progress: Progress, *, threads: i
     """
     begun = set(progress.results) | set(progress.failures)
     running: dict[Future[StepResult], str] = {}
-    with ThreadPoolExecutor(threads, thread_name_prefix="steps") as pool:
+    with _cancelling_pool(threads) as pool:
         while True:
             for step in progress.ready(plan, begun):
                 begun.add(step.name)
@@ -76,6 +77,16 @@ def run_steps(plan: ModelPlan, settle: Settle, progress: Progress, *, threads: i
                     progress.failures[name] = error
                 else:
                     progress.results[name] = future.result()
+
+
+@contextmanager
+def _cancelling_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool that starts nothing more once its block has ended by an exception."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="steps")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def find_steps(

@@ -102,8 +102,19 @@ def complete_params(step: Step, plan: ModelPlan, keys: Mapping[str, str]) -> Ste
     if not isinstance(step.params, ReportParams):
         return step
     steps = plan.recipe_steps[step.params.recipe]
-    used = {name: keys[name] for name in steps if name != step.name}
+    used = {_unshared_name(name): keys[name] for name in steps if name != step.name}
     return replace(step, params=step.params.model_copy(update={"stage_keys": used}))
+
+
+def _unshared_name(name: str) -> str:
+    """A step's name without the recipe: a shared step bears the name of the first recipe that was asked for."""
+    stage, *rest = name.split("/")
+    match stage:
+        case StageName.EXPORT.value:
+            return name
+        case StageName.EDGE.value | StageName.PARTITION.value:
+            return f"{stage}/{rest[0]}"
+    return stage
 
 
 class _Steps:

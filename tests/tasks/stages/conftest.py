@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,25 +23,6 @@ from pteforge.tasks.plan import ModelPlan, complete_params, plan_model
 from pteforge.tasks.targets import find_target
 
 ZOO = Path(__file__).parent / "zoo"
-
-_UPSTREAM_WARNINGS = (
-    r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning",  # torch.export, on loading a graph
-    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",  # executorch.exir, on import
-    "ignore:This API is experimental and subject to change without notice",  # executorch.runtime, on import
-    "ignore:read_text is deprecated:DeprecationWarning",  # executorch.exir, where its resources are read
-    "ignore:read_binary is deprecated:DeprecationWarning",
-    "ignore:open_text is deprecated:DeprecationWarning",
-    "ignore:Mutation on a buffer in the model is detected:UserWarning",  # executorch.exir.emit
-    "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning",  # torch, of fake tensors
-)
-
-
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Warnings of torch and ExecuTorch about themselves are no errors of ours."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            for line in _UPSTREAM_WARNINGS:
-                item.add_marker(pytest.mark.filterwarnings(line))
 
 
 @dataclass(frozen=True)

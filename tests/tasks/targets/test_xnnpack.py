@@ -5,12 +5,6 @@ from __future__ import annotations
 import pytest
 from pteforge.tasks.targets import find_target
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:read_text is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:open_text is deprecated:DeprecationWarning"),
-]
-
 
 def partitioner(**options):
     """The one partitioner of the target."""
