@@ -83,7 +83,7 @@ def _read(path: Path, method: Method) -> list[Any]:
     import torch  # noqa: PLC0415 - only this command needs it
 
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             values = [torch.from_numpy(arrays[name]) for name in arrays.files]
     except (OSError, ValueError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} cannot be read as the arrays that numpy.savez writes: {error}") from error

@@ -45,7 +45,9 @@ def list_store(*, store: STORE = None, as_json: _JSON = False) -> None:
 
 def verify_store(*, store: STORE = None, as_json: _JSON = False) -> None:
     """Read every object and compare it with its digest; damaged ones are moved aside and made again when needed."""
-    with open_store(store) as opened, Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    with open_store(store) as opened, bar as progress:
         task = progress.add_task("objects")
         report = gc.verify_store(opened, progress=lambda done, of: progress.update(task, completed=done, total=of))
     if as_json:

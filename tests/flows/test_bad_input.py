@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from pteforge.errors import TargetError
 from pteforge.flows.cli import main
 from pteforge.flows.session import open_session
@@ -238,6 +237,8 @@ def test_run_of_a_store_that_has_none(pteforge):
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> bytes:
     """Bytes of a `.pt2` file."""
+    import torch
+
     path = tmp_path_factory.mktemp("program") / "linear.pt2"
     torch.export.save(torch.export.export(torch.nn.Linear(4, 2), (torch.ones(1, 4),)), path)
     return path.read_bytes()
