@@ -1,7 +1,8 @@
-"""Prefect's API server for the length of one run, where the user has none."""
+"""Prefect's API server for the length of one command, where the user has none."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -11,7 +12,6 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from typing import Self
 
 from ..errors import PteforgeError
 
@@ -31,40 +31,29 @@ class EmbeddedServer:
 
     Prefect starts one by itself, but that one gets the terminal's Ctrl-C before the run could be ended, and goes on
     for ever where this process is killed. This one is out of the terminal's reach and ends with this process.
+
+    Attributes:
+        url: of its API.
     """
 
     def __init__(self) -> None:
-        """Starts nothing."""
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        self._process: subprocess.Popen[bytes] | None = None
-        self.url = ""
+        """Starts the process; returns before it is ready.
 
-    def __enter__(self) -> Self:
-        """Starts the process; returns before it is ready."""
+        It is stopped when Python exits: not before, since that is when Prefect sends what it has not sent yet.
+        """
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+            program = _PROGRAM.format(path=sys.path, module=__name__, listener=listener.fileno())
             self._process = subprocess.Popen(  # noqa: S603 - this Python, and a program of our own
-                [
-                    sys.executable,
-                    "-c",
-                    _PROGRAM.format(path=sys.path, module=__name__, listener=listener.fileno()),
-                ],
+                [sys.executable, "-c", program],
                 stdin=subprocess.PIPE,  # its end tells that this process has ended, however it did
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
             )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if process := self._process:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_LIMIT)
-            process.kill()
-            process.communicate()
-        self._log.close()
+        atexit.register(self.stop)
 
     def wait_until_ready(self) -> None:
         """Returns when the server answers; raises PteforgeError where it cannot start."""
@@ -77,6 +66,18 @@ class EmbeddedServer:
                 "Prefect's server could not be started (set PREFECT_API_URL to use one that runs already): "
                 f"{error}\n{self._tail()}"
             ) from error
+
+    def stop(self) -> None:
+        """Ends the process. May be called again."""
+        if self._log.closed:
+            return
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_LIMIT)
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
+        atexit.unregister(self.stop)
 
     def _tail(self) -> str:
         size = os.fstat(self._log.fileno()).st_size

@@ -34,7 +34,7 @@ def run_flow(session: Session, zoo: Path) -> ZooOutcome:
         server = None
         if not server_configured():
             set_embedded_defaults()
-            server = stack.enter_context(EmbeddedServer())
+            server = EmbeddedServer()
         session.check_operators()
         from .export_zoo import export_zoo  # noqa: PLC0415 - imports Prefect, which takes a second
 

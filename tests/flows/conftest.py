@@ -221,25 +221,34 @@ class Lower(Protocol):
 
 
 @pytest.fixture(scope="session")
-def lower(workers: Workers) -> Lower:
-    """As the command line does it, but for Prefect; its real thing for all the rest."""
+def make_lower() -> Callable[[Workers], Lower]:
+    """Lowers as the command line does, but for Prefect; its real thing for all the rest."""
 
-    def run(room: Room, *overrides: str, models: str = "*", recipes: str = "*") -> Lowered:
-        loaded = load_zoo(room.folder / "zoo.yaml", overrides)
-        chosen = select_models(loaded, models, recipes)
-        with open_store(str(room.store)) as store:
-            session = Session(loaded.zoo.name, chosen, Executor(store, workers), workers, room.out, jobs=2)
-            if not session.settle_from_ledger():
-                for model in chosen:
-                    if model.name not in session.outcomes:
-                        run = session.run_of(model)
-                        run.run(settle_plainly(session, run), threads=8)
-                        session.complete(model)
-            session.record()
-            stages = {name: run.stage_outcomes() for name, run in session.runs.items()}
-            return Lowered(session.outcome(), stages)
+    def make(workers: Workers) -> Lower:
+        def run(room: Room, *overrides: str, models: str = "*", recipes: str = "*") -> Lowered:
+            loaded = load_zoo(room.folder / "zoo.yaml", overrides)
+            chosen = select_models(loaded, models, recipes)
+            with open_store(str(room.store)) as store:
+                session = Session(loaded.zoo.name, chosen, Executor(store, workers), workers, room.out, workers.jobs)
+                if not session.settle_from_ledger():
+                    for model in chosen:
+                        if model.name not in session.outcomes:
+                            run = session.run_of(model)
+                            run.run(settle_plainly(session, run), threads=8)
+                            session.complete(model)
+                session.record()
+                stages = {name: run.stage_outcomes() for name, run in session.runs.items()}
+                return Lowered(session.outcome(), stages)
 
-    return run
+        return run
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def lower(make_lower: Callable[[Workers], Lower], workers: Workers) -> Lower:
+    """With the shared workers."""
+    return make_lower(workers)
 
 
 def settle_plainly(session: Session, run: ModelRun) -> Settle:
