@@ -32,7 +32,7 @@ def export_model(
     Args:
         zoo: the zoo file.
         model: name of the model.
-        recipes: glob of recipe names.
+        recipes: glob of recipe names, or several with commas between.
         store: URL or folder of the artifact store; None for the user's own.
         out: folder for the produced files.
         overrides: ``KEY=VALUE`` each, as ``--set``.

@@ -35,8 +35,8 @@ def export_zoo(
 
     Args:
         zoo: the zoo file.
-        models: glob of model names.
-        recipes: glob of recipe names.
+        models: glob of model names, or several with commas between.
+        recipes: glob of recipe names, or several with commas between.
         store: URL or folder of the artifact store; None for the user's own.
         out: folder for the produced files.
         overrides: ``KEY=VALUE`` each, as ``--set``.

@@ -16,14 +16,14 @@ from ..tasks.targets.find import find_target
 
 
 def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:
-    """The models and recipes whose names match the globs.
+    """The models and recipes whose names match the globs, several of which are separated by commas.
 
     Raises:
         InputError: nothing matches; a target is unknown, not available or does not take its options; a builder or a
             `.pt2` file is not there. Problems of several models are reported together.
     """
     zoo = loaded.zoo
-    chosen = {name: config for name, config in zoo.models.items() if fnmatchcase(name, models)}
+    chosen = {name: config for name, config in zoo.models.items() if _matches(name, models)}
     if not chosen:
         raise InputError(f"no model matches {models!r}; the zoo's models: {', '.join(zoo.models) or 'none'}")
     problems: list[InputError] = []
@@ -46,13 +46,17 @@ def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> t
     return tuple(planned)
 
 
+def _matches(name: str, globs: str) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs.split(","))
+
+
 def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str) -> PlannedModel:
     _check_source(loaded, name, config)
     every = loaded.zoo.recipes_of(name)
     return PlannedModel(
         name=name,
         config=config,
-        recipes=tuple(_plan_recipe(loaded, name, recipe) for recipe in every if fnmatchcase(recipe, recipes)),
+        recipes=tuple(_plan_recipe(loaded, name, recipe) for recipe in every if _matches(recipe, recipes)),
         drawn_inputs=max(loaded.zoo.verify_bounds(name, recipe).drawn_inputs for recipe in every),
         python_path=loaded.zoo.python_path,
         folder=loaded.files[0].parent,
@@ -65,6 +69,10 @@ def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig) -> None:
             check_program_file(config.source.program)
         else:
             find_builder(config.source.builder, ModuleSearch(loaded.zoo.python_path))
+            for position, file in enumerate(config.source.files):
+                if not file.is_file():
+                    where = ("models", name, "source", "files", position)
+                    raise loaded.locations.error(f"there is no file {file}", where)
     except SourceError as error:
         raise loaded.locations.error(str(error), ("models", name, "source")) from error
 

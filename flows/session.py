@@ -181,8 +181,8 @@ def open_session(
 
     Args:
         zoo: the zoo file.
-        models: glob of model names.
-        recipes: glob of recipe names.
+        models: glob of model names, or several with commas between.
+        recipes: glob of recipe names, or several with commas between.
         store: URL or folder of the artifact store; None for the one in the user's cache folder.
         out: folder for the produced files.
         overrides: ``KEY=VALUE`` each.

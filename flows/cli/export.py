@@ -25,8 +25,14 @@ def register(app: typer.Typer) -> None:
 def export(
     zoo: Annotated[Path, typer.Argument(help="The zoo file.", show_default=False)],
     *,
-    model: Annotated[str, typer.Option(metavar="GLOB", help="Only models whose names match.")] = "*",
-    recipe: Annotated[str, typer.Option(metavar="GLOB", help="Only recipes whose names match.")] = "*",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Only models whose names match; may be given again.", show_default="all"),
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Only recipes whose names match; may be given again.", show_default="all"),
+    ] = None,
     store: STORE = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")] = Path("out"),
     set_: Annotated[
@@ -39,7 +45,13 @@ def export(
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
     try:
         with open_session(
-            zoo, models=model, recipes=recipe, store=store, out=out, overrides=tuple(set_ or ()), jobs=jobs
+            zoo,
+            models=",".join(model or "*"),
+            recipes=",".join(recipe or "*"),
+            store=store,
+            out=out,
+            overrides=tuple(set_ or ()),
+            jobs=jobs,
         ) as session:
             outcome = _run(session, zoo, quiet=as_json)
     except KeyboardInterrupt:

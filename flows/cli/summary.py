@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -24,16 +24,17 @@ def print_summary(outcome: ZooOutcome) -> None:
     table.add_column("status")
     for name in ("size", "max abs error", "SQNR", "cases"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("file", overflow="fold")
     for model in outcome.models:
         for recipe in model.recipes:
-            table.add_row(model.model, recipe.recipe, Text(recipe.status, _STYLES[recipe.status]), *_cells(recipe))
+            table.add_row(model.model, recipe.recipe, _status(recipe), *_cells(recipe))
     console.print(table)
-    files = sum(recipe.failure is None for model in outcome.models for recipe in model.recipes)
+    paths = [recipe.path for model in outcome.models for recipe in model.recipes if recipe.path]
+    where = f" in {_shown(paths[0].parent.parent)}" if paths else ""
     ran, cached = sum(m.ran for m in outcome.models), sum(m.cached for m in outcome.models)
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
     console.print(
-        f"{files} files verified{failed}; {ran} stages run, {cached} cached, {outcome.seconds:.1f} s", highlight=False
+        f"{len(paths)} files verified{where}{failed}; {ran} stages run, {cached} cached, {outcome.seconds:.1f} s",
+        highlight=False,
     )
 
 
@@ -66,13 +67,19 @@ def format_sqnr(worst: Worst) -> str:
 
 
 def _cells(recipe: RecipeOutcome) -> tuple[str, ...]:
-    if recipe.failure:
-        return ("", "", "", "", recipe.failure.step)
     if recipe.figures is None or recipe.path is None:
-        return ("", "", "", "", "")
+        return ()
     worst = recipe.figures.overall
-    path = os.path.relpath(recipe.path) if recipe.path.is_relative_to(os.getcwd()) else str(recipe.path)  # noqa: PTH109
-    return (format_size(recipe.size), f"{worst.max_abs_error:.2g}", format_sqnr(worst), str(worst.cases), path)
+    return (format_size(recipe.size), f"{worst.max_abs_error:.2g}", format_sqnr(worst), str(worst.cases))
+
+
+def _status(recipe: RecipeOutcome) -> Text:
+    at = f" at {recipe.failure.step}" if recipe.failure else ""
+    return Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
+
+
+def _shown(folder: Path) -> Path:
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
 def _console() -> Console:

@@ -196,5 +196,6 @@ def to_executorch_bytes(
         config: memory layout.
     """
     manager = EdgeProgramManager(dict(programs), dict(constant_methods) or None, edge)
-    content: bytes = manager.to_executorch(config).buffer
+    with torch.no_grad():  # emission runs writes to buffers, whose values may depend on parameters
+        content: bytes = manager.to_executorch(config).buffer
     return content

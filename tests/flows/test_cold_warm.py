@@ -25,7 +25,7 @@ def test_first_run_makes_every_file(cold):
     """The first run ends with 0 and makes a file and its provenance for every model and recipe, and nothing else."""
     assert cold.first.code == 0, cold.first.err
     assert set(cold.room.files()) == FILES
-    assert "4 files verified; 26 stages run, 0 cached" in cold.first.out
+    assert "4 files verified in out; 26 stages run, 0 cached" in cold.first.out
 
 
 def test_files_are_what_was_asked_for(cold):
@@ -92,7 +92,7 @@ def test_second_run_does_nothing(warm, capsys):
     with capsys.disabled():
         sys.stdout.write(f"\nwarm run: {float(seconds):.2f} s\n")
     assert (code, heavy, servers) == ("0", "[]", "[]")
-    assert "4 files verified; 0 stages run, 26 cached" in done.stdout
+    assert "4 files verified in out; 0 stages run, 26 cached" in done.stdout
     assert {path: path.stat().st_mtime_ns for path in warm.out.rglob("*")} == before
 
 

@@ -103,7 +103,7 @@ def test_command_line_tells_all(room):
     assert done.code == 1
     rows = {line.split()[0]: line.split()[2] for line in done.out.splitlines() if "portable-fp32" in line}
     assert rows == {**dict.fromkeys(GOOD, "made"), **dict.fromkeys(BAD, "failed")}
-    assert "2 files verified, 4 failed" in done.out
+    assert "2 files verified in out, 4 failed" in done.out
     for name, problem in PROBLEMS.items():
         assert f"{name} export: " in done.err
         assert problem in done.err
