@@ -1,0 +1,273 @@
+"""Runs on a Prefect server: recorded whole, also where everything was cached; judged by what was made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+_LIMIT = 240.0  # seconds for a server to start or to write down what it was told, on a busy machine
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[str]:
+    """URL of the API of a server as people run it, with a database of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    home = tmp_path_factory.mktemp("server")
+    environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with (
+        (home / "log").open("wb") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process,
+    ):
+        try:
+            url = f"http://127.0.0.1:{port}/api"
+            eventually(lambda: process.poll() is None and answers(url))
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@pytest.fixture
+def on_server(server) -> dict[str, str]:
+    """The environment of commands that report to it."""
+    return {"PREFECT_API_URL": server}
+
+
+class Recorded:
+    """What the server knows of the runs in a room, read through Prefect's client."""
+
+    def __init__(self, server: str, room: Any) -> None:
+        self._server = server
+        self._room = room
+
+    def flow_run(self) -> Any:
+        """The room's one run, once it has ended."""
+        from prefect.client.schemas.filters import FlowRunFilter
+
+        tag = str(self._room.out)
+        wanted = FlowRunFilter.model_validate({"state": {"type": {"any_": ["COMPLETED", "FAILED", "CRASHED"]}}})
+
+        def find() -> Any:
+            with self._client() as client:
+                runs = [run for run in client.read_flow_runs(flow_run_filter=wanted) if run.parameters["out"] == tag]
+            return runs[0] if runs else None
+
+        return eventually(find)
+
+    def task_runs(self, count: int) -> dict[str, Any]:
+        """Its task runs by name, once there are so many that have ended: the server writes them with a delay."""
+        from prefect.client.schemas.filters import FlowRunFilter
+
+        run = self.flow_run()
+        wanted = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})
+
+        def find() -> Any:
+            with self._client() as client:
+                runs = client.read_task_runs(flow_run_filter=wanted)
+            return {each.name: each for each in runs} if sum(each.state.is_final() for each in runs) == count else None
+
+        return eventually(find)
+
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[Any]:
+        from prefect.client.orchestration import get_client
+        from prefect.settings import PREFECT_API_URL, temporary_settings
+
+        with temporary_settings({PREFECT_API_URL: self._server}), get_client(sync_client=True) as client:
+            yield client
+
+
+def eventually(find: Callable[[], Any]) -> Any:
+    """Asks again and again until there is an answer."""
+    deadline = time.monotonic() + _LIMIT
+    while not (found := find()):
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.2)
+    return found
+
+
+def answers(url: str) -> bool:
+    """Whether a server is up."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):  # noqa: S310 - our own address
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def test_cached_run_is_recorded(warm, server, on_server):
+    """With a server, a run in which nothing has to be done is recorded too: a completed flow, every model `Cached`."""
+    done = warm.export("--json", "--out", str(warm.out), env=on_server)
+    assert done.code == 0, done.err
+    assert done.json["stages"] == {"ran": 0, "cached": 26}
+    recorded = Recorded(server, warm)
+    run = recorded.flow_run()
+    assert (run.name, run.state.name) == ("export zoo.yaml", "Completed")
+    models = recorded.task_runs(2)
+    assert {name: model.state.name for name, model in models.items()} == {
+        "model linear": "Cached",
+        "model conv": "Cached",
+    }
+    assert models["model conv"].tags == ["model:conv"]
+
+
+def test_stages_are_recorded(warm, server, on_server):
+    """Stages that ran and stages that were found are task runs with names, tags and states; a failure is the flow's."""
+    warm.write(
+        "more.yaml",
+        "version: 1\ninclude: [zoo.yaml]\nmodels:\n  bad: {source: 'faulty:crashes', recipes: [portable-fp32]}\n",
+    )
+    done = warm.run(
+        "export", "more.yaml", "--set", "models.conv.verify={min_sqnr_db: 90}", "--out", str(warm.out), env=on_server
+    )
+    assert done.code == 1
+    assert not any("prefect" in line.lower() or "|" in line for line in done.err.splitlines())
+    recorded = Recorded(server, warm)
+    run = recorded.flow_run()
+    assert (run.name, run.state.name) == ("export more.yaml", "Failed")
+    assert "1 of the files" in run.state.message
+    tasks = recorded.task_runs(3 + 13 + 1)
+    states = {name: task.state.name for name, task in tasks.items()}
+    assert states["model linear"] == "Cached"
+    assert states["model conv"] == "Completed"
+    assert states["model bad"] == states["bad export"] == "Failed"
+    assert states["conv export"] == states["conv compile/xnnpack-fp32"] == "Cached"
+    assert states["conv verify/xnnpack-fp32"] == states["conv report/xnnpack-fp32"] == "Completed"
+    assert "killed by SIGSEGV" in tasks["bad export"].state.message
+    assert set(tasks["conv compile/xnnpack-fp32"].tags) == {"stage:compile", "model:conv", "recipe:xnnpack-fp32"}
+    assert set(tasks["conv export"].tags) == {
+        "stage:export",
+        "model:conv",
+        "recipe:portable-fp32",
+        "recipe:xnnpack-fp32",
+    }
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "parameters", "models"),
+    [
+        ("pteforge.flows.export_zoo:export_zoo", {"models": "*"}, {"linear", "conv"}),
+        ("pteforge.flows.export_model:export_model", {"model": "conv"}, {"conv"}),
+    ],
+)
+def test_entrypoints(warm, server, entrypoint, parameters, models):
+    """Deployments load the flows by entrypoint and run them with parameters that are plain JSON."""
+    program = f"""
+import json, sys
+from prefect.flows import load_flow_from_entrypoint
+flow = load_flow_from_entrypoint({entrypoint!r})
+parameters = flow.validate_parameters(json.loads(sys.argv[1]))
+state = flow(**parameters, return_state=True)
+print(json.dumps([state.name, state.result()]))
+"""
+    given = {
+        "zoo": str(warm.folder / "zoo.yaml"),
+        "store": str(warm.store),
+        "out": str(warm.out),
+        "overrides": ["models.conv.seed=0"],
+        "jobs": 1,
+        **parameters,
+    }
+    done = run_python(warm.folder, program, given, {"PREFECT_API_URL": server})
+    name, result = done
+    assert name == "Completed"
+    assert set(result["models"]) == models
+    assert result["exit_code"] == 0
+    states = {task.state.name for task in Recorded(server, warm).task_runs(len(models)).values()}
+    assert states == {"Cached"}
+
+
+def test_failed_flow_raises_where_it_is_called(warm, server):
+    """A flow that is called from Python raises if a file could not be made, and what could be made is there."""
+    warm.edit("zoo.yaml", "nets:conv", "faulty:misunderstood")
+    program = """
+import json, sys
+from pteforge.flows.export_zoo import export_zoo
+try:
+    export_zoo(**json.loads(sys.argv[1]))
+except Exception as error:
+    print(json.dumps(str(error)))
+"""
+    (warm.out / "linear" / "portable-fp32.pte").unlink()
+    given = {"zoo": str(warm.folder / "zoo.yaml"), "store": str(warm.store), "out": str(warm.out)}
+    message = run_python(warm.folder, program, given, {"PREFECT_API_URL": server})
+    assert "2 of the files were not made" in message
+    assert (warm.out / "linear" / "portable-fp32.pte").exists()
+    assert Recorded(server, warm).flow_run().state.name == "Failed"
+
+
+def test_interrupted_run_is_recorded(room, server, on_server):
+    """Ctrl-C of a run is told to the server: its flow run does not look as if it went on."""
+    import signal
+
+    room.zoo({"patient": "waiting:patient"}, ("portable-fp32",))
+    os.mkfifo(room.folder / "running")
+    os.mkfifo(room.folder / "proceed")
+    with room.start("export", "zoo.yaml", "--out", str(room.out), env=on_server) as process:
+        assert (room.folder / "running").read_text()
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+    assert Recorded(server, room).flow_run().state.name == "Crashed"
+
+
+@pytest.fixture
+def unreachable() -> dict[str, str]:
+    """The environment of commands whose server is not there."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    return {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+
+
+def test_server_that_is_not_there(room, unreachable):
+    """A server that cannot be reached is one clear error, with what to check, and nothing is half done."""
+    room.zoo({"net": "nets:linear"}, ("portable-fp32",))
+    done = room.export(env=unreachable)
+    assert done.code == 1
+    (line,) = done.err.splitlines()
+    assert line.startswith("error: Prefect could not run the flow: ")
+    assert unreachable["PREFECT_API_URL"] in line
+    assert "PREFECT_API_URL" in line
+    assert not room.out.exists()
+    assert room.run("store", "verify").code == 0
+
+
+def test_server_that_is_not_there_for_a_cached_run(warm, unreachable):
+    """What is cached is there all the same; that the run was not recorded is a warning."""
+    (warm.out / "conv" / "portable-fp32.pte").unlink()
+    done = warm.export(env=unreachable)
+    assert done.code == 0
+    (line,) = done.err.splitlines()
+    assert line.startswith("WARNING: Prefect could not record the")
+    assert (warm.out / "conv" / "portable-fp32.pte").exists()
+
+
+def run_python(folder: Path, program: str, argument: Any, environment: dict[str, str]) -> Any:
+    """The last line that a Python program prints, as JSON."""
+    import json
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(argument)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
