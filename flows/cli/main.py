@@ -50,7 +50,7 @@ def _log_to_stderr(level: int) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     ours = logging.getLogger("pteforge")
-    ours.addHandler(handler)
+    ours.handlers = [handler]
     ours.setLevel(level)
     ours.propagate = False
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from ...artifacts.store import Store, open_store
+from ...errors import InputError
 
 STORE = Annotated[
     str | None,
@@ -15,3 +19,14 @@ STORE = Annotated[
         show_default="in your cache folder",
     ),
 ]
+
+
+def open_existing_store(url: str | None) -> Store:
+    """The store that a command only looks into.
+
+    Raises:
+        InputError: the folder named is not there; a mistyped name must not make a new store.
+    """
+    if url and "://" not in url and not Path(url).exists():
+        raise InputError(f"there is no store at {url}")
+    return open_store(url)

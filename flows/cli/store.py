@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ...artifacts import gc
-from ...artifacts.store import open_store
 from ...errors import InputError
-from .options import STORE
+from .options import STORE, open_existing_store
 from .summary import format_size
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -33,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 def list_store(*, store: STORE = None, as_json: _JSON = False) -> None:
     """Say what is in the store and how much room it takes."""
-    with open_store(store) as opened:
+    with open_existing_store(store) as opened:
         usage = gc.usage(opened)
     if as_json:
         typer.echo(json.dumps(asdict(usage), indent=2))
@@ -47,7 +46,7 @@ def verify_store(*, store: STORE = None, as_json: _JSON = False) -> None:
     """Read every object and compare it with its digest; damaged ones are moved aside and made again when needed."""
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-    with open_store(store) as opened, bar as progress:
+    with open_existing_store(store) as opened, bar as progress:
         task = progress.add_task("objects")
         report = gc.verify_store(opened, progress=lambda done, of: progress.update(task, completed=done, total=of))
     if as_json:
@@ -74,13 +73,10 @@ def collect_garbage(
     as_json: _JSON = False,
 ) -> None:
     """Remove objects that no finished stage needs."""
-    with open_store(store) as opened:
-        report = gc.collect(
-            opened,
-            keep_newer_than=parse_age(keep_newer_than),
-            older_than=None if older_than is None else parse_age(older_than),
-            dry_run=dry_run,
-        )
+    young = parse_age(keep_newer_than)
+    old = None if older_than is None else parse_age(older_than)
+    with open_existing_store(store) as opened:
+        report = gc.collect(opened, keep_newer_than=young, older_than=old, dry_run=dry_run)
     if as_json:
         typer.echo(json.dumps(asdict(report), indent=2))
         return

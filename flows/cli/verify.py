@@ -12,13 +12,13 @@ import typer
 
 from ...artifacts.pte.reader import open_pte
 from ...artifacts.ref import ArtifactRef
-from ...artifacts.store import Store, open_store
+from ...artifacts.store import Store
 from ...configs.verify_bounds import VerifyBounds
 from ...errors import InputError, ObjectMissing, PteforgeError
 from ...tasks.figures import Figures
 from ...tasks.keys.versions import host_capability
 from ...tasks.params import VerifyParams
-from .options import STORE
+from .options import STORE, open_existing_store
 from .quiet import quiet
 from .summary import format_sqnr
 
@@ -35,7 +35,7 @@ def verify_file(
     """
     open_pte(file)  # says what is wrong with a file that is none
     provenance = _provenance(file)
-    with open_store(store) as opened, quiet():
+    with open_existing_store(store) as opened, quiet():
         figures = _verify(file, provenance, opened)
     _show(figures, as_json=as_json)
 

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ...artifacts.runs import FieldChange, RunRecord, StageOutcome
-from ...artifacts.store import open_store
 from ...errors import InputError
-from .options import STORE
+from .options import STORE, open_existing_store
 
 _STYLES = {"ran": "green", "cached": "cyan", "failed": "bold red"}
 _SHOWN = 60
@@ -33,7 +32,7 @@ def why(
 ) -> None:
     """Say for each stage of the last run whether it ran or was cached, and what had changed for those that ran."""
     model, _, recipe = name.partition("/")
-    with open_store(store) as opened:
+    with open_existing_store(store) as opened:
         run = opened.runs.latest(model)
     if run is None:
         raise InputError(f"no run with a model {model!r} is recorded in the store {opened.url}")

@@ -229,9 +229,10 @@ def test_files_that_are_none(room, refused, command, name):
     refused(command, name, telling=(name,))
 
 
-def test_run_of_a_store_that_has_none(pteforge):
-    """`why` says that the store has no run of the model."""
-    pteforge("why", "linear").refused("no run with a model 'linear'", "store")
+def test_store_that_is_not_there(pteforge):
+    """`why` and the store commands refuse a store that is not there, and do not make it."""
+    for command in (("why", "linear"), ("store", "ls"), ("store", "verify"), ("store", "gc")):
+        pteforge(*command).refused("there is no store at")
 
 
 @pytest.fixture(scope="module")
