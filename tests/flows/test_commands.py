@@ -175,6 +175,7 @@ def test_verify_with_another_provenance(own, pteforge, content):
 
 def test_verify_with_another_store(own, pteforge):
     """Where the store has not the inputs that the file was verified with, the message says what to do."""
+    (own.folder / "another").mkdir()
     pteforge(own, "verify", FILE, "--store", "another").refused("not in the store", "another", "--store")
 
 
