@@ -56,6 +56,10 @@ def run_models(session: Session) -> Any:
         futures = [_named(model).submit(opaque(model), opaque(session)) for model in session.models]
         for future in futures:
             future.wait()
+        for model, future in zip(session.models, futures, strict=True):
+            if model.name not in session.outcomes:
+                session.lose_server(str(future.state.message))
+                _run(model, session)
     outcome = session.outcome()
     session.record()
     if failures := outcome.failures:

@@ -31,8 +31,8 @@ def prompt_interrupt(session: Session) -> Iterator[None]:
         return
 
     def interrupt(_signum: int, _frame: types.FrameType | None) -> None:
-        signal.signal(signal.SIGINT, lambda _signum, _frame: leave())
-        timer = threading.Timer(_PATIENCE, leave)
+        signal.signal(signal.SIGINT, lambda _signum, _frame: leave_interrupted())
+        timer = threading.Timer(_PATIENCE, leave_interrupted)
         timer.daemon = True
         timer.start()
         session.observer = Unobserved()  # that stages were stopped is no news
@@ -46,9 +46,14 @@ def prompt_interrupt(session: Session) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def leave() -> NoReturn:
-    """Ends this process now: no exit functions, no waiting for threads."""
+def leave_interrupted() -> NoReturn:
+    """Says so and ends this process now."""
     sys.stderr.write("interrupted; finished stages are kept, run the same command to go on\n")
+    leave(INTERRUPTED)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process now: no exit functions, no waiting for threads, or for a server that does not answer."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(INTERRUPTED)
+    os._exit(code)

@@ -30,7 +30,7 @@ _EMBEDDED = {
 }
 
 
-_QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
+_QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL"}
 """Prefect's log lines go to its server; the terminal is for our own progress."""
 
 

@@ -51,7 +51,9 @@ def run_flow(session: Session, zoo: Path) -> ZooOutcome:
                     f"Prefect could not run the flow: {type(error).__name__}: {error}; "
                     "check the server that PREFECT_API_URL or your Prefect profile names"
                 ) from error
-            _log.warning("Prefect could not record the end of the run: %s", error)
+            if not session.server_lost:
+                _log.warning("Prefect could not record the run, which is complete: %s", error)
+            session.server_lost = True
     if not session.complete_from_ledger:
         raise PteforgeError("the Prefect flow ended before all models were through; its logs say why")
     return session.outcome()

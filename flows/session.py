@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import uuid
@@ -25,6 +26,8 @@ from .model_run import ModelRun
 from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
 from .publish import check_folders
 from .select import select_models
+
+_log = logging.getLogger(__name__)
 
 _CHECK_OPERATORS = "pteforge.tasks.stages.entry:check_operators"
 
@@ -74,6 +77,7 @@ class Session:
         jobs: stages at once.
         observer: told what happens.
         outcomes: by model, as they come.
+        server_lost: Prefect failed; what is left is done without it.
     """
 
     zoo: str
@@ -87,6 +91,7 @@ class Session:
     started: float = field(default_factory=time.monotonic)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     runs: dict[str, ModelRun] = field(default_factory=dict)
+    server_lost: bool = False
 
     @property
     def store(self) -> Store:
@@ -142,6 +147,12 @@ class Session:
         self.outcomes[model.name] = outcome
         self.observer.completed(outcome)
         return outcome
+
+    def lose_server(self, problem: str) -> None:
+        """Notes that Prefect failed, and says so once."""
+        if not self.server_lost:
+            self.server_lost = True
+            _log.warning("Prefect failed (is its server still there?), the run goes on without it: %s", problem)
 
     def outcome(self) -> ZooOutcome:
         """What has become of the models so far."""

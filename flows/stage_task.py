@@ -11,13 +11,13 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 from prefect.utilities.annotations import opaque
 
-from ..artifacts.ref import ArtifactRef
-from ..errors import StageError, StoreError, StoreUnusable
+from ..errors import PteforgeError, StageError, StoreError, StoreUnusable
 from ..tasks.dataflow import Settle, input_refs
 from ..tasks.executor import StepResult
 from ..tasks.plan import Step
 from .model_run import ModelRun
 from .session import Session
+from .settling import settle_plainly, settle_told
 
 
 def _worth_retrying(task: Any, run: TaskRun, state: State[Any]) -> bool:
@@ -43,45 +43,41 @@ def _worth_retrying(task: Any, run: TaskRun, state: State[Any]) -> bool:
 )
 def settle_step(step: Step, inputs: dict[str, StepResult], session: Session, run: ModelRun) -> Any:
     """Settles one step; a hit in the ledger ends in the state `Cached`, as Prefect's own cache hits do."""
-    model = run.model
-    refs = input_refs(step, inputs)
-    executor = session.executor
-    result = executor.find(step, refs)
-    if result is None:
-        session.observer.started(model.name, step)
-        result = _make(session, run, step, refs)
-    session.observer.finished(model.name, result)
-    if result.cached:
-        return Completed(name="Cached", message=f"found by stage key {result.key.digest()}", data=result)
-    run.note_changes(step, result)
-    return result
-
-
-def _make(session: Session, run: ModelRun, step: Step, refs: Mapping[str, ArtifactRef]) -> StepResult:
     try:
-        return session.executor.settle(run.model, step, refs)
+        result = settle_told(session, run, step, input_refs(step, inputs))
     except StageError as error:
         if error.log_tail:  # the end of the process's log belongs to the task run, where people look for it
             get_run_logger().error("%s", error.log_tail)
         raise
+    if result.cached:
+        return Completed(name="Cached", message=f"found by stage key {result.key.digest()}", data=result)
+    return result
 
 
 def settle_with_prefect(session: Session, run: ModelRun) -> Settle:
-    """Settles steps as runs of the task `stage`, named and tagged after what they do."""
-    model = run.model.name
+    """Settles steps as runs of the task `stage`, named and tagged after what they do.
+
+    Where Prefect itself fails, its server having gone away, work goes on without it.
+    """
+    model, plainly = run.model.name, settle_plainly(session, run)
 
     def settle(step: Step, inputs: Mapping[str, StepResult]) -> StepResult:
+        if session.server_lost:
+            return plainly(step, inputs)
         named = settle_step.with_options(
             name=step.stage.value,
             task_run_name=f"{model} {step.name}",
             tags=[f"stage:{step.stage.value}", f"model:{model}", *(f"recipe:{recipe}" for recipe in step.recipes)],
         )
-        state = named(step, dict(inputs), opaque(session), opaque(run), return_state=True)
         try:
+            state = named(step, dict(inputs), opaque(session), opaque(run), return_state=True)
             result: StepResult = state.result()
-        except Exception as error:
+        except PteforgeError as error:
             session.observer.failed(model, step, error)
             raise
+        except Exception as error:  # noqa: BLE001 - Prefect's; if it was ours after all, it comes again
+            session.lose_server(f"{type(error).__name__}: {error}")
+            return plainly(step, inputs)
         return result
 
     return settle

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..interrupt import leave
+from ..interrupt import leave, leave_interrupted
 from ..outcome import ZooOutcome
 from ..prefect_settings import server_configured
 from ..session import Session, open_session
@@ -55,12 +55,14 @@ def export(
         ) as session:
             outcome = _run(session, zoo, quiet=as_json)
     except KeyboardInterrupt:
-        leave()
+        leave_interrupted()
     if as_json:
         typer.echo(json.dumps(outcome.to_json(), indent=2))
     else:
         print_summary(outcome)
         print_failures(outcome)
+    if session.server_lost:
+        leave(outcome.exit_code)
     raise typer.Exit(outcome.exit_code)
 
 

@@ -16,17 +16,14 @@ from typing import Any, Protocol
 import psutil
 import pytest
 import yaml
-from pteforge.artifacts.ref import ArtifactRef
 from pteforge.artifacts.runs import StageOutcome
 from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
-from pteforge.flows.model_run import ModelRun
 from pteforge.flows.outcome import ZooOutcome
 from pteforge.flows.select import select_models
 from pteforge.flows.session import Session
-from pteforge.tasks.dataflow import Settle, input_refs
-from pteforge.tasks.executor import Executor, StepResult
-from pteforge.tasks.plan import Step
+from pteforge.flows.settling import settle_plainly
+from pteforge.tasks.executor import Executor
 from pteforge.tasks.workers import Workers
 
 ZOO = Path(__file__).parent / "zoo"
@@ -249,19 +246,6 @@ def make_lower() -> Callable[[Workers], Lower]:
 def lower(make_lower: Callable[[Workers], Lower], workers: Workers) -> Lower:
     """With the shared workers."""
     return make_lower(workers)
-
-
-def settle_plainly(session: Session, run: ModelRun) -> Settle:
-    """What `flows.stage_task` does, without Prefect."""
-
-    def settle(step: Step, inputs: Mapping[str, StepResult]) -> StepResult:
-        refs: dict[str, ArtifactRef] = input_refs(step, inputs)
-        result = session.executor.settle(run.model, step, refs)
-        if not result.cached:
-            run.note_changes(step, result)
-        return result
-
-    return settle
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -252,8 +253,28 @@ def test_server_that_is_not_there_for_a_cached_run(warm, unreachable):
     done = warm.export(env=unreachable)
     assert done.code == 0
     (line,) = done.err.splitlines()
-    assert line.startswith("WARNING: Prefect could not record the")
+    assert line.startswith("WARNING: Prefect could not record the run, which is complete: ")
     assert (warm.out / "conv" / "portable-fp32.pte").exists()
+
+
+def test_server_that_dies_under_way(room):
+    """A server that goes away while a run goes on costs the record of the run and nothing else: files are made."""
+    room.zoo({"patient": "waiting:patient", "prompt": "waiting:prompt"}, ("portable-fp32",))
+    os.mkfifo(room.folder / "running")
+    os.mkfifo(room.folder / "proceed")
+    with room.start("export", "zoo.yaml", env={"PREFECT_CLIENT_MAX_RETRIES": "1"}) as process:
+        assert (room.folder / "running").read_text()
+        children = psutil.Process(process.pid).children()
+        (embedded,) = (child for child in children if "embedded_server" in " ".join(child.cmdline()))
+        embedded.kill()
+        (room.folder / "proceed").write_text("")
+        out, err = process.communicate(timeout=_LIMIT)
+    assert process.returncode == 0, err
+    assert "2 files verified" in out
+    assert err.count("WARNING: Prefect failed") == 1
+    assert set(room.files()) == {
+        f"{name}/portable-fp32.{end}" for name in ("patient", "prompt") for end in ("pte", "json")
+    }
 
 
 def run_python(folder: Path, program: str, argument: Any, environment: dict[str, str]) -> Any:

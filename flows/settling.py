@@ -1,0 +1,38 @@
+"""Settling one step of a model and telling the run's observer: what a stage task does, and what goes on without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..artifacts.ref import ArtifactRef
+from ..tasks.dataflow import Settle, input_refs
+from ..tasks.executor import StepResult
+from ..tasks.plan import Step
+from .model_run import ModelRun
+from .session import Session
+
+
+def settle_told(session: Session, run: ModelRun, step: Step, refs: Mapping[str, ArtifactRef]) -> StepResult:
+    """Finds a step's result or makes it; the observer hears of it, and the run's record of what had changed."""
+    model = run.model.name
+    result = session.executor.find(step, refs)
+    if result is None:
+        session.observer.started(model, step)
+        result = session.executor.settle(run.model, step, refs)
+    session.observer.finished(model, result)
+    if not result.cached:
+        run.note_changes(step, result)
+    return result
+
+
+def settle_plainly(session: Session, run: ModelRun) -> Settle:
+    """Settles steps without Prefect."""
+
+    def settle(step: Step, inputs: Mapping[str, StepResult]) -> StepResult:
+        try:
+            return settle_told(session, run, step, input_refs(step, inputs))
+        except Exception as error:
+            session.observer.failed(run.model.name, step, error)
+            raise
+
+    return settle
