@@ -76,7 +76,9 @@ class Room:
     ) -> None:
         """Writes `zoo.yaml`: models (text is a source), recipes for all of them, and recipes of the zoo's own."""
         entries = {name: {"source": model} if isinstance(model, str) else model for name, model in models.items()}
-        content = {"version": 1, "defaults": {"recipes": list(recipes)}, "models": entries, "recipes": dict(own or {})}
+        content = {"version": 1, "defaults": {"recipes": list(recipes)}, "models": entries}
+        if own:
+            content["recipes"] = dict(own)
         self.write("zoo.yaml", yaml.safe_dump(content, sort_keys=False))
 
     def edit(self, name: str, before: str, after: str) -> None:
