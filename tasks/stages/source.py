@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import random
+import sysconfig
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from torch.export import ExportedProgram
 
 from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
+
+_OWN_CODE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
     except SourceError:
         raise
     except Exception as error:
-        raise SourceError(f"builder {builder} failed: {type(error).__name__}: {error}") from error
+        raise SourceError(f"builder {builder} failed: {type(error).__name__}: {error}{_where(error)}") from error
     _check(builder, definition)
     return BuiltModel(definition)
 
@@ -81,6 +85,17 @@ def load_program_file(path: Path) -> BuiltModel:
     args, kwargs = program.example_inputs
     method = MethodDefinition(module=program.module(), example_inputs=[tuple(args)])
     return BuiltModel(ModelDefinition({"forward": method}), program, kwargs)
+
+
+def _where(error: Exception) -> str:
+    """The last line of the user's own code that the exception came from, if it came from any: `` (nets.py:12)``."""
+    not_theirs = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, str(_OWN_CODE), "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [(Path(each.filename), each.lineno) for each in frames if not each.filename.startswith(not_theirs)]
+    if not lines:
+        return ""
+    path, number = lines[-1]
+    return f" ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{number})"
 
 
 def _eager_model(made: Any) -> ModelDefinition:

@@ -26,8 +26,8 @@ def test_bytes_do_not_depend_on_where_and_how(cold, make_room, make_lower, tmp_p
 
 
 def objects(room):
-    """Digests of what is in the store, but for logs, which tell times and process ids."""
+    """What stages gave, by kind and identity: programs keep stack traces beside, which name folders."""
     from pteforge.artifacts.store import open_store
 
     with open_store(str(room.store)) as store:
-        return {ref for record in store.ledger for ref in record.outputs.values()}
+        return {(ref.kind, ref.identity) for record in store.ledger for ref in record.outputs.values()}
