@@ -48,7 +48,7 @@ class StageOutcome:
         key: its stage key; None where it failed before it had one.
         differs: where it ran, the fields that changed since the slot's last use.
         seconds: wall time.
-        message: why it failed, empty otherwise.
+        message: why it failed, or why it ran where no field had changed; empty otherwise.
     """
 
     slot: str

@@ -31,6 +31,7 @@ class ModelRun:
         self._progress = Progress()
         self._plan = self._make_plan()
         self._changes: dict[str, tuple[FieldChange, ...]] = {}
+        self._reasons: dict[str, str] = {}
 
     @property
     def complete(self) -> bool:
@@ -55,10 +56,14 @@ class ModelRun:
                 return
 
     def note_changes(self, step: Step, result: StepResult) -> None:
-        """Compares a step that ran with its last run's key."""
+        """Notes why a step ran: compares its key with the last one."""
         last = self._executor.store.ledger.last(slot(self.model.name, step))
-        if last is not None:
-            self._changes[step.name] = differing_fields(last.fields, result.key.fields())
+        if last is None:
+            self._reasons[step.name] = "had not run before"
+            return
+        self._changes[step.name] = differing_fields(last.fields, result.key.fields())
+        if not self._changes[step.name]:
+            self._reasons[step.name] = "nothing changed, but what it had given was not in the store any more"
 
     def publish(self, out: Path) -> ModelOutcome:
         """Writes the files of the recipes whose steps are all settled."""
@@ -141,5 +146,5 @@ class ModelRun:
             key=result.key.digest() if result else None,
             differs=self._changes.get(step.name, ()),
             seconds=result.seconds if result else 0.0,
-            message=str(error) if error else "",
+            message=str(error) if error else self._reasons.get(step.name, ""),
         )

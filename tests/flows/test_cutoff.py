@@ -162,6 +162,21 @@ def test_bounds_run_verify_only(made, lower):
     assert why(made, "net/portable-fp32")["verify/portable-fp32"] == {"params.bounds.min_sqnr_db"}
 
 
+def test_why_tells_what_was_new_and_what_was_lost(made, lower):
+    """A stage that ran for the first time is said to be new, one whose result is gone is said to have lost it."""
+    lower(made, "models.net.recipes=[portable-fp32, mine]", "recipes.mine={specializations: [{target: xnnpack}]}")
+    result = CliRunner().invoke(app, ["why", "net/mine", "--store", str(made.store)])
+    lines = {line.split()[1]: line for line in result.stdout.splitlines()[1:]}
+    assert lines["export"].startswith("cached")
+    assert lines["report/mine"].endswith("had not run before")
+    for record in (made.store / "ledger" / "stages").glob("*/*"):
+        record.unlink()
+    lower(made)
+    result = CliRunner().invoke(app, ["why", "late", "--store", str(made.store)])
+    assert len(result.stdout.splitlines()) == 7
+    assert all("not in the store any more" in line for line in result.stdout.splitlines()[1:])
+
+
 def test_module_loaded_at_run_time_is_watched(made, lower):
     """A module that only running the builder tells of counts like one that its source names."""
     made.edit("plugin_small.py", '"""A small layer."""', "# just a comment")
