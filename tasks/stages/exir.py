@@ -196,6 +196,18 @@ def to_executorch_bytes(
         config: memory layout.
     """
     manager = EdgeProgramManager(dict(programs), dict(constant_methods) or None, edge)
-    with torch.no_grad():  # emission runs writes to buffers, whose values may depend on parameters
+    with torch.set_grad_enabled(not any(map(_writes_gradients, programs.values()))):
         content: bytes = manager.to_executorch(config).buffer
     return content
+
+
+def _writes_gradients(program: ExportedProgram) -> bool:
+    """Whether a value that depends on parameters is written to a buffer.
+
+    Passes run the writes, which autograd refuses. Without gradients they pass, and the file says of no tensor that it
+    requires them; so only where it must be.
+    """
+    signature = program.graph_signature
+    written = {*signature.buffers_to_mutate, *signature.user_inputs_to_mutate}
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    return any(node.name in written and node.meta["val"].requires_grad for node in output.all_input_nodes)

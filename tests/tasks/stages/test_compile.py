@@ -29,6 +29,12 @@ def test_constants_and_methods(stages):
     assert program.load_method("sample_rate").execute([]) == [16000.0]
 
 
+@pytest.mark.parametrize("recipe", [PORTABLE, XNNPACK], ids=["portable", "xnnpack"])
+def test_state_that_depends_on_parameters(recipe, stages):
+    """A layer's result may be written to a buffer, and every example starts from the initial state."""
+    assert stages.lower("chain_models:smoothing", recipe).file
+
+
 @pytest.mark.parametrize("alignment", [64, 4096])
 def test_segment_alignment(alignment, stages):
     """Segments start where they are asked to."""

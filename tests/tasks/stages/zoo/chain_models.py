@@ -81,6 +81,24 @@ def counter():
     return Counter(), [(torch.randn(2, 4),), (torch.randn(2, 4),)]
 
 
+class Smoothing(nn.Module):
+    """State that a layer's result goes into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("state", torch.zeros(2, 4))
+
+    def forward(self, values):
+        self.state.mul_(0.5).add_(self.linear(values))
+        return self.state + 1
+
+
+def smoothing():
+    """A model whose state depends on its parameters."""
+    return Smoothing(), [(torch.randn(2, 4),), (torch.randn(2, 4),)]
+
+
 class Conditional(nn.Module):
     """Two branches with weights of their own."""
 
