@@ -27,7 +27,7 @@ MAY_IMPORT = {
 }
 
 # The only modules that may load torch and ExecuTorch when they are imported: they run in worker processes.
-HEAVY = ("artifacts.programs", "tasks.stages", "tasks.workers.preload")
+HEAVY = ("artifacts.programs", "tasks.stages", "tasks.targets.xnnpack_patterns", "tasks.workers.preload")
 
 LIGHT = ("pteforge", "pteforge.configs", "pteforge.flows", "pteforge.flows.cli", "pteforge.artifacts", "pteforge.tasks")
 

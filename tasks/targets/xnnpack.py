@@ -60,6 +60,9 @@ class Xnnpack(Target):
             XnnpackPartitioner,
         )
 
+        from .xnnpack_patterns import trace_patterns_where_needed  # noqa: PLC0415 - workers only
+
+        trace_patterns_where_needed()
         options = self.options
         precisions = options.precisions and [ConfigPrecisionType[name.upper()] for name in options.precisions]
         return [

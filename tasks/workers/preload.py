@@ -1,10 +1,8 @@
 """Imported by the warm server before it takes calls: what every stage would otherwise pay for again.
 
 What is worth it, measured with the six models of the starter zoo (54 stage processes), in CPU seconds: the imports take
-3.6 and every process needs them. The patterns that XNNPACK's passes look for are traced by the first `preprocess` of a
-process: 2.3, six times. A small lowering does that through the public API, and with 0.6 more fills the tables that
-all lowerings use, which about pays for itself. Larger models, other operators and a lowering for the portable target
-cost more than they save.
+3.6 and every process needs them. A small lowering takes 0.6 more and fills the tables that all lowerings use, which
+about pays for itself. Larger models, other operators and a lowering for the portable target cost more than they save.
 """
 
 from __future__ import annotations
@@ -13,11 +11,11 @@ import importlib
 
 import torch
 import torch.hub
-from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import to_edge_transform_and_lower
 
 from ..catalog import StageName
 from ..stages import entry
+from ..targets.find import find_target
 
 __all__ = ["entry"]
 
@@ -25,7 +23,7 @@ __all__ = ["entry"]
 def _warm_up() -> None:
     """Lowers one linear layer. Nothing is executed: the runtime would start threads."""
     program = torch.export.export(torch.nn.Linear(2, 2).eval(), (torch.zeros(1, 2),))
-    to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
+    to_edge_transform_and_lower(program, partitioner=list(find_target("xnnpack").partitioners())).to_executorch()
 
 
 torch.set_num_threads(1)
