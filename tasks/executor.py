@@ -49,6 +49,14 @@ class StepResult:
     peak_memory: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Toolchain:
+    """What a stage runs with, for one target: digest of our code, and versions of the rest."""
+
+    code: Digest
+    versions: Mapping[str, str]
+
+
 class Executor:
     """Settles steps against one store, with one pool of workers. Thread-safe."""
 
@@ -56,28 +64,25 @@ class Executor:
         """Starts nothing."""
         self.store = store
         self._workers = workers
+        self._toolchains: dict[tuple[str, str | None], _Toolchain] = {}
 
     def key(self, step: Step, inputs: Mapping[str, ArtifactRef]) -> StageKey:
         """The step's stage key, inputs known."""
-        kind = step.stage.kind
-        modules, distributions = [kind.module], list(kind.distributions)
-        if step.target:
-            target = find_target(step.target.name, step.target.options)
-            modules.append(type(target).__module__)
-            distributions += target.distributions
+        name = (step.stage.value, step.target.name if step.target else None)
+        if name not in self._toolchains:
+            self._toolchains[name] = _toolchain(step)
+        toolchain = self._toolchains[name]
         return StageKey(
             stage=step.stage.value,
-            code=digest_json([stage_code_digest(module) for module in modules]),
-            versions={"python": platform.python_version(), **distribution_versions(distributions)},
+            code=toolchain.code,
+            versions=toolchain.versions,
             inputs={role: _identity(step, ref) for role, ref in inputs.items()},
             params=step.params.model_dump(mode="json"),
         )
 
     def find(self, step: Step, inputs: Mapping[str, ArtifactRef]) -> StepResult | None:
         """The step's result from the ledger, where there is one and all of its outputs are sound."""
-        key = self.key(step, inputs)
-        record = self._sound_record(key.digest())
-        return None if record is None else _result(step, key, record, cached=True)
+        return self._find(step, self.key(step, inputs))
 
     def settle(self, model: PlannedModel, step: Step, inputs: Mapping[str, ArtifactRef]) -> StepResult:
         """Finds the step's result, or makes it.
@@ -89,11 +94,11 @@ class Executor:
             StageError: the stage failed.
             StoreError: an input is gone or damaged, or the store cannot be used.
         """
-        if found := self.find(step, inputs):
-            return found
         key = self.key(step, inputs)
+        if found := self._find(step, key):
+            return found
         with self.store.leases.hold(key.digest()):
-            if found := self.find(step, inputs):
+            if found := self._find(step, key):
                 return found
             for ref in inputs.values():
                 self.store.fetch(ref)
@@ -102,6 +107,10 @@ class Executor:
     def remember(self, model: str, result: StepResult) -> None:
         """Notes which key the step has now, so that the next run can say what differs."""
         self.store.ledger.remember(slot(model, result.step), result.key.digest(), result.key.fields())
+
+    def _find(self, step: Step, key: StageKey) -> StepResult | None:
+        record = self._sound_record(key.digest())
+        return None if record is None else _result(step, key, record, cached=True)
 
     def _sound_record(self, key: Digest) -> StageRecord | None:
         record = self.store.ledger.lookup(key)
@@ -171,6 +180,20 @@ class Executor:
             return step, key
         step = replace(step, params=params)
         return step, self.key(step, {})
+
+
+def _toolchain(step: Step) -> _Toolchain:
+    """Takes milliseconds, since it reads what is installed: to be kept for the time of a run."""
+    kind = step.stage.kind
+    modules, distributions = [kind.module], list(kind.distributions)
+    if step.target:
+        target = find_target(step.target.name, step.target.options)
+        modules.append(type(target).__module__)
+        distributions += target.distributions
+    return _Toolchain(
+        code=digest_json([stage_code_digest(module) for module in modules]),
+        versions={"python": platform.python_version(), **distribution_versions(distributions)},
+    )
 
 
 def _identity(step: Step, ref: ArtifactRef) -> Digest:
