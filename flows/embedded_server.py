@@ -1,59 +1,45 @@
-"""Prefect's API server for the length of one command, where the user has none."""
+"""Prefect's API server inside this process, where the user has none."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import os
+import logging
+import re
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import urllib.error
 import urllib.request
+
+import uvicorn
+from prefect.server.api.server import create_app
 
 from ..errors import PteforgeError
 
 _START_LIMIT = 300.0  # seconds; the first start of all makes the database, slowly on a busy machine
 _STOP_LIMIT = 5.0
-_LOG_TAIL = 2000
-_PROGRAM = """\
-import sys
-sys.path[:] = {path!r}
-from {module} import serve
-serve({listener})
-"""
+_UVICORN_LOG = "uvicorn.error"
+_RAISED = re.compile(r"[\w.]+Error: ")
 
 
 class EmbeddedServer:
-    """A server process with the user's Prefect database, listening on a free port of this machine.
+    """A server with the user's Prefect database, in a thread of this process, listening on a free port of this machine.
 
-    Prefect starts one by itself, but that one gets the terminal's Ctrl-C before the run could be ended, and goes on
-    for ever where this process is killed. This one is out of the terminal's reach and ends with this process.
+    Prefect starts one by itself, but as a process of its own: that takes another copy of its imports, gets the
+    terminal's Ctrl-C before the run could be ended, and goes on for ever where this process is killed.
 
     Attributes:
         url: of its API.
     """
 
     def __init__(self) -> None:
-        """Starts the process; returns before it is ready.
-
-        It is stopped when Python exits: not before, since that is when Prefect sends what it has not sent yet.
-        """
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-            program = _PROGRAM.format(path=sys.path, module=__name__, listener=listener.fileno())
-            self._process = subprocess.Popen(  # noqa: S603 - this Python, and a program of our own
-                [sys.executable, "-c", program],
-                stdin=subprocess.PIPE,  # its end tells that this process has ended, however it did
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,
-            )
-        atexit.register(self.stop)
+        """Starts the server; returns before it is ready."""
+        self._problems = _Problems()
+        logging.getLogger(_UVICORN_LOG).addHandler(self._problems)
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        app = create_app(ephemeral=True, final=True)
+        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
+        self._thread = threading.Thread(target=self._serve, args=(listener,), name="prefect-server", daemon=True)
+        self._thread.start()
 
     def wait_until_ready(self) -> None:
         """Returns when the server answers; raises PteforgeError where it cannot start."""
@@ -62,42 +48,38 @@ class EmbeddedServer:
             with urllib.request.urlopen(f"{self.url}/health", timeout=_START_LIMIT):  # noqa: S310 - our own address
                 return
         except (urllib.error.URLError, OSError) as error:
+            problems = self._problems.text() or str(error)
             raise PteforgeError(
-                "Prefect's server could not be started (set PREFECT_API_URL to use one that runs already): "
-                f"{error}\n{self._tail()}"
+                f"Prefect's server could not be started (set PREFECT_API_URL to use one that runs already): {problems}"
             ) from error
 
     def stop(self) -> None:
-        """Ends the process. May be called again."""
-        if self._log.closed:
-            return
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_LIMIT)
-        self._process.kill()
-        self._process.communicate()
-        self._log.close()
-        atexit.unregister(self.stop)
+        """Ends the server, which first writes down what it was told. May be called again."""
+        self._server.should_exit = True
+        self._thread.join(_STOP_LIMIT)
+        logging.getLogger(_UVICORN_LOG).removeHandler(self._problems)
 
-    def _tail(self) -> str:
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), _LOG_TAIL, max(0, size - _LOG_TAIL)).decode(errors="replace").strip()
+    def _serve(self, listener: socket.socket) -> None:
+        with listener:  # closed where the start fails, too: nobody waits in line for ever
+            try:
+                self._server.run(sockets=[listener])
+            except SystemExit:  # how uvicorn says that the application did not start; it has logged why
+                return
 
 
-def serve(listener: int) -> None:
-    """The main program of the server.
+class _Problems(logging.Handler):
+    """Keeps what uvicorn has to say about a failed start."""
 
-    Args:
-        listener: descriptor of the listening socket.
-    """
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    import uvicorn  # noqa: PLC0415 - only in this process
-    from prefect.server.api.server import create_app  # noqa: PLC0415 - likewise
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._texts: list[str] = []
 
-    config = uvicorn.Config(create_app(ephemeral=True, final=True), log_level="error", lifespan="on")
-    uvicorn.Server(config).run(sockets=[socket.socket(fileno=listener)])
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps the message."""
+        self._texts.append(record.getMessage())
 
-
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(0)
+    def text(self) -> str:
+        """The error that the last traceback ends with, else the last message."""
+        lines = [line for text in self._texts for line in text.splitlines()]
+        errors = [line for line in lines if _RAISED.match(line)]
+        return next(reversed(errors or lines), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -54,6 +55,7 @@ def leave_interrupted() -> NoReturn:
 
 def leave(code: int) -> NoReturn:
     """Ends this process now: no exit functions, no waiting for threads, or for a server that does not answer."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
     os._exit(code)

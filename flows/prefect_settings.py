@@ -30,6 +30,8 @@ _EMBEDDED = {
 }
 
 
+_SEND_LIMIT = 5.0  # seconds
+
 _QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL"}
 """Prefect's log lines go to its server; the terminal is for our own progress."""
 
@@ -105,3 +107,12 @@ def stop_workers_on_abort(session: Session) -> Iterator[None]:
         session.observer = Unobserved()  # that stages were stopped is no news
         session.workers.stop()
         raise
+
+
+def send_what_is_queued() -> None:
+    """Sends the log lines and events that Prefect has not sent yet; it would do so when Python exits."""
+    from prefect.events.worker import EventsWorker  # noqa: PLC0415 - slow import
+    from prefect.logging.handlers import APILogHandler  # noqa: PLC0415 - likewise
+
+    EventsWorker.drain_all(timeout=_SEND_LIMIT)
+    APILogHandler().flush()

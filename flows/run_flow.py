@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..errors import PteforgeError
-from .embedded_server import EmbeddedServer
 from .interrupt import prompt_interrupt
 from .outcome import ZooOutcome
-from .prefect_settings import local_run, quiet_console, server_configured, set_embedded_defaults
+from .prefect_settings import local_run, quiet_console, send_what_is_queued, server_configured, set_embedded_defaults
 from .session import Session, prepared
 
+if TYPE_CHECKING:
+    from prefect import Flow
+
+    from .embedded_server import EmbeddedServer
+
 _log = logging.getLogger(__name__)
+
+
+def _import_prefect(*, embedded: bool) -> tuple[Flow[..., Any], EmbeddedServer | None]:
+    """The zoo's flow, and a server that has been started where one is to be embedded. Takes seconds."""
+    if embedded:
+        set_embedded_defaults()
+    collecting = gc.isenabled()
+    gc.disable()  # imports make few cycles and many objects: collecting meanwhile takes a third of their time
+    try:
+        from .export_zoo import export_zoo  # noqa: PLC0415 - slow
+
+        if not embedded:
+            return export_zoo, None
+        from .embedded_server import EmbeddedServer  # noqa: PLC0415 - slow
+
+        return export_zoo, EmbeddedServer()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def run_flow(session: Session, zoo: Path) -> ZooOutcome:
@@ -31,16 +56,13 @@ def run_flow(session: Session, zoo: Path) -> ZooOutcome:
             session.workers.start()  # its imports take seconds: let them overlap with Prefect's
         if not _log.isEnabledFor(logging.INFO):
             quiet_console()
-        server = None
-        if not server_configured():
-            set_embedded_defaults()
-            server = EmbeddedServer()
+        export_zoo, server = _import_prefect(embedded=not server_configured())
         session.check_operators()
-        from .export_zoo import export_zoo  # noqa: PLC0415 - imports Prefect, which takes a second
-
         if server:
+            stack.callback(server.stop)
             server.wait_until_ready()
         stack.enter_context(local_run(server.url if server else None))
+        stack.callback(send_what_is_queued)
         token = prepared.set(session)
         stack.callback(prepared.reset, token)
         try:

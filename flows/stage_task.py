@@ -8,6 +8,7 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
 from prefect.states import Completed
 from prefect.utilities.annotations import opaque
 
@@ -43,6 +44,7 @@ def _worth_retrying(task: Any, run: TaskRun, state: State[Any]) -> bool:
 )
 def settle_step(step: Step, inputs: dict[str, StepResult], session: Session, run: ModelRun) -> Any:
     """Settles one step; a hit in the ledger ends in the state `Cached`, as Prefect's own cache hits do."""
+    _add_tags(f"model:{run.model.name}", *(f"recipe:{recipe}" for recipe in step.recipes))
     try:
         result = settle_told(session, run, step, input_refs(step, inputs))
     except StageError as error:
@@ -52,6 +54,18 @@ def settle_step(step: Step, inputs: dict[str, StepResult], session: Session, run
     if result.cached:
         return Completed(name="Cached", message=f"found by stage key {result.key.digest()}", data=result)
     return result
+
+
+def _add_tags(*tags: str) -> None:
+    """Tags the current task run from now on.
+
+    Before a run starts, Prefect asks its server for limits on the tags the run has, with a client of its own for each
+    set of tags: with model and recipe among them, one for each step. Limits on stages (``stage:compile``) are what
+    people need.
+    """
+    context = TaskRunContext.get()
+    if context:
+        context.task_run.tags.extend(tags)
 
 
 def settle_with_prefect(session: Session, run: ModelRun) -> Settle:
@@ -67,7 +81,7 @@ def settle_with_prefect(session: Session, run: ModelRun) -> Settle:
         named = settle_step.with_options(
             name=step.stage.value,
             task_run_name=f"{model} {step.name}",
-            tags=[f"stage:{step.stage.value}", f"model:{model}", *(f"recipe:{recipe}" for recipe in step.recipes)],
+            tags=[f"stage:{step.stage.value}"],
         )
         try:
             state = named(step, dict(inputs), opaque(session), opaque(run), return_state=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from pteforge.errors import TargetError
-from pteforge.flows.cli import main
+from pteforge.flows.cli import run_command
 from pteforge.flows.session import open_session
 from pteforge.tasks.workers import pool
 
@@ -70,11 +70,9 @@ def pteforge(room, monkeypatch, capfd) -> Iterator[Callable[..., Said]]:
 
     def run(*args: str) -> Said:
         monkeypatch.setattr(sys, "argv", ["pteforge", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        code = run_command()
         out, err = capfd.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Said(ended.value.code, out, err)
+        return Said(code, out, err)
 
     yield run
     log.handlers[:], log.level, log.propagate = before

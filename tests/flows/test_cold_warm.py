@@ -67,17 +67,15 @@ def test_progress_is_told_in_plain_lines(cold):
 _DRIVER = """
 import sys, time
 started = time.monotonic()
-from pteforge.flows.cli import main
+from pteforge.flows.cli import run_command
 from pteforge.tasks.workers import pool
 started_servers = []
 start = pool.WarmServer.__init__
 pool.WarmServer.__init__ = lambda self, preload: (started_servers.append(preload), start(self, preload))
 sys.argv = ["pteforge", "export", "zoo.yaml"]
-try:
-    main()
-except SystemExit as exit:
-    heavy = [name for name in ("torch", "executorch", "prefect") if name in sys.modules]
-    print(exit.code, heavy, started_servers, time.monotonic() - started, sep="\\n", file=sys.stderr)
+code = run_command()
+heavy = [name for name in ("torch", "executorch", "prefect") if name in sys.modules]
+print(code, heavy, started_servers, time.monotonic() - started, sep="\\n", file=sys.stderr)
 """
 
 

@@ -22,7 +22,7 @@ import pytest
 import yaml
 from pteforge.artifacts.pte.reader import open_pte
 from pteforge.configs.load import load_zoo
-from pteforge.flows.cli import main
+from pteforge.flows.cli import run_command
 from pteforge.flows.cli.quiet import quiet
 
 pytestmark = pytest.mark.timeout(600)
@@ -90,11 +90,9 @@ def pteforge(monkeypatch, capfd) -> Iterator[Callable[..., Said]]:
         monkeypatch.chdir(room.folder)
         monkeypatch.setenv("PTEFORGE_STORE", str(room.store))
         monkeypatch.setattr(sys, "argv", ["pteforge", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        code = run_command()
         out, err = capfd.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Said(ended.value.code, out, err)
+        return Said(code, out, err)
 
     yield run
     log.handlers[:], log.level, log.propagate = before

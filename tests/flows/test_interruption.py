@@ -161,9 +161,10 @@ def started(room, *args: str) -> Iterator[Run]:
         try:
             yield run
         finally:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            if process.poll() is None:
                 for each in reversed(run.all_processes()):
-                    each.kill()
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        each.kill()
 
 
 def leases(run):

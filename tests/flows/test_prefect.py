@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -14,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -25,9 +26,15 @@ _LIMIT = 240.0  # seconds for a server to start or to write down what it was tol
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[str]:
     """URL of the API of a server as people run it, with a database of its own."""
+    with running_server(tmp_path_factory.mktemp("server")) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def running_server(home: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server with its database in `home`: the URL of its API, and its process."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    home = tmp_path_factory.mktemp("server")
     environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     with (
@@ -37,7 +44,7 @@ def server(tmp_path_factory) -> Iterator[str]:
         try:
             url = f"http://127.0.0.1:{port}/api"
             eventually(lambda: process.poll() is None and answers(url))
-            yield url
+            yield url, process
         finally:
             process.terminate()
             process.wait(60)
@@ -257,18 +264,18 @@ def test_server_that_is_not_there_for_a_cached_run(warm, unreachable):
     assert (warm.out / "conv" / "portable-fp32.pte").exists()
 
 
-def test_server_that_dies_under_way(room):
+def test_server_that_dies_under_way(room, tmp_path_factory):
     """A server that goes away while a run goes on costs the record of the run and nothing else: files are made."""
     room.zoo({"patient": "waiting:patient", "prompt": "waiting:prompt"}, ("portable-fp32",))
     os.mkfifo(room.folder / "running")
     os.mkfifo(room.folder / "proceed")
-    with room.start("export", "zoo.yaml", env={"PREFECT_CLIENT_MAX_RETRIES": "1"}) as process:
-        assert (room.folder / "running").read_text()
-        children = psutil.Process(process.pid).children()
-        (embedded,) = (child for child in children if "embedded_server" in " ".join(child.cmdline()))
-        embedded.kill()
-        (room.folder / "proceed").write_text("")
-        out, err = process.communicate(timeout=_LIMIT)
+    with running_server(tmp_path_factory.mktemp("dying")) as (url, server):
+        environment = {"PREFECT_API_URL": url, "PREFECT_CLIENT_MAX_RETRIES": "1"}
+        with room.start("export", "zoo.yaml", env=environment) as process:
+            assert (room.folder / "running").read_text()
+            server.kill()
+            (room.folder / "proceed").write_text("")
+            out, err = process.communicate(timeout=_LIMIT)
     assert process.returncode == 0, err
     assert "2 files verified" in out
     assert err.count("WARNING: Prefect failed") == 1
@@ -277,10 +284,41 @@ def test_server_that_dies_under_way(room):
     }
 
 
+def test_embedded_server(room, tmp_path_factory):
+    """Without a server of the user's, the run is recorded whole in their Prefect database by the time it ends."""
+    home = tmp_path_factory.mktemp("home")
+    room.zoo({"net": "nets:linear"}, ("portable-fp32",))
+    done = room.export(env={"PREFECT_HOME": str(home)})
+    assert done.code == 0, done.err
+    with contextlib.closing(sqlite3.connect(home / "prefect.db")) as database:
+        flows = database.execute("select name, state_name from flow_run").fetchall()
+        tasks = {
+            name: (state, json.loads(tags))
+            for name, state, tags in database.execute("select name, state_name, tags from task_run")
+        }
+        (logged,) = database.execute("select count(*) from log").fetchone()
+    assert flows == [("export zoo.yaml", "Completed")]
+    assert {state for state, _ in tasks.values()} == {"Completed"}
+    assert len(tasks) == 1 + 6
+    assert tasks["net edge/forward/portable-fp32"][1] == ["stage:edge", "model:net", "recipe:portable-fp32"]
+    assert logged > 0
+
+
+def test_embedded_server_that_cannot_start(room, tmp_path):
+    """A Prefect database that cannot be opened is one clear error, before any stage runs."""
+    room.zoo({"net": "nets:linear"}, ("portable-fp32",))
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    done = room.export(env={"PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder}"})
+    assert done.code == 1
+    (line,) = done.err.splitlines()
+    assert line.startswith("error: Prefect's server could not be started")
+    assert "unable to open database file" in line
+    assert not room.out.exists()
+
+
 def run_python(folder: Path, program: str, argument: Any, environment: dict[str, str]) -> Any:
     """The last line that a Python program prints, as JSON."""
-    import json
-
     done = subprocess.run(
         [sys.executable, "-c", program, json.dumps(argument)],
         cwd=folder,
