@@ -6,6 +6,7 @@ PteforgeError
 |   +-- SourceError             a model's source: builder, example inputs, .pt2 file
 |   +-- TargetError             unknown target, unavailable target, unusable option or operator
 |   +-- FileFormatError         bytes that are not the file they should be (.pte, .pt2)
+|   +-- NoPayloadFits           no payload of a fat file can run on this machine
 +-- StoreError              the store or the ledger
 |   +-- StoreUnusable           cannot be opened, read or written; untrusted (exit code 2)
 |   +-- ObjectMissing           an object that a ref names is not there
@@ -70,6 +71,18 @@ class TargetError(InputError):
 
 class FileFormatError(InputError):
     """Bytes that are not the file format they are said to be, or are damaged."""
+
+
+class NoPayloadFits(InputError):
+    """No payload of a fat file can run on this machine.
+
+    Attributes:
+        report: a line for each payload, which says why it was passed over.
+    """
+
+    def __init__(self, file: str, report: tuple[str, ...]) -> None:
+        self.report = report
+        super().__init__("\n  ".join([f"{file}: none of the payloads can run here:", *report]))
 
 
 class StoreError(PteforgeError):

@@ -14,7 +14,10 @@ import pteforge
 import pytest
 
 ROOT = Path(pteforge.__file__).parent
-BESIDE_THE_PACKAGE = {"runtime", "benchmarks", "build", "dist", "docker", "docs", "examples", "out", "scripts", "tests"}
+BESIDE_THE_PACKAGE = {"benchmarks", "build", "dist", "docker", "docs", "examples", "out", "scripts", "tests"} | {
+    "runtime/build",  # the C++ library and its own Python package are another project, in the same folder as the host
+    "runtime/python",
+}
 
 # What each part may import of the others; its own modules always.
 MAY_IMPORT = {
@@ -23,20 +26,23 @@ MAY_IMPORT = {
     "artifacts": {"errors"},
     "configs": {"errors"},
     "tasks": {"artifacts", "configs", "errors"},
-    "flows": {"__init__", "artifacts", "configs", "errors", "tasks"},
+    "runtime": {"artifacts", "errors"},
+    "flows": {"__init__", "artifacts", "configs", "errors", "runtime", "tasks"},
 }
 
 # The only modules that may load torch and ExecuTorch when they are imported: they run in worker processes.
 HEAVY = ("artifacts.programs", "tasks.stages", "tasks.targets.xnnpack_patterns", "tasks.workers.preload")
 
-LIGHT = ("pteforge", "pteforge.configs", "pteforge.flows", "pteforge.flows.cli", "pteforge.artifacts", "pteforge.tasks")
+LIGHT = tuple(
+    f"pteforge{part}" for part in ("", ".artifacts", ".configs", ".flows", ".flows.cli", ".runtime", ".tasks")
+)
 
 
 def modules() -> Iterator[tuple[str, Path]]:
     """Dotted name inside the package, and path, of every module on disk. The root's own name is `__init__`."""
     for path in sorted(ROOT.rglob("*.py")):
         inside = path.relative_to(ROOT)
-        if inside.parts[0] in BESIDE_THE_PACKAGE or inside.parts[0].startswith("."):
+        if any(map(inside.is_relative_to, BESIDE_THE_PACKAGE)) or inside.parts[0].startswith("."):
             continue
         yield ".".join(inside.with_suffix("").parts).removesuffix(".__init__"), path
 
