@@ -13,6 +13,7 @@ from ...errors import FileFormatError
 from ..aside import aside_file
 from ..digest import Digest, digest_bytes
 from .contents import Blob, Extent, Manifest, Payload, Source
+from .parts import parts_digest
 from .v1 import MAGIC, read_v1
 from .v1 import VERSION as V1
 from .v2 import VERSION as V2
@@ -113,12 +114,16 @@ class Container:
         """A payload's bytes in order, not verified as a whole. Blobs are looked up first, all of them.
 
         Raises:
-            FileFormatError: a blob is missing or has another size, or the payload needs an extension.
+            FileFormatError: a blob is missing or has another size, the payload needs an extension, or what the
+                container says of it is damaged.
         """
         if payload.features:
             raise FileFormatError(
                 f"payload {payload.name} needs extensions that this pteforge does not know ({payload.features:#x})"
             )
+        parts = payload.parts_sha256
+        if parts not in (None, parts_digest(payload.size, payload.extents, self.inline, self.manifest.blobs)):
+            raise FileFormatError(f"payload {payload.name} is damaged: its parts do not have SHA-256 {parts}")
         blobs = {index: self._blob(self.manifest.blobs[index], payload) for index in payload.blobs}
         return self._chunks(payload, blobs)
 

@@ -8,6 +8,9 @@ from enum import IntEnum
 
 from ..digest import Digest
 
+BACKEND_ID = "NfatBackend"
+"""Id of the delegate that runs a container."""
+
 DEFAULT_ALIGNMENT = 128
 """Bytes: where ExecuTorch puts segments, and with them blobs, in a file."""
 
@@ -79,6 +82,7 @@ class Payload:
         sha256: SHA-256 of the file; None in containers of version 1, which do not say.
         extents: where its bytes are, by position; empty where `features` is not 0: what they mean is then not known.
         features: extensions that a reader has to know to use it; none is known.
+        parts_sha256: what `parts.parts_digest` gives; None where the container does not say.
     """
 
     description: Description
@@ -86,6 +90,7 @@ class Payload:
     sha256: Digest | None
     extents: tuple[Extent, ...]
     features: int = 0
+    parts_sha256: Digest | None = None
 
     @property
     def name(self) -> str:

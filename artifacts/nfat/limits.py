@@ -19,8 +19,10 @@ MAX_WORD = 255
 MAX_METHOD = 1024
 MAX_TEXT = 65535
 
-_FREE_EXPANSION = 1 << 30
-_EXPANSION = 16
+MAX_ZEROS = 1 << 24
+"""Bytes that the zero extents of a payload have together."""
+
+_EXPANSION = 4
 
 
 def check_manifest(manifest: Manifest, inline_size: int) -> None:
@@ -41,16 +43,17 @@ def check_manifest(manifest: Manifest, inline_size: int) -> None:
         if not 1 <= blob.size <= MAX_SIZE:
             raise FileFormatError(f"blob {index} has {blob.size} bytes; 1 to {MAX_SIZE} are possible")
     _check_metadata("the container", manifest.metadata)
-    stored = inline_size + sum(blob.size for blob in manifest.blobs)
     names: set[str] = set()
     for payload in manifest.payloads:
         check_description(payload.description)
         if payload.name in names:
             raise FileFormatError(f"two payloads are called {payload.name!r}")
         names.add(payload.name)
-        _check_size(payload, stored)
+        if not 1 <= payload.size <= MAX_SIZE:
+            raise FileFormatError(f"payload {payload.name} has {payload.size} bytes; 1 to {MAX_SIZE} are possible")
         if payload.features == 0:
             _check_extents(payload, manifest.blobs, inline_size)
+            _check_expansion(payload, manifest.blobs, inline_size)
 
 
 def check_description(description: Description) -> None:
@@ -60,6 +63,8 @@ def check_description(description: Description) -> None:
     _count(f"backends of payload {name}", description.backends, MAX_BACKENDS)
     for backend in description.backends:
         _check_word(f"a backend of payload {name}", backend, MAX_WORD, least=1)
+    if list(description.backends) != sorted(set(description.backends)):
+        raise FileFormatError(f"the backends of payload {name} are not sorted, or one is there twice")
     _count(f"methods of payload {name}", description.methods, MAX_METHODS)
     for method in description.methods:
         _check_text(f"a method of payload {name}", method, MAX_METHOD, least=1)
@@ -72,14 +77,6 @@ def _check_metadata(owner: str, metadata: Mapping[str, str]) -> None:
     for key, value in metadata.items():
         _check_text(f"a metadata key of {owner}", key, MAX_WORD, least=1)
         _check_text(f"metadata {key!r} of {owner}", value, MAX_TEXT)
-
-
-def _check_size(payload: Payload, stored: int) -> None:
-    most = min(MAX_SIZE, _FREE_EXPANSION + _EXPANSION * stored)
-    if not 1 <= payload.size <= most:
-        raise FileFormatError(
-            f"payload {payload.name} has {payload.size} bytes; with {stored} stored, 1 to {most} are possible"
-        )
 
 
 def _check_extents(payload: Payload, blobs: Sequence[Blob], inline_size: int) -> None:
@@ -101,6 +98,18 @@ def _check_extents(payload: Payload, blobs: Sequence[Blob], inline_size: int) ->
         problem = _extent_problem(extent, blobs, inline_size)
         if problem:
             raise FileFormatError(f"payload {payload.name}: the extent at {extent.position} {problem}")
+
+
+def _check_expansion(payload: Payload, blobs: Sequence[Blob], inline_size: int) -> None:
+    """Keeps small containers from describing large payloads: who reads one would fill a memory or a disk."""
+    zeros = sum(extent.size for extent in payload.extents if extent.source is Source.ZEROS)
+    if zeros > MAX_ZEROS:
+        raise FileFormatError(f"payload {payload.name} has {zeros} bytes of zeros; {MAX_ZEROS} are possible")
+    most = _EXPANSION * (inline_size + sum(blobs[index].size for index in payload.blobs))
+    if payload.size - zeros > most:
+        raise FileFormatError(
+            f"payload {payload.name} has {payload.size - zeros} bytes; with what is stored for it, {most} are possible"
+        )
 
 
 def _extent_problem(extent: Extent, blobs: Sequence[Blob], inline_size: int) -> str:

@@ -12,8 +12,8 @@ from ..pte.tables import U32, U64, Flatbuffer, Node
 from .contents import Blob, Description, Extent, Manifest, Payload, Source
 from .limits import MAX_BACKENDS, MAX_MANIFEST, MAX_METHOD, MAX_METHODS, MAX_NOTES, MAX_PAYLOADS, MAX_WORD
 from .manifest_writer import IDENTIFIER
+from .parts import EXTENT
 
-_EXTENT = struct.Struct("<QQII")
 _BLOB = struct.Struct("<Q32s")
 _SHA256_SIZE = 32
 
@@ -39,6 +39,7 @@ class PayloadSlot(IntEnum):
     EXECUTORCH_VERSION = 6
     FEATURES = 7
     METADATA = 8
+    PARTS_SHA256 = 9
 
 
 class NoteSlot(IntEnum):
@@ -68,7 +69,7 @@ def read_manifest(content: memoryview) -> Manifest:
 class _Reader:
     def __init__(self, content: memoryview) -> None:
         self._tables = Flatbuffer(content)
-        self._extents_left = len(content) // _EXTENT.size
+        self._extents_left = len(content) // EXTENT.size
 
     def manifest(self) -> Manifest:
         root = self._tables.root()
@@ -85,9 +86,9 @@ class _Reader:
     def _payload(self, node: Node) -> Payload:
         size = node.number(PayloadSlot.SIZE, U64)
         features = node.number(PayloadSlot.FEATURES, U64)
-        start, count = node.span(PayloadSlot.SHA256)
-        if count != _SHA256_SIZE:
-            raise FileFormatError(f"a SHA-256 of {count} bytes")
+        sha256 = self._digest(node, PayloadSlot.SHA256)
+        if sha256 is None:
+            raise FileFormatError("a SHA-256 of 0 bytes")
         description = Description(
             name=node.text(PayloadSlot.NAME),
             backends=tuple(self._texts(node, PayloadSlot.BACKENDS, MAX_BACKENDS, MAX_WORD)),
@@ -98,20 +99,27 @@ class _Reader:
         return Payload(
             description,
             size,
-            Digest(bytes(self._tables.content[start : start + count]).hex()),
+            sha256,
             () if features else tuple(self._extents(node, size)),
             features,
+            self._digest(node, PayloadSlot.PARTS_SHA256),
         )
+
+    def _digest(self, node: Node, slot: IntEnum) -> Digest | None:
+        start, count = node.span(slot)
+        if count not in (0, _SHA256_SIZE):
+            raise FileFormatError(f"a SHA-256 of {count} bytes")
+        return Digest(bytes(self._tables.content[start : start + count]).hex()) if count else None
 
     def _extents(self, node: Node, size: int) -> Iterator[Extent]:
         """The extents with sizes, which are negative or 0 where positions do not ascend."""
-        structs = self._structs(node, PayloadSlot.EXTENTS, _EXTENT)
-        self._extents_left -= len(structs) // _EXTENT.size
+        structs = self._structs(node, PayloadSlot.EXTENTS, EXTENT)
+        self._extents_left -= len(structs) // EXTENT.size
         if self._extents_left < 0:
             raise FileFormatError("payloads have more extents than the manifest has room for")
-        for start in range(0, len(structs), _EXTENT.size):
-            position, offset, source, blob = _EXTENT.unpack_from(structs, start)
-            behind = start + _EXTENT.size
+        for start in range(0, len(structs), EXTENT.size):
+            position, offset, source, blob = EXTENT.unpack_from(structs, start)
+            behind = start + EXTENT.size
             end = U64.packer_type.unpack_from(structs, behind)[0] if behind < len(structs) else size
             yield Extent(position, end - position, _source(source), offset, blob)
 

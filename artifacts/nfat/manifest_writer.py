@@ -42,6 +42,7 @@ def _write_payload(builder: Builder, payload: Payload) -> int:
     name = builder.CreateString(description.name)
     version = builder.CreateString(description.executorch_version)
     sha256 = builder.CreateByteVector(bytes.fromhex(payload.sha256 or ""))
+    parts = builder.CreateByteVector(bytes.fromhex(payload.parts_sha256)) if payload.parts_sha256 else None
     backends = _write_texts(builder, generated.PayloadStartBackendsVector, description.backends)
     methods = _write_texts(builder, generated.PayloadStartMethodsVector, description.methods)
     metadata = _write_notes(builder, generated.PayloadStartMetadataVector, description.metadata)
@@ -59,6 +60,8 @@ def _write_payload(builder: Builder, payload: Payload) -> int:
     generated.PayloadAddExecutorchVersion(builder, version)
     generated.PayloadAddFeatures(builder, payload.features)
     generated.PayloadAddMetadata(builder, metadata)
+    if parts is not None:
+        generated.PayloadAddPartsSha256(builder, parts)
     written: int = generated.PayloadEnd(builder)
     return written
 

@@ -310,8 +310,35 @@ class Payload(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))
         return o == 0
 
+    # Payload
+    def PartsSha256(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 1))
+        return 0
+
+    # Payload
+    def PartsSha256AsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint8Flags, o)
+        return 0
+
+    # Payload
+    def PartsSha256Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Payload
+    def PartsSha256IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        return o == 0
+
 def PayloadStart(builder):
-    builder.StartObject(9)
+    builder.StartObject(10)
 
 def PayloadAddName(builder, name):
     builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
@@ -354,6 +381,12 @@ def PayloadAddMetadata(builder, metadata):
 
 def PayloadStartMetadataVector(builder, numElems):
     return builder.StartVector(4, numElems, 4)
+
+def PayloadAddPartsSha256(builder, partsSha256):
+    builder.PrependUOffsetTRelativeSlot(9, flatbuffers.number_types.UOffsetTFlags.py_type(partsSha256), 0)
+
+def PayloadStartPartsSha256Vector(builder, numElems):
+    return builder.StartVector(1, numElems, 1)
 
 def PayloadEnd(builder):
     return builder.EndObject()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import FileFormatError, InputError
 from ..digest import Digest, digest_bytes
 from ..pte.contents import PteFile
 from ..pte.reader import read_pte
 from .container import Buffer, Container, read_container
-from .contents import DEFAULT_ALIGNMENT, Blob, Description, Manifest, Payload
+from .contents import DEFAULT_ALIGNMENT, Blob, Description, Extent, Manifest, Payload
+from .fat_file import BACKEND_ID, is_fat
 from .limits import check_description
+from .parts import parts_digest
 from .placement import plan
 from .sharing import Sharing
 from .storage import Storage
@@ -59,10 +61,12 @@ def pack_v2(
         fallback: whether the last payload has to run without backends, which is a rule for files that are published.
 
     Raises:
-        InputError: there is no fallback; as FileFormatError where a payload is not a `.pte` or a description breaks
-            one of the format's limits.
+        InputError: there is no fallback, or a payload is a fat file itself; as FileFormatError where a payload is not a
+            `.pte` or a description breaks one of the format's limits.
     """
-    descriptions = [description for description, _ in payloads]
+    descriptions = [
+        replace(description, backends=tuple(sorted(set(description.backends)))) for description, _ in payloads
+    ]
     contents = [memoryview(content).cast("B") for _, content in payloads]
     for description in descriptions:
         check_description(description)
@@ -96,20 +100,37 @@ def pack_stretches(
         FileFormatError: a limit of the format is broken.
     """
     stored = Storage(contents, plan(Sharing(contents, every)))
+    blobs = tuple(Blob(digest, len(blob)) for digest, blob in stored.blobs.items())
     manifest = Manifest(
         tuple(
-            Payload(description, len(content), digest_bytes(content), stored.extents(index))
+            _payload(description, content, stored.extents(index), stored.inline, blobs)
             for index, (description, content) in enumerate(zip(descriptions, contents, strict=True))
         ),
-        tuple(Blob(digest, len(blob)) for digest, blob in stored.blobs.items()),
+        blobs,
         alignment,
         metadata,
     )
     return PackedContainer(write_v2(manifest, stored.inline), stored.blobs, alignment)
 
 
+def _payload(
+    description: Description,
+    content: memoryview,
+    extents: Sequence[Extent],
+    inline: bytes | bytearray,
+    blobs: Sequence[Blob],
+) -> Payload:
+    parts_sha256 = parts_digest(len(content), extents, inline, blobs)
+    return Payload(description, len(content), digest_bytes(content), tuple(extents), 0, parts_sha256)
+
+
 def _read(description: Description, content: memoryview) -> PteFile:
     try:
-        return read_pte(content)
+        pte = read_pte(content)
     except FileFormatError as error:
         raise FileFormatError(f"payload {description.name}: {error}") from error
+    if is_fat(pte) or BACKEND_ID in description.backends:
+        raise InputError(
+            f"payload {description.name} is a fat file itself, and those do not nest: extract its payloads"
+        )
+    return pte

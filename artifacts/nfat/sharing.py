@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..pte.cuts import Range
 from .contents import BYTE_ALIGNMENT
+from .limits import MAX_ZEROS
 from .stretches import Stretch, is_zero, shareable
 
 WORTH = 64
@@ -59,11 +60,13 @@ class Sharing:
         self._stretches = sorted(stretches, key=lambda each: (-each.range.size, each.payload, each.range))
         self._sizes = Counter(each.size for stretch in stretches for each in shareable(stretch))
         self._digests: dict[tuple[int, Range], bytes] = {}
+        self._zeros_left: dict[int, int] = {}
 
     def parts(self, bans: Collection[Ban] = ()) -> list[Part]:
         """Every byte of every payload, in the order in which runs are to be stored."""
         known: defaultdict[bytes, list[Part]] = defaultdict(list)
         found: list[Part] = []
+        self._zeros_left = dict.fromkeys(range(len(self._contents)), MAX_ZEROS)
         for stretch in self._stretches:
             parts = list(
                 self._resolve(stretch, known, {target for payload, target in bans if payload == stretch.payload})
@@ -85,7 +88,7 @@ class Sharing:
         position = stretch.range.offset
         for match in self._joined(matches):
             yield from self._rest(stretch, position, match.range.offset)
-            yield match
+            yield match if match.run else self._zeros(stretch, match.range)
             position = match.range.end
         yield from self._rest(stretch, position, stretch.range.end)
 
@@ -143,9 +146,16 @@ class Sharing:
             return
         rest = Range(start, end - start)
         if is_zero(self._bytes(stretch.payload, rest)):
-            yield Part(stretch.payload, rest, None)
+            yield self._zeros(stretch, rest)
         else:
-            yield Part(stretch.payload, rest, Run(stretch.payload, rest, stretch), start)
+            yield _stored(stretch, rest)
+
+    def _zeros(self, stretch: Stretch, each: Range) -> Part:
+        """Zeros; stored as other bytes are where the format lets the payload have no more of them."""
+        if each.size > self._zeros_left[stretch.payload]:
+            return _stored(stretch, each)
+        self._zeros_left[stretch.payload] -= each.size
+        return Part(stretch.payload, each, None)
 
     def _digest(self, payload: int, each: Range) -> bytes:
         """What equal ranges have in common; `_UNIQUE` where no other range can be equal."""
@@ -161,6 +171,10 @@ class Sharing:
 
     def _bytes(self, payload: int, each: Range) -> memoryview:
         return self._contents[payload][each.offset : each.end]
+
+
+def _stored(stretch: Stretch, each: Range) -> Part:
+    return Part(stretch.payload, each, Run(stretch.payload, each, stretch), each.offset)
 
 
 _UNIQUE = b"unique"

@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.nfat.contents import Blob, Description, Extent, Manifest, Payload, Source
+from pteforge.artifacts.nfat.limits import MAX_ZEROS
 from pteforge.artifacts.nfat.manifest_writer import write_manifest
+from pteforge.artifacts.nfat.parts import parts_digest
 from pteforge.artifacts.nfat.v1 import pack_v1
 from pteforge.artifacts.nfat.v2 import assemble, write_v2
 
@@ -40,8 +42,11 @@ def _payload(name: str, extents: tuple[Extent, ...], *backends: str) -> Payload:
         for each in extents
     )
     description = Description(name, backends, ("forward",), "1.5.1", {"target": name})
-    return Payload(description, len(content), digest_bytes(content), extents)
+    parts = parts_digest(len(content), extents, INLINE, BLOBS)
+    return Payload(description, len(content), digest_bytes(content), extents, parts_sha256=parts)
 
+
+BLOBS = (Blob(digest_bytes(WEIGHTS), len(WEIGHTS)),)
 
 FIRST = _payload(
     "xnnpack",
@@ -54,7 +59,7 @@ FIRST = _payload(
     "XnnpackBackend",
 )
 LAST = _payload("portable", (Extent(0, 16, Source.INLINE, 16), Extent(16, 8176, Source.BLOB, 0, 0)))
-GOOD = Manifest((FIRST, LAST), (Blob(digest_bytes(WEIGHTS), len(WEIGHTS)),), 128, {"made-by": "hand"})
+GOOD = Manifest((FIRST, LAST), BLOBS, 128, {"made-by": "hand"})
 
 
 def _bad(name: str, problem: str, manifest: Manifest, inline: bytes = INLINE) -> Case:
@@ -102,12 +107,26 @@ def _good() -> Iterator[Case]:
     yield Case("v2-no-fallback", write_v2(replace(GOOD, payloads=(FIRST,)), INLINE))
     zeros = _payload("zeros", (Extent(0, 5, Source.ZEROS),))
     yield Case("v2-no-blobs-nothing-inline", write_v2(Manifest((zeros,)), b""))
+    whole = tuple(replace(each, parts_sha256=None) for each in GOOD.payloads)
+    yield Case("v2-no-parts-digest", write_v2(replace(GOOD, payloads=whole), INLINE))
+    most = (Extent(0, 8192, Source.BLOB), *_zeros(8192, MAX_ZEROS // 2), *_zeros(8192 + MAX_ZEROS // 2, MAX_ZEROS // 2))
+    yield Case("v2-most-zeros", write_v2(replace(GOOD, payloads=(_payload("portable", most),)), b""))
+    yield Case("v2-four-times", write_v2(replace(GOOD, payloads=(_payload("portable", _repeated(4)),)), b""))
     yield _extension()
     yield Case("v1-two-payloads", pack_v1([("XnnpackBackend", b"first"), ("portable", b"second")]))
     yield Case("v1-empty", pack_v1([]))
     yield Case("v1-id-of-32", pack_v1([("B" * 32, b"x")]))
     yield Case("v1-payload-of-0-bytes", pack_v1([("portable", b"")]))
     yield Case("v1-padded", _v1([(b"A", 4, 3), (b"portable", 16, 2)], bytes(4) + b"aaa" + bytes(9) + b"bb" + bytes(4)))
+
+
+def _zeros(position: int, size: int) -> tuple[Extent, ...]:
+    return (Extent(position, size, Source.ZEROS),)
+
+
+def _repeated(times: int) -> tuple[Extent, ...]:
+    """The whole blob again and again."""
+    return tuple(Extent(index * len(WEIGHTS), len(WEIGHTS), Source.BLOB) for index in range(times))
 
 
 def _v1(entries: list[tuple[bytes, int, int]], section: bytes) -> bytes:
@@ -169,9 +188,13 @@ def _bad_descriptions() -> Iterator[Case]:
     yield _bad("backend-empty", "backend", _described(backends=("",)))
     yield _bad("backend-long", "256 bytes", _described(backends=("B" * 256,)))
     yield _bad("65-backends", "65 backends", _described(backends=("B",) * 65))
+    yield _bad("backends-unsorted", "not sorted", _described(backends=("XnnpackBackend", "VulkanBackend")))
+    yield _bad("backend-twice", "there twice", _described(backends=("XnnpackBackend", "XnnpackBackend")))
+    yield _bad("backend-longer-first", "not sorted", _described(backends=("XnnpackBackend", "Xnnpack")))
     yield _bad("version-control", "version", _described(executorch_version="1.5\n"))
     yield _bad("sha256-short", "SHA-256 of 31", _first(sha256="00" * 31))
     yield _bad("sha256-missing", "SHA-256 of 0", _first(sha256=None))
+    yield _bad("parts-sha256-short", "SHA-256 of 31", _first(parts_sha256="00" * 31))
     yield _bad("alignment-8", "alignment", replace(GOOD, alignment=8))
     yield _bad("alignment-24", "alignment", replace(GOOD, alignment=24))
     yield _bad("alignment-large", "alignment", replace(GOOD, alignment=1 << 17))
@@ -180,11 +203,27 @@ def _bad_descriptions() -> Iterator[Case]:
     yield _bad("blob-huge", "blob 1 has", replace(GOOD, blobs=(blob, replace(blob, size=2**48 + 1))))
 
 
+def _last(extents: tuple[Extent, ...]) -> Manifest:
+    """A manifest with one payload of these extents."""
+    size = extents[-1].position + extents[-1].size
+    return replace(GOOD, payloads=(replace(LAST, size=size, extents=extents),))
+
+
 def _bad_extents() -> Iterator[Case]:
     yield _bad("no-extents", "no extents", _first(extents=()))
     yield _bad("size-0", "has 0 bytes", _first(size=0, extents=FIRST.extents[:1]))
     yield _bad("size-in-last-extent", "come before", _first(size=4160))
-    yield _bad("size-beyond-stored", "are possible", _first(size=2**40))
+    yield _bad("size-beyond-stored", "its source has", _first(size=2**40))
+    yield _bad("zeros-beyond-limit", "bytes of zeros", _last(_zeros(0, MAX_ZEROS + 1)))
+    parts = (*_zeros(0, MAX_ZEROS), Extent(MAX_ZEROS, 16, Source.INLINE), *_zeros(MAX_ZEROS + 16, 1))
+    yield _bad("zeros-beyond-limit-in-parts", "bytes of zeros", _last(parts))
+    yield _bad("zeros-huge", "bytes of zeros", _last(_zeros(0, 2**48)))
+    five = _last(_repeated(5))
+    yield _bad("five-times", "are possible", five, b"")
+    unused = Blob(digest_bytes(b""), 2**40)
+    yield _bad("five-times-with-unused-blob", "are possible", replace(five, blobs=(*GOOD.blobs, unused)), b"")
+    inline = tuple(Extent(16 * index, 16, Source.INLINE) for index in range(10))
+    yield _bad("inline-ten-times", "are possible", _last(inline))
     yield _bad("size-huge", "are possible", _first(size=2**64 - 1))
     yield _bad("starts-at-16", "where 0 comes next", _extent(0, position=16))
     yield _bad("position-repeats", "come before", _extent(1, position=64))

@@ -14,6 +14,7 @@ from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.nfat.contents import Blob, Description, Extent, Manifest, Payload, Source
 from pteforge.artifacts.nfat.fat_file import BACKEND_ID, is_fat, open_fat
 from pteforge.artifacts.nfat.named_data import FlatTensor, PtdNamedData, PtdSegment, ptd_named_data
+from pteforge.artifacts.nfat.pack import pack_v2
 from pteforge.artifacts.nfat.v2 import write_v2
 from pteforge.artifacts.pte.reader import read_pte
 from pteforge.errors import FileFormatError, InputError
@@ -125,6 +126,13 @@ def test_several_methods_share_a_container(path):
     path.write_bytes(_outer({"encode": _container(), "decode": _container(b"other")}, _WEIGHTS))
     with pytest.raises(FileFormatError, match="different containers"):
         open_fat(path)
+
+
+def test_fat_files_are_no_payloads():
+    """A payload that is a fat file, whatever it is called, is refused: the runtime would not run it."""
+    fat = _outer({"forward": _container()}, _WEIGHTS)
+    with pytest.raises(InputError, match="payload inner is a fat file itself, and those do not nest"):
+        pack_v2([(Description("inner"), fat)])
 
 
 def test_plain_files_are_not_fat(path):

@@ -14,7 +14,9 @@ from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.nfat import nfat_generated
 from pteforge.artifacts.nfat.container import Container, read_container
 from pteforge.artifacts.nfat.contents import Blob, Description, Extent, Manifest, Payload, Source
+from pteforge.artifacts.nfat.limits import MAX_ZEROS
 from pteforge.artifacts.nfat.manifest_writer import write_manifest
+from pteforge.artifacts.nfat.parts import parts_digest
 from pteforge.artifacts.nfat.v1 import pack_v1
 from pteforge.artifacts.nfat.v2 import assemble, write_v2
 from pteforge.errors import FileFormatError
@@ -29,6 +31,7 @@ def _manifest() -> Manifest:
         "vulkan": [(0, Source.INLINE, 16), (80, Source.BLOB, 0)],
         "portable": [(0, Source.ZEROS, 0), (48, Source.BLOB, 1008), (1000, Source.INLINE, 8)],
     }
+    blobs = (Blob(digest_bytes(_WEIGHTS), len(_WEIGHTS)),)
     payloads = []
     for name, extents in shapes.items():
         ends = [*(position for position, _, _ in extents[1:]), extents[-1][0] + 30]
@@ -39,8 +42,9 @@ def _manifest() -> Manifest:
         backends = () if name == "portable" else (name.title() + "Backend",)
         description = Description(name, backends, ("forward", "encode"), "1.5.1", {"target": name})
         content = b"".join(_bytes_of(extent) for extent in built)
-        payloads.append(Payload(description, len(content), digest_bytes(content), built))
-    return Manifest(tuple(payloads), (Blob(digest_bytes(_WEIGHTS), len(_WEIGHTS)),), 128, {"key": "value"})
+        parts = parts_digest(len(content), built, _INLINE, blobs)
+        payloads.append(Payload(description, len(content), digest_bytes(content), built, parts_sha256=parts))
+    return Manifest(tuple(payloads), blobs, 128, {"key": "value"})
 
 
 def _bytes_of(extent: Extent) -> bytes:
@@ -260,7 +264,7 @@ def test_payloads_of_missing_blobs_take_no_memory():
 
 def test_large_stretches_of_zeros_are_written_in_pieces():
     """Verifying a payload of many zeros takes little memory, and the limit keeps them from being without bounds."""
-    size = 64 << 20
+    size = MAX_ZEROS
     payload = Payload(Description("portable"), size, digest_bytes(bytes(size)), (Extent(0, size, Source.ZEROS),))
     container = read_container(write_v2(Manifest((payload,)), b""))
     tracemalloc.start()
@@ -269,6 +273,6 @@ def test_large_stretches_of_zeros_are_written_in_pieces():
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-    huge = Payload(Description("portable"), 2**30 + 1, digest_bytes(b""), (Extent(0, 2**30 + 1, Source.ZEROS),))
-    with pytest.raises(FileFormatError, match="with 0 stored"):
+    huge = Payload(Description("portable"), size + 1, digest_bytes(b""), (Extent(0, size + 1, Source.ZEROS),))
+    with pytest.raises(FileFormatError, match="bytes of zeros"):
         write_v2(Manifest((huge,)), b"")

@@ -29,25 +29,30 @@ def _manifests(draw):
     names = draw(st.lists(_words, min_size=1, max_size=4, unique=True))
     payloads = []
     for name in names:
-        extents, position = [], 0
+        extents, position, left = [], 0, {}
         for _ in range(draw(st.integers(1, 6))):
             source = draw(st.sampled_from([Source.ZEROS, Source.INLINE, *([Source.BLOB] if blobs else [])]))
             blob = draw(st.integers(0, len(blobs) - 1)) if source is Source.BLOB else 0
             held = blobs[blob].size if source is Source.BLOB else _INLINE_SIZE
             offset = 0 if source is Source.ZEROS else position % 16
-            if offset >= held:
+            spent = left.setdefault((source, blob), 4 * held)  # what the format lets a payload have of its sources
+            if offset >= held or not spent:
                 source, blob, offset = Source.ZEROS, 0, 0
-            size = draw(st.integers(1, min(held - offset, 2**20)))
+                size = draw(st.integers(1, 2**20))
+            else:
+                size = draw(st.integers(1, min(held - offset, 2**20, spent)))
+                left[source, blob] -= size
             extents.append(Extent(position, size, source, offset, blob))
             position += size
         description = Description(
             name,
-            tuple(draw(st.lists(_words, max_size=3))),
+            tuple(sorted(draw(st.sets(_words, max_size=3)))),
             tuple(draw(st.lists(_texts.filter(bool), max_size=3))),
             draw(st.one_of(st.just(""), _words)),
             draw(_metadata),
         )
-        payloads.append(Payload(description, position, draw(_digests), tuple(extents)))
+        parts = draw(st.one_of(st.none(), _digests))
+        payloads.append(Payload(description, position, draw(_digests), tuple(extents), parts_sha256=parts))
     return Manifest(tuple(payloads), tuple(blobs), draw(st.sampled_from([16, 128, 65536])), draw(_metadata))
 
 
@@ -82,6 +87,9 @@ def test_the_generated_code_reads_the_same(manifest):
         assert tuple(table.Methods(at).decode() for at in range(table.MethodsLength())) == description.methods
         assert table.ExecutorchVersion().decode() == description.executorch_version
         assert table.Features() == 0
+        assert (
+            bytes(table.PartsSha256(at) for at in range(table.PartsSha256Length())).hex() or None
+        ) == payload.parts_sha256
         assert _notes(table) == description.metadata
         extents = [table.Extents(at) for at in range(table.ExtentsLength())]
         assert [(each.Position(), each.Offset(), each.Source(), each.Blob()) for each in extents] == [
@@ -121,12 +129,12 @@ def test_fields_of_the_future_are_ignored():
     nfat_generated.PayloadStartExtentsVector(builder, 1)
     nfat_generated.CreateExtent(builder, 0, 0, 0, 0)
     extents = builder.EndVector()
-    builder.StartObject(10)
+    builder.StartObject(11)
     nfat_generated.PayloadAddName(builder, texts[0])
     nfat_generated.PayloadAddSize(builder, 5)
     nfat_generated.PayloadAddSha256(builder, sha256)
     nfat_generated.PayloadAddExtents(builder, extents)
-    builder.PrependUOffsetTRelativeSlot(9, texts[1], 0)
+    builder.PrependUOffsetTRelativeSlot(10, texts[1], 0)
     payload = builder.EndObject()
     nfat_generated.ManifestStartPayloadsVector(builder, 1)
     builder.PrependUOffsetTRelative(payload)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 from pteforge.artifacts.digest import digest_bytes
@@ -107,7 +108,7 @@ def test_what_is_no_pte_is_refused(payloads):
         (Description("portable"), "two payloads"),
         (Description("x", backends=("",)), "a backend of payload x"),
         (Description("x", backends=("B" * 256,)), "a backend of payload x"),
-        (Description("x", backends=("B",) * 65), "65 backends"),
+        (Description("x", backends=tuple(f"B{index}" for index in range(65))), "65 backends"),
         (Description("x", methods=("",)), "a method of payload x"),
         (Description("x", methods=("nul\0",)), "NUL"),
         (Description("x", methods=("m" * 1025,)), "1025 bytes"),
@@ -122,6 +123,25 @@ def test_descriptions_have_limits(payloads, description, problem):
     """What readers would refuse is refused when it is packed, naming payload and field."""
     with pytest.raises(FileFormatError, match=problem):
         pack_v2([(description, payloads[0][1]), payloads[-1]])
+
+
+def test_backends_are_a_set(payloads):
+    """In whatever order and however often backends are given, the container is the same."""
+    (description, content), portable = payloads
+    packed = [
+        pack_v2([(replace(description, backends=backends), content), portable]).container
+        for backends in (("B", "A"), ("A", "B", "A"))
+    ]
+    assert packed[0] == packed[1]
+    assert read_container(packed[0]).payloads[0].description.backends == ("A", "B")
+
+
+def test_fat_files_do_not_nest(payloads):
+    """A payload that says it needs the delegate of fat files is refused by name."""
+    (description, content), portable = payloads
+    nested = replace(description, backends=("NfatBackend",))
+    with pytest.raises(InputError, match="payload xnnpack is a fat file itself"):
+        pack_v2([(nested, content), portable])
 
 
 @pytest.mark.parametrize("alignment", [0, 8, 24, 1 << 17])

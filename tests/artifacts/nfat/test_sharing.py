@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.nfat.container import Container
 from pteforge.artifacts.nfat.contents import Description, Source
+from pteforge.artifacts.nfat.limits import MAX_ZEROS
 from pteforge.artifacts.nfat.pack import PackedContainer, pack_stretches
 from pteforge.artifacts.nfat.stretches import Stretch
 from pteforge.artifacts.pte.cuts import Range
@@ -200,3 +201,14 @@ def test_many_payloads_of_one_model(count):
         files.append(_File(index).add(_noise(500, 100 + index)).add(*order))
     packed = _pack(*files)
     assert packed.size <= len(files[0].content) + count * 2000
+
+
+def test_more_zeros_than_the_format_takes():
+    """A model with very many zeros is packed as any other: zeros beyond the limit are stored, once for all."""
+    large, small = bytes(MAX_ZEROS + (1 << 20)), bytes(MAX_ZEROS // 2)
+    files = [_File(index).add(_noise(64, index)).add(large).add(small).add(small).add(bytes(4096)) for index in (0, 1)]
+    packed = _pack(*files)
+    assert sorted(map(len, packed.blobs.values())) == [4096, len(large)]
+    for payload in packed.open().payloads:
+        zeros = [extent.size for extent in payload.extents if extent.source is Source.ZEROS]
+        assert sum(zeros) == MAX_ZEROS
