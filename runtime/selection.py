@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -80,14 +80,19 @@ def select(file: Path, container: Container, methods: Sequence[str], wishes: Wis
 
 def ordered(file: Path, container: Container, wishes: Wishes) -> list[Payload]:
     """The payloads in the order of trying; raises InputError where a wish names what is not there."""
-    names = list(dict.fromkeys(payload.name for payload in container.payloads))
-    for name in (*wishes.prefer, *wishes.exclude):
-        if name not in names:
-            raise InputError(f"{file} has no payload {name!r}; it has {', '.join(names) or 'none'}")
+    check_names(file, container, (*wishes.prefer, *wishes.exclude))
     if both := [name for name in wishes.prefer if name in wishes.exclude]:
         raise InputError(f"payload {both[0]!r} cannot be preferred and excluded at once")
     rank = {name: place for place, name in enumerate(dict.fromkeys(wishes.prefer))}
     return sorted(container.payloads, key=lambda payload: rank.get(payload.name, len(rank)))
+
+
+def check_names(file: Path, container: Container, names: Iterable[str]) -> None:
+    """Raises InputError, naming the payloads there are, where one that is wanted is not among them."""
+    there = list(dict.fromkeys(payload.name for payload in container.payloads))
+    for name in names:
+        if name not in there:
+            raise InputError(f"{file} has no payload {name!r}; it has {', '.join(there) or 'none'}")
 
 
 class _PassedOver(Exception):
@@ -150,7 +155,7 @@ def _needed(pte: PteFile, methods: Sequence[str]) -> Iterator[str]:
         yield from (delegate.id for delegate in by_name[name].delegates)
 
 
-def _check_backends(ids: Sequence[str] | Iterator[str]) -> None:
+def _check_backends(ids: Iterable[str]) -> None:
     for backend in ids:
         if problem := backend_problem(backend):
             raise _PassedOver(problem)

@@ -12,9 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ...artifacts.nfat.fat_file import is_fat
 from ...artifacts.pte.describe import describe
 from ...artifacts.pte.reader import open_pte
-from .summary import format_size
+from .fat_input import open_fat_file
+from .inspect_fat import describe_container, print_container
+from .options import DATA
+from .printable import printable
+from .summary import format_size, open_console
 
 _SHOWN = 12
 
@@ -22,25 +27,42 @@ _SHOWN = 12
 def inspect_file(
     file: Annotated[Path, typer.Argument(help="A .pte file.", show_default=False)],
     *,
+    data: DATA = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Show what a .pte file holds: methods, operators, delegates, segments, named data."""
-    description = describe(open_pte(file))
+    """Show what a .pte file holds: methods, operators, delegates, segments, named data; payloads, if it is fat."""
+    pte = open_pte(file)
+    fat = open_fat_file(file, data) if is_fat(pte) else None
+    description = {**describe(pte), "container": describe_container(fat) if fat else None}
     if as_json:
         typer.echo(json.dumps(description, indent=2))
         return
-    console = Console()
-    backends = ", ".join(description["backends"]) or "none"
-    constants = description["constants"]
-    console.print(Text(f"{file}: {format_size(description['size'])}, delegates to: {backends}"), soft_wrap=True)
-    console.print(f"{constants['tensors']} constant tensors, {format_size(constants['bytes'])}", highlight=False)
+    console = open_console()
+    if description["container"]:
+        print_container(console, file, description)
+    else:
+        _print_file(console, file, description)
     for method in description["methods"]:
         _print_method(console, method)
-    _print_named_data(console, description["named_data"])
+    if not fat:
+        _print_named_data(console, description)
+
+
+def _print_file(console: Console, file: Path, description: dict[str, Any]) -> None:
+    backends = printable(", ".join(description["backends"])) or "none"
+    constants = description["constants"]
+    shown = f"{printable(str(file))}: {format_size(description['size'])}, delegates to: {backends}"
+    console.print(Text(shown), soft_wrap=True)
+    console.print(f"{constants['tensors']} constant tensors, {format_size(constants['bytes'])}", highlight=False)
 
 
 def _print_method(console: Console, method: dict[str, Any]) -> None:
-    console.print(Text(f"\nmethod {method['name']}", "bold"))
+    name = printable(method["name"])
+    if method["constant"]:
+        values = ", ".join(map(_value, method["outputs"]))
+        console.print(Text.assemble("\n", (f"constant method {name}", "bold"), f": {values}"), soft_wrap=True)
+        return
+    console.print(Text(f"\nmethod {name}", "bold"))
     for direction in ("inputs", "outputs"):
         for position, value in enumerate(method[direction]):
             console.print(Text(f"  {direction[:-1]} {position}: {_value(value)}"), soft_wrap=True)
@@ -52,25 +74,32 @@ def _print_method(console: Console, method: dict[str, Any]) -> None:
     table.add_column("size", justify="right")
     for backend in sorted({delegate["id"] for delegate in method["delegates"]}):
         sizes = [delegate["size"] for delegate in method["delegates"] if delegate["id"] == backend]
-        table.add_row(str(len(sizes)), Text(f"delegate {backend}"), format_size(sum(sizes)))
+        table.add_row(str(len(sizes)), Text(f"delegate {printable(backend)}"), format_size(sum(sizes)))
     operators = sorted(method["operators"], key=lambda operator: -operator["calls"])
     for operator in operators[:_SHOWN]:
-        table.add_row(str(operator["calls"]), Text(operator["name"]), "")
+        table.add_row(str(operator["calls"]), Text(printable(operator["name"])), "")
     if len(operators) > _SHOWN:
         table.add_row("", f"and {len(operators) - _SHOWN} more operators (--json shows all)", "")
     if table.row_count:
         console.print(table)
 
 
-def _print_named_data(console: Console, named: list[dict[str, Any]]) -> None:
-    if not named:
-        return
-    total = sum(entry["size"] for entry in named)
-    console.print(f"\nnamed data: {len(named)} entries, {format_size(total)}", highlight=False)
+def _print_named_data(console: Console, description: dict[str, Any]) -> None:
+    if named := description["named_data"]:
+        total = sum(entry["size"] for entry in named)
+        console.print(f"\nnamed data: {len(named)} entries, {format_size(total)}", highlight=False)
+    if outside := description["external"]:
+        console.print(f"\nkept outside, in a .ptd file: {len(outside)} tensors", highlight=False)
 
 
 def _value(value: dict[str, Any]) -> str:
+    """A tensor's dtype and shape; kind and value of anything else."""
     if "shape" in value:
-        bounds = "" if value.get("dynamism", "static") == "static" else f" ({value['dynamism']})"
+        bounds = "" if value["dynamism"] == "static" else f" ({value['dynamism']})"
         return f"{value['dtype']} {value['shape']}{bounds}"
-    return json.dumps(value)
+    content, kind = value["value"], value["kind"].replace("_", " ")
+    if content is None:
+        return "none"
+    if isinstance(content, str) and value["kind"] == "string":
+        return f'string "{printable(content)}"'
+    return f"{kind} {content}"

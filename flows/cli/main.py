@@ -12,6 +12,7 @@ from ... import __version__
 from ...errors import InputError, PteforgeError
 from ..interrupt import leave
 from . import export, files, schema, store, why
+from .printable import printable
 
 app = typer.Typer(
     name="pteforge",
@@ -69,7 +70,8 @@ def run_command() -> int:
     try:
         app()
     except PteforgeError as error:
-        sys.stderr.write(f"error: {error}\n")
+        message = printable(str(error), keep="\n\t")  # it may have names that a file came with
+        sys.stderr.write(f"error: {message}\n")
         return 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; finished stages are kept, run the same command to go on\n")

@@ -20,6 +20,20 @@ STORE = Annotated[
     ),
 ]
 
+DATA = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE.ptd",
+        help="Data that the file keeps outside; may be given again.",
+        show_default="the one of the file's name beside it",
+    ),
+]
+
+DATA_OUT = Annotated[
+    Path | None,
+    typer.Option(metavar="OUT.ptd", help="Put the weights there.", show_default="inside of the file"),
+]
+
 
 def open_existing_store(url: str | None) -> Store:
     """The store that a command only looks into.

@@ -10,13 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
+from ...artifacts.aside import replace_file
 from ...artifacts.pte.contents import Method, ScalarSpec, TensorSpec
 from ...artifacts.pte.reader import open_pte
-from ...errors import InputError, PteforgeError
+from ...errors import InputError
+from ...runtime import LoadedProgram, load
+from .fat_input import data_files, split_names
+from .fat_output import check_output
+from .options import DATA
+from .printable import printable
 from .quiet import quiet
 
 
-def run_file(
+def run_file(  # noqa: PLR0913 - a command has as many parameters as options
     file: Annotated[Path, typer.Argument(help="A .pte file.", show_default=False)],
     *,
     method: Annotated[str, typer.Option(help="Which method to run.")] = "forward",
@@ -28,36 +34,45 @@ def run_file(
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Write the outputs, in order.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of drawn inputs.")] = 0,
+    prefer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME,...", help="Payloads of a fat file to try first.", show_default="by priority"),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME,...", help="Payloads of a fat file not to try.", show_default="none"),
+    ] = None,
+    data: DATA = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run a method of a .pte file on the ExecuTorch runtime of this machine."""
+    """Run a method of a .pte file on this machine's ExecuTorch runtime; of a fat file, the first payload that fits."""
     pte = open_pte(file)
     if output:
-        _check_output(output)
+        check_output(output)
     found = next((each for each in pte.methods if each.name == method), None)
     if found is None:
         raise InputError(f"{file} has no method {method!r}; it has {', '.join(m.name for m in pte.methods)}")
     with quiet():
         values = _read(inputs, found) if inputs else _draw(found, seed)
-        outputs = _execute(file, method, values)
+        loaded = load(file, prefer=split_names(prefer), exclude=split_names(exclude), data_files=data_files(file, data))
+        outputs = loaded.run(method, values)
     if output:
         _write(output, outputs)
-    lines = [_describe(position, value) for position, value in enumerate(outputs)]
-    typer.echo(json.dumps(lines, indent=2) if as_json else "\n".join(map(_line, lines)))
+    described = [_describe(position, value) for position, value in enumerate(outputs)]
+    if as_json:
+        told = {"payload": loaded.payload, "report": loaded.report, "outputs": described}
+        typer.echo(json.dumps(told, indent=2))
+        return
+    _print_report(loaded)
+    typer.echo("\n".join(map(_line, described)))
 
 
-def _execute(file: Path, method: str, values: list[Any]) -> list[Any]:
-    from executorch.runtime import Runtime, Verification  # noqa: PLC0415 - only this command needs it
-
-    runtime = Runtime.get()
-    missing = set(open_pte(file).backends) - set(runtime.backend_registry.registered_backend_names)
-    if missing:
-        raise InputError(f"{file} needs the backends {sorted(missing)}, which this machine's runtime does not have")
-    try:
-        loaded = runtime.load_program(file, verification=Verification.InternalConsistency).load_method(method)
-        return list(loaded.execute(values))
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise PteforgeError(f"the runtime could not run {method!r} of {file}: {error}") from error
+def _print_report(loaded: LoadedProgram) -> None:
+    """Which payload ran, and why none before it did."""
+    if loaded.payload is not None:
+        passed_over = [line for line in loaded.report if ": passed over: " in line]
+        for line in (*passed_over, f"{loaded.payload}: ran"):
+            typer.echo(printable(line), err=True)
 
 
 def _draw(method: Method, seed: int) -> list[Any]:
@@ -109,11 +124,6 @@ def _misfit(shape: tuple[int, ...], spec: TensorSpec) -> str | None:
     return None
 
 
-def _check_output(path: Path) -> None:
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(f"outputs cannot be written to {path}: name a file in a folder that is there")
-
-
 def _write(path: Path, outputs: list[Any]) -> None:
     import numpy as np  # noqa: PLC0415 - only this command needs it
     import torch  # noqa: PLC0415 - only this command needs it
@@ -127,9 +137,9 @@ def _write(path: Path, outputs: list[Any]) -> None:
     content = io.BytesIO()  # numpy would add .npz to a path that ends otherwise
     np.savez(content, *arrays)
     try:
-        path.write_bytes(content.getvalue())
+        replace_file(path, content.getvalue(), path.parent)
     except OSError as error:
-        raise InputError(f"outputs cannot be written to {path}: {error.strerror or error}") from error
+        raise InputError(f"output cannot be written to {path}: {error.strerror or error}") from error
 
 
 def _describe(position: int, value: Any) -> dict[str, Any]:

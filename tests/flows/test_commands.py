@@ -230,7 +230,7 @@ def test_run_computes_what_eager_computes(own, pteforge, monkeypatch):
     module, _ = linear()
     expected = module(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    (told,) = said.json
+    (told,) = said.json["outputs"]
     assert (told["output"], told["dtype"], told["shape"]) == (0, "float32", [3, 3])
     np.testing.assert_allclose(told["first"], found.flatten()[:6])
 
@@ -238,7 +238,7 @@ def test_run_computes_what_eager_computes(own, pteforge, monkeypatch):
 def test_run_names_a_method(made, pteforge):
     """`--method` chooses; one that is missing is refused with those that there are."""
     file = "out/twice/portable-fp32.pte"
-    assert pteforge(made, "run", file, "--method", "decode", "--json").json[0]["shape"] == [2, 4]
+    assert pteforge(made, "run", file, "--method", "decode", "--json").json["outputs"][0]["shape"] == [2, 4]
     assert pteforge(made, "run", file, "--method", "version").out == "output 0: 3\n"
     pteforge(made, "run", file).refused("no method 'forward'", "encode", "decode")
 
