@@ -17,7 +17,7 @@ _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red"}
 
 def print_summary(outcome: ZooOutcome) -> None:
     """One row per file."""
-    console = _console()
+    console = open_console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("model", "recipe"):
         table.add_column(name, overflow="fold")
@@ -53,6 +53,12 @@ def print_failures(outcome: ZooOutcome) -> None:
                 console.print(Text(failure.log_tail.rstrip()), soft_wrap=True)
 
 
+def open_console() -> Console:
+    """Standard output, with room for tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)  # a pipe has no width of its own
+
+
 def format_size(size: int) -> str:
     """Bytes for people: 1023 B, 1.0 KiB, 3.4 MiB."""
     amount, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -80,8 +86,3 @@ def _status(recipe: RecipeOutcome) -> Text:
 
 def _shown(folder: Path) -> Path:
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=160)  # a pipe has no width of its own
