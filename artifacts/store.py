@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
+from .cache_folder import cache_folder
 from .digest import Digest, digest_bytes
 from .files import LocalFiles
 from .lease import Leases, LocalLeases
@@ -159,7 +159,7 @@ def open_store(url: str | None = None, *, cache: Path | None = None) -> Store:
     Raises:
         StoreUnusable: it cannot be opened, or must not be trusted; the message says what to do.
     """
-    cache = cache or _default_cache()
+    cache = cache or cache_folder()
     if url is None:
         return LocalOnlyStore(cache / "store")
     if "://" not in url:
@@ -169,11 +169,3 @@ def open_store(url: str | None = None, *, cache: Path | None = None) -> Store:
     from .remote_store import RemoteStore  # noqa: PLC0415 - fsspec and tenacity are only needed here
 
     return RemoteStore(url, cache / "remotes" / digest_bytes(url.encode())[:16])
-
-
-def _default_cache() -> Path:
-    if own := os.environ.get("PTEFORGE_CACHE"):
-        return Path(own).expanduser().absolute()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).absolute() / "pteforge"
-    return Path.home() / ".cache" / "pteforge"
