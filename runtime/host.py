@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..artifacts.nfat.fat_file import BACKEND_ID, FatFile, is_fat, open_fat
@@ -14,6 +13,7 @@ from ..artifacts.nfat.v1 import VERSION as V1
 from ..artifacts.pte.contents import Method, PteFile
 from ..artifacts.pte.reader import open_pte
 from ..errors import InputError, PteforgeError
+from .scratch import scratch_folder
 from .selection import Wishes, backend_problem, first_line, load_program, select
 from .signature import call_mismatch
 
@@ -156,8 +156,8 @@ def _shared_data(fat: FatFile) -> Iterator[Path | None]:
     if fat.container.version != V1 or not fat.container.named_data:
         yield None
         return
-    with TemporaryDirectory(prefix="pteforge-") as folder:
-        path = Path(folder) / "named.ptd"
+    with scratch_folder() as folder:
+        path = folder / "named.ptd"
         path.write_bytes(_ptd(fat.container.named_data))
         yield path
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..artifacts.nfat.container import Container
@@ -13,7 +12,8 @@ from ..artifacts.nfat.contents import Payload
 from ..artifacts.nfat.fat_file import BACKEND_ID
 from ..artifacts.pte.contents import PteFile
 from ..artifacts.pte.reader import open_pte
-from ..errors import FileFormatError, InputError, NoPayloadFits, PteforgeError
+from ..errors import FileFormatError, InputError, NoPayloadFits
+from .scratch import scratch_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ def _open(
     _check_backends(payload.description.backends)
     # A file and not bytes: the runtime maps it, and lets go of what a backend has repacked. It is deleted before it is
     # first run; the runtime keeps it open.
-    with TemporaryDirectory(prefix="pteforge-") as folder:
-        file = Path(folder) / "payload.pte"
+    with scratch_folder() as folder:
+        file = folder / "payload.pte"
         _rebuild(container, payload, file)
         return _load(file, methods, named_data)
 
@@ -120,11 +120,6 @@ def _rebuild(container: Container, payload: Payload, file: Path) -> None:
         container.write(payload, file)
     except FileFormatError as error:
         raise _PassedOver(f"it {str(error).removeprefix(f'payload {payload.name} ')}") from error
-    except OSError as error:
-        raise PteforgeError(
-            f"payload {payload.name} of {payload.size} bytes cannot be rebuilt in {file.parent.parent}: "
-            f"{error.strerror or error}; $TMPDIR names another folder"
-        ) from error
 
 
 def _load(file: Path, methods: Sequence[str], named_data: Path | None) -> tuple[PteFile, Any]:

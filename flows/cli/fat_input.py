@@ -10,7 +10,7 @@ from ...artifacts.nfat.contents import Payload
 from ...artifacts.nfat.fat_file import FatFile, is_fat, open_fat
 from ...artifacts.nfat.named_data import map_file
 from ...artifacts.pte.reader import open_pte
-from ...errors import FileFormatError, PteforgeError
+from ...errors import FileFormatError
 from ...runtime.selection import check_names
 
 
@@ -57,18 +57,8 @@ def write_payload(file: Path, container: Container, payload: Payload, path: Path
 
 
 def map_payload(file: Path, container: Container, payload: Payload, path: Path) -> memoryview:
-    """A payload's bytes, mapped from a file that is made for it; raises FileFormatError as `write_payload` does.
-
-    Raises:
-        PteforgeError: there is no place for the file.
-    """
+    """A payload's bytes, mapped from a file that is made for it; raises FileFormatError as `write_payload` does."""
     if payload.size == 0:  # what cannot be mapped
         return memoryview(b"")
-    try:
-        write_payload(file, container, payload, path)
-    except OSError as error:
-        raise PteforgeError(
-            f"payload {payload.name} of {payload.size} bytes cannot be rebuilt in {path.parent}: "
-            f"{error.strerror or error}; $TMPDIR names another folder"
-        ) from error
+    write_payload(file, container, payload, path)
     return map_file(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -15,6 +14,7 @@ from ...artifacts.nfat.pack import PackedContainer, pack_v2
 from ...artifacts.nfat.v1 import VERSION as V1
 from ...artifacts.nfat.v1 import pack_v1
 from ...errors import InputError
+from ...runtime.scratch import scratch_folder
 from .fat_input import map_payload, named_payloads, open_fat_file, split_names
 from .fat_output import check_output, write_fat_file, written_size
 from .options import DATA, DATA_OUT
@@ -41,10 +41,8 @@ def thin_file(
         raise InputError("--keep names no payload")
     container = open_fat_file(file, data).container
     payloads = named_payloads(file, container, names)
-    with TemporaryDirectory(prefix="pteforge-") as folder:
-        contents = [
-            map_payload(file, container, each, Path(folder) / str(index)) for index, each in enumerate(payloads)
-        ]
+    with scratch_folder() as folder:
+        contents = [map_payload(file, container, each, folder / str(index)) for index, each in enumerate(payloads)]
         write_fat_file(_pack(container, payloads, contents), contents[-1], out, data_out)
     kept, size = [payload.name for payload in payloads], written_size(out, data_out)
     if as_json:
