@@ -1,8 +1,12 @@
-"""Lowering small networks with a target in this process, by ExecuTorch's public call."""
+"""Lowering small networks with a target, by ExecuTorch's public call."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +37,34 @@ def lower() -> Callable[..., bytes]:
         program = torch.export.export(module.eval(), inputs)
         content: bytes = to_edge_transform_and_lower(program, partitioner=partitioners).to_executorch().buffer
         return content
+
+    return lowered
+
+
+LOWER_APART = Path(__file__).parent / "bodies" / "lower_apart.py"
+
+
+@pytest.fixture
+def lower_apart(tmp_path: Path) -> Callable[..., dict[str, bytes]]:
+    """Lowers networks of bodies/lower_apart.py, for targets that leave threads or temporary files to a process's end.
+
+    Takes the target and, by name, the network with its options; gives each file, or the error as text in its place.
+    """
+
+    def lowered(target: str, **lowerings: tuple[str, dict[str, Any]]) -> dict[str, bytes]:
+        arguments = [
+            json.dumps({"file": name, "network": network, "options": options})
+            for name, (network, options) in lowerings.items()
+        ]
+        done = subprocess.run(
+            [sys.executable, str(LOWER_APART), str(tmp_path), target, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return {path.stem: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in {".pte", ".error"}}
 
     return lowered
 

@@ -1,0 +1,128 @@
+"""Core ML: CPU, GPU and Neural Engine of Apple's devices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import field_validator
+
+from .base import Target, TargetOptions
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+    from executorch.exir.backend.partitioner import Partitioner
+
+ComputeUnit = Literal["all", "cpu_and_gpu", "cpu_only", "cpu_and_ne"]
+DeploymentTarget = Literal[
+    "iOS15", "iOS16", "iOS17", "iOS18", "iOS26", "macOS12", "macOS13", "macOS14", "macOS15", "macOS26"
+]
+
+
+class CoreMlOptions(TargetOptions):
+    """Options of the Core ML partitioner and converter.
+
+    Attributes:
+        minimum_deployment_target: oldest system that the model is to run on. None: the oldest that has all of its
+            operators.
+        compute_unit: what it may run on; ``ne`` is the Neural Engine.
+        compute_precision: of floating point operators within the delegate; inputs and outputs stay as they are.
+        model_type: ``model`` is compiled by the device when it loads the file first, ``compiled_model`` was compiled
+            before, which only a Mac can do.
+        lower_full_graph: fail where an operator is not supported, instead of leaving it to the CPU.
+        take_over_mutable_buffers: keep a model's state in Core ML; needs iOS18 or macOS15.
+        share_weights: methods with equally many partitions share their weights. Otherwise each has its own.
+        skip_operators: operators to leave to the CPU, such as ``aten.add.Tensor``.
+    """
+
+    minimum_deployment_target: DeploymentTarget | None = None
+    compute_unit: ComputeUnit = "all"
+    compute_precision: Literal["float16", "float32"] = "float16"
+    model_type: Literal["model", "compiled_model"] = "model"
+    lower_full_graph: bool = False
+    take_over_mutable_buffers: bool = True
+    share_weights: bool = True
+    skip_operators: tuple[str, ...] = ()
+
+    @field_validator("model_type")
+    @classmethod
+    def _can_compile(cls, value: str) -> str:
+        if value == "compiled_model" and sys.platform != "darwin":
+            raise ValueError("only a Mac can compile models; use 'model' here, and the device compiles it")
+        return value
+
+
+@dataclass(frozen=True)
+class CoreMl(Target):
+    """Inference by Core ML; what it does not support runs by the portable kernels.
+
+    Payloads are made on Macs and on Linux for x86-64. Each has an identifier drawn at random, so no two are equal: once
+    made, a payload is kept and used again.
+    """
+
+    options: CoreMlOptions
+
+    name: ClassVar[str] = "coreml"
+    Options: ClassVar[type[TargetOptions]] = CoreMlOptions
+    backends: ClassVar[tuple[str, ...]] = ("CoreMLBackend",)
+    distributions: ClassVar[tuple[str, ...]] = ("coremltools",)
+    reproducible: ClassVar[bool] = False
+
+    @classmethod
+    def available(cls) -> str | None:
+        """Looks for the converter."""
+        if find_spec("coremltools"):
+            return None
+        return (
+            "coremltools is not installed; ExecuTorch brings it on macOS and on Linux for x86-64, the systems that can "
+            "make Core ML models: pip install coremltools==9.0"
+        )
+
+    def preserving(self) -> dict[str, Any]:
+        """The operators to skip: all others that Core ML supports stay whole."""
+        return self.options.model_dump(mode="json", include={"skip_operators"})
+
+    def partitioners(self) -> Sequence[Partitioner]:
+        """One Core ML partitioner."""
+        from executorch.backends.apple.coreml.partition.coreml_partitioner import (  # noqa: PLC0415 - workers only
+            CoreMLPartitioner,
+        )
+
+        options = self.options
+        return [
+            CoreMLPartitioner(
+                skip_ops_for_coreml_delegation=[name for each in options.skip_operators for name in _names(each)],
+                compile_specs=_compile_specs(options),
+                take_over_mutable_buffer=options.take_over_mutable_buffers,
+                lower_full_graph=options.lower_full_graph,
+            )
+        ]
+
+
+def _compile_specs(options: CoreMlOptions) -> list[CompileSpec]:
+    import coremltools  # noqa: PLC0415 - workers only
+    from executorch.backends.apple.coreml.compiler import CoreMLBackend  # noqa: PLC0415 - workers only
+    from executorch.backends.apple.coreml.compiler.coreml_preprocess import (  # noqa: PLC0415 - workers only
+        MULTIMETHOD_WEIGHT_SHARING_STRATEGY,
+    )
+
+    oldest = options.minimum_deployment_target
+    specs: list[CompileSpec] = CoreMLBackend.generate_compile_specs(
+        compute_unit=coremltools.ComputeUnit[options.compute_unit.upper()],
+        minimum_deployment_target=oldest and coremltools.target[oldest],
+        compute_precision=coremltools.precision(options.compute_precision),
+        model_type=CoreMLBackend.MODEL_TYPE(options.model_type),
+    )
+    if not options.share_weights:
+        strategy = MULTIMETHOD_WEIGHT_SHARING_STRATEGY.DISABLED
+        specs.append(CoreMLBackend.generate_multimethod_weight_sharing_strategy_compile_spec(strategy))
+    return specs
+
+
+def _names(operator: str) -> tuple[str, str]:
+    """The partitioner compares names in small letters: those of the edge dialect, and before that those of ATen."""
+    name = operator.lower() if operator.count(".") > 1 else f"{operator.lower()}.default"
+    return name, name.partition(".")[2]

@@ -1,0 +1,62 @@
+"""Lowers networks for a target by ExecuTorch's public call, in a process of its own; writes files.
+
+Arguments: folder, target, and any number of lowerings, each as JSON: name of the file, network, options.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from executorch.exir import to_edge_transform_and_lower
+from pteforge.tasks.targets import find_target
+from torch import nn
+
+
+class Uncommon(nn.Module):
+    """Has an operator that accelerators lack."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Elementwise."""
+        return torch.asinh(x) + 1
+
+
+class Counter(nn.Module):
+    """Has state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Adds up."""
+        self.total.add_(x)
+        return self.total * 2
+
+
+NETWORKS = {
+    "mlp": lambda: (nn.Sequential(nn.Linear(64, 512), nn.ReLU()), (torch.randn(1, 64),)),
+    "uncommon": lambda: (Uncommon(), (torch.ones(2),)),
+    "counter": lambda: (Counter(), (torch.ones(4),)),
+}
+
+
+def main(folder: Path, target: str, lowerings: list[dict[str, object]]) -> None:
+    """A lowering that fails gives a file with the error's type and message."""
+    for lowering in lowerings:
+        torch.manual_seed(0)
+        module, inputs = NETWORKS[lowering["network"]]()
+        partitioners = list(find_target(target, lowering["options"]).partitioners())
+        program = torch.export.export(module.eval(), inputs)
+        path = folder / lowering["file"]
+        try:
+            edge = to_edge_transform_and_lower(program, partitioner=partitioners)
+            path.with_suffix(".pte").write_bytes(edge.to_executorch().buffer)
+        except (NotImplementedError, RuntimeError, ValueError) as error:
+            path.with_suffix(".error").write_text(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], [json.loads(each) for each in sys.argv[3:]])
