@@ -17,6 +17,10 @@ NFAT_BACKEND_API const char* nfat_backend_executorch_version(void);
 /* 0 if the backend is registered; an executorch::runtime::Error otherwise. */
 NFAT_BACKEND_API int nfat_backend_status(void);
 
+/* How much of a payload is verified before it runs, by all loads from now on that do not give the option themselves:
+ * "none", "parsed" (which it is from the start) or "all". Returns 0, or an executorch::runtime::Error for other names. */
+NFAT_BACKEND_API int nfat_backend_verify_digests(const char* level);
+
 /* What became of each payload when this thread last loaded a fat method, one line for each.
  *
  * Writes at most `size` bytes, of which the last is a NUL. Returns the length of the whole text without the NUL. */

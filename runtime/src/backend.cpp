@@ -1,6 +1,7 @@
 // The delegate: opens a container, loads the payload to run, passes calls on to it.
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -30,8 +31,11 @@ using executorch::runtime::FreeableBuffer;
 using executorch::runtime::Result;
 using executorch::runtime::Span;
 
-/// Load-time option of the backend, a bool; true where it is not given.
+/// Load-time option of the backend: the name of a level.
 constexpr char kVerifyOption[] = "verify_digests";
+
+/// The level of loads that do not give it.
+std::atomic<Verify> default_verify{Verify::kParsed};
 
 class NfatBackend final : public BackendInterface {
  public:
@@ -52,9 +56,12 @@ class NfatBackend final : public BackendInterface {
       report.log();
       return Error::InvalidProgram;
     }
-    const auto verify = context.get_runtime_spec<bool>(kVerifyOption);
-    const Request request{
-        context.get_method_name(), context.get_named_data_map(), verify.ok() ? *verify : true};
+    Request request{context.get_method_name(), context.get_named_data_map(), default_verify};
+    const auto level = context.get_runtime_spec<const char*>(kVerifyOption);
+    if (level.ok() ? !verify_level(*level, request.verify) : level.error() != Error::NotFound) {
+      ET_LOG(Error, "NfatBackend: the option %s is one of none, parsed, all", kVerifyOption);
+      return Error::InvalidArgument;
+    }
     if (request.method == nullptr) {
       return Error::InvalidState;
     }
@@ -88,6 +95,15 @@ const char* nfat_backend_executorch_version() {
 
 int nfat_backend_status() {
   return static_cast<int>(nfat::status);
+}
+
+int nfat_backend_verify_digests(const char* level) {
+  nfat::Verify chosen = nfat::Verify::kParsed;
+  if (!nfat::verify_level(level, chosen)) {
+    return static_cast<int>(executorch::runtime::Error::InvalidArgument);
+  }
+  nfat::default_verify = chosen;
+  return 0;
 }
 
 size_t nfat_backend_report(char* text, size_t size) {

@@ -1,6 +1,9 @@
 #include "blobs.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "sha256.h"
 
 namespace nfat {
 
@@ -24,19 +27,13 @@ std::string key_of(const uint8_t* sha256) {
 
 Mapping MappedBlobs::find(uint32_t index, std::string& problem) {
   const std::lock_guard<std::mutex> guard(mutex_);
-  if (Mapping used = slots_[index].used.lock()) {
-    return used;
-  }
-  Mapping mapping = map(index, problem);
-  slots_[index].used = mapping;
-  return mapping;
+  return find_locked(index, problem);
 }
 
 std::string MappedBlobs::hold(uint32_t index) {
-  std::string problem;
-  Mapping mapping = find(index, problem);
   const std::lock_guard<std::mutex> guard(mutex_);
-  slots_[index].held = std::move(mapping);
+  std::string problem;
+  slots_[index].held = find_locked(index, problem);
   return problem;
 }
 
@@ -45,6 +42,43 @@ void MappedBlobs::release() {
   for (Slot& slot : slots_) {
     slot.held.reset();
   }
+}
+
+std::string MappedBlobs::verify(uint32_t index) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  Verdict& verdict = slots_[index].verdict;
+  if (verdict == Verdict::kUnknown) {
+    std::string problem;
+    const Mapping mapping = find_locked(index, problem);
+    if (mapping == nullptr) {
+      return problem;
+    }
+    Sha256 sha256;
+    sha256.update(static_cast<const uint8_t*>(mapping->data()), mapping->size());
+    const auto digest = sha256.finish();
+    const bool intact = std::equal(digest.begin(), digest.end(), blobs_.sha256(index));
+    verdict = intact ? Verdict::kIntact : Verdict::kDamaged;
+  }
+  return verdict == Verdict::kIntact ? "" : "it is damaged: its blob " + key_of(blobs_.sha256(index)) +
+          " has another SHA-256";
+}
+
+uint64_t MappedBlobs::held_bytes() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  uint64_t bytes = 0;
+  for (const Slot& slot : slots_) {
+    bytes += slot.held != nullptr ? slot.held->size() : 0;
+  }
+  return bytes;
+}
+
+Mapping MappedBlobs::find_locked(uint32_t index, std::string& problem) {
+  if (Mapping used = slots_[index].used.lock()) {
+    return used;
+  }
+  Mapping mapping = map(index, problem);
+  slots_[index].used = mapping;
+  return mapping;
 }
 
 Mapping MappedBlobs::map(uint32_t index, std::string& problem) const {

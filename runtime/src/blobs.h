@@ -1,4 +1,4 @@
-// The blobs that a payload points into: looked up in named data when they are needed, and mapped once while in use.
+// The blobs that payloads point into: looked up in named data when they are needed, mapped while in use, hashed once.
 
 #pragma once
 
@@ -24,6 +24,11 @@ class MappedBlobs {
   MappedBlobs(Blobs blobs, const executorch::runtime::NamedDataMap* named_data)
       : blobs_(blobs), named_data_(named_data), slots_(blobs.count()) {}
 
+  /// The SHA-256 that a blob should have, which is its key.
+  const uint8_t* sha256(uint32_t index) const {
+    return blobs_.sha256(index);
+  }
+
   /// A blob of the size that the container gives; null with the reason in `problem`.
   Mapping find(uint32_t index, std::string& problem);
 
@@ -33,12 +38,22 @@ class MappedBlobs {
   /// From now on blobs are mapped only as long as somebody uses them.
   void release();
 
+  /// Whether a blob has the bytes that its key says, which is found once. Returns what is wrong, or nothing.
+  [[nodiscard]] std::string verify(uint32_t index);
+
+  /// Bytes of the blobs that are held.
+  uint64_t held_bytes();
+
  private:
+  enum class Verdict : uint8_t { kUnknown, kIntact, kDamaged };
+
   struct Slot {
     std::weak_ptr<const executorch::runtime::FreeableBuffer> used;
     Mapping held;
+    Verdict verdict = Verdict::kUnknown;
   };
 
+  Mapping find_locked(uint32_t index, std::string& problem);
   Mapping map(uint32_t index, std::string& problem) const;
 
   Blobs blobs_;

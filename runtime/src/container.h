@@ -42,6 +42,11 @@ class Extents {
     return count_;
   }
 
+  /// The table as it lies in the manifest; no bytes if there is none.
+  Bytes table() const {
+    return table_;
+  }
+
   Extent operator[](uint64_t index) const {
     if (table_.data == nullptr) {
       return {0, inline_offset_, Source::kInline, 0};
@@ -113,6 +118,8 @@ struct Payload {
   uint64_t size = 0;
   /// 32 bytes; null in version 1, which does not say.
   const uint8_t* sha256 = nullptr;
+  /// 32 bytes, of what the payload is put together from; null where the container does not say.
+  const uint8_t* parts_sha256 = nullptr;
   /// Empty where `features` is not 0: their meaning is then not known.
   Extents extents;
   Texts backends;
@@ -130,7 +137,8 @@ struct Container {
 
 /// Reads a container of either version; everything it says is checked. It is valid as long as `content` is.
 ///
-/// Returns what is wrong, or nothing. Needs no memory that depends on `content`, and time in proportion to it.
+/// Returns what is wrong, or nothing. Needs a byte of memory for each blob that is listed, and time in proportion to
+/// the size of `content`.
 [[nodiscard]] std::string read_container(Bytes content, Container& container);
 
 /// Bytes 8 and behind of a version 1 container.

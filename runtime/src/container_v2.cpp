@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "flat_table.h"
 
@@ -14,8 +15,8 @@ namespace {
 constexpr uint64_t kStart = 16;
 constexpr uint64_t kMaxManifest = uint64_t{1} << 24;
 constexpr uint64_t kMaxSize = uint64_t{1} << 48;
-constexpr uint64_t kFreeExpansion = uint64_t{1} << 30;
-constexpr uint64_t kExpansion = 16;
+constexpr uint64_t kMaxZeros = uint64_t{1} << 24;
+constexpr uint64_t kExpansion = 4;
 constexpr uint64_t kMaxBackends = 64;
 constexpr uint64_t kMaxName = 64;
 constexpr uint64_t kMaxWord = 255;
@@ -35,6 +36,7 @@ constexpr unsigned kExtents = 3;
 constexpr unsigned kBackends = 4;
 constexpr unsigned kExecutorchVersion = 6;
 constexpr unsigned kFeatures = 7;
+constexpr unsigned kPartsSha256 = 9;
 } // namespace payload_slot
 
 /// Reads the manifest; each function returns what is wrong, or nothing.
@@ -59,9 +61,10 @@ class Reader {
       return std::to_string(payloads.count) + " payloads; 1 to 64 are possible";
     }
     container_.blobs = Blobs(manifest_.part(blobs.start, blobs.count * Blobs::kWidth));
-    if (std::string problem = add_up_blobs(); !problem.empty()) {
+    if (std::string problem = check_blobs(); !problem.empty()) {
       return problem;
     }
+    used_by_.assign(container_.blobs.count(), 0);
     for (uint32_t index = 0; index < payloads.count; ++index) {
       const uint64_t place = payloads.start + 4 * uint64_t{index};
       if (std::string problem = read_payload(place + manifest_.u32(place), index); !problem.empty()) {
@@ -73,14 +76,12 @@ class Reader {
   }
 
  private:
-  std::string add_up_blobs() {
-    stored_ = container_.inline_section.size;
+  std::string check_blobs() const {
     for (uint64_t index = 0; index < container_.blobs.count(); ++index) {
       const uint64_t size = container_.blobs.size(index);
       if (size == 0 || size > kMaxSize) {
         return "blob " + std::to_string(index) + " has " + std::to_string(size) + " bytes";
       }
-      stored_ = std::min(stored_ + size, kMaxSize); // More makes no difference, and the sum cannot wrap around.
     }
     return {};
   }
@@ -89,10 +90,12 @@ class Reader {
     Payload payload;
     FlatTable table;
     Vector sha256;
+    Vector parts_sha256;
     Vector backends;
     std::string_view version;
     if (!table.open(manifest_, position) || !table.text(payload_slot::kName, payload.name) ||
         !table.u64(payload_slot::kSize, payload.size) || !table.vector(payload_slot::kSha256, 1, sha256) ||
+        !table.vector(payload_slot::kPartsSha256, 1, parts_sha256) ||
         !table.vector(payload_slot::kBackends, 4, backends) ||
         !table.text(payload_slot::kExecutorchVersion, version) ||
         !table.u64(payload_slot::kFeatures, payload.features)) {
@@ -105,19 +108,23 @@ class Reader {
     if (sha256.count != kSha256Size) {
       return "a SHA-256 of " + std::to_string(sha256.count) + " bytes";
     }
+    if (parts_sha256.count != kSha256Size && parts_sha256.count != 0) {
+      return "a SHA-256 of " + std::to_string(parts_sha256.count) + " bytes";
+    }
     if (version.size() > kMaxWord || !is_word(version)) {
       return "its ExecuTorch version is too long or not printable";
     }
-    if (payload.size == 0 || payload.size > std::min(kMaxSize, kFreeExpansion + kExpansion * stored_)) {
+    if (payload.size == 0 || payload.size > kMaxSize) {
       return "a size of " + std::to_string(payload.size) + " bytes";
     }
     if (!are_words(backends)) {
-      return "its backends are too many, too long or not printable";
+      return "its backends are too many, too long, not printable or not ascending";
     }
     payload.sha256 = manifest_.data + sha256.start;
+    payload.parts_sha256 = parts_sha256.count != 0 ? manifest_.data + parts_sha256.start : nullptr;
     payload.backends = Texts(manifest_, backends.start, backends.count);
     if (payload.features == 0) {
-      if (std::string problem = read_extents(table, payload); !problem.empty()) {
+      if (std::string problem = read_extents(table, index, payload); !problem.empty()) {
         return problem;
       }
     }
@@ -130,21 +137,27 @@ class Reader {
     return std::any_of(begin, begin + before, [&](const Payload& each) { return each.name == name; });
   }
 
+  /// Whether texts are words in ascending order.
   bool are_words(Vector texts) const {
     if (texts.count > kMaxBackends) {
       return false;
     }
+    std::string_view before;
     for (uint64_t place = texts.start; place < texts.start + 4 * texts.count; place += 4) {
       Vector letters;
-      if (!follow_vector(manifest_, place, 1, letters) || letters.count == 0 || letters.count > kMaxWord ||
-          !is_word({reinterpret_cast<const char*>(manifest_.data + letters.start), letters.count})) {
+      if (!follow_vector(manifest_, place, 1, letters) || letters.count == 0 || letters.count > kMaxWord) {
         return false;
       }
+      const std::string_view word(reinterpret_cast<const char*>(manifest_.data + letters.start), letters.count);
+      if (!is_word(word) || word <= before) {
+        return false;
+      }
+      before = word;
     }
     return true;
   }
 
-  std::string read_extents(const FlatTable& table, Payload& payload) {
+  std::string read_extents(const FlatTable& table, uint32_t index, Payload& payload) {
     Vector found;
     if (!table.vector(payload_slot::kExtents, Extents::kWidth, found)) {
       return "damaged manifest";
@@ -157,15 +170,27 @@ class Reader {
     if (payload.extents[0].position != 0) {
       return "it does not start at 0";
     }
-    for (uint64_t index = 0; index < found.count; ++index) {
-      const Extent extent = payload.extents[index];
-      const uint64_t end = index + 1 < found.count ? payload.extents[index + 1].position : payload.size;
+    uint64_t zeros = 0;
+    uint64_t stored = container_.inline_section.size;
+    for (uint64_t each = 0; each < found.count; ++each) {
+      const Extent extent = payload.extents[each];
+      const uint64_t end = each + 1 < found.count ? payload.extents[each + 1].position : payload.size;
       if (end <= extent.position) {
         return "its extents do not ascend";
       }
       if (!is_sound(extent, end - extent.position)) {
-        return "its extent " + std::to_string(index) + " points to what is not there, or is not aligned";
+        return "its extent " + std::to_string(each) + " points to what is not there, or is not aligned";
       }
+      if (extent.source == Source::kZeros) {
+        zeros += end - extent.position;
+      } else if (extent.source == Source::kBlob && used_by_[extent.blob] != index + 1) {
+        used_by_[extent.blob] = static_cast<uint8_t>(index + 1);
+        stored = std::min(stored + container_.blobs.size(extent.blob), kMaxSize); // More makes no difference.
+      }
+    }
+    if (zeros > kMaxZeros || payload.size - zeros > kExpansion * stored) {
+      return "it has " + std::to_string(payload.size) + " bytes, " + std::to_string(zeros) + " of them zeros; " +
+          std::to_string(stored) + " are stored for it";
     }
     return {};
   }
@@ -197,7 +222,8 @@ class Reader {
   Bytes manifest_;
   Container& container_;
   uint64_t extents_left_;
-  uint64_t stored_ = 0;
+  /// For each blob the payload that pointed into it last, counted from 1.
+  std::vector<uint8_t> used_by_;
 };
 
 } // namespace

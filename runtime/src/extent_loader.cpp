@@ -40,22 +40,25 @@ Error failed(const std::string& problem) {
 ExtentLoader::ExtentLoader(
     const Container& container,
     const Payload& payload,
-    const executorch::runtime::NamedDataMap* named_data)
+    std::shared_ptr<MappedBlobs> blobs)
     : size_(payload.size),
       extents_(payload.extents),
       inline_section_(container.inline_section),
-      blobs_(container.blobs, named_data) {}
+      blobs_(std::move(blobs)) {}
 
 Result<size_t> ExtentLoader::size() const {
   return static_cast<size_t>(size_);
 }
 
-Result<FreeableBuffer> ExtentLoader::load(size_t offset, size_t size, const SegmentInfo&) const {
+Result<FreeableBuffer> ExtentLoader::load(size_t offset, size_t size, const SegmentInfo& segment_info) const {
   if (!has(offset, size)) {
     return Error::InvalidArgument;
   }
   if (size == 0) {
     return FreeableBuffer(nullptr, 0, nullptr);
+  }
+  if (std::string problem = verify_range(offset, size, segment_info.segment_type); !problem.empty()) {
+    return failed(problem);
   }
   if (contiguous(offset, size)) {
     Piece first;
@@ -85,11 +88,15 @@ Result<FreeableBuffer> ExtentLoader::load(size_t offset, size_t size, const Segm
   return FreeableBuffer(memory, size, free_copy);
 }
 
-Error ExtentLoader::load_into(size_t offset, size_t size, const SegmentInfo&, void* buffer) const {
+Error ExtentLoader::load_into(size_t offset, size_t size, const SegmentInfo& segment_info, void* buffer) const {
   if (!has(offset, size) || (buffer == nullptr && size != 0)) {
     return Error::InvalidArgument;
   }
-  const std::string problem = copy(offset, size, static_cast<uint8_t*>(buffer));
+  std::string problem = verify_range(offset, size, segment_info.segment_type);
+  if (!problem.empty()) {
+    return failed(problem);
+  }
+  problem = copy(offset, size, static_cast<uint8_t*>(buffer));
   return problem.empty() ? Error::Ok : failed(problem);
 }
 
@@ -97,7 +104,7 @@ std::string ExtentLoader::hold() const {
   for (uint64_t index = 0; index < extents_.size(); ++index) {
     const Extent extent = extents_[index];
     if (extent.source == Source::kBlob) {
-      if (std::string problem = blobs_.hold(extent.blob); !problem.empty()) {
+      if (std::string problem = blobs_->hold(extent.blob); !problem.empty()) {
         return problem;
       }
     }
@@ -106,7 +113,12 @@ std::string ExtentLoader::hold() const {
 }
 
 void ExtentLoader::release() const {
-  blobs_.release();
+  blobs_->release();
+}
+
+std::string ExtentLoader::map_again() const {
+  release();
+  return hold();
 }
 
 std::string ExtentLoader::hash(std::array<uint8_t, kSha256Size>& digest) const {
@@ -133,8 +145,74 @@ std::string ExtentLoader::hash(std::array<uint8_t, kSha256Size>& digest) const {
   return {};
 }
 
+std::array<uint8_t, kSha256Size> ExtentLoader::hash_parts(const Payload& payload) const {
+  std::array<uint8_t, 8> size;
+  for (size_t byte = 0; byte < size.size(); ++byte) {
+    size[byte] = static_cast<uint8_t>(payload.size >> (8 * byte));
+  }
+  Sha256 sha256;
+  sha256.update(size.data(), size.size());
+  sha256.update(extents_.table().data, extents_.table().size);
+  for (uint64_t index = 0; index < extents_.size(); ++index) {
+    const Extent extent = extents_[index];
+    if (extent.source == Source::kInline) {
+      sha256.update(inline_section_.data + extent.offset, extent_end(index) - extent.position);
+    } else if (extent.source == Source::kBlob) {
+      sha256.update(blobs_->sha256(extent.blob), kSha256Size);
+    }
+  }
+  return sha256.finish();
+}
+
+uint64_t ExtentLoader::held_bytes() const {
+  return blobs_->held_bytes();
+}
+
+std::string ExtentLoader::verify_blobs() const {
+  for (uint64_t index = 0; index < extents_.size(); ++index) {
+    const Extent extent = extents_[index];
+    if (extent.source == Source::kBlob) {
+      if (std::string problem = blobs_->verify(extent.blob); !problem.empty()) {
+        return problem;
+      }
+    }
+  }
+  return {};
+}
+
+std::string ExtentLoader::damage() const {
+  const std::lock_guard<std::mutex> guard(damage_mutex_);
+  return damage_;
+}
+
+/// Verifies the blobs that a range lies in, if it will be parsed.
+std::string ExtentLoader::verify_range(size_t offset, size_t size, SegmentInfo::Type type) const {
+  if (!verify_parsed_ || (type != SegmentInfo::Type::Program && type != SegmentInfo::Type::Backend)) {
+    return {};
+  }
+  for (uint64_t index = extent_at(offset); index < extents_.size(); ++index) {
+    const Extent extent = extents_[index];
+    if (extent.position >= offset + size) {
+      break;
+    }
+    if (extent.source != Source::kBlob) {
+      continue;
+    }
+    if (std::string problem = blobs_->verify(extent.blob); !problem.empty()) {
+      const std::lock_guard<std::mutex> guard(damage_mutex_);
+      damage_ = problem;
+      return problem;
+    }
+  }
+  return {};
+}
+
 bool ExtentLoader::has(size_t offset, size_t size) const {
   return offset <= size_ && size <= size_ - offset;
+}
+
+uint64_t ExtentLoader::extent_end(uint64_t index) const {
+  return index + 1 < extents_.size() ? extents_[index + 1].position : size_;
 }
 
 /// The extent that holds a position; there is one for each position that the payload has.
@@ -169,15 +247,14 @@ bool ExtentLoader::contiguous(size_t offset, size_t size) const {
 /// The stretch of an extent from `offset` on and before `end`. Its memory goes on as long as extents are contiguous.
 std::string ExtentLoader::piece(uint64_t index, size_t offset, size_t end, Piece& found) const {
   const Extent extent = extents_[index];
-  const uint64_t extent_end = index + 1 < extents_.size() ? extents_[index + 1].position : size_;
   const uint64_t start = extent.offset + (offset - extent.position);
-  found.size = std::min<uint64_t>(end, extent_end) - offset;
+  found.size = std::min<uint64_t>(end, extent_end(index)) - offset;
   found.memory = nullptr;
   std::string problem;
   if (extent.source == Source::kInline) {
     found.memory = inline_section_.data + start;
   } else if (extent.source == Source::kBlob) {
-    found.mapping = blobs_.find(extent.blob, problem);
+    found.mapping = blobs_->find(extent.blob, problem);
     if (found.mapping != nullptr) {
       found.memory = static_cast<const uint8_t*>(found.mapping->data()) + start;
     }

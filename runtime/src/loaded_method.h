@@ -17,6 +17,7 @@
 
 namespace nfat {
 
+/// A payload's program and one of its methods.
 class LoadedMethod {
  public:
   explicit LoadedMethod(std::unique_ptr<ExtentLoader> loader) : loader_(std::move(loader)) {}

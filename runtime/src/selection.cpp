@@ -1,7 +1,5 @@
 #include "selection.h"
 
-#include <algorithm>
-#include <array>
 #include <string>
 #include <utility>
 
@@ -29,43 +27,36 @@ std::string known_problem(const Payload& payload) {
   return {};
 }
 
-std::string verify(const Payload& payload, const ExtentLoader& loader) {
-  std::array<uint8_t, kSha256Size> digest;
-  if (std::string problem = loader.hash(digest); !problem.empty()) {
-    return problem;
-  }
-  return std::equal(digest.begin(), digest.end(), payload.sha256) ? "" : "it is damaged: its SHA-256 is another one";
-}
-
 std::string open(const Container& container, const Payload& payload, const Request& request,
-                 std::unique_ptr<LoadedMethod>& opened) {
+                 const std::shared_ptr<MappedBlobs>& blobs, std::unique_ptr<LoadedMethod>& opened) {
   if (std::string problem = known_problem(payload); !problem.empty()) {
     return problem;
   }
-  auto loader = std::make_unique<ExtentLoader>(container, payload, request.named_data);
-  // Held from here to the end: what was verified is what is loaded, and each blob is mapped once.
+  auto loader = std::make_unique<ExtentLoader>(container, payload, blobs);
+  // Held until the method is loaded: each blob is mapped once for it.
   if (std::string problem = loader->hold(); !problem.empty()) {
     return problem;
   }
-  if (request.verify && payload.sha256 != nullptr) {
-    if (std::string problem = verify(payload, *loader); !problem.empty()) {
-      return problem;
-    }
+  if (std::string problem = verify(payload, *loader, request.verify); !problem.empty()) {
+    return problem;
   }
   opened = std::make_unique<LoadedMethod>(std::move(loader));
   // Payloads of version 2 are complete. Those of version 1 may share named data through the outer program.
   std::string problem = opened->load(request.method, container.version == 1 ? request.named_data : nullptr);
-  opened->loader().release();
-  return problem;
+  const std::string damage = opened->loader().damage();
+  return damage.empty() ? problem : damage;
 }
 
 } // namespace
 
 std::unique_ptr<LoadedMethod> select(const Container& container, const Request& request, Report& report) {
+  const auto blobs = std::make_shared<MappedBlobs>(container.blobs, request.named_data);
   for (uint32_t index = 0; index < container.count; ++index) {
     const Payload& payload = container.payloads[index];
     std::unique_ptr<LoadedMethod> opened;
-    if (std::string problem = open(container, payload, request, opened); !problem.empty()) {
+    const std::string problem = open(container, payload, request, blobs, opened);
+    blobs->release();
+    if (!problem.empty()) {
       report.passed_over(payload.name, problem);
       continue;
     }

@@ -9,6 +9,7 @@
 #include "container.h"
 #include "loaded_method.h"
 #include "report.h"
+#include "verification.h"
 
 namespace nfat {
 
@@ -17,8 +18,7 @@ struct Request {
   const char* method;
   /// Named data of the outer program; may be null.
   const executorch::runtime::NamedDataMap* named_data;
-  /// Whether payloads have to have the bytes that the container says.
-  bool verify;
+  Verify verify;
 };
 
 /// The first payload that can run here and has the bytes it should have; null if there is none. The report gets a line

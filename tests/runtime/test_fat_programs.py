@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -21,6 +25,8 @@ class Outcome(Protocol):
 
 Outcomes = Mapping[str, Outcome]
 
+_PROGRAMS = Path(__file__).with_name("programs")
+
 
 @pytest.mark.parametrize(
     ("name", "chosen"),
@@ -33,6 +39,12 @@ Outcomes = Mapping[str, Outcome]
         ("v2-mislabelled-first", "portable"),
         ("v2-damaged-first", "portable"),
         ("v2-nested", "xnnpack"),
+        ("v2-nested-and-says-so", "xnnpack"),
+        ("v2-no-parts-digest", "xnnpack"),
+        ("v2-no-parts-digest-damaged-first", "portable"),
+        ("v2-method-missing-first", "portable"),
+        ("large", "xnnpack"),
+        ("large-parsed-damaged", "portable"),
         ("v2-planned", "xnnpack"),
         ("v2-dynamic", "xnnpack"),
         ("v2-aliases", "xnnpack"),
@@ -52,8 +64,12 @@ def test_chosen_payload(outcomes: Outcomes, name: str, chosen: str) -> None:
         ("v1-garbage-first", "XnnpackBackend: passed over: it is not a program that this runtime can load"),
         ("v2-mlx-first", "mlx: passed over: it needs MLXBackend, which is not registered in this runtime"),
         ("v2-mislabelled-first", "vulkan: passed over: it needs VulkanBackend, which is not registered"),
-        ("v2-damaged-first", "xnnpack: passed over: it is damaged: its SHA-256 is another one"),
+        ("v2-damaged-first", "xnnpack: passed over: it is damaged: what the container says of it has another SHA-256"),
+        ("v2-no-parts-digest-damaged-first", "xnnpack: passed over: it is damaged: its SHA-256 is another one"),
+        ("large-parsed-damaged", "xnnpack: passed over: it is damaged: its blob "),
         ("v2-nested", "fat: passed over: it is a fat program itself, and those do not nest"),
+        ("v2-nested-and-says-so", "fat: passed over: it is a fat program itself, and those do not nest"),
+        ("v2-method-missing-first", "encoder: passed over: it has no method forward"),
     ],
 )
 def test_reason_for_passing_over(outcomes: Outcomes, name: str, reason: str) -> None:
@@ -99,3 +115,17 @@ def test_other_outputs(outcomes: Outcomes) -> None:
 def test_in_place(outcomes: Outcomes, name: str) -> None:
     """What the packer laid out for it is used where it is: nothing of a payload is copied."""
     assert outcomes[name].report[-1].endswith(" bytes in place, 0 copied")
+
+
+@pytest.mark.parametrize("name", ["v2", "v2-state", "v1"])
+def test_instances_in_threads(build: Path, programs: Path, python_path: Path, name: str) -> None:
+    """Instances of a program that several threads load and call do not touch each other, their state included."""
+    done = subprocess.run(
+        [sys.executable, _PROGRAMS / "instances.py", build, programs / f"{name}.pte", programs / f"{name}.calls.pt"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(python_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "4 of 4 equal\n"

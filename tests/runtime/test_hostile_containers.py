@@ -11,6 +11,7 @@ from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.nfat.container import read_container
 from pteforge.artifacts.nfat.contents import Blob, Description, Extent, Manifest, Payload, Source
 from pteforge.artifacts.nfat.manifest_reader import PayloadSlot, _Reader
+from pteforge.artifacts.nfat.parts import parts_digest
 from pteforge.artifacts.nfat.v1 import pack_v1
 from pteforge.artifacts.nfat.v2 import write_v2
 from pteforge.artifacts.pte.tables import Node
@@ -46,8 +47,16 @@ def _sound_v2() -> bytes:
         _BLOBS[1][16:116],
     ]
     mixed = b"".join(parts)
+    blobs = tuple(Blob(digest_bytes(blob), len(blob)) for blob in _BLOBS)
+    parts = parts_digest(len(mixed), extents, _INLINE, blobs)
     payloads = (
-        Payload(Description("mixed", ("XnnpackBackend", "Other")), len(mixed), digest_bytes(mixed), extents),
+        Payload(
+            Description("mixed", ("Other", "XnnpackBackend")),
+            len(mixed),
+            digest_bytes(mixed),
+            extents,
+            parts_sha256=parts,
+        ),
         Payload(Description("future"), 77, digest_bytes(b""), (), features=4),
         Payload(
             Description("portable", executorch_version="1.5.1"),
@@ -56,7 +65,6 @@ def _sound_v2() -> bytes:
             (Extent(0, 777, Source.BLOB, 0, 1),),
         ),
     )
-    blobs = tuple(Blob(digest_bytes(blob), len(blob)) for blob in _BLOBS)
     return write_v2(Manifest(payloads, blobs), _INLINE)
 
 
@@ -80,8 +88,8 @@ def _of_package(content: bytes) -> str:
         else:
             try:
                 content = b"".join(container.chunks(payload))
-            except FileFormatError:
-                verdict = "missing"
+            except FileFormatError as error:
+                verdict = "missing" if "needs the blob" in str(error) else "damaged"
             else:
                 if payload.sha256 not in (None, hashlib.sha256(content).hexdigest()):
                     verdict = "damaged"

@@ -11,61 +11,24 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include <executorch/runtime/core/named_data_map.h>
 #include <executorch/runtime/platform/runtime.h>
 
 #include "container.h"
 #include "extent_loader.h"
 #include "selection.h"
+#include "stored.h"
 
 namespace {
 
 using executorch::runtime::DataLoader;
 using executorch::runtime::Error;
-using executorch::runtime::FreeableBuffer;
-using executorch::runtime::NamedDataMap;
-using executorch::runtime::Result;
-using executorch::runtime::TensorLayout;
+using nfat_tests::Stored;
 
 constexpr uint64_t kLarge = uint64_t{4} << 20;
-
-/// Named data in memory, each of its own so that AddressSanitizer knows where it ends.
-class Stored final : public NamedDataMap {
- public:
-  std::map<std::string, std::vector<uint8_t>, std::less<>> content;
-
-  Result<const TensorLayout> get_tensor_layout(std::string_view) const override {
-    return Error::NotImplemented;
-  }
-  Result<FreeableBuffer> get_data(std::string_view key) const override {
-    const auto found = content.find(key);
-    if (found == content.end()) {
-      return Error::NotFound;
-    }
-    return FreeableBuffer(found->second.data(), found->second.size(), nullptr);
-  }
-  Error load_data_into(std::string_view, void*, size_t) const override {
-    return Error::NotImplemented;
-  }
-  Result<uint32_t> get_num_keys() const override {
-    return static_cast<uint32_t>(content.size());
-  }
-  Result<const char*> get_key(uint32_t) const override {
-    return Error::NotImplemented;
-  }
-};
-
-std::vector<uint8_t> read_all(const char* path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 /// Whether ranges that are handed out hold what copying the whole payload gives.
 bool agrees(const nfat::ExtentLoader& loader, size_t size) {
@@ -98,7 +61,14 @@ std::string describe(const nfat::Container& container, const nfat::Payload& payl
   if (payload.size > kLarge) {
     return "large";
   }
-  const nfat::ExtentLoader loader(container, payload, &stored);
+  const auto blobs = std::make_shared<nfat::MappedBlobs>(container.blobs, &stored);
+  const nfat::ExtentLoader loader(container, payload, blobs);
+  if (payload.parts_sha256 != nullptr) {
+    const auto parts = loader.hash_parts(payload);
+    if (std::memcmp(parts.data(), payload.parts_sha256, parts.size()) != 0) {
+      return "damaged";
+    }
+  }
   if (!loader.hold().empty()) {
     return "missing";
   }
@@ -116,16 +86,8 @@ std::string describe(const nfat::Container& container, const nfat::Payload& payl
 
 int main(int, char** values) {
   executorch::runtime::runtime_init();
-  const std::vector<uint8_t> containers = read_all(values[1]);
-  const std::vector<uint8_t> blobs = read_all(values[2]);
-  Stored stored;
-  for (const uint8_t* at = blobs.data(); at != blobs.data() + blobs.size();) {
-    uint64_t size = 0;
-    std::memcpy(&size, at, sizeof size);
-    const std::string key(reinterpret_cast<const char*>(at + 8), 64);
-    stored.content[key].assign(at + 72, at + 72 + size);
-    at += 72 + size;
-  }
+  const std::vector<uint8_t> containers = nfat_tests::read_all(values[1]);
+  const Stored stored = nfat_tests::read_stored(values[2]);
   for (const uint8_t* at = containers.data(); at != containers.data() + containers.size();) {
     uint64_t size = 0;
     std::memcpy(&size, at, sizeof size);
@@ -150,7 +112,7 @@ int main(int, char** values) {
     }
     if (small) {
       nfat::Report report;
-      if (nfat::select(*container, {"forward", &stored, true}, report) != nullptr) {
+      if (nfat::select(*container, {"forward", &stored, nfat::Verify::kAll}, report) != nullptr) {
         const size_t line = report.text().rfind('\n', report.text().size() - 2) + 1;
         std::printf(" -> %s", report.text().substr(line, report.text().find(':', line) - line).c_str());
       }

@@ -23,8 +23,11 @@ from executorch.exir.backend.backend_api import to_backend
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.passes import MemoryPlanningPass
 from pteforge.artifacts.nfat.contents import Description
-from pteforge.artifacts.nfat.pack import PackedContainer, pack_v2
+from pteforge.artifacts.nfat.pack import PackedContainer, pack_stretches, pack_v2
+from pteforge.artifacts.nfat.stretches import stretches
 from pteforge.artifacts.nfat.v1 import pack_v1
+from pteforge.artifacts.nfat.v2 import write_v2
+from pteforge.artifacts.pte.reader import read_pte
 from torch.export import Dim, ExportedProgram, export
 
 _EDGE = EdgeCompileConfig(_check_ir_validity=False)
@@ -174,6 +177,13 @@ def fat(programs: Programs, *, planned: bool = False) -> tuple[bytes, bytes, Pac
     return accelerated, portable, pack_v2([_xnnpack(accelerated), (Description("portable"), portable)])
 
 
+def _pack_anything(payloads: Sequence[tuple[Description, bytes]]) -> PackedContainer:
+    """A container with payloads that `pack_v2` refuses."""
+    descriptions, contents = zip(*payloads, strict=True)
+    every = [each for index, content in enumerate(contents) for each in stretches(index, read_pte(content))]
+    return pack_stretches(descriptions, [memoryview(content) for content in contents], every, 128, {})
+
+
 def _xnnpack(content: bytes) -> tuple[Description, bytes]:
     return Description("xnnpack", ("XnnpackBackend",), ("forward",), "1.5.1", {"made": "for tests"}), content
 
@@ -184,6 +194,7 @@ def main(folder: Path) -> None:
     maker = Maker(folder)
     _write_linear(maker)
     _write_signatures(maker)
+    _write_large(maker)
     maker.finish()
 
 
@@ -219,7 +230,14 @@ def _write_linear(maker: Maker) -> None:
     planned, _, packed_planned = fat(program, planned=True)
     v2("v2-planned", packed_planned, planned)
     nested = Description("fat"), wrap(program, packed.container, packed.blobs)
-    v2("v2-nested", pack_v2([nested, _xnnpack(accelerated)], fallback=False), accelerated)
+    v2("v2-nested", _pack_anything([nested, _xnnpack(accelerated)]), accelerated)
+    nested = Description("fat", ("NfatBackend",)), nested[1]
+    v2("v2-nested-and-says-so", _pack_anything([nested, _xnnpack(accelerated)]), accelerated)
+    whole = packed.open().manifest
+    undigested = replace(whole, payloads=tuple(replace(each, parts_sha256=None) for each in whole.payloads))
+    without = replace(packed, container=write_v2(undigested, bytes(packed.open().inline)))
+    v2("v2-no-parts-digest", without, accelerated)
+    v2("v2-no-parts-digest-damaged-first", replace(without, container=_damage(without, "xnnpack")), plain)
     _, _, narrow = fat({"forward": export(torch.nn.Linear(64, 4).eval(), (x,))})
     v2("v2-other-outputs", narrow)
 
@@ -246,10 +264,40 @@ def _write_signatures(maker: Maker) -> None:
     named = {"forward": [(x,)], "encode": [(x,)]}
     maker.write("v2-two-methods", wrap(methods, packed.container, packed.blobs), named, accelerated)
 
+    only_encode = Description("encoder"), payload({"encode": methods["encode"]}, xnnpack=False)
+    plain = payload(methods, xnnpack=False)
+    packed = pack_v2([only_encode, (Description("portable"), plain)])
+    maker.write(
+        "v2-method-missing-first",
+        wrap(methods, packed.container, packed.blobs),
+        {"encode": [(x,)], "forward": [(x,)]},
+        plain,
+    )
+
     ones = torch.ones(4)
     accelerated, _, packed = fat({"forward": export(Counter().eval(), (ones,))})
     steps = {"forward": [(ones,), (ones,), (ones * 3,)]}
     maker.write("v2-state", wrap(_stateless(), packed.container, packed.blobs), steps, accelerated)
+
+
+def _write_large(maker: Maker) -> None:
+    """More weights than are verified by default; a program and an accelerator's data are in blobs of their own."""
+    x = torch.randn(1, 128)
+    layers = [torch.nn.Linear(128, 128) for _ in range(40)]  # so many that what describes them is a blob, too
+    program = {"forward": export(torch.nn.Sequential(*layers).eval(), (x,))}
+    calls = {"forward": [(x,)]}
+    accelerated, plain, packed = fat(program)
+    maker.write("large", wrap(program, packed.container, packed.blobs), calls, accelerated)
+    container = packed.open()
+    digests = [blob.digest for blob in container.manifest.blobs]
+    used = [{digests[index] for index in each.blobs} for each in container.payloads]
+    weights = max(used[0] & used[1], key=lambda key: len(packed.blobs[key]))
+    parsed = max(used[0] - used[1], key=lambda key: len(packed.blobs[key]))
+    for name, key, expected in (("weights", weights, b""), ("parsed", parsed, plain)):
+        damaged = bytearray(packed.blobs[key])
+        damaged[len(damaged) // 2] ^= 1
+        content = wrap(program, packed.container, {**packed.blobs, key: damaged})
+        maker.write(f"large-{name}-damaged", content, calls, expected)
 
 
 def _stateless() -> Programs:
