@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue, StrictBool, StrictInt, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    JsonValue,
+    StrictBool,
+    StrictInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from .base import FrozenModel
 from .verify_bounds import VerifyBounds
@@ -27,9 +36,20 @@ class Specialization(FrozenModel):
     options: dict[str, JsonValue] = Field(
         default={}, description="The target's own options; the target checks them before any work starts."
     )
+    name: str = Field(
+        default="",
+        max_length=64,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$|^$",
+        description="What the payload is called in a fat file; the target's name if left out. Unique in the recipe.",
+    )
     required: StrictBool = Field(
         default=True, description="false: if this one fails, a file with several specializations is made without it."
     )
+
+    @property
+    def payload(self) -> str:
+        """Name of the payload."""
+        return self.name or self.target
 
 
 class EdgeOptions(FrozenModel):
@@ -70,7 +90,20 @@ class CompileOptions(FrozenModel):
 class Output(FrozenModel):
     """What kind of file is made."""
 
-    form: Literal["plain"] = Field(default="plain", description="plain: the specialization's own .pte, as it is.")
+    form: Literal["plain", "fat"] = Field(
+        default="plain",
+        description="plain: the specialization's own .pte, as it is. fat: one .pte with all specializations, of which "
+        "the device runs the first that it can; what they have in common is in it once.",
+    )
+    external_data: StrictBool = Field(
+        default=False, description="Only for fat files: weights go to a .ptd file beside the .pte."
+    )
+
+    @model_validator(mode="after")
+    def _external_data_is_for_fat(self) -> Self:
+        if self.external_data and self.form != "fat":
+            raise ValueError("`external_data` needs `form: fat`")
+        return self
 
 
 class Recipe(FrozenModel):
@@ -87,7 +120,7 @@ class Recipe(FrozenModel):
 
     @field_validator("specializations")
     @classmethod
-    def _plain_takes_one(cls, value: tuple[Specialization, ...], info: ValidationInfo) -> tuple[Specialization, ...]:
+    def _fit_the_form(cls, value: tuple[Specialization, ...], info: ValidationInfo) -> tuple[Specialization, ...]:
         if not value:
             raise ValueError("is empty; a recipe needs at least one specialization")
         output = info.data.get("output")
@@ -95,6 +128,12 @@ class Recipe(FrozenModel):
             targets = ", ".join(specialization.target for specialization in value)
             raise ValueError(
                 f"`output.form: plain` takes exactly one specialization, and here are {len(value)} ({targets}); "
-                "write one recipe for each"
+                "write one recipe for each, or `output: {form: fat}` for one file with all of them"
             )
+        fat = isinstance(output, Output) and output.form == "fat"
+        names = [specialization.payload for specialization in value]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{repeated[0]!r} is there more than once; give each a `name` of its own")
+        if fat and not value[-1].required:
+            raise ValueError("the last one is what every device falls back to; it cannot be `required: false`")
         return value

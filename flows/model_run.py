@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..artifacts.pte.pieces import payload_sha256
@@ -14,9 +14,10 @@ from ..tasks.dataflow import Progress, Settle, find_steps, run_steps
 from ..tasks.executor import Executor, StepResult, slot
 from ..tasks.figures import Figures
 from ..tasks.model import PlannedModel
-from ..tasks.plan import FIRST_EXPORT, ModelPlan, Step, plan_model
+from ..tasks.plan import FIRST_EXPORT, ModelPlan, plan_model
+from ..tasks.steps import Step
 from .outcome import Failure, ModelOutcome, RecipeOutcome
-from .publish import publish, read_provenance
+from .publish import Files, publish, read_provenance
 
 _HEALINGS = 3  # rounds after an input turned out gone or damaged while the model ran
 
@@ -105,29 +106,41 @@ class ModelRun:
         return True
 
     def _publish(self, recipe: str, out: Path) -> RecipeOutcome:
-        failure = self._failure(recipe)
-        if failure:
-            return RecipeOutcome(recipe, "failed", failure=failure)
-        results = [self._progress.results[step] for step in self._plan.recipe_steps[recipe]]
-        report = results[-1]
-        file = self._file_of(report)
-        path = publish(self._executor.store, file, report.outputs["provenance"], out / self.model.name, recipe)
-        provenance: Mapping[str, object] = read_provenance(self._executor.store, report.outputs)
-        verification = provenance["verification"]
-        assert isinstance(verification, dict)  # noqa: S101 - report wrote it
+        settled = self._progress.results
+        report = settled.get(self._plan.reports.get(recipe, ""))
+        if report is None:
+            return RecipeOutcome(recipe, "failed", failure=self._failure(recipe))
+        results = [settled[step] for step in self._plan.recipe_steps[recipe] if step in settled]
+        file, data = self._input_of(report, "file"), self._input_of(report, "data")
+        assert file  # noqa: S101 - every report reads one
+        written = Files(file, data, report.outputs["provenance"])
+        path = publish(self._executor.store, written, out / self.model.name, recipe)
+        provenance = read_provenance(self._executor.store, report.outputs)
         return RecipeOutcome(
             recipe=recipe,
             status="cached" if all(result.cached for result in results) else "made",
             path=path,
             size=path.stat().st_size,
             sha256=payload_sha256(file, self._executor.store.local),
-            figures=Figures.from_json(verification["figures"]),
+            figures=Figures.from_json(provenance["verification"]["figures"]),
+            left_out=self._left_out(recipe, provenance["left_out"]),
             seconds=sum(result.seconds for result in results),
         )
 
-    def _file_of(self, report: StepResult) -> ArtifactRef:
-        output = report.step.inputs["file"]
-        return self._progress.results[output.step].outputs[output.role]
+    def _input_of(self, report: StepResult, role: str) -> ArtifactRef | None:
+        output = report.step.inputs.get(role)
+        return output and self._progress.results[output.step].outputs[output.role]
+
+    def _left_out(self, recipe: str, names: Sequence[str]) -> dict[str, str]:
+        """Why specializations are not in the file that it does not require, by name."""
+        planned = next(each for each in self.model.recipes if each.name == recipe)
+        failures, parts = self._progress.failures, self._plan.recipe_parts[recipe]
+        problems = {
+            part.rpartition(".")[2]: f"{step}: {str(failures[step]).splitlines()[0]}"
+            for part, step in parts.items()
+            if step in failures
+        }
+        return {name: planned.unavailable.get(name) or problems.get(name, "failed") for name in names}
 
     def _failure(self, recipe: str) -> Failure | None:
         failures = self._progress.failures

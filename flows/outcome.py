@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +55,7 @@ class RecipeOutcome:
         figures: of its verification.
         seconds: of all its stages, those found in the store included.
         failure: where `status` is `failed`.
+        left_out: specializations that the file does without: why, by name.
     """
 
     recipe: str
@@ -65,6 +66,7 @@ class RecipeOutcome:
     figures: Figures | None = None
     seconds: float = 0.0
     failure: Failure | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,4 +144,6 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
         "max_abs_error": overall and overall.max_abs_error,
         "max_relative_error": overall and overall.max_relative_error,
         "sqnr_db": overall and overall.sqnr_db,
+        "left_out": dict(outcome.left_out),
+        "not_run": dict(outcome.figures.not_run) if outcome.figures else {},
     }

@@ -6,7 +6,9 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..artifacts.digest import digest_file
 from ..artifacts.pte.pieces import payload_sha256, write_payload
@@ -15,13 +17,27 @@ from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable
 
 
-def publish(store: Store, file: ArtifactRef, provenance: ArtifactRef, folder: Path, recipe: str) -> Path:
-    """Writes ``<recipe>.pte`` and ``<recipe>.json`` into a folder, where they are not there already.
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What a recipe makes.
+
+    Attributes:
+        file: payload/pte, verified.
+        data: payload/ptd, where weights are beside the file.
+        provenance: report/provenance.
+    """
+
+    file: ArtifactRef
+    data: ArtifactRef | None
+    provenance: ArtifactRef
+
+
+def publish(store: Store, files: Files, folder: Path, recipe: str) -> Path:
+    """Writes ``<recipe>.pte``, ``<recipe>.ptd`` and ``<recipe>.json`` into a folder, where they are not there already.
 
     Args:
         store: where the artifacts are.
-        file: payload/pte, verified.
-        provenance: report/provenance.
+        files: the artifacts.
         folder: ``<out>/<model>``; made if need be.
         recipe: name of the recipe.
 
@@ -34,11 +50,11 @@ def publish(store: Store, file: ArtifactRef, provenance: ArtifactRef, folder: Pa
     path = folder / f"{recipe}.pte"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        store.fetch(file)
-        store.fetch(provenance)
-        if not (path.is_file() and digest_file(path) == payload_sha256(file, store.local)):
-            write_payload(file, store.local, path)
-        text = json.dumps(json.loads(store.local.read_artifact(provenance)), indent=2, sort_keys=True) + "\n"
+        if files.data:
+            _write_payload(store, files.data, path.with_suffix(".ptd"))
+        _write_payload(store, files.file, path)
+        store.fetch(files.provenance)
+        text = json.dumps(json.loads(store.local.read_artifact(files.provenance)), indent=2, sort_keys=True) + "\n"
         _write_text(folder / f"{recipe}.json", text)
     except OSError as error:
         raise StoreUnusable(f"cannot write {path}: {error.strerror or error}; choose another --out folder") from error
@@ -59,11 +75,17 @@ def check_folders(folders: Iterable[Path]) -> None:
             raise InputError(f"results cannot be written to {folder}: {place} is read-only; choose another --out")
 
 
-def read_provenance(store: Store, outputs: Mapping[str, ArtifactRef]) -> dict[str, object]:
+def read_provenance(store: Store, outputs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
     """The JSON of a report step's output."""
     store.fetch(outputs["provenance"])
-    provenance: dict[str, object] = json.loads(store.local.read_artifact(outputs["provenance"]))
+    provenance: dict[str, Any] = json.loads(store.local.read_artifact(outputs["provenance"]))
     return provenance
+
+
+def _write_payload(store: Store, payload: ArtifactRef, path: Path) -> None:
+    store.fetch(payload)
+    if not (path.is_file() and digest_file(path) == payload_sha256(payload, store.local)):
+        write_payload(payload, store.local, path)
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from ..errors import InputError, SourceError, TargetError
 from ..tasks.keys.builder import find_builder
 from ..tasks.keys.program_file import check_program_file
 from ..tasks.keys.search import ModuleSearch
-from ..tasks.model import PlannedModel, PlannedRecipe
+from ..tasks.model import PlannedModel, PlannedRecipe, PlannedSpecialization
 from ..tasks.targets.find import find_target
 
 
@@ -79,12 +79,23 @@ def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig) -> None:
 
 def _plan_recipe(loaded: LoadedZoo, model: str, name: str) -> PlannedRecipe:
     recipe = loaded.zoo.recipes[name]
-    (specialization,) = recipe.specializations  # the schema sees to it for the plain form
-    where = ("recipes", name, "specializations", 0, "target")
-    try:
-        target = find_target(specialization.target, dict(specialization.options))
-    except TargetError as error:
-        raise loaded.locations.error(str(error), where) from error
-    if reason := target.available():
-        raise loaded.locations.error(f"target {target.name!r} is not available here: {reason}", where)
-    return PlannedRecipe(name, recipe, target, loaded.zoo.verify_bounds(model, name))
+    planned, unavailable = [], {}
+    for position, specialization in enumerate(recipe.specializations):
+        where = ("recipes", name, "specializations", position, "target")
+        try:
+            target = find_target(specialization.target, dict(specialization.options))
+        except TargetError as error:
+            raise loaded.locations.error(str(error), where) from error
+        if reason := target.available():
+            if specialization.required:
+                raise loaded.locations.error(f"target {target.name!r} is not available here: {reason}", where)
+            unavailable[specialization.payload] = f"not available here: {reason}"
+        else:
+            planned.append(PlannedSpecialization(specialization.payload, target, specialization.required))
+    if recipe.output.form == "fat" and planned[-1].target.backends:
+        raise loaded.locations.error(
+            f"{planned[-1].name!r} needs {', '.join(planned[-1].target.backends)}: the last specialization of a fat "
+            "file is what every device falls back to, so it must need no backend; add `- target: portable`",
+            ("recipes", name, "specializations"),
+        )
+    return PlannedRecipe(name, recipe, tuple(planned), loaded.zoo.verify_bounds(model, name), unavailable)

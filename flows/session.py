@@ -20,7 +20,7 @@ from ..configs.load import load_zoo
 from ..errors import StageFailed, TargetError
 from ..tasks.executor import Executor, StepResult
 from ..tasks.model import PlannedModel
-from ..tasks.plan import Step
+from ..tasks.steps import Step
 from ..tasks.workers import WorkerLimits, Workers
 from .model_run import ModelRun
 from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..artifacts.ref import ArtifactRef
 from ..tasks.dataflow import Settle, input_refs
 from ..tasks.executor import StepResult
-from ..tasks.plan import Step
+from ..tasks.steps import Step
 from .model_run import ModelRun
 from .session import Session
 

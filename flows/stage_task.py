@@ -15,7 +15,7 @@ from prefect.utilities.annotations import opaque
 from ..errors import PteforgeError, StageError, StoreError, StoreUnusable
 from ..tasks.dataflow import Settle, input_refs
 from ..tasks.executor import StepResult
-from ..tasks.plan import Step
+from ..tasks.steps import Step
 from .model_run import ModelRun
 from .session import Session
 from .settling import settle_plainly, settle_told

@@ -36,6 +36,7 @@ class StageName(Enum):
     PARTITION = "partition"
     PREPROCESS = "preprocess"
     COMPILE = "compile"
+    PACK = "pack"
     SERIALIZE = "serialize"
     VERIFY = "verify"
     REPORT = "report"
@@ -52,6 +53,7 @@ _KINDS = {
     StageName.PARTITION: StageKind(f"{_STAGES}.partition", params.PartitionParams),
     StageName.PREPROCESS: StageKind(f"{_STAGES}.preprocess", params.PreprocessParams),
     StageName.COMPILE: StageKind(f"{_STAGES}.compile", params.CompileParams),
+    StageName.PACK: StageKind(f"{_STAGES}.pack", params.PackParams, distributions=("flatbuffers",)),
     StageName.SERIALIZE: StageKind(f"{_STAGES}.serialize", params.SerializeParams, isolated=False, distributions=()),
     StageName.VERIFY: StageKind(f"{_STAGES}.verify", params.VerifyParams),
     StageName.REPORT: StageKind(f"{_STAGES}.report", params.ReportParams, isolated=False, distributions=()),

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from ..artifacts.ref import ArtifactRef
 from .executor import StepResult
-from .plan import ModelPlan, Step, complete_params
+from .plan import ModelPlan, complete_step
+from .steps import Step
 
 Settle = Callable[[Step, Mapping[str, StepResult]], StepResult]
 """Settles a step, given the results of the steps it reads from by role. Called from several threads at once."""
@@ -29,12 +30,23 @@ class Progress:
     failures: dict[str, Exception] = field(default_factory=dict)
 
     def ready(self, plan: ModelPlan, begun: set[str]) -> list[Step]:
-        """Steps that have not begun and whose inputs are all there. A step behind a failed one never is."""
+        """Steps that have not begun and whose inputs are all there, or are optional and cannot come any more."""
+        lost = self.lost(plan)
         return [
             step
             for step in plan.steps
-            if step.name not in begun and all(o.step in self.results for o in step.inputs.values())
+            if step.name not in begun
+            and step.name not in lost
+            and all(o.step in self.results or (o.step in lost and r in step.optional) for r, o in step.inputs.items())
         ]
+
+    def lost(self, plan: ModelPlan) -> set[str]:
+        """Steps that failed, and those that need what failed."""
+        lost = set(self.failures)
+        for step in plan.steps:
+            if any(o.step in lost and role not in step.optional for role, o in step.inputs.items()):
+                lost.add(step.name)
+        return lost
 
 
 def input_refs(step: Step, results: Mapping[str, StepResult]) -> dict[str, ArtifactRef]:
@@ -63,8 +75,8 @@ def run_steps(plan: ModelPlan, settle: Settle, progress: Progress, *, threads: i
             for step in progress.ready(plan, begun):
                 begun.add(step.name)
                 keys = {name: result.key.digest() for name, result in progress.results.items()}
-                complete = complete_params(step, plan, keys)
-                inputs = {role: progress.results[output.step] for role, output in step.inputs.items()}
+                complete = complete_step(step, plan, keys)
+                inputs = {role: progress.results[output.step] for role, output in complete.inputs.items()}
                 context = contextvars.copy_context()
                 running[pool.submit(context.run, settle, complete, inputs)] = step.name
             if not running:
@@ -97,7 +109,7 @@ def find_steps(
         if step.name in progress.results or any(o.step not in progress.results for o in step.inputs.values()):
             continue
         keys = {name: result.key.digest() for name, result in progress.results.items()}
-        complete = complete_params(step, plan, keys)
-        inputs = {role: progress.results[output.step] for role, output in step.inputs.items()}
+        complete = complete_step(step, plan, keys)
+        inputs = {role: progress.results[output.step] for role, output in complete.inputs.items()}
         if found := find(complete, input_refs(complete, inputs)):
             progress.results[step.name] = found

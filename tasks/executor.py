@@ -21,7 +21,7 @@ from .keys.stage_code import stage_code_digest
 from .keys.versions import distribution_versions
 from .model import PlannedModel
 from .params import CompileParams, ExportParams
-from .plan import Step
+from .steps import Step
 from .targets.find import find_target
 from .workers import WorkerLimits, Workers
 
@@ -64,11 +64,11 @@ class Executor:
         """Starts nothing."""
         self.store = store
         self._workers = workers
-        self._toolchains: dict[tuple[str, str | None], _Toolchain] = {}
+        self._toolchains: dict[tuple[str, bool, str | None], _Toolchain] = {}
 
     def key(self, step: Step, inputs: Mapping[str, ArtifactRef]) -> StageKey:
         """The step's stage key, inputs known."""
-        name = (step.stage.value, step.target.name if step.target else None)
+        name = (step.stage.value, step.isolated, step.target.name if step.target else None)
         if name not in self._toolchains:
             self._toolchains[name] = _toolchain(step)
         toolchain = self._toolchains[name]
@@ -129,7 +129,7 @@ class Executor:
             program_file=model.program_file,
         )
         started = time.perf_counter()
-        if step.stage.kind.isolated:
+        if step.isolated:
             limits = WorkerLimits(timeout=model.limits.timeout, memory=model.limits.memory)
             path = tuple(map(str, model.python_path))
             report = self._workers.run(_ENTRY, call.to_json(), limits, python_path=path)
@@ -184,8 +184,7 @@ class Executor:
 
 def _toolchain(step: Step) -> _Toolchain:
     """Takes milliseconds, since it reads what is installed: to be kept for the time of a run."""
-    kind = step.stage.kind
-    modules, distributions = [kind.module], list(kind.distributions)
+    modules, distributions = [step.stage.kind.module], list(step.distributions)
     if step.target:
         target = find_target(step.target.name, step.target.options)
         modules.append(type(target).__module__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ class Case:
         max_relative_error: that, divided by the largest magnitude of eager's output.
         sqnr_db: signal to quantization noise ratio, 10 log10(sum of squares of eager / sum of squares of the
             difference), in dB; None where the outputs are equal.
+        payload: which of a fat file's payloads ran; empty for a plain file.
     """
 
     method: str
@@ -27,6 +28,7 @@ class Case:
     max_abs_error: float
     max_relative_error: float
     sqnr_db: float | None
+    payload: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,20 @@ class Worst:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All cases of a file and the worst of them, by method and overall."""
+    """All cases of a file and the worst of them: overall, by method, and by payload of a fat file.
+
+    Attributes:
+        overall: the worst.
+        methods: by method.
+        payloads: by payload; empty for a plain file.
+        not_run: payloads that this machine's runtime has no backend for: why, by name.
+        cases: all of them.
+    """
 
     overall: Worst
     methods: dict[str, Worst]
+    payloads: dict[str, Worst]
+    not_run: dict[str, str]
     cases: tuple[Case, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -57,15 +69,23 @@ class Figures:
         return cls(
             overall=Worst(**value["overall"]),
             methods={name: Worst(**worst) for name, worst in value["methods"].items()},
+            payloads={name: Worst(**worst) for name, worst in value["payloads"].items()},
+            not_run=dict(value["not_run"]),
             cases=tuple(Case(**case) for case in value["cases"]),
         )
 
 
-def summarize(cases: Sequence[Case]) -> Figures:
+def summarize(cases: Sequence[Case], not_run: Mapping[str, str] | None = None) -> Figures:
     """Figures of at least one case."""
-    names = dict.fromkeys(case.method for case in cases)
-    methods = {name: _worst([case for case in cases if case.method == name]) for name in names}
-    return Figures(_worst(cases), methods, tuple(cases))
+    methods = dict.fromkeys(case.method for case in cases)
+    payloads = dict.fromkeys(case.payload for case in cases if case.payload)
+    return Figures(
+        _worst(cases),
+        {name: _worst([case for case in cases if case.method == name]) for name in methods},
+        {name: _worst([case for case in cases if case.payload == name]) for name in payloads},
+        dict(not_run or {}),
+        tuple(cases),
+    )
 
 
 def _worst(cases: Sequence[Case]) -> Worst:

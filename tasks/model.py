@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +22,48 @@ TOOLCHAIN = ("pteforge", "torch", "executorch", "torchao")
 
 
 @dataclass(frozen=True)
-class PlannedRecipe:
-    """A recipe of a model, with its target made.
+class PlannedSpecialization:
+    """One backend of a recipe, with its target made.
 
     Attributes:
-        name: name of the recipe.
-        recipe: the recipe.
-        target: its one specialization's target, options checked.
-        bounds: the recipe's verification bounds with the model's own in front.
+        name: name of the payload, unique in the recipe.
+        target: the target, options checked.
+        required: whether the recipe fails without it.
     """
 
     name: str
-    recipe: Recipe
     target: Target
-    bounds: VerifyBounds
+    required: bool = True
 
     @property
     def target_params(self) -> TargetParams:
         """The target as stage params."""
         return TargetParams(name=self.target.name, options=self.target.options.model_dump(mode="json"))
 
+
+@dataclass(frozen=True)
+class PlannedRecipe:
+    """A recipe of a model, with its targets made.
+
+    Attributes:
+        name: name of the recipe.
+        recipe: the recipe.
+        specializations: what to lower to, by preference; exactly one for the plain form.
+        bounds: the recipe's verification bounds with the model's own in front.
+        unavailable: names of specializations that this machine cannot lower and that are not required: why, by name.
+    """
+
+    name: str
+    recipe: Recipe
+    specializations: tuple[PlannedSpecialization, ...]
+    bounds: VerifyBounds
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+
     @property
     def versions(self) -> dict[str, str]:
         """Versions of what lowers it."""
-        return distribution_versions((*TOOLCHAIN, *self.target.distributions))
+        own = (name for each in self.specializations for name in each.target.distributions)
+        return distribution_versions((*TOOLCHAIN, *own))
 
 
 @dataclass(frozen=True)

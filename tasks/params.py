@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -101,18 +101,48 @@ class CompileParams(Params):
     edge: EdgeParams
 
 
+class PackedPayload(Params):
+    """A payload of a fat file.
+
+    Attributes:
+        name: what it is called.
+        backends: the runtime backends that it may need.
+    """
+
+    name: str
+    backends: tuple[str, ...]
+
+
+class PackParams(Params):
+    """Parameters of `pack`.
+
+    Attributes:
+        payloads: by preference, those that were made; the last one runs everywhere.
+        methods: what each must have.
+        alignment: bytes, of what lies outside of the container.
+        executorch_version: what made them.
+    """
+
+    payloads: tuple[PackedPayload, ...]
+    methods: tuple[str, ...]
+    alignment: int
+    executorch_version: str
+
+
 class SerializeParams(Params):
     """Parameters of `serialize`.
 
     Attributes:
-        form: ``plain``, the payload is the file.
+        form: ``plain``, the payload is the file; ``fat``, it has a container of payloads.
         methods: what the file must have.
         backends: the runtime backends that it may need.
+        external_data: the weights of a fat file go to a file of their own.
     """
 
-    form: str
+    form: Literal["plain", "fat"]
     methods: tuple[str, ...]
     backends: tuple[str, ...]
+    external_data: bool = False
 
 
 class VerifyParams(Params):
@@ -133,7 +163,8 @@ class ReportParams(Params):
     Attributes:
         model: name of the model.
         recipe: name of the recipe.
-        target: what was lowered to.
+        specializations: what was lowered to, by payload name.
+        left_out: names of specializations that could not be made and were not required.
         stage_keys: step name to stage key.
         versions: distribution to version.
         bounds: the verification bounds.
@@ -141,7 +172,8 @@ class ReportParams(Params):
 
     model: str
     recipe: str
-    target: TargetParams
+    specializations: dict[str, TargetParams]
+    left_out: tuple[str, ...] = ()
     stage_keys: dict[str, str]
     versions: dict[str, str]
     bounds: VerifyBounds

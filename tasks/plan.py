@@ -1,4 +1,4 @@
-"""From a model and its recipes to steps: stages with their params, and whose outputs they read."""
+"""From a model and its recipes to steps."""
 
 from __future__ import annotations
 
@@ -6,48 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .catalog import StageName
-from .keys.versions import host_capability
-from .model import PlannedModel, PlannedRecipe
-from .params import (
-    CompileParams,
-    EdgeParams,
-    Params,
-    PartitionParams,
-    PreprocessParams,
-    ReportParams,
-    SerializeParams,
-    TargetParams,
-    VerifyParams,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One output of a step."""
-
-    step: str
-    role: str
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One stage of one model, to be run or found in the ledger.
-
-    Attributes:
-        name: unique in its model: stage, then method and recipe where they tell steps apart.
-        stage: which stage.
-        params: what it reads besides artifacts.
-        inputs: role to the output of an earlier step.
-        recipes: the recipes that need it.
-        target: the target whose code takes part, if any.
-    """
-
-    name: str
-    stage: StageName
-    params: Params
-    inputs: Mapping[str, Output]
-    recipes: tuple[str, ...]
-    target: TargetParams | None = None
+from .model import PlannedModel
+from .params import PackParams, ReportParams
+from .recipe_plan import plan_recipe
+from .steps import Step, Steps
 
 
 @dataclass(frozen=True)
@@ -59,12 +21,14 @@ class ModelPlan:
         methods: the model's methods; empty while only the first export is known.
         reports: recipe name to its last step.
         recipe_steps: recipe name to the names of all steps it needs.
+        recipe_parts: recipe name to what its steps do for it: name without the recipe to name of the step.
     """
 
     steps: tuple[Step, ...]
     methods: tuple[str, ...]
     reports: Mapping[str, str]
     recipe_steps: Mapping[str, tuple[str, ...]]
+    recipe_parts: Mapping[str, Mapping[str, str]]
 
 
 FIRST_EXPORT = StageName.EXPORT.value
@@ -83,128 +47,45 @@ def plan_model(
         methods: names of its methods, the first one first.
         watched: by method, None for the first one: see `PlannedModel.export_params`; what is missing watches nothing.
     """
-    steps, known = _Steps(), dict(watched)
+    steps, known = Steps(), dict(watched)
     names = tuple(recipe.name for recipe in model.recipes)
     first = steps.add(FIRST_EXPORT, StageName.EXPORT, model.export_params(None, known.get(None, ())), {}, names)
     if methods is None:
-        return ModelPlan(steps.all(), (), {}, {})
+        return ModelPlan(steps.all(), (), {}, {}, {})
     exports = {methods[0]: first}
     for method in methods[1:]:
         params = model.export_params(method, known.get(method, ()))
         exports[method] = steps.add(f"export/{method}", StageName.EXPORT, params, {}, names)
-    reports = {recipe.name: _plan_recipe(steps, model, recipe, exports) for recipe in model.recipes}
+    parts = {recipe.name: plan_recipe(steps, model.name, recipe, exports) for recipe in model.recipes}
+    reports = {name: done[StageName.REPORT.value] for name, done in parts.items()}
     needed = {name: steps.needed_by(report) for name, report in reports.items()}
-    return ModelPlan(steps.all(), tuple(methods), reports, needed)
+    return ModelPlan(steps.all(), tuple(methods), reports, needed, parts)
 
 
-def complete_params(step: Step, plan: ModelPlan, keys: Mapping[str, str]) -> Step:
-    """Fills in what a report says of the other steps: their keys, known by the time it can run."""
-    if not isinstance(step.params, ReportParams):
-        return step
-    steps = plan.recipe_steps[step.params.recipe]
-    used = {_unshared_name(name): keys[name] for name in steps if name != step.name}
-    return replace(step, params=step.params.model_copy(update={"stage_keys": used}))
+def complete_step(step: Step, plan: ModelPlan, keys: Mapping[str, str]) -> Step:
+    """Fills in what is known by the time a step can run.
 
+    Args:
+        step: a step of the plan, all of whose required inputs are settled.
+        plan: the plan.
+        keys: the keys of all steps that are settled, by name.
 
-def _unshared_name(name: str) -> str:
-    """A step's name without the recipe: a shared step bears the name of the first recipe that was asked for."""
-    stage, *rest = name.split("/")
-    match stage:
-        case StageName.EXPORT.value:
-            return name
-        case StageName.EDGE.value | StageName.PARTITION.value:
-            return f"{stage}/{rest[0]}"
-    return stage
-
-
-class _Steps:
-    """Steps by what they do."""
-
-    def __init__(self) -> None:
-        self._by_work: dict[tuple[StageName, str, tuple[tuple[str, Output], ...]], str] = {}
-        self._steps: dict[str, Step] = {}
-
-    def add(
-        self,
-        name: str,
-        stage: StageName,
-        params: Params,
-        inputs: Mapping[str, Output],
-        recipes: tuple[str, ...],
-        target: TargetParams | None = None,
-    ) -> str:
-        """The name of the step that does this work, a new one if there is none yet."""
-        work = (stage, params.model_dump_json(), tuple(sorted((role, output) for role, output in inputs.items())))
-        known = self._by_work.setdefault(work, name)
-        step = self._steps.get(known) or Step(name, stage, params, inputs, (), target)
-        self._steps[known] = replace(step, recipes=tuple(dict.fromkeys((*step.recipes, *recipes))))
-        return known
-
-    def all(self) -> tuple[Step, ...]:
-        return tuple(self._steps.values())
-
-    def needed_by(self, name: str) -> tuple[str, ...]:
-        """The step and all that it reads from, directly or not, in the order of the plan."""
-        needed = {name}
-        for step in reversed(self._steps.values()):
-            if step.name in needed:
-                needed |= {output.step for output in step.inputs.values()}
-        return tuple(step for step in self._steps if step in needed)
-
-
-def _plan_recipe(steps: _Steps, model: PlannedModel, recipe: PlannedRecipe, exports: Mapping[str, str]) -> str:
-    """Adds the steps of one recipe; gives the name of the last one."""
-    name, target = recipe.name, recipe.target_params
-    edge = _edge_params(recipe)
-    programs: dict[str, Output] = {}
-    for method, export in exports.items():
-        keeper = target if edge.preserve_for else None
-        inputs = {"program": Output(export, "program")}
-        program = steps.add(f"edge/{method}/{name}", StageName.EDGE, edge, inputs, (name,), keeper)
-        if recipe.target.delegates:
-            partition = PartitionParams(target=target, edge=edge)
-            inputs = {"program": Output(program, "program")}
-            program = steps.add(f"partition/{method}/{name}", StageName.PARTITION, partition, inputs, (name,), target)
-        programs[f"program/{method}"] = Output(program, "program")
-    linked = {**programs, "constants": Output(FIRST_EXPORT, "constants")}
-    if recipe.target.delegates:
-        preprocess = PreprocessParams(target=target)
-        step = steps.add(f"preprocess/{name}", StageName.PREPROCESS, preprocess, programs, (name,), target)
-        linked["delegates"] = Output(step, "delegates")
-    compiling = CompileParams(options=recipe.recipe.compile, edge=edge)
-    payload = Output(steps.add(f"compile/{name}", StageName.COMPILE, compiling, linked, (name,)), "payload")
-    serializing = SerializeParams(
-        form=recipe.recipe.output.form, methods=tuple(exports), backends=tuple(recipe.target.backends)
-    )
-    serialize = steps.add(f"serialize/{name}", StageName.SERIALIZE, serializing, {"payload": payload}, (name,))
-    return _plan_proof(steps, model, recipe, exports, Output(serialize, "file"))
-
-
-def _plan_proof(
-    steps: _Steps, model: PlannedModel, recipe: PlannedRecipe, exports: Mapping[str, str], file: Output
-) -> str:
-    name = recipe.name
-    examples = {f"examples/{method}": Output(export, "examples") for method, export in exports.items()}
-    verifying = VerifyParams(bounds=recipe.bounds, host=host_capability())
-    verify = steps.add(f"verify/{name}", StageName.VERIFY, verifying, {"file": file, **examples}, (name,))
-    reporting = ReportParams(
-        model=model.name,
-        recipe=name,
-        target=recipe.target_params,
-        stage_keys={},
-        versions=recipe.versions,
-        bounds=recipe.bounds,
-    )
-    inputs = {"file": file, "figures": Output(verify, "figures"), **examples}
-    return steps.add(f"report/{name}", StageName.REPORT, reporting, inputs, (name,))
-
-
-def _edge_params(recipe: PlannedRecipe) -> EdgeParams:
-    options = recipe.recipe.edge
-    keeping = recipe.target.preserving()
-    return EdgeParams(
-        preserve_for=None if keeping is None else TargetParams(name=recipe.target.name, options=keeping),
-        preserve_operators=options.preserve_operators,
-        check_ir_validity=options.check_ir_validity,
-        skip_dim_order=options.skip_dim_order,
-    )
+    Returns:
+        The step without the inputs that it has to do without; a report says which payloads those are, and the keys of
+        the recipe's other steps.
+    """
+    inputs = {role: output for role, output in step.inputs.items() if output.step in keys}
+    if inputs != step.inputs:
+        step = replace(step, inputs=inputs)
+    match step.params:
+        case PackParams(payloads=payloads):
+            present = tuple(payload for payload in payloads if f"payload/{payload.name}" in inputs)
+            return replace(step, params=step.params.model_copy(update={"payloads": present}))
+        case ReportParams(recipe=recipe, specializations=specializations, left_out=left_out):
+            parts = plan.recipe_parts[recipe]
+            used = {part: keys[name] for part, name in parts.items() if name != step.name and name in keys}
+            compiled = {name: parts.get(f"{StageName.COMPILE.value}.{name}") for name in specializations}
+            lost = tuple(name for name, made in compiled.items() if made and made not in keys)
+            update = {"stage_keys": used, "left_out": (*left_out, *lost)}
+            return replace(step, params=step.params.model_copy(update=update))
+    return step

@@ -11,10 +11,10 @@ from ..digest import Digest
 from ..pte.contents import PteFile
 from ..pte.reader import read_pte
 from .container import Container, read_container
+from .contents import BACKEND_ID
 from .named_data import map_file, ptd_named_data, pte_named_data
 
-BACKEND_ID = "NfatBackend"
-"""Id of the delegate that runs a container."""
+__all__ = ["BACKEND_ID", "FatFile", "is_fat", "open_fat"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,16 +63,16 @@ def ptd_named_data(content: memoryview) -> dict[str, memoryview]:
     Raises:
         FileFormatError: not a `.ptd`, cut short or damaged.
     """
-    return dict(_ptd_entries(content))
+    return {key: content[start : start + size] for key, start, size in ptd_places(content)}
 
 
-def _ptd_entries(content: memoryview) -> Iterator[tuple[str, memoryview]]:
+def ptd_places(content: memoryview) -> Iterator[tuple[str, int, int]]:
+    """Key, offset in the file and size of a `.ptd`'s named data; raises FileFormatError as `ptd_named_data` does."""
     if len(content) < _PTD_HEADER_AT + _PTD_HEADER.size or bytes(content[4:8]) != _PTD_IDENTIFIER:
         raise FileFormatError(f"not a .ptd file of a known version: bytes 4 to 8 should be {_PTD_IDENTIFIER!r}")
     magic, _, header_size, table_size, base, size = _PTD_HEADER.unpack_from(content, _PTD_HEADER_AT)
     if magic != _PTD_MAGIC or header_size + table_size > len(content) or base + size > len(content):
         raise FileFormatError("the .ptd file is damaged or cut short")
-    section = content[base : base + size]
     # The header stands inside of the flatbuffer, whose offsets count from the start of the file.
     root = Flatbuffer(content[: header_size + table_size]).root()
     segments = []
@@ -80,7 +80,7 @@ def _ptd_entries(content: memoryview) -> Iterator[tuple[str, memoryview]]:
         start, length = node.number(PtdSegment.OFFSET, U64), node.number(PtdSegment.SIZE, U64)
         if start + length > size:
             raise FileFormatError(f"damaged .ptd file: a segment has {length} bytes at {start}, all have {size}")
-        segments.append(section[start : start + length])
+        segments.append((base + start, length))
     for node in root.children(FlatTensor.NAMED_DATA):
         segment = pick(segments, node.number(PtdNamedData.SEGMENT_INDEX, U32), "segment")
-        yield node.text(PtdNamedData.KEY), segment
+        yield node.text(PtdNamedData.KEY), *segment

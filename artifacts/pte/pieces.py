@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ...errors import ObjectMissing, StoreError
@@ -15,7 +15,7 @@ from ..aside import aside_file
 from ..digest import Digest, digest_bytes
 from ..local_store import LocalStore
 from ..ref import ArtifactRef, BlobRef
-from .cuts import cut
+from .cuts import Range, cut
 from .extents import Extent, Glue, Pieces, Zeros
 
 _CHUNK = 1 << 20
@@ -41,6 +41,18 @@ def save_payload(content: bytes | memoryview, *, kind: str = "payload/pte", stor
     from .reader import read_pte  # noqa: PLC0415
 
     view = memoryview(content).cast("B")
+    return save_pieces(view, cut(read_pte(view)), kind=kind, store=store)
+
+
+def save_pieces(view: memoryview, ranges: Iterable[Range], *, kind: str, store: LocalStore) -> ArtifactRef:
+    """Stores a file of any format as a composite artifact.
+
+    Args:
+        view: the whole file.
+        ranges: what is worth an object of its own, by offset, without overlaps.
+        kind: the artifact's kind.
+        store: takes the objects.
+    """
     extents: list[Extent] = []
     glue = zlib.compressobj(9)
     compressed: list[bytes] = []
@@ -51,7 +63,7 @@ def save_payload(content: bytes | memoryview, *, kind: str = "payload/pte", stor
             compressed.append(glue.compress(view[position:end]))
             extents.append(Glue(end - position))
 
-    for each in cut(read_pte(view)):
+    for each in ranges:
         glue_until(each.offset)
         piece = view[each.offset : each.end]
         extents.append(Zeros(each.size) if _is_zero(piece) else store.put_bytes(piece))

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ...tasks.executor import StepResult
-from ...tasks.plan import Step
+from ...tasks.steps import Step
 from ..outcome import ModelOutcome
 from ..session import Session
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich import box
@@ -29,6 +30,8 @@ def print_summary(outcome: ZooOutcome) -> None:
             table.add_row(model.model, recipe.recipe, _status(recipe), *_cells(recipe))
     console.print(table)
     paths = [recipe.path for model in outcome.models for recipe in model.recipes if recipe.path]
+    for line in _notes(outcome):
+        console.print(line, soft_wrap=True)
     where = f" in {_shown(paths[0].parent.parent)}" if paths else ""
     ran, cached = sum(m.ran for m in outcome.models), sum(m.cached for m in outcome.models)
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
@@ -36,6 +39,17 @@ def print_summary(outcome: ZooOutcome) -> None:
         f"{len(paths)} files verified{where}{failed}; {ran} stages run, {cached} cached, {outcome.seconds:.1f} s",
         highlight=False,
     )
+
+
+def _notes(outcome: ZooOutcome) -> Iterator[Text]:
+    """What a fat file lacks, and which of its payloads could not be run here."""
+    for model in outcome.models:
+        for recipe in model.recipes:
+            name = f"{model.model}/{recipe.recipe}"
+            for payload, why in recipe.left_out.items():
+                yield Text(f"{name} is without {payload}: {why}", "yellow")
+            for payload, why in (recipe.figures.not_run if recipe.figures else {}).items():
+                yield Text(f"{name}: {payload} was not run: it {why}", "dim")
 
 
 def print_failures(outcome: ZooOutcome) -> None:

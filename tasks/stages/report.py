@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from ...artifacts.digest import canonical_json
+from ...artifacts.nfat.fat_file import is_fat, open_fat
 from ...artifacts.pte.pieces import payload_sha256, write_payload
 from ...artifacts.pte.reader import open_pte
 from ...artifacts.ref import ArtifactRef
@@ -16,24 +19,30 @@ FORMAT = 1
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: ReportParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `file`, `figures` and `examples/<method>`; gives `provenance` (report/provenance), JSON.
+    """Takes `file`, perhaps `data`, `figures` and `examples/<method>`; gives `provenance` (report/provenance), JSON.
 
     It says nothing of when, where or how long: equal work has equal provenance.
     """
     path = work.scratch / "model.pte"
     write_payload(inputs["file"], work.store, path)
     pte = open_pte(path)
+    data = work.scratch / "model.ptd"
+    if "data" in inputs:
+        write_payload(inputs["data"], work.store, data)
     provenance = {
         "format": FORMAT,
         "model": params.model,
         "recipe": params.recipe,
-        "target": params.target.model_dump(mode="json"),
+        "specializations": {name: target.model_dump(mode="json") for name, target in params.specializations.items()},
+        "left_out": list(params.left_out),
         "file": {
             "sha256": payload_sha256(inputs["file"], work.store),
             "size": pte.size,
             "methods": sorted(method.name for method in pte.methods),
             "backends": sorted(pte.backends),
+            "payloads": _payloads(path, [data] if "data" in inputs else []) if is_fat(pte) else [],
         },
+        "data": {"sha256": payload_sha256(inputs["data"], work.store)} if "data" in inputs else None,
         "toolchain": params.versions,
         "stage_keys": params.stage_keys,
         "artifacts": {role: ref.to_json() for role, ref in sorted(inputs.items())},
@@ -43,3 +52,15 @@ def run(inputs: Mapping[str, ArtifactRef], params: ReportParams, work: Workspace
         },
     }
     return {"provenance": work.store.put_artifact("report/provenance", canonical_json(provenance))}
+
+
+def _payloads(path: Path, data_files: Sequence[Path]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": payload.name,
+            "sha256": payload.sha256,
+            "size": payload.size,
+            "backends": list(payload.description.backends),
+        }
+        for payload in open_fat(path, data_files).container.payloads
+    ]

@@ -140,9 +140,18 @@ def test_a_recipe_may_refine_the_preset_it_is_named_after(load):
         ),
         ("{mine: {specializations: [{}]}}", "recipes.mine.specializations[0].target: is missing"),
         ("{mine: {specializations: [portable]}}", "recipes.mine.specializations[0]: must be a mapping"),
+        ("{mine: {extends: xnnpack-fp32, output: {external_data: true}}}", "`external_data` needs `form: fat`"),
         (
-            "{mine: {extends: xnnpack-fp32, output: {form: fat}}}",
-            "recipes.mine.output.form: Input should be 'plain' (found 'fat')",
+            "{mine: {output: {form: fat}, specializations: [{target: vulkan}, {target: vulkan}]}}",
+            "'vulkan' is there more than once; give each a `name` of its own",
+        ),
+        (
+            "{mine: {output: {form: fat}, specializations: [{target: portable, required: false}]}}",
+            "the last one is what every device falls back to; it cannot be `required: false`",
+        ),
+        (
+            "{mine: {extends: xnnpack-fp32, output: {form: thin}}}",
+            "recipes.mine.output.form: Input should be 'plain' or 'fat' (found 'thin')",
         ),
         (
             "{mine: {extends: xnnpack-fp32, compile: {delegate_alignment: 0}}}",

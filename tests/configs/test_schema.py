@@ -85,7 +85,7 @@ def test_what_loads_fits(load, validator, text):
         ("models: {a: {recipes: []}}", "$.models"),
         ("recipes: {r: {extend: x}}", "$.recipes"),
         ("recipes: {r: {specializations: []}}", "$.recipes"),
-        ("recipes: {r: {output: {form: fat}}}", "$.recipes"),
+        ("recipes: {r: {output: {form: thin}}}", "$.recipes"),
         ("defaults: {model: {recipes: [a]}}", "$.defaults"),
         ("include: x", "$.include"),
         ("version: 2", "$.version"),

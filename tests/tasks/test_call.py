@@ -31,10 +31,21 @@ EXAMPLES = {
     StageName.PARTITION: params.PartitionParams(target=TARGET, edge=EDGE),
     StageName.PREPROCESS: params.PreprocessParams(target=TARGET),
     StageName.COMPILE: params.CompileParams(options=CompileOptions(segment_alignment=4096), edge=EDGE),
+    StageName.PACK: params.PackParams(
+        payloads=(params.PackedPayload(name="x", backends=("XnnpackBackend",)),),
+        methods=("forward",),
+        alignment=128,
+        executorch_version="1.5.1",
+    ),
     StageName.SERIALIZE: params.SerializeParams(form="plain", methods=("forward",), backends=("XnnpackBackend",)),
     StageName.VERIFY: params.VerifyParams(bounds=VerifyBounds(max_abs_error=0.1), host="x86_64 avx2"),
     StageName.REPORT: params.ReportParams(
-        model="m", recipe="r", target=TARGET, stage_keys={"export": "0"}, versions={"torch": "2"}, bounds=VerifyBounds()
+        model="m",
+        recipe="r",
+        specializations={"x": TARGET},
+        stage_keys={"export": "0"},
+        versions={"torch": "2"},
+        bounds=VerifyBounds(),
     ),
 }
 

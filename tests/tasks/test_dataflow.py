@@ -11,21 +11,28 @@ from hypothesis import strategies as st
 from pteforge.artifacts.digest import Digest, digest_bytes
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.configs.verify_bounds import VerifyBounds
+from pteforge.errors import StageFailed
 from pteforge.tasks.catalog import StageName
 from pteforge.tasks.dataflow import Progress, find_steps, input_refs, run_steps
 from pteforge.tasks.executor import StepResult
 from pteforge.tasks.keys.key import StageKey
 from pteforge.tasks.params import EdgeParams, ReportParams, TargetParams
-from pteforge.tasks.plan import ModelPlan, Output, Step
+from pteforge.tasks.plan import ModelPlan
+from pteforge.tasks.steps import Output, Step
 
 PARAMS = EdgeParams()
 REPORT = ReportParams(
-    model="m", recipe="r", target=TargetParams(name="t"), stage_keys={}, versions={}, bounds=VerifyBounds()
+    model="m",
+    recipe="r",
+    specializations={"t": TargetParams(name="t")},
+    stage_keys={},
+    versions={},
+    bounds=VerifyBounds(),
 )
 
 
-def plan_of(graph, params=None):
-    """A plan from step name to the names of what it reads."""
+def plan_of(graph, params=None, optional=()):
+    """A plan from step name to the names of what it reads; of `optional` ones it does without what fails."""
     steps = tuple(
         Step(
             name,
@@ -33,10 +40,11 @@ def plan_of(graph, params=None):
             (params or {}).get(name, PARAMS),
             {f"from {source}": Output(source, "out") for source in reads},
             ("r",),
+            optional=frozenset(f"from {source}" for source in reads) if name in optional else frozenset(),
         )
         for name, reads in graph.items()
     )
-    return ModelPlan(steps, ("forward",), {}, {"r": tuple(graph)})
+    return ModelPlan(steps, ("forward",), {}, {"r": tuple(graph)}, {"r": {name: name for name in graph}})
 
 
 def result_of(step, cached=False):
@@ -222,3 +230,24 @@ def test_finding_goes_as_far_as_the_ledger_knows():
     assert list(asked) == ["a", "b", "d"]
     assert asked["b"][1] == {"from a": result_of(plan.steps[0]).outputs["out"]}
     assert set(progress.results) == {"a", "d"}
+
+
+def test_optional_inputs_are_done_without():
+    """A step runs without an optional input whose step fails, or is behind one that fails; others it waits for."""
+    plan = plan_of(
+        {"a": [], "bad": [], "behind": ["bad"], "pack": ["a", "behind"], "file": ["pack"]}, optional={"pack"}
+    )
+    seen = {}
+
+    def settle(step, inputs):
+        seen[step.name] = set(inputs)
+        if step.name == "bad":
+            raise StageFailed("cannot be lowered")
+        return result_of(step)
+
+    progress = Progress()
+    run_steps(plan, settle, progress, threads=2)
+    assert set(progress.results) == {"a", "pack", "file"}
+    assert set(progress.failures) == {"bad"}
+    assert progress.lost(plan) == {"bad", "behind"}
+    assert seen["pack"] == {"from a"}

@@ -9,8 +9,9 @@ import pytest
 from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.tasks.catalog import StageName
-from pteforge.tasks.model import PlannedModel, PlannedRecipe
-from pteforge.tasks.plan import Output, complete_params, plan_model
+from pteforge.tasks.model import PlannedModel, PlannedRecipe, PlannedSpecialization
+from pteforge.tasks.plan import complete_step, plan_model
+from pteforge.tasks.steps import Output
 from pteforge.tasks.targets import find_target
 
 
@@ -23,7 +24,11 @@ def plan(tmp_path):
         planned = []
         for name, (target, options, fields) in recipes.items():
             recipe = Recipe.model_validate({"specializations": [{"target": target, "options": options}], **fields})
-            planned.append(PlannedRecipe(name, recipe, find_target(target, options), recipe.verify))
+            specializations = tuple(
+                PlannedSpecialization(each.payload, find_target(each.target, dict(each.options)), each.required)
+                for each in recipe.specializations
+            )
+            planned.append(PlannedRecipe(name, recipe, specializations, recipe.verify))
         model = PlannedModel(
             name="model",
             config=ModelConfig.model_validate({"source": "planned_builder:build"}),
@@ -142,7 +147,7 @@ def test_recipes_part_where_they_differ(field, first_own, plan):
     """Two recipes share every step before the first that reads what they differ in."""
     made = plan(a=XNNPACK, b=("xnnpack", {}, field))
     own = {each.stage for each in made.steps if each.recipes == ("b",)}
-    order = list(StageName)
+    order = [stage for stage in StageName if stage is not StageName.PACK]  # only in fat files
     assert own == set(order[order.index(first_own) :])
 
 
@@ -185,13 +190,13 @@ def test_reports_get_the_keys_of_their_steps(plan):
     """Before a report can run, the keys of the steps of its recipe are filled in; other steps stay as they are."""
     made = plan(p=PORTABLE, x=XNNPACK)
     keys = {each.name: f"{number:064x}" for number, each in enumerate(made.steps)}
-    complete = complete_params(step(made, "report/p"), made, keys)
+    complete = complete_step(step(made, "report/p"), made, keys)
     stage_keys = complete.params.stage_keys
     assert stage_keys.keys() == {"export", "edge/forward", "compile", "serialize", "verify"}
     assert stage_keys["edge/forward"] == keys["edge/forward/p"]
     assert set(stage_keys.values()) == {keys[name] for name in made.recipe_steps["p"] if name != "report/p"}
     edge = step(made, "edge/forward/x")
-    assert complete_params(edge, made, keys) is edge
+    assert complete_step(edge, made, keys) is edge
 
 
 def test_watched_modules_enter_their_methods_export(plan, tmp_path: Path):
@@ -210,7 +215,7 @@ def test_provenance_does_not_depend_on_which_recipes_are_asked_for(plan):
     both = plan(a=XNNPACK, b=("xnnpack", {"per_operator": True}, {}))
     alone = plan(b=("xnnpack", {"per_operator": True}, {}))
     reports = [
-        complete_params(step(made, "report/b"), made, {each.name: "0" * 64 for each in made.steps})
+        complete_step(step(made, "report/b"), made, {each.name: "0" * 64 for each in made.steps})
         for made in (both, alone)
     ]
     assert reports[0].params == reports[1].params
@@ -229,3 +234,68 @@ def test_nothing_names_the_machine(plan, tmp_path: Path):
     """No path is in the params of any step, so that keys do not depend on where a zoo lies."""
     for each in plan(("forward", "encode"), p=PORTABLE, x=XNNPACK).steps:
         assert str(tmp_path) not in each.params.model_dump_json()
+
+
+def fat(*specializations):
+    """A recipe for a fat file: names of targets, or whole specializations."""
+    return (
+        "",
+        {},
+        {"output": {"form": "fat"}, "specializations": [as_specialization(each) for each in specializations]},
+    )
+
+
+def as_specialization(given):
+    """What a recipe has for a name."""
+    return {"target": given} if isinstance(given, str) else given
+
+
+def work(plan):
+    """What a plan's steps do, by name."""
+    return {each.name: (each.stage, each.params, tuple(sorted(each.inputs.items()))) for each in plan.steps}
+
+
+def test_fat_files_pack_all_payloads_by_preference(plan):
+    """Every specialization has a chain of its own to its payload; the fallback says how methods are called."""
+    made = plan(f=fat("vulkan", "xnnpack", "portable"))
+    pack = step(made, "pack/f")
+    assert [payload.name for payload in pack.params.payloads] == ["vulkan", "xnnpack", "portable"]
+    assert pack.inputs == {
+        f"payload/{name}": Output(f"compile/f.{name}", "payload") for name in ("vulkan", "xnnpack", "portable")
+    }
+    serialize = step(made, "serialize/f")
+    assert serialize.inputs == {
+        "container": Output("pack/f", "container"),
+        "payload": Output("compile/f.portable", "payload"),
+    }
+    assert serialize.isolated
+    assert names(made, StageName.EXPORT) == ["export"]
+
+
+def test_a_changed_option_of_one_specialization(plan):
+    """Params change only in its own chain and in the report; what reads its payload runs since that is another."""
+    before = work(plan(f=fat("vulkan", "xnnpack", "portable")))
+    after = work(plan(f=fat("vulkan", {"target": "xnnpack", "options": {"per_operator": True}}, "portable")))
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed == {"partition/forward/f.xnnpack", "preprocess/f.xnnpack", "report/f"}
+
+
+def test_a_specialization_less(plan):
+    """Without one of them only pack and the report do other work; what is between reads what pack gives."""
+    before, after = work(plan(f=fat("vulkan", "xnnpack", "portable"))), work(plan(f=fat("xnnpack", "portable")))
+    assert {name for name in after if after[name] != before.get(name)} == {"pack/f", "report/f"}
+    assert {name for name in before.keys() - after.keys() if not name.endswith("f.vulkan")} == set()
+
+
+def test_what_could_not_be_made_is_left_out(plan):
+    """Pack goes on without an optional payload whose chain failed, and the report says so."""
+    made = plan(f=fat({"target": "vulkan", "required": False}, "xnnpack", "portable"))
+    keys = {each.name: "0" * 64 for each in made.steps if not each.name.endswith("f.vulkan")}
+    pack = complete_step(step(made, "pack/f"), made, keys)
+    assert pack.optional == {"payload/vulkan"}
+    assert [payload.name for payload in pack.params.payloads] == ["xnnpack", "portable"]
+    assert set(pack.inputs) == {"payload/xnnpack", "payload/portable"}
+    report = complete_step(step(made, "report/f"), made, keys)
+    assert report.params.left_out == ("vulkan",)
+    assert "compile.xnnpack" in report.params.stage_keys
+    assert not any("vulkan" in part for part in report.params.stage_keys)

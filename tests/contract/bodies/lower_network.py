@@ -13,7 +13,7 @@ from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.tasks.call import StageCall, run_call
 from pteforge.tasks.catalog import StageName
-from pteforge.tasks.model import PlannedModel, PlannedRecipe
+from pteforge.tasks.model import PlannedModel, PlannedRecipe, PlannedSpecialization
 from pteforge.tasks.plan import plan_model
 from pteforge.tasks.targets import find_target
 
@@ -26,7 +26,7 @@ def main(name: str, folder: Path) -> None:
     model = PlannedModel(
         name="network",
         config=ModelConfig.model_validate({"source": "contract_network:build"}),
-        recipes=(PlannedRecipe("recipe", recipe, target, recipe.verify),),
+        recipes=(PlannedRecipe("recipe", recipe, (PlannedSpecialization(target.name, target),), recipe.verify),),
         drawn_inputs=1,
         python_path=(here,),
         folder=folder,

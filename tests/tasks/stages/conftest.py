@@ -17,9 +17,9 @@ from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.tasks.call import StageCall, run_call
 from pteforge.tasks.catalog import StageName
-from pteforge.tasks.model import PlannedModel, PlannedRecipe
+from pteforge.tasks.model import PlannedModel, PlannedRecipe, PlannedSpecialization
 from pteforge.tasks.params import ExportParams, Params
-from pteforge.tasks.plan import ModelPlan, complete_params, plan_model
+from pteforge.tasks.plan import ModelPlan, complete_step, plan_model
 from pteforge.tasks.targets import find_target
 
 ZOO = Path(__file__).parent / "zoo"
@@ -91,9 +91,11 @@ class Stages:
     def lower(self, source: str, recipe: Mapping[str, Any], **config: Any) -> Lowered:
         """Everything from the source to the report, as a zoo of one model with one recipe would."""
         made = Recipe.model_validate(recipe)
-        (specialization,) = made.specializations
-        target = find_target(specialization.target, dict(specialization.options))
-        planned = PlannedRecipe("tested", made, target, made.verify)
+        specializations = tuple(
+            PlannedSpecialization(each.payload, find_target(each.target, dict(each.options)), each.required)
+            for each in made.specializations
+        )
+        planned = PlannedRecipe("tested", made, specializations, made.verify)
         model = PlannedModel(
             name="model",
             config=ModelConfig.model_validate({"source": source, **config}),
@@ -112,8 +114,8 @@ class Stages:
     def _run_plan(self, plan: ModelPlan, model: PlannedModel, outputs: dict[str, Mapping[str, ArtifactRef]]) -> None:
         for step in plan.steps:
             if step.name not in outputs:
-                inputs = {role: outputs[output.step][output.role] for role, output in step.inputs.items()}
-                complete = complete_params(step, plan, dict.fromkeys(outputs, "0" * 64))
+                complete = complete_step(step, plan, dict.fromkeys(outputs, "0" * 64))
+                inputs = {role: outputs[output.step][output.role] for role, output in complete.inputs.items()}
                 outputs[step.name] = self.run(step.stage, complete.params, inputs, program_file=model.program_file)
 
 

@@ -50,7 +50,7 @@ def report(stages, lowered, **changes):
     params = ReportParams(
         model="model",
         recipe="tested",
-        target=TargetParams(name="xnnpack", options={"per_operator": False}),
+        specializations={"xnnpack": TargetParams(name="xnnpack", options={"per_operator": False})},
         stage_keys={"export": "1" * 64, "edge/forward/tested": "2" * 64},
         versions={"torch": "2.13.0", "executorch": "1.5.1"},
         bounds=VerifyBounds(min_sqnr_db=70.0),
@@ -70,9 +70,11 @@ def test_provenance(stages, lowered):
         "size": len(content),
         "methods": ["encode", "forward", "sample_rate", "version"],
         "backends": ["XnnpackBackend"],
+        "payloads": [],
     }
+    assert (said["data"], said["left_out"]) == (None, [])
     assert (said["model"], said["recipe"], said["format"]) == ("model", "tested", 1)
-    assert said["target"] == {"name": "xnnpack", "options": {"per_operator": False}}
+    assert said["specializations"] == {"xnnpack": {"name": "xnnpack", "options": {"per_operator": False}}}
     assert said["toolchain"] == {"torch": "2.13.0", "executorch": "1.5.1"}
     assert said["stage_keys"] == {"export": "1" * 64, "edge/forward/tested": "2" * 64}
     assert set(said["artifacts"]) == {"file", "figures", "examples/forward", "examples/encode"}
@@ -95,8 +97,10 @@ def test_equal_work_has_equal_provenance(stages, lowered, tmp_path):
         "format",
         "model",
         "recipe",
-        "target",
+        "specializations",
+        "left_out",
         "file",
+        "data",
         "toolchain",
         "stage_keys",
         "artifacts",

@@ -1,0 +1,161 @@
+"""From one recipe to its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+
+from ..artifacts.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
+from .catalog import StageName
+from .keys.versions import host_capability
+from .model import PlannedRecipe, PlannedSpecialization
+from .params import (
+    CompileParams,
+    EdgeParams,
+    PackedPayload,
+    PackParams,
+    Params,
+    PartitionParams,
+    PreprocessParams,
+    ReportParams,
+    SerializeParams,
+    TargetParams,
+    VerifyParams,
+)
+from .steps import Output, Steps
+
+
+def plan_recipe(steps: Steps, model: str, recipe: PlannedRecipe, exports: Mapping[str, str]) -> Mapping[str, str]:
+    """Adds the steps of one recipe.
+
+    Args:
+        steps: gets them; equal ones are there once.
+        model: name of the model.
+        recipe: the recipe.
+        exports: method name to the step that exports it.
+
+    Returns:
+        What is done to the step that does it, for example ``edge/forward`` or, in a fat file, ``compile.vulkan``.
+    """
+    return _RecipePlan(steps, model, recipe, exports).add()
+
+
+@dataclass
+class _RecipePlan:
+    steps: Steps
+    model: str
+    recipe: PlannedRecipe
+    exports: Mapping[str, str]
+    parts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def fat(self) -> bool:
+        return self.recipe.recipe.output.form == "fat"
+
+    def add(self) -> Mapping[str, str]:
+        self.parts |= {step: step for step in self.exports.values()}
+        payloads = {each.name: Output(self._compile(each), "payload") for each in self.recipe.specializations}
+        file = self._serialize(payloads)
+        self._prove(file)
+        return self.parts
+
+    def _add(
+        self,
+        stage: StageName,
+        params: Params,
+        inputs: Mapping[str, Output],
+        *,
+        method: str = "",
+        payload: str = "",
+        target: TargetParams | None = None,
+        optional: frozenset[str] = frozenset(),
+    ) -> str:
+        of_payload = f".{payload}" if self.fat and payload else ""
+        part = f"{stage.value}/{method}" if method else stage.value
+        name = f"{part}/{self.recipe.name}{of_payload}"
+        step = self.steps.add(name, stage, params, inputs, (self.recipe.name,), target, optional)
+        self.parts[part + of_payload] = step
+        return step
+
+    def _compile(self, each: PlannedSpecialization) -> str:
+        """Adds what leads to a payload; gives the step that makes it."""
+        target, edge = each.target_params, _edge_params(self.recipe, each)
+        programs: dict[str, Output] = {}
+        for method, export in self.exports.items():
+            inputs = {"program": Output(export, "program")}
+            keeper = target if edge.preserve_for else None
+            program = self._add(StageName.EDGE, edge, inputs, method=method, payload=each.name, target=keeper)
+            if each.target.delegates:
+                params = PartitionParams(target=target, edge=edge)
+                inputs = {"program": Output(program, "program")}
+                program = self._add(
+                    StageName.PARTITION, params, inputs, method=method, payload=each.name, target=target
+                )
+            programs[f"program/{method}"] = Output(program, "program")
+        linked = {**programs, "constants": Output(next(iter(self.exports.values())), "constants")}
+        if each.target.delegates:
+            preprocess = PreprocessParams(target=target)
+            step = self._add(StageName.PREPROCESS, preprocess, programs, payload=each.name, target=target)
+            linked["delegates"] = Output(step, "delegates")
+        compiling = CompileParams(options=self.recipe.recipe.compile, edge=edge)
+        return self._add(StageName.COMPILE, compiling, linked, payload=each.name)
+
+    def _serialize(self, payloads: Mapping[str, Output]) -> Mapping[str, Output]:
+        """Adds what makes the file; gives its artifacts by role."""
+        methods, fallback = tuple(self.exports), self.recipe.specializations[-1]
+        if not self.fat:
+            backends = tuple(fallback.target.backends)
+            params = SerializeParams(form="plain", methods=methods, backends=backends)
+            step = self._add(StageName.SERIALIZE, params, {"payload": payloads[fallback.name]})
+            return {"file": Output(step, "file")}
+        described = [
+            PackedPayload(name=each.name, backends=tuple(each.target.backends)) for each in self.recipe.specializations
+        ]
+        packing = PackParams(
+            payloads=tuple(described),
+            methods=methods,
+            alignment=max(BYTE_ALIGNMENT, self.recipe.recipe.compile.segment_alignment),
+            executorch_version=_executorch_version(),
+        )
+        optional = frozenset(f"payload/{each.name}" for each in self.recipe.specializations if not each.required)
+        inputs = {f"payload/{name}": payload for name, payload in payloads.items()}
+        pack = self._add(StageName.PACK, packing, inputs, optional=optional)
+        external = self.recipe.recipe.output.external_data
+        params = SerializeParams(form="fat", methods=methods, backends=(BACKEND_ID,), external_data=external)
+        inputs = {"container": Output(pack, "container"), "payload": payloads[fallback.name]}
+        step = self._add(StageName.SERIALIZE, params, inputs)
+        return {role: Output(step, role) for role in ("file", *(["data"] if external else []))}
+
+    def _prove(self, file: Mapping[str, Output]) -> None:
+        recipe = self.recipe
+        examples = {f"examples/{method}": Output(export, "examples") for method, export in self.exports.items()}
+        verifying = VerifyParams(bounds=recipe.bounds, host=host_capability())
+        verify = self._add(StageName.VERIFY, verifying, {**file, **examples})
+        reporting = ReportParams(
+            model=self.model,
+            recipe=recipe.name,
+            specializations={each.name: each.target_params for each in recipe.specializations},
+            left_out=tuple(recipe.unavailable),
+            stage_keys={},
+            versions=recipe.versions,
+            bounds=recipe.bounds,
+        )
+        self._add(StageName.REPORT, reporting, {**file, "figures": Output(verify, "figures"), **examples})
+
+
+@cache
+def _executorch_version() -> str:
+    return version("executorch")
+
+
+def _edge_params(recipe: PlannedRecipe, specialization: PlannedSpecialization) -> EdgeParams:
+    options = recipe.recipe.edge
+    keeping = specialization.target.preserving()
+    return EdgeParams(
+        preserve_for=None if keeping is None else TargetParams(name=specialization.target.name, options=keeping),
+        preserve_operators=options.preserve_operators,
+        check_ir_validity=options.check_ir_validity,
+        skip_dim_order=options.skip_dim_order,
+    )
