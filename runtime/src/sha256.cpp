@@ -45,6 +45,9 @@ Sha256Blocks sha256_blocks() {
 }
 
 void Sha256::update(const uint8_t* bytes, size_t size) {
+  if (size == 0) {
+    return; // `bytes` may then be null, which memcpy does not take.
+  }
   size_ += size;
   if (rest_size_ != 0) {
     const size_t taken = std::min(size, kBlock - rest_size_);

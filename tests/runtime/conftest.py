@@ -29,6 +29,12 @@ def _cmake(source: Path, build: Path, *options: str) -> Path:
 
 
 @pytest.fixture(scope="session")
+def cmake() -> Callable[..., Path]:
+    """Configures and builds a source folder in a build folder, with options; gives the latter."""
+    return _cmake
+
+
+@pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the library and of nfat_run, as they are shipped."""
     return _cmake(_RUNTIME, tmp_path_factory.mktemp("build"), "-DNFAT_BUILD_HOST=ON")

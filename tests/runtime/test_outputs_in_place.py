@@ -31,7 +31,7 @@ def _call(sanitized: Path, program: Path, folder: Path) -> list[str]:
 
 
 def test_unplanned_outputs_are_written_in_place(sanitized: Path, programs: Path, tmp_path: Path) -> None:
-    """Outputs that a payload has no memory for are written where they belong; others are copied. The numbers are equal."""
+    """Outputs that a payload has no memory for are written where they belong, others copied; the numbers are equal."""
     unplanned = _call(sanitized, programs / "v2.pte", tmp_path)
     planned = _call(sanitized, programs / "v2-planned.pte", tmp_path)
     assert (unplanned[0], planned[0]) == ("in place", "copied")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import time
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.nfat import nfat_generated
@@ -179,16 +180,34 @@ def test_every_truncation_is_refused(name):
         assert _accepted(content[:size]) is None, size
 
 
-@settings(max_examples=300)
-@given(st.data())
-def test_mutations_found_by_search(data):
-    """Hypothesis cuts, repeats, replaces and swaps stretches."""
-    content = data.draw(st.sampled_from([_V1, _V2]))
-    for _ in range(data.draw(st.integers(1, 3))):
+@st.composite
+def _changed(draw):
+    """A container of which stretches were cut, repeated, replaced and swapped, and numbers set."""
+    content = draw(st.sampled_from([_V1, _V2]))
+    for _ in range(draw(st.integers(1, 3))):
         position = st.integers(0, len(content))
-        start, end = sorted((data.draw(position), data.draw(position)))
-        patch = data.draw(st.one_of(st.binary(max_size=64), st.just(content[start:end] * 2)))
-        content = content[:start] + patch + content[data.draw(st.sampled_from((start + len(patch), end))) :]
+        start, end = sorted((draw(position), draw(position)))
+        numbers = st.builds(struct.pack, st.sampled_from(["<I", "<Q"]), st.integers(0, 2**32 - 1))
+        patch = draw(st.one_of(st.binary(max_size=64), numbers, st.just(content[start:end] * 2)))
+        content = content[:start] + patch + content[draw(st.sampled_from((start + len(patch), end))) :]
+    return content
+
+
+@settings(max_examples=300)
+@given(_changed())
+def test_mutations_found_by_search(content):
+    """What Hypothesis makes of containers is read or refused, too."""
+    _accepted(content)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)  # the number of examples is the caller's
+@settings(
+    max_examples=int(os.environ.get("NFAT_MUTATIONS", "10000")), deadline=10_000, suppress_health_check=[*HealthCheck]
+)
+@given(_changed())
+def test_many_mutations_found_by_search(content):
+    """As many of them as NFAT_MUTATIONS says, none of which takes long."""
     _accepted(content)
 
 
