@@ -179,8 +179,8 @@ def main() -> None:
         "--prefect-home",
         choices=get_args(Home),
         default="prepared",
-        help="prepared: Prefect's database is made before the runs; fresh: in each run anew; user: this account's is used "
-        "(%(default)s)",
+        help="prepared: Prefect's database is made before the runs; fresh: in each run anew; user: this account's is "
+        "used (%(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()

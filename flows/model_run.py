@@ -129,7 +129,7 @@ class ModelRun:
 
     def _input_of(self, report: StepResult, role: str) -> ArtifactRef | None:
         output = report.step.inputs.get(role)
-        return output and self._progress.results[output.step].outputs[output.role]
+        return self._progress.results[output.step].outputs[output.role] if output else None
 
     def _left_out(self, recipe: str, names: Sequence[str]) -> dict[str, str]:
         """Why specializations are not in the file that it does not require, by name."""

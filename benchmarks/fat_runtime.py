@@ -1,0 +1,175 @@
+"""Loads and calls fat files and the bare payloads that they choose, side by side in a plain C++ host.
+
+`benchmarks/README.md` says what is measured and how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from fat_models import FatModel, small, weights
+
+RUNTIME = Path(__file__).parents[1] / "runtime"
+
+LEVELS = ("none", "parsed", "all")
+"""Levels of verification; `parsed` is the default."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a process that loaded a method and called it says.
+
+    Attributes:
+        load: seconds from opening the file to a method that can be called.
+        call: seconds of a call, the median of its calls.
+        resident: bytes of the whole process in memory after loading.
+        grown: those that loading added.
+    """
+
+    load: float
+    call: float
+    resident: int
+    grown: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What being in a fat file adds: medians over pairs of processes, each of which had the bare payload as its peer.
+
+    Attributes:
+        model: name of the model.
+        payload: the payload that runs.
+        payload_bytes: size of its bare file.
+        bare: medians of the bare payload.
+        selecting: seconds that loading takes longer where nothing is verified.
+        verifying_parsed: seconds that verifying by default adds to that.
+        verifying_all: seconds that verifying all weights adds to that.
+        call: seconds that a call takes longer.
+        resident_ratio: bytes of the process after loading by default, against the bare payload.
+        grown_ratio: the same for what loading added.
+        resident_ratio_all: as `resident_ratio`, where all weights were verified.
+    """
+
+    model: str
+    payload: str
+    payload_bytes: int
+    bare: Run
+    selecting: float
+    verifying_parsed: float
+    verifying_all: float
+    call: float
+    resident_ratio: float
+    grown_ratio: float
+    resident_ratio_all: float
+
+
+def build_host(folder: Path) -> Path:
+    """Builds the delegate and the host that links it; ends the benchmark where that fails."""
+    for command in (
+        ["cmake", "-S", RUNTIME, "-B", folder, f"-DPython_EXECUTABLE={sys.executable}", "-DNFAT_BUILD_HOST=ON"],
+        ["cmake", "--build", folder, "--parallel", "2"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{done.stdout}{done.stderr}\nexit code {done.returncode}: {' '.join(map(str, command))}")
+    return folder / "nfat_run"
+
+
+def run(host: Path, file: Path, inputs: Sequence[str], calls: int, level: str = "parsed") -> Run:
+    """One process. Its first call is left out: some backends finish loading in it."""
+    options = ["--bench", "--repeat", str(calls + 1), "--verify", level]
+    done = subprocess.run([host, *options, file, "forward", *inputs], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{done.stderr}\nexit code {done.returncode}: {file}")
+    found = json.loads(done.stdout)
+    resident = found["resident"]
+    return Run(found["load"], median(found["calls"][1:]), resident, resident - found["resident_before"])
+
+
+def measure(host: Path, fat: FatModel, calls: int, repeat: int) -> Cost:
+    """All that a model costs. Sides take turns in going first."""
+    pairs = []
+    for number in range(repeat + 1):
+        sides = [("bare", fat.bare, "parsed"), *((level, fat.file, level) for level in LEVELS)]
+        taken = {
+            side: run(host, file, fat.inputs, calls, level)
+            for side, file, level in (sides if number % 2 else sides[::-1])
+        }
+        pairs.append(taken)
+    pairs = pairs[1:]  # the first one reads files from disk, and the libraries
+
+    def longer(side: str, than: str) -> float:
+        return median(taken[side].load - taken[than].load for taken in pairs)
+
+    bare = [taken["bare"] for taken in pairs]
+    return Cost(
+        model=fat.model,
+        payload=fat.payload,
+        payload_bytes=fat.bare.stat().st_size,
+        bare=Run(
+            median(each.load for each in bare),
+            median(each.call for each in bare),
+            round(median(each.resident for each in bare)),
+            round(median(each.grown for each in bare)),
+        ),
+        selecting=longer("none", "bare"),
+        verifying_parsed=longer("parsed", "none"),
+        verifying_all=longer("all", "none"),
+        call=median(taken["parsed"].call - taken["bare"].call for taken in pairs),
+        resident_ratio=median(taken["parsed"].resident / taken["bare"].resident for taken in pairs),
+        grown_ratio=median(taken["parsed"].grown / taken["bare"].grown for taken in pairs),
+        resident_ratio_all=median(taken["all"].resident / taken["bare"].resident for taken in pairs),
+    )
+
+
+def show(costs: Sequence[Cost], repeat: int) -> None:
+    """Prints the figures for people."""
+    print(f"fat files against the bare payload that they choose, medians of {repeat} pairs of processes")
+    columns = [f"{cost.model}, {cost.payload}" for cost in costs]
+    print(f"{'':<44}{''.join(f'{column:>20}' for column in columns)}")
+    rows = (
+        ("payload, MB", [cost.payload_bytes / 1e6 for cost in costs], 2),
+        ("bare: load, ms", [cost.bare.load * 1e3 for cost in costs], 3),
+        ("bare: call, us", [cost.bare.call * 1e6 for cost in costs], 2),
+        ("fat: selecting adds to load, ms", [cost.selecting * 1e3 for cost in costs], 3),
+        ("fat: verifying what is parsed (default), ms", [cost.verifying_parsed * 1e3 for cost in costs], 3),
+        ("fat: verifying all weights, ms", [cost.verifying_all * 1e3 for cost in costs], 3),
+        ("fat: call adds, us", [cost.call * 1e6 for cost in costs], 2),
+        ("fat: resident after load, ratio", [cost.resident_ratio for cost in costs], 3),
+        ("fat: what load added, ratio", [cost.grown_ratio for cost in costs], 3),
+        ("fat: resident, all verified, ratio", [cost.resident_ratio_all for cost in costs], 3),
+    )
+    for name, figures, digits in rows:
+        print(f"{name:<44}{''.join(f'{figure:>20.{digits}f}' for figure in figures)}")
+
+
+def main() -> None:
+    """Measures, prints, and leaves nothing behind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=15, metavar="N", help="pairs of processes (%(default)s)")
+    parser.add_argument("--host", type=Path, metavar="FILE", help="nfat_run of a release build; else it is built")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that nothing is left behind then either
+    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
+        room = Path(folder)
+        host = arguments.host or build_host(room / "build")
+        costs = [measure(host, fat, 20, arguments.repeat) for fat in weights(room)]
+        costs += [measure(host, fat, 20_000, arguments.repeat) for fat in small(room)]
+    if arguments.json:
+        print(json.dumps([asdict(cost) for cost in costs], indent=2))
+    else:
+        show(costs, arguments.repeat)
+
+
+if __name__ == "__main__":
+    main()
