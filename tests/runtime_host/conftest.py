@@ -1,0 +1,203 @@
+"""Payloads of one small model, lowered once per session, fat files of them, and the command line in this process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pteforge.artifacts.nfat.contents import Description
+from pteforge.artifacts.nfat.fat_file import open_fat
+from pteforge.artifacts.nfat.pack import PackedContainer, pack_v2
+from pteforge.artifacts.pte.reader import read_pte
+from pteforge.flows.cli import run_command
+from pteforge.flows.cli.quiet import quiet
+
+BACKENDS = {"vulkan": ("VulkanBackend",), "xnnpack": ("XnnpackBackend",), "portable": ()}
+
+
+@pytest.fixture(scope="session")
+def payloads(tmp_path_factory) -> Mapping[str, Path]:
+    """Plain files by name, by priority: a model of two methods with one weight in common, and constants.
+
+    The batch may vary from 1 to 8. Vulkan cannot run here, as MLX and Core ML cannot.
+    """
+    folder = tmp_path_factory.mktemp("payloads")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # upstream's, while it lowers; nothing here is about them
+        contents = _lower()
+    for name, content in contents.items():
+        (folder / f"{name}.pte").write_bytes(content)
+    with quiet():  # what the runtime says when it runs for the first time in a process
+        direct(folder / "xnnpack.pte", "forward", [batch(1)])
+    return {name: folder / f"{name}.pte" for name in BACKENDS}
+
+
+def _lower() -> dict[str, bytes]:
+    import torch
+    from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+    from torch.export import Dim, export
+
+    torch.manual_seed(0)
+    first = torch.nn.Linear(64, 128)
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), torch.nn.Linear(128, 32)).eval()
+    shapes = ({0: Dim("batch", min=1, max=8)},)
+    programs = {
+        name: export(module, (batch(2),), dynamic_shapes=shapes)
+        for name, module in (("forward", model), ("hidden", first.eval()))
+    }
+    partitioners = {"vulkan": VulkanPartitioner, "xnnpack": XnnpackPartitioner, "portable": None}
+    return {
+        name: bytes(
+            to_edge_transform_and_lower(
+                programs,
+                partitioner={method: [partitioner()] for method in programs} if partitioner else None,
+                constant_methods={"rate": 16000, "label": "speech"},
+            )
+            .to_executorch()
+            .buffer
+        )
+        for name, partitioner in partitioners.items()
+    }
+
+
+def batch(size: int, features: int = 64) -> Any:
+    """An input of the model: the same for the same size."""
+    import torch
+
+    return torch.randn(size, features, generator=torch.Generator().manual_seed(size))
+
+
+def direct(file: Path, method: str, inputs: Sequence[Any]) -> list[Any]:
+    """What ExecuTorch's own runtime gives for a plain file."""
+    from executorch.runtime import Runtime
+
+    return list(Runtime.get().load_program(file).load_method(method).execute(inputs))
+
+
+@pytest.fixture
+def inputs() -> Callable[..., Any]:
+    """Makes an input of a batch size."""
+    return batch
+
+
+@pytest.fixture
+def plainly() -> Callable[..., list[Any]]:
+    """Runs a method of a plain file with ExecuTorch's own runtime."""
+    return direct
+
+
+Entry = tuple[Description, bytes]
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes fat files in a folder."""
+
+    folder: Path
+    payloads: Mapping[str, Path]
+
+    def entry(self, name: str) -> Entry:
+        """A payload as it is."""
+        return (
+            Description(name, BACKENDS[name], ("forward", "hidden", "rate", "label"), "1.5.1"),
+            self.payloads[name].read_bytes(),
+        )
+
+    def pack(self, *entries: str | Entry) -> PackedContainer:
+        """A container of payloads, those that are known by name."""
+        known = [self.entry(entry) if isinstance(entry, str) else entry for entry in entries]
+        return pack_v2(known, fallback=False)
+
+    def write(self, packed: PackedContainer, signature: bytes | None = None, name: str = "fat.pte") -> Path:
+        """The fat file of a container; its methods are those of the model, unless another signature is given."""
+        with quiet():
+            from pteforge.tasks.stages.outer import write_fat
+        path = self.folder / name
+        write_fat(packed, signature or self.payloads["portable"].read_bytes(), path)
+        return path
+
+    def fat(self, *entries: str | Entry, name: str = "fat.pte") -> Path:
+        """The fat file of some payloads."""
+        return self.write(self.pack(*entries), name=name)
+
+    def damage_inline(self, packed: PackedContainer, damaged: str) -> PackedContainer:
+        """The container with another last byte in a payload's first inline stretch."""
+        container = packed.open()
+        extent = next(each for each in container.payload(damaged).extents if each.source.name == "INLINE")
+        content = bytearray(packed.container)
+        content[len(content) - len(container.inline) + extent.offset + extent.size - 1] ^= 1
+        return replace(packed, container=bytes(content))
+
+    def other_weights(self) -> bytes:
+        """The portable payload with other weights: every byte of its constants has its lowest bit changed."""
+        content = bytearray(self.payloads["portable"].read_bytes())
+        for constant in read_pte(bytes(content)).constants:
+            stretch = slice(constant.offset, constant.offset + constant.size)
+            content[stretch] = bytes(byte ^ 1 for byte in content[stretch])
+        return bytes(content)
+
+
+@pytest.fixture
+def make(tmp_path, payloads) -> Maker:
+    """Makes fat files."""
+    return Maker(tmp_path, payloads)
+
+
+@pytest.fixture(scope="session")
+def fat(tmp_path_factory, payloads) -> Path:
+    """A fat file of all payloads. Never changed by a test."""
+    path = Maker(tmp_path_factory.mktemp("fat"), payloads).fat(*payloads, name="model.pte")
+    assert [payload.name for payload in open_fat(path).container.payloads] == list(payloads)
+    return path
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed, which must be one JSON document and all there is."""
+        assert (self.code, self.err) == (0, "")
+        return json.loads(self.out)
+
+    def refused(self, *telling: str) -> None:
+        """Checks that it ended with 2 and one message, on standard error, with everything in it that tells."""
+        assert (self.code, self.out) == (2, ""), self.err
+        assert self.err.startswith("error: ")
+        assert "Traceback" not in self.err
+        for part in telling:
+            assert part in self.err
+
+
+@pytest.fixture
+def pteforge(monkeypatch, capfd, tmp_path, payloads) -> Iterator[Callable[..., Said]]:
+    """Runs the command line in this process, in the test's folder."""
+    del payloads  # what is printed while they are made is no command's
+    log = logging.getLogger("pteforge")
+    before = log.handlers[:], log.level, log.propagate
+
+    def run(*args: str | Path) -> Said:
+        log.handlers[:] = []
+        capfd.readouterr()
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["pteforge", *map(str, args)])
+        code = run_command()
+        out, err = capfd.readouterr()
+        return Said(code, out, err)
+
+    yield run
+    log.handlers[:], log.level, log.propagate = before

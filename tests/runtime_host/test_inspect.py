@@ -1,0 +1,159 @@
+"""`pteforge inspect`: what it says of fat files, and that names from a file cannot do anything to a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from pteforge.artifacts.digest import digest_file
+from pteforge.artifacts.nfat.contents import DEFAULT_ALIGNMENT, Extent, Source
+from pteforge.artifacts.nfat.fat_file import open_fat
+from pteforge.artifacts.nfat.pack import PackedContainer
+from pteforge.artifacts.nfat.v1 import pack_v1
+from pteforge.flows.cli.fat_sizes import payload_sizes
+from pteforge.flows.cli.printable import printable
+
+
+def test_payloads_as_json(pteforge, fat, payloads):
+    """Machines get every payload by priority, with sizes, whole digests, needs and methods."""
+    described = pteforge("inspect", fat, "--json").json
+    container = described["container"]
+    assert described["size"] == fat.stat().st_size
+    assert (container["version"], container["outside"]) == (2, {"count": 0, "bytes": 0})
+    assert container["sum"] == sum(path.stat().st_size for path in payloads.values())
+    assert [payload["name"] for payload in container["payloads"]] == ["vulkan", "xnnpack", "portable"]
+    for payload in container["payloads"]:
+        path = payloads[payload["name"]]
+        assert (payload["size"], payload["sha256"]) == (path.stat().st_size, digest_file(path))
+        assert payload["methods"] == ["forward", "hidden", "rate", "label"]
+        assert payload["executorch_version"] == "1.5.1"
+        assert (payload["features"], payload["missing_blobs"]) == (0, [])
+        assert payload["shared"] > 40_000 > payload["adds"] > 1000
+    assert [payload["backends"] for payload in container["payloads"]] == [["VulkanBackend"], ["XnnpackBackend"], []]
+
+
+def test_payloads_as_text(pteforge, fat, payloads):
+    """People get a row per payload with a short digest, both totals, and the methods of the file."""
+    said = pteforge("inspect", fat)
+    assert (said.code, said.err) == (0, "")
+    lines = said.out.splitlines()
+    assert lines[0].startswith(f"{fat}: ")
+    assert lines[0].endswith("NFAT version 2 with 3 payloads")
+    assert lines[1].startswith("alone they have 1")
+    for place, (name, needs) in enumerate(
+        (("vulkan", "VulkanBackend"), ("xnnpack", "XnnpackBackend"), ("portable", "nothing")), 1
+    ):
+        (row,) = [line.split() for line in lines if f" {name} " in line]
+        digest = digest_file(payloads[name])
+        assert row[:4] == [str(place), name, needs, "4"]
+        assert row[-2:] == ["1.5.1", digest[:12]]
+        assert digest not in said.out
+    for part in (
+        "method forward",
+        "input 0: float32 [8, 64] (bound)",
+        "output 0: float32 [8, 32] (bound)",
+        "constant method rate: int 16000",
+        'constant method label: string "speech"',
+    ):
+        assert part in said.out
+
+
+def test_plain_files_have_no_container(pteforge, payloads):
+    """Of a plain file the container is null, and what it says otherwise is what it said before."""
+    described = pteforge("inspect", payloads["xnnpack"], "--json").json
+    assert described["container"] is None
+    assert described["backends"] == ["XnnpackBackend"]
+    assert "constant method rate: int 16000\n" in pteforge("inspect", payloads["portable"]).out
+
+
+def test_data_outside(pteforge, make):
+    """What a fat file keeps in a `.ptd` is counted; without that file, each payload says how many blobs it lacks."""
+    from pteforge.tasks.stages.outer import write_fat
+
+    file, data = make.folder / "model.pte", make.folder / "model.ptd"
+    packed = make.pack("xnnpack", "portable")
+    write_fat(packed, make.entry("portable")[1], file, data_path=data)
+    stored = {"count": len(packed.blobs), "bytes": sum(map(len, packed.blobs.values()))}
+    for more in ((), ("--data", data)):  # the one beside it is found
+        container = pteforge("inspect", file, *more, "--json").json["container"]
+        assert container["outside"] == stored
+        assert [payload["missing_blobs"] for payload in container["payloads"]] == [[], []]
+    assert f"kept outside, in .ptd files: {stored['count']} blobs, " in pteforge("inspect", file).out
+    data.rename(make.folder / "elsewhere.ptd")
+    container = pteforge("inspect", file, "--json").json["container"]
+    assert all(payload["missing_blobs"] for payload in container["payloads"])
+    said = pteforge("inspect", file)
+    assert said.code == 0
+    assert "payload xnnpack: " in said.out
+    assert "--data names their file" in said.out
+    assert "--data names" not in pteforge("inspect", file, "--data", "elsewhere.ptd").out
+
+
+def test_version_1(pteforge, make):
+    """Containers of version 1 know neither digests nor methods; nothing is shared in them."""
+    entries = [("XnnpackBackend", make.entry("xnnpack")[1]), ("portable", make.entry("portable")[1])]
+    file = make.write(PackedContainer(pack_v1(entries), {}, DEFAULT_ALIGNMENT))
+    container = pteforge("inspect", file, "--json").json["container"]
+    assert container["version"] == 1
+    for payload, (_, content) in zip(container["payloads"], entries, strict=True):
+        assert (payload["size"], payload["adds"], payload["shared"]) == (len(content), len(content), 0)
+        assert (payload["sha256"], payload["methods"]) == (None, [])
+    assert "NFAT version 1 with 2 payloads" in pteforge("inspect", file).out
+
+
+def test_sizes_are_those_of_the_bytes(fat):
+    """`adds` and `shared` are what one finds by asking of every stored byte who uses it."""
+    manifest = open_fat(fat).container.manifest
+    users: dict[tuple[Source, int, int], set[int]] = {}
+    for index, payload in enumerate(manifest.payloads):
+        for extent in payload.extents:
+            if extent.source is not Source.ZEROS:
+                for offset in range(extent.offset, extent.offset + extent.size):
+                    users.setdefault((extent.source, extent.blob, offset), set()).add(index)
+    alone = Counter(next(iter(each)) for each in users.values() if len(each) == 1)
+    shared = Counter(index for each in users.values() if len(each) > 1 for index in each)
+    for index, sizes in enumerate(payload_sizes(manifest)):
+        assert (sizes.adds, sizes.shared) == (alone[index], shared[index])
+
+
+def test_sizes_of_overlapping_stretches(fat):
+    """A stretch that one payload uses twice, in part, counts once; what only touches is not shared."""
+    payload = open_fat(fat).container.payloads[0]
+    manifest = open_fat(fat).container.manifest
+    first = replace(payload, extents=(Extent(0, 32, Source.INLINE, 0), Extent(32, 32, Source.INLINE, 16)))
+    second = replace(payload, extents=(Extent(0, 16, Source.INLINE, 48), Extent(16, 64, Source.ZEROS)))
+    third = replace(payload, extents=(Extent(0, 8, Source.INLINE, 40),))
+    sizes = payload_sizes(replace(manifest, payloads=(first, second, third)))
+    assert [(each.adds, each.shared) for each in sizes] == [(40, 8), (16, 0), (0, 8)]
+
+
+@pytest.fixture
+def evil(make):
+    """A plain file whose second method is called ``<ESC>[31mn``, which makes terminals write red."""
+    file = make.folder / "evil.pte"
+    content = make.entry("portable")[1]
+    assert content.count(b"hidden") == 1
+    file.write_bytes(content.replace(b"hidden", b"\x1b[31mn"))
+    return file
+
+
+def test_control_characters_are_shown(pteforge, evil):
+    """A name with control characters is printed with them escaped: by inspect, in messages, of plain and fat files."""
+    plain = pteforge("inspect", evil)
+    merged = pteforge("merge", evil, "-o", "fat.pte")
+    fat = pteforge("inspect", "fat.pte")
+    refused = pteforge("run", evil, "--method", "other")
+    for said in (plain, merged, fat, refused):
+        assert "\x1b" not in said.out + said.err
+    for said in (plain, fat):
+        assert "method \\x1b[31mn\n" in said.out
+    refused.refused("\\x1b[31mn")
+    assert pteforge("inspect", evil, "--json").json["methods"][1]["name"] == "\x1b[31mn"
+
+
+def test_printable():
+    """What shows stays, in any language; what moves the cursor, hides or reverses text is escaped."""
+    assert printable("größe 模型 a b") == "größe 模型 a b"
+    assert printable("a\x1b[2Jb\r\n\x00\x9b\u202e") == "a\\x1b[2Jb\\r\\n\\x00\\x9b\\u202e"
+    assert printable("a\n\tb\x07", keep="\n\t") == "a\n\tb\\x07"
