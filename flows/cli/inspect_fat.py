@@ -53,6 +53,7 @@ def _payload(fat: FatFile, payload: Payload, sizes: PayloadSizes) -> dict[str, A
         "adds": sizes.adds,
         "shared": sizes.shared,
         "sha256": payload.sha256,
+        "parts_sha256": payload.parts_sha256,
         "executorch_version": payload.description.executorch_version,
         "features": payload.features,
         "metadata": dict(payload.description.metadata),

@@ -26,13 +26,13 @@ _SAME_WORDS = ("it needs a newer", "it is a fat program", "it is empty", "it has
 
 def _verdicts(report: tuple[str, ...]) -> list[tuple[str, str]]:
     """Payload and what became of it, line by line; with the reason where both sides word it alike."""
-    lines = [(line.split(": ", 2) + [""])[:3] for line in report]
-    return [
-        ("", "refused")
-        if name == "container refused"
-        else (name, why if why.startswith(_SAME_WORDS) or why.endswith("in this runtime") else verdict)
-        for name, verdict, why in lines
-    ]
+    return [_verdict(*line.split(": ", 2)) for line in report]
+
+
+def _verdict(name: str, verdict: str, why: str = "") -> tuple[str, str]:
+    if name == "container refused":
+        return "", name
+    return name, why if why.startswith(_SAME_WORDS) or why.endswith("in this runtime") else verdict
 
 
 def test_same_choice(outcomes: Mapping[str, Any], programs: Path) -> None:
