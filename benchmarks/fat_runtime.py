@@ -31,14 +31,14 @@ class Run:
     Attributes:
         load: seconds from opening the file to a method that can be called.
         call: seconds of a call, the median of its calls.
-        resident: bytes of the whole process in memory after loading.
-        grown: those that loading added.
+        loaded: bytes of the whole process in memory after loading.
+        called: the same after the calls.
     """
 
     load: float
     call: float
-    resident: int
-    grown: int
+    loaded: int
+    called: int
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Cost:
         verifying_parsed: seconds that verifying by default adds to that.
         verifying_all: seconds that verifying all weights adds to that.
         call: seconds that a call takes longer.
-        resident_ratio: bytes of the process after loading by default, against the bare payload.
-        grown_ratio: the same for what loading added.
-        resident_ratio_all: as `resident_ratio`, where all weights were verified.
+        loaded_ratio: bytes of the process after loading by default, against the bare payload.
+        called_ratio: the same after the calls.
+        loaded_ratio_all: as `loaded_ratio`, where all weights were verified.
     """
 
     model: str
@@ -67,9 +67,9 @@ class Cost:
     verifying_parsed: float
     verifying_all: float
     call: float
-    resident_ratio: float
-    grown_ratio: float
-    resident_ratio_all: float
+    loaded_ratio: float
+    called_ratio: float
+    loaded_ratio_all: float
 
 
 def build_host(folder: Path) -> Path:
@@ -91,8 +91,7 @@ def run(host: Path, file: Path, inputs: Sequence[str], calls: int, level: str = 
     if done.returncode:
         sys.exit(f"{done.stderr}\nexit code {done.returncode}: {file}")
     found = json.loads(done.stdout)
-    resident = found["resident"]
-    return Run(found["load"], median(found["calls"][1:]), resident, resident - found["resident_before"])
+    return Run(found["load"], median(found["calls"][1:]), found["resident_loaded"], found["resident_called"])
 
 
 def measure(host: Path, fat: FatModel, calls: int, repeat: int) -> Cost:
@@ -118,16 +117,16 @@ def measure(host: Path, fat: FatModel, calls: int, repeat: int) -> Cost:
         bare=Run(
             median(each.load for each in bare),
             median(each.call for each in bare),
-            round(median(each.resident for each in bare)),
-            round(median(each.grown for each in bare)),
+            round(median(each.loaded for each in bare)),
+            round(median(each.called for each in bare)),
         ),
         selecting=longer("none", "bare"),
         verifying_parsed=longer("parsed", "none"),
         verifying_all=longer("all", "none"),
         call=median(taken["parsed"].call - taken["bare"].call for taken in pairs),
-        resident_ratio=median(taken["parsed"].resident / taken["bare"].resident for taken in pairs),
-        grown_ratio=median(taken["parsed"].grown / taken["bare"].grown for taken in pairs),
-        resident_ratio_all=median(taken["all"].resident / taken["bare"].resident for taken in pairs),
+        loaded_ratio=median(taken["parsed"].loaded / taken["bare"].loaded for taken in pairs),
+        called_ratio=median(taken["parsed"].called / taken["bare"].called for taken in pairs),
+        loaded_ratio_all=median(taken["all"].loaded / taken["bare"].loaded for taken in pairs),
     )
 
 
@@ -144,9 +143,10 @@ def show(costs: Sequence[Cost], repeat: int) -> None:
         ("fat: verifying what is parsed (default), ms", [cost.verifying_parsed * 1e3 for cost in costs], 3),
         ("fat: verifying all weights, ms", [cost.verifying_all * 1e3 for cost in costs], 3),
         ("fat: call adds, us", [cost.call * 1e6 for cost in costs], 2),
-        ("fat: resident after load, ratio", [cost.resident_ratio for cost in costs], 3),
-        ("fat: what load added, ratio", [cost.grown_ratio for cost in costs], 3),
-        ("fat: resident, all verified, ratio", [cost.resident_ratio_all for cost in costs], 3),
+        ("bare: resident after load, MB", [cost.bare.loaded / 1e6 for cost in costs], 2),
+        ("fat: resident after load, ratio", [cost.loaded_ratio for cost in costs], 3),
+        ("fat: resident after calls, ratio", [cost.called_ratio for cost in costs], 3),
+        ("fat: all verified, after load, ratio", [cost.loaded_ratio_all for cost in costs], 3),
     )
     for name, figures, digits in rows:
         print(f"{name:<44}{''.join(f'{figure:>20.{digits}f}' for figure in figures)}")

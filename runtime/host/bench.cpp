@@ -65,7 +65,8 @@ int bench(
       return 1;
     }
   }
-  std::printf("{\"load\": %.9f, \"resident_before\": %ld, \"resident\": %ld, \"calls\": [", load, before, after);
+  std::printf("{\"load\": %.9f, \"resident_before\": %ld, \"resident_loaded\": %ld, ", load, before, after);
+  std::printf("\"resident_called\": %ld, \"calls\": [", resident());
   for (size_t call = 0; call < calls; ++call) {
     std::printf(call != 0 ? ", %.9f" : "%.9f", taken[call]);
   }

@@ -8,7 +8,7 @@
 namespace nfat_host {
 
 /// Loads a method, calls it so many times, and prints one JSON object: seconds of loading and of each call, and bytes
-/// of resident memory before and after loading. Returns the process's exit code.
+/// of resident memory before and after loading, and after the calls. Returns the process's exit code.
 int bench(
     const std::string& path,
     const std::string& method,

@@ -34,6 +34,19 @@ class Library:
     path: Path
     handle: ctypes.CDLL
 
+    def verify_digests(self, level: str) -> None:
+        """Sets how much of a payload is verified before it runs, for all methods that are loaded from now on.
+
+        Args:
+            level: ``none``; ``parsed``, which it is at first, for programs and what backends compiled; or ``all``, for
+                weights of any size, too.
+
+        Raises:
+            LibraryError: there is no such level.
+        """
+        if self.handle.nfat_backend_verify_digests(level.encode("utf-8", "replace")) != 0:
+            raise LibraryError(f"{level!r} is no level of verification: none, parsed and all are")
+
     def report(self) -> tuple[str, ...]:
         """What became of each payload when this thread last loaded a fat method, one line for each."""
         size = self.handle.nfat_backend_report(None, 0) + 1
@@ -63,6 +76,7 @@ def load(folder: Path = _HERE) -> Library:
     except OSError as error:
         raise LibraryError(f"{path} cannot be loaded: {error}") from error
     handle.nfat_backend_executorch_version.restype = ctypes.c_char_p
+    handle.nfat_backend_verify_digests.argtypes = [ctypes.c_char_p]
     handle.nfat_backend_report.restype = ctypes.c_size_t
     handle.nfat_backend_report.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     _check_registration(path, handle)

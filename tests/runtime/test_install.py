@@ -1,0 +1,101 @@
+"""The runtime as pip installs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # it builds
+
+_RUNTIME = Path(__file__).parents[2] / "runtime"
+
+_USE = """
+import sys, pteforge_nfat
+from executorch.runtime import Runtime
+import torch
+assert sys.argv[1] in pteforge_nfat.__file__, pteforge_nfat.__file__
+library = pteforge_nfat.load()
+method = Runtime.get().load_program(sys.argv[2]).load_method("forward")
+calls, outputs = torch.load(sys.argv[3])["forward"], torch.load(sys.argv[4])
+assert torch.equal(method.execute(calls[0])[0], outputs[0])
+assert library.report()[-1].startswith("xnnpack: chosen: ")
+library.verify_digests("all")
+try:
+    library.verify_digests("most")
+except pteforge_nfat.LibraryError as error:
+    print(error)
+"""
+
+
+def _pip(venv: Path, *arguments: str | Path) -> str:
+    done = subprocess.run(
+        [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _files(venv: Path) -> set[Path]:
+    return {path for path in venv.rglob("*") if path.suffix != ".pyc" and path.name != "__pycache__"}
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    """A virtual environment that sees the packages of the tests' own one, scikit-build-core among them."""
+    folder = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
+    packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    # --system-site-packages would show those of the interpreter that the tests' environment was made from.
+    (packages / "of_the_tests.pth").write_text("".join(f"{each}\n" for each in sys.path if "site-packages" in each))
+    return folder
+
+
+@pytest.mark.usefixtures("outcomes")
+def test_install_and_uninstall(venv: Path, programs: Path, tmp_path: Path) -> None:
+    """Installed, fat files run; the wheel has the library and what loads it; uninstalling leaves nothing."""
+    before = _files(venv)
+    wheels = tmp_path / "wheels"
+    _pip(venv, "wheel", _RUNTIME, "--no-build-isolation", "--no-deps", "--wheel-dir", wheels)
+    (wheel,) = wheels.iterdir()
+    assert "-py3-none-" in wheel.name
+    _pip(venv, "install", _RUNTIME, "--no-build-isolation", "--no-deps")
+    installed = {
+        path.relative_to(venv).as_posix().split("/", 3)[-1] for path in _files(venv) - before if path.is_file()
+    }
+    assert {name for name in installed if ".dist-info/" not in name} == {
+        f"site-packages/pteforge_nfat/{name}"
+        for name in ("__init__.py", "library.py", "py.typed", "libnfat_backend.so", "executorch_version.txt")
+    }
+    program = programs / "v2.pte"
+    used = subprocess.run(
+        [
+            venv / "bin" / "python",
+            "-c",
+            _USE,
+            venv,
+            program,
+            program.with_suffix(".calls.pt"),
+            program.with_suffix(".outputs.pt"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert used.returncode == 0, used.stderr
+    assert used.stdout == "'most' is no level of verification: none, parsed and all are\n"
+    _pip(venv, "uninstall", "--yes", "pteforge-nfat")
+    assert _files(venv) == before
+
+
+def test_the_build_leaves_the_sources_alone(venv: Path) -> None:
+    """Building a wheel writes nothing next to the sources."""
+    before = {path for path in _RUNTIME.rglob("*") if "__pycache__" not in path.parts}
+    _pip(venv, "wheel", _RUNTIME, "--no-build-isolation", "--no-deps", "--wheel-dir", venv / "wheels")
+    assert {path for path in _RUNTIME.rglob("*") if "__pycache__" not in path.parts} == before
