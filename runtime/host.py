@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..artifacts.nfat.fat_file import BACKEND_ID, FatFile, is_fat, open_fat
 from ..artifacts.nfat.v1 import VERSION as V1
@@ -16,6 +16,8 @@ from ..errors import InputError, PteforgeError
 from .scratch import scratch_folder
 from .selection import Wishes, backend_problem, first_line, load_program, select
 from .signature import call_mismatch
+
+_Item = TypeVar("_Item")
 
 
 def load(
@@ -41,8 +43,8 @@ def load(
             a payload. As NoPayloadFits where no payload of a fat file can run.
         PteforgeError: the runtime refuses a plain file.
     """
-    file, wishes = Path(path), Wishes(_names(prefer), _names(exclude))
-    outside = tuple(Path(each) for each in data_files)
+    file, wishes = Path(path), Wishes(_several(prefer), _several(exclude))
+    outside = tuple(map(Path, _several(data_files)))
     pte = open_pte(file)
     return _load_fat(file, wishes, outside) if is_fat(pte) else _load_plain(file, pte, wishes, outside)
 
@@ -92,10 +94,10 @@ class LoadedProgram:
             raise PteforgeError(f"the runtime cannot run {method!r} of {self._file}: {first_line(error)}") from error
 
 
-def _names(names: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(names, str):
-        raise TypeError("names of payloads are given as a list, also if there is one")
-    return tuple(names)
+def _several(items: Iterable[_Item]) -> tuple[_Item, ...]:
+    if isinstance(items, str | Path):
+        raise TypeError(f"{items!r} has to be in a list, also if it is the only one")
+    return tuple(items)
 
 
 def _load_plain(file: Path, pte: PteFile, wishes: Wishes, data_files: Sequence[Path]) -> LoadedProgram:

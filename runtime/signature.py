@@ -25,19 +25,6 @@ def signature_mismatch(method: Method, other: Method) -> str | None:
     return next(_differences(method, other, sizes=True), None)
 
 
-def show_value(spec: ValueSpec) -> str:
-    """An argument for people: ``float32 [2, 64]``, ``float32 up to [8, 64]``, ``int``."""
-    if isinstance(spec, ScalarSpec):
-        return spec.kind
-    match spec.dynamism:
-        case "static":
-            return f"{spec.dtype} {list(spec.shape)}"
-        case "bound":
-            return f"{spec.dtype} up to {list(spec.shape)}"
-        case "unbound":
-            return f"{spec.dtype} of {len(spec.shape)} dimensions of any size"
-
-
 def _differences(method: Method, other: Method, *, sizes: bool) -> Iterator[str]:
     yield from _compare("input", method.inputs, other.inputs, sizes=sizes)
     yield from _compare("output", method.outputs, other.outputs, sizes=sizes)
@@ -75,8 +62,21 @@ def _constant(spec: ValueSpec) -> str | None:
 
 def _full(spec: ValueSpec) -> str:
     if isinstance(spec, ScalarSpec) or spec.dim_order == tuple(range(len(spec.shape))):
-        return show_value(spec)
-    return f"{show_value(spec)} in dimension order {list(spec.dim_order)}"
+        return _show(spec)
+    return f"{_show(spec)} in dimension order {list(spec.dim_order)}"
+
+
+def _show(spec: ValueSpec) -> str:
+    """An argument for people: ``float32 [2, 64]``, ``float32 up to [8, 64]``, ``int``."""
+    if isinstance(spec, ScalarSpec):
+        return spec.kind
+    match spec.dynamism:
+        case "static":
+            return f"{spec.dtype} {list(spec.shape)}"
+        case "bound":
+            return f"{spec.dtype} up to {list(spec.shape)}"
+        case "unbound":
+            return f"{spec.dtype} of {len(spec.shape)} dimensions of any size"
 
 
 def _count(number: int, what: str) -> str:

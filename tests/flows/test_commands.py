@@ -107,7 +107,7 @@ def test_help_names_every_command(made, pteforge):
     """`--help` names all commands, and no command is the same as asking for help."""
     said = pteforge(made, "--help")
     assert said.code == 0
-    for command in ("export", "inspect", "run", "verify", "why", "store", "schema"):
+    for command in ("export", "inspect", "run", "verify", "thin", "extract", "merge", "why", "store", "schema"):
         assert command in said.out
 
 

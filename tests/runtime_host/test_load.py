@@ -62,8 +62,9 @@ def test_names_that_there_are_not(fat):
             load(fat, **wish)
     with pytest.raises(InputError, match="'portable' cannot be preferred and excluded"):
         load(fat, prefer=["portable"], exclude=["portable"])
-    with pytest.raises(TypeError, match="given as a list"):
-        load(fat, prefer="portable")
+    for single in ({"prefer": "portable"}, {"exclude": "xnnpack"}, {"data_files": fat.with_suffix(".ptd")}):
+        with pytest.raises(TypeError, match="has to be in a list"):
+            load(fat, **single)
 
 
 def test_nothing_fits(fat):
