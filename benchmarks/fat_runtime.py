@@ -163,7 +163,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
         room = Path(folder)
         host = arguments.host or build_host(room / "build")
-        costs = [measure(host, fat, 20, arguments.repeat) for fat in weights(room)]
+        costs = [measure(host, fat, 5, arguments.repeat) for fat in weights(room)]
         costs += [measure(host, fat, 20_000, arguments.repeat) for fat in small(room)]
     if arguments.json:
         print(json.dumps([asdict(cost) for cost in costs], indent=2))
