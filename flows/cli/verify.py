@@ -47,10 +47,12 @@ class _Provenance:
     Attributes:
         bounds: the recipe's.
         examples: method name to its inputs and eager's outputs.
+        data: whether weights are in a `.ptd` file beside the file.
     """
 
     bounds: VerifyBounds
     examples: Mapping[str, ArtifactRef]
+    data: bool
 
 
 def _verify(file: Path, provenance: _Provenance, store: Store) -> Figures:
@@ -68,7 +70,8 @@ def _verify(file: Path, provenance: _Provenance, store: Store) -> Figures:
             ) from error
         examples[method] = load_value(ref, store.local)
     try:
-        return verify_on_runtime(file, examples, VerifyParams(bounds=provenance.bounds, host=host_capability()))
+        params = VerifyParams(bounds=provenance.bounds, host=host_capability())
+        return verify_on_runtime(file, examples, params, [file.with_suffix(".ptd")] if provenance.data else [])
     except (RuntimeError, ValueError, KeyError) as error:
         raise PteforgeError(f"the runtime cannot run {file}: {error}") from error
 
@@ -84,6 +87,7 @@ def _provenance(file: Path) -> _Provenance:
                 for role, value in written["artifacts"].items()
                 if role.startswith("examples/")
             },
+            data=written["data"] is not None,
         )
     except FileNotFoundError as error:
         raise InputError(
@@ -97,8 +101,10 @@ def _show(figures: Figures, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(figures.to_json(), indent=2))
         return
-    for method, worst in figures.methods.items():
+    for name, worst in (figures.payloads or figures.methods).items():
         typer.echo(
-            f"{method}: verified on {worst.cases} outputs; max abs error {worst.max_abs_error:.3g}, "
+            f"{name}: verified on {worst.cases} outputs; max abs error {worst.max_abs_error:.3g}, "
             f"max relative error {worst.max_relative_error:.3g}, SQNR {format_sqnr(worst)}"
         )
+    for name, why in figures.not_run.items():
+        typer.echo(f"{name}: not run: it {why}")
