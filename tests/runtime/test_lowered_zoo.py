@@ -132,7 +132,7 @@ def test_plain_host(build: Path, lowered: Lowered, tmp_path: Path) -> None:
             arguments = []
             for index, tensor in enumerate(inputs):
                 path = tmp_path / f"{index}.bin"
-                path.write_bytes(tensor.contiguous().numpy().tobytes())
+                path.write_bytes(_bytes(tensor))
                 arguments.append(f"{'x'.join(map(str, tensor.shape))}:{path}")
             done = subprocess.run(
                 [build / "nfat_run", lowered.programs / f"{name}.pte", method, *arguments],
@@ -141,14 +141,22 @@ def test_plain_host(build: Path, lowered: Lowered, tmp_path: Path) -> None:
             )
             assert done.returncode == 0, (name, done.stderr)
             outputs, expected = (
-                expected[: done_count(done.stdout, expected)],
-                expected[done_count(done.stdout, expected) :],
+                expected[: _count(done.stdout, expected)],
+                expected[_count(done.stdout, expected) :],
             )
-            assert done.stdout == b"".join(each.contiguous().numpy().tobytes() for each in outputs), name
+            assert done.stdout == b"".join(map(_bytes, outputs)), name
         assert not expected
 
 
-def done_count(content: bytes, expected: list[Any]) -> int:
+def _bytes(tensor: Any) -> bytes:
+    """Of any dtype, also of those that numpy does not have."""
+    import torch
+
+    content: bytes = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    return content
+
+
+def _count(content: bytes, expected: list[Any]) -> int:
     """How many of the expected outputs so many bytes are."""
     size = count = 0
     while size < len(content):
