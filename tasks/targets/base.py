@@ -35,6 +35,7 @@ class Target:
         distributions: packages besides torch and executorch whose versions its result depends on.
         reproducible: whether the same inputs give the same bytes each time.
         delegates: whether it has partitioners at all; without, programs go from `edge` to `compile` as they are.
+        quantized_only: whether it claims nothing of a model that was not quantized.
     """
 
     options: TargetOptions
@@ -46,6 +47,7 @@ class Target:
     distributions: ClassVar[tuple[str, ...]] = ()
     reproducible: ClassVar[bool] = True
     delegates: ClassVar[bool] = True
+    quantized_only: ClassVar[bool] = False
 
     @classmethod
     def available(cls) -> str | None:

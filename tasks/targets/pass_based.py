@@ -1,0 +1,46 @@
+"""Backends that have no delegate: graph passes turn operators into calls of kernels that are made for the processor.
+
+A target's chain is partition and preprocess; it does not run passes that write other operators into the graph. These
+targets are here so that recipes that name them are told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .base import Target
+
+
+@dataclass(frozen=True)
+class CortexM(Target):
+    """Quantized inference by CMSIS-NN kernels on Arm's Cortex-M."""
+
+    name: ClassVar[str] = "cortex_m"
+    delegates: ClassVar[bool] = False
+    quantized_only: ClassVar[bool] = True
+
+    @classmethod
+    def available(cls) -> str | None:
+        """Not: nothing that could be installed makes it so."""
+        return _reason("Cortex-M", "executorch.backends.cortex_m.passes.CortexMPassManager")
+
+
+@dataclass(frozen=True)
+class Cadence(Target):
+    """Inference by Cadence's kernels on Xtensa DSPs."""
+
+    name: ClassVar[str] = "cadence"
+    delegates: ClassVar[bool] = False
+
+    @classmethod
+    def available(cls) -> str | None:
+        """Not: nothing that could be installed makes it so."""
+        return _reason("Cadence's DSPs", "executorch.backends.cadence.aot.compiler")
+
+
+def _reason(processor: str, upstream: str) -> str:
+    return (
+        f"ExecuTorch lowers for {processor} by graph passes and not by a partitioner, which pteforge does not run; use "
+        f"{upstream} on a program of your own, or the target portable here"
+    )
