@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from ..artifacts.nfat.fat_file import BACKEND_ID, FatFile, is_fat, open_fat
 from ..artifacts.nfat.v1 import VERSION as V1
-from ..artifacts.pte.contents import Method, PteFile
+from ..artifacts.pte.contents import Method, PteFile, TensorSpec, ValueSpec
 from ..artifacts.pte.reader import open_pte
 from ..errors import InputError, PteforgeError
 from .scratch import scratch_folder
 from .selection import Wishes, backend_problem, first_line, load_program, select
-from .signature import call_mismatch
+from .signature import call_mismatch, shape_problem
 
 _Item = TypeVar("_Item")
 
@@ -64,6 +64,7 @@ class LoadedProgram:
     methods: tuple[str, ...]
     _file: Path
     _programs: Mapping[str, Any] = field(repr=False)
+    _signatures: Mapping[str, Method] = field(repr=False)
     _mismatches: Mapping[str, str] = field(repr=False)
 
     def run(self, method: str, inputs: Sequence[Any] = ()) -> list[Any]:
@@ -84,14 +85,30 @@ class LoadedProgram:
         if method not in self._programs:
             raise InputError(f"{self._file} has no method {method!r}; it has {', '.join(map(repr, self.methods))}")
         if method in self._mismatches:
-            raise PteforgeError(
-                f"payload {self.payload} of {self._file} does not fit the file: of method {method!r}, "
-                f"{self._mismatches[method]}"
-            )
+            raise self._unfit(method, self._mismatches[method])
+        signature = self._signatures.get(method)
+        if signature and (problem := _misfit("input", signature.inputs, inputs, "takes")):
+            raise PteforgeError(f"{self._file} cannot run {method!r}: {problem}")
         try:
-            return list(self._programs[method].load_method(method).execute(inputs))
+            outputs = list(self._programs[method].load_method(method).execute(inputs))
         except (RuntimeError, ValueError, TypeError) as error:
             raise PteforgeError(f"the runtime cannot run {method!r} of {self._file}: {first_line(error)}") from error
+        if signature and (problem := _misfit("output", signature.outputs, outputs, "gives")):
+            raise self._unfit(method, problem)
+        return outputs
+
+    def _unfit(self, method: str, problem: str) -> PteforgeError:
+        return PteforgeError(f"payload {self.payload} of {self._file} does not fit the file: of {method!r}, {problem}")
+
+
+def _misfit(what: str, specs: Sequence[ValueSpec], values: Sequence[Any], does: str) -> str | None:
+    """The first tensor whose sizes are not those of the fat file; its payload may have others."""
+    for position, (spec, value) in enumerate(zip(specs, values, strict=False)):
+        if isinstance(spec, TensorSpec) and hasattr(value, "shape"):
+            problem = shape_problem(spec, value.shape, does)
+            if problem:
+                return f"{what} {position} {problem}"
+    return None
 
 
 def _several(items: Iterable[_Item]) -> tuple[_Item, ...]:
@@ -110,7 +127,7 @@ def _load_plain(file: Path, pte: PteFile, wishes: Wishes, data_files: Sequence[P
             raise InputError(f"{file} cannot run here: {problem}")
     program = _load_program(file, *data_files)
     names = _method_names(pte.methods)
-    return LoadedProgram(None, (), names, file, dict.fromkeys(names, program), {})
+    return LoadedProgram(None, (), names, file, dict.fromkeys(names, program), {}, {})
 
 
 def _load_fat(file: Path, wishes: Wishes, data_files: Sequence[Path]) -> LoadedProgram:
@@ -130,6 +147,7 @@ def _load_fat(file: Path, wishes: Wishes, data_files: Sequence[Path]) -> LoadedP
         _method_names(fat.outer.methods),
         file,
         programs,
+        {method.name: method for method in delegated},
         {name: problem for name, problem in mismatches.items() if problem},
     )
 

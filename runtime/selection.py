@@ -160,6 +160,7 @@ def backend_problem(backend: str) -> str | None:
     """Why what needs a backend cannot run in this process; None if it can."""
     from executorch.runtime import Runtime  # noqa: PLC0415 - takes seconds, and importing this package must not
 
+    backend = backend.partition("\0")[0]  # as the runtime reads it, which is C++
     if backend == BACKEND_ID:
         return "it is a fat program itself, and those do not nest"
     registry = Runtime.get().backend_registry

@@ -25,6 +25,20 @@ def signature_mismatch(method: Method, other: Method) -> str | None:
     return next(_differences(method, other, sizes=True), None)
 
 
+def shape_problem(spec: TensorSpec, shape: Sequence[int], does: str = "takes") -> str | None:
+    """Why a tensor of `shape` is not what a method takes or gives, as `spec` says; None if it is.
+
+    The runtime resizes within the bounds of what may vary.
+    """
+    if len(shape) != len(spec.shape):
+        return f"has {len(shape)} dimensions, the method {does} {len(spec.shape)}"
+    if spec.dynamism == "static" and tuple(shape) != spec.shape:
+        return f"has the shape {list(shape)}, the method {does} {list(spec.shape)}"
+    if spec.dynamism == "bound" and any(size > most for size, most in zip(shape, spec.shape, strict=True)):
+        return f"has the shape {list(shape)}, the method {does} at most {list(spec.shape)}"
+    return None
+
+
 def _differences(method: Method, other: Method, *, sizes: bool) -> Iterator[str]:
     yield from _compare("input", method.inputs, other.inputs, sizes=sizes)
     yield from _compare("output", method.outputs, other.outputs, sizes=sizes)

@@ -15,6 +15,7 @@ from ...artifacts.pte.contents import Method, ScalarSpec, TensorSpec
 from ...artifacts.pte.reader import open_pte
 from ...errors import InputError
 from ...runtime import LoadedProgram, load
+from ...runtime.signature import shape_problem
 from .fat_input import data_files, split_names
 from .fat_output import check_output
 from .options import DATA
@@ -107,21 +108,10 @@ def _read(path: Path, method: Method) -> list[Any]:
         raise InputError(f"{path} holds {len(values)} arrays; method {method.name!r} takes {len(wanted)} tensors")
     for position, (value, spec) in enumerate(zip(values, wanted, strict=True)):
         values[position] = value.to(getattr(torch, spec.dtype))
-        if problem := _misfit(tuple(value.shape), spec):
+        if problem := shape_problem(spec, value.shape):
             raise InputError(f"{path}: array {position} {problem}")
     tensors = iter(values)
     return [next(tensors) if isinstance(spec, TensorSpec) else spec.value for spec in method.inputs]
-
-
-def _misfit(shape: tuple[int, ...], spec: TensorSpec) -> str | None:
-    """Why an input is not taken, if it is not. The runtime resizes within the bounds of an input that may vary."""
-    if len(shape) != len(spec.shape):
-        return f"has {len(shape)} dimensions, the method takes {len(spec.shape)}"
-    if spec.dynamism == "static" and shape != spec.shape:
-        return f"has the shape {list(shape)}, the method takes {list(spec.shape)}"
-    if spec.dynamism == "bound" and any(size > most for size, most in zip(shape, spec.shape, strict=True)):
-        return f"has the shape {list(shape)}, the method takes at most {list(spec.shape)}"
-    return None
 
 
 def _write(path: Path, outputs: list[Any]) -> None:

