@@ -1,4 +1,4 @@
-"""Lowers the contract's network for one target, stage by stage; prints what came of it as JSON."""
+"""Lowers the contract's networks for one target, stage by stage; prints what came of each as JSON."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ from pteforge.tasks.targets import find_target
 
 
 def main(name: str, folder: Path) -> None:
+    """Lowers every network."""
+    print(json.dumps([lower(name, builder, folder / builder) for builder in ("build", "build_mlp")]))  # noqa: T201
+
+
+def lower(name: str, builder: str, folder: Path) -> dict[str, object]:
     """Runs the plan of one recipe up to `serialize`, and `verify` where this machine has the backends."""
+    folder.mkdir()
     here = Path(__file__).parent
     recipe = Recipe.model_validate({"specializations": [{"target": name}], "verify": {"min_sqnr_db": 30.0}})
     target = find_target(name)
     model = PlannedModel(
         name="network",
-        config=ModelConfig.model_validate({"source": "contract_network:build"}),
+        config=ModelConfig.model_validate({"source": f"contract_network:{builder}"}),
         recipes=(PlannedRecipe("recipe", recipe, (PlannedSpecialization(target.name, target),), recipe.verify),),
         drawn_inputs=1,
         python_path=(here,),
@@ -42,7 +48,7 @@ def main(name: str, folder: Path) -> None:
         outputs[step.name] = run_call(StageCall(step.stage, inputs, step.params, store.root, folder, model.python_path))
     file = outputs["serialize/recipe"]["file"]
     backends = read_pte(read_payload(file, store)).backends
-    print(json.dumps({"sha256": payload_sha256(file, store), "backends": backends, "steps": sorted(outputs)}))  # noqa: T201
+    return {"sha256": payload_sha256(file, store), "backends": backends, "steps": sorted(outputs)}
 
 
 def _runs_here(backends: tuple[str, ...]) -> bool:

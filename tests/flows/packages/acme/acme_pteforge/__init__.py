@@ -1,0 +1,1 @@
+"""Acme's backend for ExecuTorch, and its target for pteforge."""
