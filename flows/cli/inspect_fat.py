@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,31 +64,31 @@ def _payload(fat: FatFile, payload: Payload, sizes: PayloadSizes) -> dict[str, A
 
 def print_container(console: Console, file: Path, description: dict[str, Any]) -> None:
     """Shows a fat file's payloads, by priority; `description` is that of the file, with its ``container``."""
+    for line in _lines(file, description):
+        console.print(Text(line), soft_wrap=True)
+    console.print(_table(description["container"]["payloads"]))
+
+
+def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
     container = description["container"]
     payloads, outside = container["payloads"], container["outside"]
     total = description["size"] + outside["bytes"]
+    what = f"NFAT version {container['version']} with {_count(len(payloads), 'payload')}"
+    yield f"{printable(str(file))}: {format_size(description['size'])}, {what}"
     ratio = f", {total / container['sum']:.2f} of that" if container["sum"] else ""
-    count = f"{len(payloads)} payload{'' if len(payloads) == 1 else 's'}"
-    lines = [
-        f"{printable(str(file))}: {format_size(description['size'])}, NFAT version {container['version']} with {count}",
-        f"alone they have {format_size(container['sum'])}; together {format_size(total)}{ratio}",
-    ]
+    yield f"alone they have {format_size(container['sum'])}; together {format_size(total)}{ratio}"
     if outside["count"]:
-        lines.append(f"kept outside, in .ptd files: {outside['count']} blobs, {format_size(outside['bytes'])}")
-    lines += [
-        f"payload {payload['name']}: {len(payload['missing_blobs'])} of its blobs are missing: --data names their file"
-        for payload in payloads
-        if payload["missing_blobs"]
-    ]
-    methods = [method["name"] for method in description["methods"]]
-    lines += [
-        f"payload {payload['name']} has other methods: {printable(', '.join(payload['methods']))}"
-        for payload in payloads
-        if payload["methods"] and sorted(payload["methods"]) != sorted(methods)
-    ]
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
-    console.print(_table(payloads))
+        yield f"kept outside, in .ptd files: {_count(outside['count'], 'blob')}, {format_size(outside['bytes'])}"
+    methods = sorted(method["name"] for method in description["methods"])
+    for payload in payloads:
+        if missing := payload["missing_blobs"]:
+            yield f"payload {payload['name']} lacks {_count(len(missing), 'blob')}: --data names the file that has them"
+        if payload["methods"] and sorted(payload["methods"]) != methods:
+            yield f"payload {payload['name']} has other methods: {printable(', '.join(payload['methods']))}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _table(payloads: list[dict[str, Any]]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -79,14 +80,13 @@ def test_data_outside(pteforge, make):
         container = pteforge("inspect", file, *more, "--json").json["container"]
         assert container["outside"] == stored
         assert [payload["missing_blobs"] for payload in container["payloads"]] == [[], []]
-    assert f"kept outside, in .ptd files: {stored['count']} blobs, " in pteforge("inspect", file).out
+    assert f"kept outside, in .ptd files: {stored['count']} blob" in pteforge("inspect", file).out
     data.rename(make.folder / "elsewhere.ptd")
     container = pteforge("inspect", file, "--json").json["container"]
     assert all(payload["missing_blobs"] for payload in container["payloads"])
     said = pteforge("inspect", file)
     assert said.code == 0
-    assert "payload xnnpack: " in said.out
-    assert "--data names their file" in said.out
+    assert "payload xnnpack lacks 1 blob: --data names the file" in said.out
     assert "--data names" not in pteforge("inspect", file, "--data", "elsewhere.ptd").out
 
 
@@ -157,3 +157,26 @@ def test_printable():
     assert printable("größe 模型 a b") == "größe 模型 a b"
     assert printable("a\x1b[2Jb\r\n\x00\x9b\u202e") == "a\\x1b[2Jb\\r\\n\\x00\\x9b\\u202e"
     assert printable("a\n\tb\x07", keep="\n\t") == "a\n\tb\\x07"
+
+
+def test_damaged_files(pteforge, fat, tmp_path):
+    """Whatever is changed in a fat file, it is shown, without escapes, or refused with one message."""
+    good = fat.read_bytes()
+    pte = open_fat(fat).outer
+    container = pte.methods[0].delegates[0]
+    described = [range(pte.program_size), range(container.offset, container.offset + container.size)]
+    chance = random.Random(5)  # noqa: S311 - the same files each time
+    shown = 0
+    for _ in range(120):
+        content = bytearray(good)
+        for _ in range(chance.choice((1, 1, 2, 4))):
+            content[chance.choice(chance.choice(described))] = chance.randrange(256)
+        (tmp_path / "changed.pte").write_bytes(content)
+        said = pteforge("inspect", "changed.pte")
+        if said.code == 0:
+            assert said.err == ""
+            assert "\x1b" not in said.out
+            shown += 1
+        else:
+            said.refused("changed.pte")
+    assert 20 < shown < 100
