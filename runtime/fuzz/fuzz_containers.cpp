@@ -121,12 +121,13 @@ void check_payloads(nfat::Bytes content) {
     if (payload.features != 0 || payload.size > kLarge) {
       continue;
     }
-    const nfat::ExtentLoader loader(*container, payload, blobs);
+    nfat::ExtentLoader loader(*container, payload, blobs);
     std::array<uint8_t, nfat::kSha256Size> digest;
     if (loader.hold().empty()) {
       check(loader.hash(digest).empty());
     }
     loader.hash_parts(payload);
+    loader.verify_what_is_parsed();
     check_ranges(loader, payload.size);
     blobs->release();
   }
@@ -146,6 +147,11 @@ void check_delegate(nfat::Bytes content) {
 }
 
 } // namespace
+
+/// Memory that cannot be had is an error that everybody has to deal with.
+extern "C" const char* __asan_default_options() {
+  return "allocator_may_return_null=1:max_allocation_size_mb=1024";
+}
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   // Both are slow: the log is most of the time otherwise.

@@ -16,6 +16,8 @@ using executorch::runtime::Span;
 
 namespace {
 
+constexpr uintptr_t kFirstPage = 4096;
+
 std::string with_error(const char* what, Error error) {
   return std::string(what) + " (" + executorch::runtime::to_string(error) + ")";
 }
@@ -26,6 +28,10 @@ std::string missing_backend(const MethodMeta& meta) {
     const auto id = meta.get_backend_name(index);
     if (!id.ok()) {
       return with_error("its list of backends is damaged", id.error());
+    }
+    // Where a program leaves an id out, the runtime looks for it at an offset from the null pointer.
+    if (reinterpret_cast<uintptr_t>(*id) < kFirstPage) {
+      return "its list of backends is damaged";
     }
     if (std::string problem = backend_problem(*id); !problem.empty()) {
       return problem;

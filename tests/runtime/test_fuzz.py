@@ -29,7 +29,7 @@ def test_containers(
         content = (programs / f"{name}.pte").read_bytes()
         delegate = next(each for method in read_pte(content).methods for each in method.delegates)
         (seeds / name).write_bytes(content[delegate.offset : delegate.offset + delegate.size])
-    folders = [found, seeds, *(_CORPUS / kind for kind in ("good", "bad", "mutated"))]
+    folders = [found, seeds, *(_CORPUS / kind for kind in ("good", "bad", "mutated", "unloadable"))]
     options = [f"-runs={_RUNS}", "-seed=1", "-timeout=10", "-rss_limit_mb=2048", "-max_len=8192"]
     done = subprocess.run(
         [build / "fuzz_containers", *options, f"-artifact_prefix={tmp_path}/", *folders],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from pathlib import Path
 
 import pytest
 from pteforge.artifacts.digest import digest_bytes
@@ -21,6 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test buil
 
 Mutations = Callable[[bytes, int, int], list[bytes]]
 Opened = Callable[[Sequence[bytes], Mapping[str, bytes]], list[str]]
+
+_CORPUS = Path(__file__).parents[1] / "artifacts" / "nfat" / "corpus"
 
 _COUNT = 3000
 """Mutations of each version."""
@@ -139,3 +143,21 @@ def test_every_length(opened: Opened, version: int) -> None:
     sound = _sound_v1() if version == 1 else _sound_v2()
     containers = [sound[:size] for size in range(len(sound))] + [sound + b"\x01"]
     assert all(line.startswith("refused: ") for line in opened(containers, _NAMED))
+
+
+def test_corpus(opened: Opened) -> None:
+    """The library accepts and refuses what the corpus says, and loads no payload that broke a runtime once."""
+    blobs = {path.name: path.read_bytes() for path in (_CORPUS / "blobs").iterdir()}
+    for kind, verdict in (
+        ("good", "accepted"),
+        ("bad", "refused:"),
+        ("mutated", "refused:"),
+        ("unloadable", "accepted"),
+    ):
+        paths = sorted((_CORPUS / kind).glob("*.nfat"))
+        found = opened([path.read_bytes() for path in paths], blobs)
+        assert {line.partition(" ")[0] for line in found} == {verdict}, kind
+        assert len(found) == len(paths) > 0
+        assert verdict == "refused:" or {" -> ", " damaged", " missing"}.isdisjoint(
+            re.findall(r" -> | \w+", "".join(found))
+        )

@@ -69,7 +69,7 @@ def test_install_and_uninstall(venv: Path, programs: Path, tmp_path: Path) -> No
         path.relative_to(venv).as_posix().split("/", 3)[-1] for path in _files(venv) - before if path.is_file()
     }
     assert {name for name in installed if ".dist-info/" not in name} == {
-        f"site-packages/pteforge_nfat/{name}"
+        f"pteforge_nfat/{name}"
         for name in ("__init__.py", "library.py", "py.typed", "libnfat_backend.so", "executorch_version.txt")
     }
     program = programs / "v2.pte"

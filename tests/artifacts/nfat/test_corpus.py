@@ -61,6 +61,17 @@ def test_bad_containers(case):
     assert case.problem in str(caught.value)
 
 
+def test_unloadable_payloads():
+    """Containers are accepted whose payloads break runtimes: version 1 says nothing of what is in payloads."""
+    paths = sorted((_CORPUS.CORPUS / "unloadable").glob("*.nfat"))
+    assert len(paths) >= 2
+    for path in paths:
+        container = read_container(path.read_bytes())
+        assert [len(container.rebuild(payload)) for payload in container.payloads] == [
+            payload.size for payload in container.payloads
+        ]
+
+
 def test_mutated_containers():
     """What a fuzzer made, one file for each way to be refused, still is refused."""
     paths = sorted((_CORPUS.CORPUS / "mutated").glob("*.nfat"))
