@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import wraps
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
@@ -91,6 +94,7 @@ class CoreMl(Target):
             CoreMLPartitioner,
         )
 
+        _keep_no_temporary_files()
         options = self.options
         return [
             CoreMLPartitioner(
@@ -100,6 +104,31 @@ class CoreMl(Target):
                 lower_full_graph=options.lower_full_graph,
             )
         ]
+
+
+def _keep_no_temporary_files() -> None:
+    """Makes the backend remove its temporary files when it has compiled, not when the process ends.
+
+    coremltools leaves copies of the model, weights included, to functions that are called at exit. Stage processes end
+    without.
+    """
+    from executorch.backends.apple.coreml.compiler import CoreMLBackend  # noqa: PLC0415 - workers only
+
+    preprocess = CoreMLBackend.preprocess_multimethod
+    if hasattr(preprocess, "__wrapped__"):
+        return
+
+    @wraps(preprocess)
+    def call(edge_programs: Any, compile_specs: Any) -> Any:
+        before = tempfile.tempdir
+        with TemporaryDirectory(prefix="pteforge-coreml-", ignore_cleanup_errors=True) as folder:
+            tempfile.tempdir = folder
+            try:
+                return preprocess(edge_programs, compile_specs)
+            finally:
+                tempfile.tempdir = before
+
+    CoreMLBackend.preprocess_multimethod = staticmethod(call)
 
 
 def _compile_specs(options: CoreMlOptions) -> list[CompileSpec]:

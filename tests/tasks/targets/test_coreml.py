@@ -80,8 +80,14 @@ def test_is_not_reproducible():
 
 
 @pytest.mark.slow
-def test_options_change_the_payload(lower_apart, operators):
-    """Weights take twice as much in float32, and skipped operators run on the CPU, as do those that Core ML lacks."""
+def test_options_change_the_payload(lower_apart, operators, tmp_path, monkeypatch):
+    """Weights take twice as much in float32, and skipped operators run on the CPU, as do those that Core ML lacks.
+
+    No copy of a model is left to the end of the process: stage processes end without cleaning up.
+    """
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     made = lower_apart(
         "coreml",
         half=("mlp", {}),
@@ -100,3 +106,4 @@ def test_options_change_the_payload(lower_apart, operators):
     assert "aten::copy_" in operators(made["no_state"])
     assert operators(made["some"])
     assert made["all_or_nothing"].startswith(b"NotImplementedError: CoreML does not support the op aten.asinh.default")
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []

@@ -6,6 +6,7 @@ Arguments: folder, target, and any number of lowerings, each as JSON: name of th
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -60,3 +61,5 @@ def main(folder: Path, target: str, lowerings: list[dict[str, object]]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2], [json.loads(each) for each in sys.argv[3:]])
+    sys.stdout.flush()
+    os._exit(0)  # as stage processes do
