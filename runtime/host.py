@@ -91,7 +91,7 @@ class LoadedProgram:
             raise PteforgeError(f"{self._file} cannot run {method!r}: {problem}")
         try:
             outputs = list(self._programs[method].load_method(method).execute(inputs))
-        except (RuntimeError, ValueError, TypeError) as error:
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
             raise PteforgeError(f"the runtime cannot run {method!r} of {self._file}: {first_line(error)}") from error
         if signature and (problem := _misfit("output", signature.outputs, outputs, "gives")):
             raise self._unfit(method, problem)

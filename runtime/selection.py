@@ -137,7 +137,7 @@ def _load(file: Path, methods: Sequence[str], named_data: Path | None) -> tuple[
     for name in methods:
         try:
             program.load_method(name)
-        except RuntimeError as error:
+        except (RuntimeError, KeyError) as error:  # KeyError: the runtime reads names up to a NUL
             raise _PassedOver(f"its method {name!r} does not load ({first_line(error)})") from error
     return pte, program
 

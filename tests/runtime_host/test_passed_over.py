@@ -84,6 +84,13 @@ def test_lacks_a_method(make, one_method):
     assert passed_over(make.fat((Description("first"), one_method), "portable")) == "it has no method 'hidden'"
 
 
+def test_name_with_a_nul(make):
+    """A method whose name the runtime reads otherwise than its file has it cannot be loaded, and is no other error."""
+    content = make.entry("portable")[1].replace(b"hidden", b"hid\0en")
+    with pytest.raises(NoPayloadFits, match=r"first: passed over: its method 'hid.x00en' does not load"):
+        load(make.write(make.pack((Description("first"), content)), content))
+
+
 def lower(module, *shape: int) -> bytes:
     """A module as a plain file whose only method is `forward`."""
     import torch
