@@ -136,7 +136,7 @@ def show(costs: Sequence[Cost], repeat: int) -> None:
     columns = [f"{cost.model}, {cost.payload}" for cost in costs]
     print(f"{'':<44}{''.join(f'{column:>20}' for column in columns)}")
     rows = (
-        ("payload, MB", [cost.payload_bytes / 1e6 for cost in costs], 2),
+        ("payload, MB", [cost.payload_bytes / 1e6 for cost in costs], 3),
         ("bare: load, ms", [cost.bare.load * 1e3 for cost in costs], 3),
         ("bare: call, us", [cost.bare.call * 1e6 for cost in costs], 2),
         ("fat: selecting adds to load, ms", [cost.selecting * 1e3 for cost in costs], 3),
