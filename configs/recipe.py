@@ -52,6 +52,17 @@ class Specialization(FrozenModel):
         return self.name or self.target
 
 
+class Quantize(FrozenModel):
+    """Post-training quantization of exported programs (PT2E), calibrated on the model's example inputs."""
+
+    quantizer: str = Field(
+        default="xnnpack", min_length=1, description="Name of the target whose quantizer annotates the program."
+    )
+    options: dict[str, JsonValue] = Field(
+        default={}, description="The quantizer's own options, such as per_channel or dynamic for xnnpack."
+    )
+
+
 class EdgeOptions(FrozenModel):
     """How ATen programs become Edge programs (``executorch.exir.EdgeCompileConfig``)."""
 
@@ -113,6 +124,9 @@ class Recipe(FrozenModel):
     output: Output = Field(default=Output(), description="What kind of file is made.")
     specializations: tuple[Specialization, ...] = Field(
         description="The backends that the model is lowered for; at least one.", json_schema_extra={"minItems": 1}
+    )
+    quantize: Quantize | None = Field(
+        default=None, description="How exported programs are quantized before they are lowered; null: not at all."
     )
     edge: EdgeOptions = Field(default=EdgeOptions(), description="How ATen programs become Edge programs.")
     compile: CompileOptions = Field(default=CompileOptions(), description="How the file is laid out.")

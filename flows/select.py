@@ -6,13 +6,15 @@ from fnmatch import fnmatchcase
 
 from ..configs.load import LoadedZoo
 from ..configs.model import ModelConfig
+from ..configs.recipe import Recipe
 from ..configs.sources import ProgramSource
 from ..errors import InputError, SourceError, TargetError
 from ..tasks.keys.builder import find_builder
 from ..tasks.keys.program_file import check_program_file
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.model import PlannedModel, PlannedRecipe, PlannedSpecialization
-from ..tasks.targets.find import find_target
+from ..tasks.params import TargetParams
+from ..tasks.targets.find import find_quantizer_options, find_target
 
 
 def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:
@@ -98,4 +100,21 @@ def _plan_recipe(loaded: LoadedZoo, model: str, name: str) -> PlannedRecipe:
             "file is what every device falls back to, so it must need no backend; add `- target: portable`",
             ("recipes", name, "specializations"),
         )
-    return PlannedRecipe(name, recipe, tuple(planned), loaded.zoo.verify_bounds(model, name), unavailable)
+    return PlannedRecipe(
+        name,
+        recipe,
+        tuple(planned),
+        loaded.zoo.verify_bounds(model, name),
+        _plan_quantizer(loaded, name, recipe),
+        unavailable,
+    )
+
+
+def _plan_quantizer(loaded: LoadedZoo, name: str, recipe: Recipe) -> TargetParams | None:
+    if recipe.quantize is None:
+        return None
+    try:
+        options = find_quantizer_options(recipe.quantize.quantizer, dict(recipe.quantize.options))
+    except TargetError as error:
+        raise loaded.locations.error(str(error), ("recipes", name, "quantize")) from error
+    return TargetParams(name=recipe.quantize.quantizer, options=options.model_dump(mode="json"))

@@ -32,6 +32,7 @@ class StageName(Enum):
     """Every stage, in the order in which a model goes through them."""
 
     EXPORT = "export"
+    QUANTIZE = "quantize"
     EDGE = "edge"
     PARTITION = "partition"
     PREPROCESS = "preprocess"
@@ -49,6 +50,7 @@ class StageName(Enum):
 
 _KINDS = {
     StageName.EXPORT: StageKind(f"{_STAGES}.export", params.ExportParams),
+    StageName.QUANTIZE: StageKind(f"{_STAGES}.quantize", params.QuantizeParams),
     StageName.EDGE: StageKind(f"{_STAGES}.edge", params.EdgeParams),
     StageName.PARTITION: StageKind(f"{_STAGES}.partition", params.PartitionParams),
     StageName.PREPROCESS: StageKind(f"{_STAGES}.preprocess", params.PreprocessParams),

@@ -22,7 +22,7 @@ from .keys.versions import distribution_versions
 from .model import PlannedModel
 from .params import CompileParams, ExportParams
 from .steps import Step
-from .targets.find import find_target
+from .targets.find import find_target_class
 from .workers import WorkerLimits, Workers
 
 _ENTRY = "pteforge.tasks.stages.entry:run"
@@ -186,8 +186,8 @@ def _toolchain(step: Step) -> _Toolchain:
     """Takes milliseconds, since it reads what is installed: to be kept for the time of a run."""
     modules, distributions = [step.stage.kind.module], list(step.distributions)
     if step.target:
-        target = find_target(step.target.name, step.target.options)
-        modules.append(type(target).__module__)
+        target = find_target_class(step.target.name)
+        modules.append(target.__module__)
         distributions += target.distributions
     return _Toolchain(
         code=digest_json([stage_code_digest(module) for module in modules]),

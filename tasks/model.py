@@ -50,6 +50,7 @@ class PlannedRecipe:
         recipe: the recipe.
         specializations: what to lower to, by preference; exactly one for the plain form.
         bounds: the recipe's verification bounds with the model's own in front.
+        quantizer: the target that quantizes, with its quantizer's options; None where nothing is quantized.
         unavailable: names of specializations that this machine cannot lower and that are not required: why, by name.
     """
 
@@ -57,6 +58,7 @@ class PlannedRecipe:
     recipe: Recipe
     specializations: tuple[PlannedSpecialization, ...]
     bounds: VerifyBounds
+    quantizer: TargetParams | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
     @property

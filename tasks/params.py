@@ -50,6 +50,16 @@ class TargetParams(Params):
     options: dict[str, Any] = {}
 
 
+class QuantizeParams(Params):
+    """Parameters of `quantize`.
+
+    Attributes:
+        quantizer: the target that it comes from, with the quantizer's options.
+    """
+
+    quantizer: TargetParams
+
+
 class EdgeParams(Params):
     """Parameters of `edge`. Equal ones share one run, whichever target they come from.
 

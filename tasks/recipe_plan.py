@@ -19,6 +19,7 @@ from .params import (
     Params,
     PartitionParams,
     PreprocessParams,
+    QuantizeParams,
     ReportParams,
     SerializeParams,
     TargetParams,
@@ -49,6 +50,7 @@ class _RecipePlan:
     recipe: PlannedRecipe
     exports: Mapping[str, str]
     parts: dict[str, str] = field(default_factory=dict)
+    programs: dict[str, str] = field(default_factory=dict)
 
     @property
     def fat(self) -> bool:
@@ -56,6 +58,7 @@ class _RecipePlan:
 
     def add(self) -> Mapping[str, str]:
         self.parts |= {step: step for step in self.exports.values()}
+        self.programs = {method: self._quantize(method, export) for method, export in self.exports.items()}
         payloads = {each.name: Output(self._compile(each), "payload") for each in self.recipe.specializations}
         file = self._serialize(payloads)
         self._prove(file)
@@ -79,12 +82,21 @@ class _RecipePlan:
         self.parts[part + of_payload] = step
         return step
 
+    def _quantize(self, method: str, export: str) -> str:
+        """Adds the step that quantizes a method, if any; gives the step whose program is lowered."""
+        quantizer = self.recipe.quantizer
+        if quantizer is None:
+            return export
+        inputs = {role: Output(export, role) for role in ("program", "examples")}
+        params = QuantizeParams(quantizer=quantizer)
+        return self._add(StageName.QUANTIZE, params, inputs, method=method, target=quantizer)
+
     def _compile(self, each: PlannedSpecialization) -> str:
         """Adds what leads to a payload; gives the step that makes it."""
         target, edge = each.target_params, _edge_params(self.recipe, each)
         programs: dict[str, Output] = {}
-        for method, export in self.exports.items():
-            inputs = {"program": Output(export, "program")}
+        for method, exported in self.programs.items():
+            inputs = {"program": Output(exported, "program")}
             keeper = target if edge.preserve_for else None
             program = self._add(StageName.EDGE, edge, inputs, method=method, payload=each.name, target=keeper)
             if each.target.delegates:

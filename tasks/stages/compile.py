@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import executorch.kernels.quantized  # noqa: F401 - the forms of quantized operators that files name
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.lowered_backend_module import LoweredBackendModule

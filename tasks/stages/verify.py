@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import executorch.kernels.quantized  # noqa: F401 - kernels of quantized operators
 from executorch.runtime import Runtime, Verification
 
 from ...artifacts.digest import canonical_json

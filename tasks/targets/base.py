@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
+    from torchao.quantization.pt2e.quantizer import Quantizer
 
 
 class TargetOptions(BaseModel):
@@ -30,6 +31,7 @@ class Target:
         options: the options, of the class that `Options` names.
         name: what recipes call it.
         Options: type of its options.
+        QuantizerOptions: type of its quantizer's options; None where it has no quantizer.
         backends: the runtime backends its payload may need, by the ids that the device registers. Empty: none.
         extra: the pip extra of pteforge that installs what it needs, None where the base installation has all.
         distributions: packages besides torch and executorch whose versions its result depends on.
@@ -42,6 +44,7 @@ class Target:
 
     name: ClassVar[str]
     Options: ClassVar[type[TargetOptions]] = TargetOptions
+    QuantizerOptions: ClassVar[type[TargetOptions] | None] = None
     backends: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str | None] = None
     distributions: ClassVar[tuple[str, ...]] = ()
@@ -63,6 +66,15 @@ class Target:
         Specializations with equal answers of one target share their edge programs.
         """
         return None
+
+    @classmethod
+    def quantizer(cls, options: TargetOptions) -> Quantizer:
+        """The PT2E quantizer, for a target that has `QuantizerOptions`. Called in worker processes only.
+
+        Args:
+            options: of the class that `QuantizerOptions` names.
+        """
+        raise NotImplementedError(f"target {cls.name!r} has no quantizer: {options}")
 
     def partitioners(self) -> Sequence[Partitioner]:
         """The partitioners to run one after another on each method; empty where nothing is delegated.

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...errors import TargetError
-from .base import Target
+from .base import Target, TargetOptions
 
 GROUP = "pteforge.targets"
 
@@ -26,12 +26,34 @@ def find_target(name: str, options: dict[str, Any] | None = None) -> Target:
         TargetError: no such target, several packages claim the name, it cannot be imported, or the options do not fit.
     """
     target = _load(name)
+    return target(_checked_options(f"options of target {name!r}", target.Options, options))
+
+
+def find_quantizer_options(name: str, options: dict[str, Any] | None = None) -> TargetOptions:
+    """Options of a target's quantizer, checked.
+
+    Raises:
+        TargetError: no such target, it has no quantizer, or the options do not fit.
+    """
+    kind = find_target_class(name).QuantizerOptions
+    if kind is None:
+        having = ", ".join(each for each in target_names() if find_target_class(each).QuantizerOptions) or "none"
+        raise TargetError(f"target {name!r} has no quantizer; targets that have one: {having}")
+    return _checked_options(f"quantizer options of target {name!r}", kind, options)
+
+
+def find_target_class(name: str) -> type[Target]:
+    """The class of the target `name`; raises TargetError where it cannot be had."""
+    return _load(name)
+
+
+def _checked_options(what: str, kind: type[TargetOptions], options: dict[str, Any] | None) -> TargetOptions:
     try:
-        return target(target.Options.model_validate(options or {}))
+        return kind.model_validate(options or {})
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, line['loc']))}: {line['msg']}" for line in error.errors())
-        known = ", ".join(sorted(target.Options.model_fields)) or "none"
-        raise TargetError(f"options of target {name!r}: {problems} (its options: {known})") from error
+        known = ", ".join(sorted(kind.model_fields)) or "none"
+        raise TargetError(f"{what}: {problems} (its options: {known})") from error
 
 
 def _load(name: str) -> type[Target]:

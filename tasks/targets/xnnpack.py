@@ -12,6 +12,7 @@ from .base import Target, TargetOptions
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
+    from torchao.quantization.pt2e.quantizer import Quantizer
 
 Precision = Literal["fp32", "static_quant", "dynamic_quant"]
 
@@ -37,6 +38,18 @@ class XnnpackOptions(TargetOptions):
         return value
 
 
+class XnnpackQuantizerOptions(TargetOptions):
+    """Options of XNNPACK's quantizer: symmetric int8.
+
+    Attributes:
+        per_channel: weights have a scale for each output channel instead of one for all.
+        dynamic: scales of activations are computed where the model runs; only linear layers are quantized.
+    """
+
+    per_channel: bool = True
+    dynamic: bool = False
+
+
 @dataclass(frozen=True)
 class Xnnpack(Target):
     """CPU inference by XNNPACK; what it does not support runs by the portable kernels."""
@@ -45,11 +58,27 @@ class Xnnpack(Target):
 
     name: ClassVar[str] = "xnnpack"
     Options: ClassVar[type[TargetOptions]] = XnnpackOptions
+    QuantizerOptions: ClassVar[type[TargetOptions] | None] = XnnpackQuantizerOptions
     backends: ClassVar[tuple[str, ...]] = ("XnnpackBackend",)
 
     def preserving(self) -> dict[str, Any]:
         """All but `per_operator`: that decides how matches are grouped, not what matches."""
         return self.options.model_dump(mode="json", exclude={"per_operator"})
+
+    @classmethod
+    def quantizer(cls, options: TargetOptions) -> Quantizer:
+        """Symmetric int8 for every operator that XNNPACK has in int8."""
+        from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (  # noqa: PLC0415 - workers only
+            XNNPACKQuantizer,
+            get_symmetric_quantization_config,
+        )
+
+        given = XnnpackQuantizerOptions.model_validate(options.model_dump())
+        quantizer = XNNPACKQuantizer()
+        quantizer.set_global(
+            get_symmetric_quantization_config(is_per_channel=given.per_channel, is_dynamic=given.dynamic)
+        )
+        return quantizer
 
     def partitioners(self) -> Sequence[Partitioner]:
         """One XNNPACK partitioner."""

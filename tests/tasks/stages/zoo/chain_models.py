@@ -220,6 +220,16 @@ def keeps_hardswish():
     return nn.Hardswish(), (torch.randn(2, 4),)
 
 
+def two_networks(width: int = 64):
+    """Two methods whose weights are most of what they are."""
+    return ModelDefinition(
+        {
+            "forward": MethodDefinition(nn.Sequential(nn.Linear(width, width), nn.ReLU()), [(torch.randn(32, width),)]),
+            "encode": MethodDefinition(nn.Sequential(nn.Linear(width, 8), nn.ReLU()), [(torch.randn(16, width),)]),
+        }
+    )
+
+
 class AddHalf(nn.Module):
     """Exact arithmetic."""
 

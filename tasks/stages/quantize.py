@@ -1,0 +1,84 @@
+"""quantize: one method from ATen to ATen with quantized operators (PT2E), calibrated on the model's examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.utils import _pytree as pytree
+from torchao.quantization.pt2e import ObserverOrFakeQuantize
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from ...artifacts.programs.codec import load_program, save_program
+from ...artifacts.programs.values import load_value
+from ...artifacts.ref import ArtifactRef
+from ...errors import TargetError
+from ..params import QuantizeParams
+from ..stage import Workspace
+from ..targets.find import find_quantizer_options, find_target_class
+from .input_shapes import input_shapes
+
+
+def run(inputs: Mapping[str, ArtifactRef], params: QuantizeParams, work: Workspace) -> Mapping[str, ArtifactRef]:
+    """Takes `program` (program/aten) and `examples`, gives `program` (program/quantized).
+
+    Raises:
+        TargetError: the quantizer finds nothing to quantize in the program.
+    """
+    program = load_program(inputs["program"], work.store)
+    stored = load_value(inputs["examples"], work.store)
+    real = stored["inputs"][: len(stored["inputs"]) - stored["drawn"]]
+    quantized = quantize(program, real, params)
+    return {"program": save_program(quantized, kind="program/quantized", store=work.store)}
+
+
+def quantize(program: ExportedProgram, samples: Sequence[Sequence[Any]], params: QuantizeParams) -> ExportedProgram:
+    """Quantizes a program.
+
+    Args:
+        program: an ATen program.
+        samples: flat inputs to calibrate with; the first one is also what the result is traced with.
+        params: the quantizer.
+
+    Raises:
+        TargetError: there is nothing that it quantizes.
+    """
+    name = params.quantizer.name
+    options = find_quantizer_options(name, params.quantizer.options)
+    prepared = prepare_pt2e(program.module(), find_target_class(name).quantizer(options))
+    if not any(isinstance(module, ObserverOrFakeQuantize) for module in prepared.modules()):
+        raise TargetError(f"the quantizer of {name} finds no operator in the program that it could quantize")
+    with torch.no_grad():
+        for sample in samples:
+            args, kwargs = pytree.tree_unflatten(list(sample), program.call_spec.in_spec)
+            prepared(*args, **kwargs)
+    converted = convert_pt2e(prepared)
+    args, kwargs = pytree.tree_unflatten(list(samples[0]), program.call_spec.in_spec)
+    return torch.export.export(converted, args, kwargs, dynamic_shapes=_shapes(program, samples[0]), strict=False)
+
+
+def _shapes(program: ExportedProgram, sample: Sequence[Any]) -> ShapesCollection | None:
+    """The dynamic sizes of a program's inputs, by tensor. Sizes of one symbol are one `Dim`."""
+    shapes, dims = ShapesCollection(), dict[Any, Any]()
+    dynamic = False
+    for value, shape in zip(sample, input_shapes(program), strict=True):
+        sizes: dict[int, Any] = {}
+        for index, expression in enumerate(shape or ()):
+            if expression.is_Symbol:
+                bounds = program.range_constraints[expression]
+                name = f"size{len(dims)}"
+                dims.setdefault(expression, Dim(name, min=_bound(bounds.lower), max=_bound(bounds.upper)))
+                sizes[index] = dims[expression]
+            elif expression.free_symbols:
+                sizes[index] = Dim.AUTO
+        if sizes:
+            shapes[value] = sizes
+            dynamic = True
+    return shapes if dynamic else None
+
+
+def _bound(value: Any) -> int | None:
+    """A bound as a number; None where there is none."""
+    return int(value) if value.is_Integer else None

@@ -1,0 +1,114 @@
+"""quantize: what PT2E gives for the public functions, stable, with dynamic shapes kept; clear where nothing is done."""
+
+from __future__ import annotations
+
+import pytest
+from pteforge.artifacts.pte.reader import read_pte
+from pteforge.errors import TargetError
+from pteforge.tasks.params import QuantizeParams, TargetParams
+from pteforge.tasks.targets.find import find_quantizer_options
+
+FORWARD = "quantize/forward/tested"
+
+
+def recipe(target="xnnpack", **options):
+    """A recipe."""
+    return {
+        "quantize": {"quantizer": "xnnpack", "options": options},
+        "specializations": [{"target": target}],
+        "verify": {"min_sqnr_db": 15},
+    }
+
+
+def with_public_functions(builder: str) -> bytes:
+    """The file that prepare, calibration, convert and one call of `to_edge_transform_and_lower` give."""
+    import chain_models
+    import torch
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    torch.manual_seed(0)
+    model, inputs = getattr(chain_models, builder)()
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+    prepared = prepare_pt2e(torch.export.export(model.eval(), inputs).module(), quantizer)
+    with torch.no_grad():
+        prepared(*inputs)
+    program = torch.export.export(convert_pt2e(prepared), inputs)
+    lowered = to_edge_transform_and_lower(
+        program, partitioner=[XnnpackPartitioner()], compile_config=EdgeCompileConfig(_skip_dim_order=False)
+    )
+    return bytes(lowered.to_executorch().buffer)
+
+
+@pytest.mark.parametrize("builder", ["conv_net", "two_partitions"])
+def test_as_public_functions(builder, stages):
+    """The file is the one that PT2E and ExecuTorch's public functions give, called one after another."""
+    assert stages.lower(f"chain_models:{builder}", recipe()).file == with_public_functions(builder)
+
+
+def test_weights_are_small(stages):
+    """In int8, weights take a quarter of what they take in fp32, all of them in XNNPACK's hands."""
+    plain = stages.lower("chain_models:two_networks", {"specializations": [{"target": "xnnpack"}]}).file
+    quantized = stages.lower("chain_models:two_networks", recipe()).file
+    assert read_pte(quantized).backends == ("XnnpackBackend",)
+    assert weights(quantized) < 0.35 * weights(plain)
+
+
+def weights(file: bytes) -> int:
+    """Bytes of the file's named data: XNNPACK's weights."""
+    pte = read_pte(file)
+    return sum(pte.segments[each.segment].size for each in pte.named_data)
+
+
+def test_the_same_twice(stages):
+    """Quantizing again gives a program of the same identity, and the same file."""
+    first, again = (stages.lower("chain_models:conv_net", recipe()) for _ in range(2))
+    assert first.outputs[FORWARD]["program"].identity == again.outputs[FORWARD]["program"].identity
+    assert first.file == again.file
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"per_channel": False}, {"dynamic": True}], ids=["static", "tensor", "dynamic"]
+)
+def test_dynamic_shapes_are_kept(options, stages):
+    """A batch that may vary still may, within the same bounds; the file is verified at both of them."""
+    lowered = stages.lower(
+        "chain_models:mlp", recipe(**options), dynamic_shapes={"forward": [{0: {"min": 2, "max": 7}}]}
+    )
+    exported = stages.program(lowered.outputs["export"]["program"])
+    quantized = stages.program(lowered.outputs[FORWARD]["program"])
+    bounds = [[(b.lower, b.upper) for b in each.range_constraints.values()] for each in (exported, quantized)]
+    assert bounds[0] == bounds[1] != []
+
+
+def test_quantized_programs_run_on_portable_kernels(stages):
+    """A quantized program needs no backend: the portable kernels have its operators."""
+    lowered = stages.lower("chain_models:mlp", recipe("portable"))
+    assert read_pte(lowered.file).backends == ()
+
+
+def test_nothing_to_quantize(stages):
+    """A program without any operator that the quantizer takes is an error before anything is lowered."""
+    with pytest.raises(TargetError, match="the quantizer of xnnpack finds no operator in the program"):
+        stages.lower("chain_models:inverse", recipe() | {"verify": {"drawn_inputs": 0}})
+
+
+def test_options_of_quantizers():
+    """Unknown options, and targets without a quantizer, are refused with what there is."""
+    with pytest.raises(TargetError, match=r"its options: dynamic, per_channel"):
+        find_quantizer_options("xnnpack", {"bits": 4})
+    with pytest.raises(TargetError, match=r"target 'portable' has no quantizer; targets that have one: .*xnnpack"):
+        find_quantizer_options("portable")
+
+
+def test_methods_are_quantized_by_themselves(stages):
+    """Each method is calibrated with its own examples."""
+    lowered = stages.lower("chain_models:two_networks", recipe())
+    assert {"quantize/forward/tested", "quantize/encode/tested"} <= set(lowered.outputs)
+    params = QuantizeParams(quantizer=TargetParams(name="xnnpack", options={"per_channel": True, "dynamic": False}))
+    assert [step.params for step in lowered.plan.steps if step.name.startswith("quantize/")] == [params, params]
