@@ -15,7 +15,7 @@ _BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "fat_runtime.py"
 
 
 def test_figures(build: Path) -> None:
-    """One run has figures for every model, and memory, which does not depend on time, is within 5 % of the payload's."""
+    """One run has figures for every model, and memory, which time does not change, is within 5 % of the payload's."""
     command = [sys.executable, "-W", "ignore", _BENCHMARK, "--repeat", "1", "--json", "--host", build / "nfat_run"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
