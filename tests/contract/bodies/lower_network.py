@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.pte.pieces import payload_sha256, read_payload
 from pteforge.artifacts.pte.reader import read_pte
@@ -15,7 +16,7 @@ from pteforge.tasks.call import StageCall, run_call
 from pteforge.tasks.catalog import StageName
 from pteforge.tasks.model import PlannedModel, PlannedRecipe, PlannedSpecialization
 from pteforge.tasks.plan import plan_model
-from pteforge.tasks.targets import find_target
+from pteforge.tasks.targets import Target, find_target
 
 
 def main(name: str, folder: Path) -> None:
@@ -48,7 +49,25 @@ def lower(name: str, builder: str, folder: Path) -> dict[str, object]:
         outputs[step.name] = run_call(StageCall(step.stage, inputs, step.params, store.root, folder, model.python_path))
     file = outputs["serialize/recipe"]["file"]
     backends = read_pte(read_payload(file, store)).backends
-    return {"sha256": payload_sha256(file, store), "backends": backends, "steps": sorted(outputs)}
+    return {
+        "sha256": payload_sha256(file, store),
+        "upstream": digest_bytes(_lower_upstream(target, builder)),
+        "backends": backends,
+        "steps": sorted(outputs),
+    }
+
+
+def _lower_upstream(target: Target, builder: str) -> bytes:
+    """What ExecuTorch's public call gives with the target's partitioners."""
+    import contract_network
+    import torch
+    from executorch.exir import to_edge_transform_and_lower
+
+    module, inputs = getattr(contract_network, builder)()
+    program = torch.export.export(module.eval(), inputs)
+    edge = to_edge_transform_and_lower(program, partitioner=list(target.partitioners()))
+    content: bytes = edge.to_executorch().buffer
+    return content
 
 
 def _runs_here(backends: tuple[str, ...]) -> bool:
