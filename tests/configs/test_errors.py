@@ -8,6 +8,8 @@ import pytest
 from pteforge.configs import load_zoo
 from pteforge.errors import ConfigError, Location
 
+SHIPPED = "portable-fp32, xnnpack-fp32, xnnpack-int8-dynamic, xnnpack-int8-static, xnnpack-int8-static-per-tensor"
+
 HEAD = "version: 1\ndefaults: {recipes: [portable-fp32]}\n"  # what the cases below go on from; they begin in line 3
 
 
@@ -57,7 +59,7 @@ HEAD = "version: 1\ndefaults: {recipes: [portable-fp32]}\n"  # what the cases be
         ("models: {a: {source: 'p:a', recipes: [xnpack-fp32]}}",
             "3:39: models.a.recipes[0]: there is no recipe 'xnpack-fp32'; did you mean 'xnnpack-fp32'?"),
         ("models: {a: {source: 'p:a', recipes: [zzz]}}",
-            "3:39: models.a.recipes[0]: there is no recipe 'zzz'; known here: portable-fp32, xnnpack-fp32"),
+            f"3:39: models.a.recipes[0]: there is no recipe 'zzz'; known here: {SHIPPED}"),
         ("models: {a: {source: net.py}}",
             "3:14: models.a.source: 'net.py' is neither 'package.module:callable' nor the path of a .pt2 file"),
         ("models: {a: {source: 'a-b:c'}}",
@@ -134,7 +136,7 @@ def test_all_mistakes_are_listed(failure):
     )
     assert str(error).splitlines() == [
         "zoo.yaml:4:22: models.a.seed: must be a whole number (found 'x')",
-        "zoo.yaml:5:32: models.b.recipes[0]: there is no recipe 'nope'; known here: portable-fp32, xnnpack-fp32",
+        f"zoo.yaml:5:32: models.b.recipes[0]: there is no recipe 'nope'; known here: {SHIPPED}",
         "zoo.yaml:6:3: models.c.source: is missing; it has to be given",
         "zoo.yaml:6:7: models.c.strict: must be true or false (found 1)",
     ]
@@ -156,9 +158,7 @@ def test_a_mistake_in_defaults_is_said_once(failure):
     assert str(error).startswith("zoo.yaml:4:20: defaults.model.limits.timeout: 'never' is not a duration")
     assert len(str(error).splitlines()) == 1
     error = failure("version: 1\ndefaults: {recipes: [nope]}\nmodels: {a: {source: 'p:a'}, b: {source: 'p:b'}}\n")
-    assert str(error) == (
-        "zoo.yaml:2:22: defaults.recipes[0]: there is no recipe 'nope'; known here: portable-fp32, xnnpack-fp32"
-    )
+    assert str(error) == (f"zoo.yaml:2:22: defaults.recipes[0]: there is no recipe 'nope'; known here: {SHIPPED}")
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,19 @@ MODELS = "models: {net: {source: 'p:net', recipes: [mine]}}\n"
 
 def test_shipped_recipes():
     """The shipped recipes are known by name, valid as they are, one target each, and say what they are for."""
-    assert preset_names() == ("portable-fp32", "xnnpack-fp32")
+    assert preset_names() == (
+        "portable-fp32",
+        "xnnpack-fp32",
+        "xnnpack-int8-dynamic",
+        "xnnpack-int8-static",
+        "xnnpack-int8-static-per-tensor",
+    )
     for name in preset_names():
         recipe = Recipe.model_validate(plain(read_preset(name)))
         assert [specialization.target for specialization in recipe.specializations] == [name.split("-")[0]]
         assert recipe.description
-        assert recipe.verify == VerifyBounds()
+        assert (recipe.verify == VerifyBounds()) is name.endswith("fp32")
+        assert (recipe.quantize is None) is name.endswith("fp32")
     assert read_preset("nothing") is None
     assert read_preset("../presets/portable-fp32") is None
 
