@@ -64,6 +64,15 @@ def test_removing_one_runs_no_chain(made, lower):
     assert [payload.sha256 for payload in after.payloads] == [payload.sha256 for payload in before.payloads[1:]]
 
 
+def test_thin_is_what_export_gives(made, lower):
+    """A fat file cut down to some payloads has the bytes of the file that a recipe with just those makes."""
+    done = made.run("thin", "out/net/fat.pte", "--keep", "xnnpack,portable", "-o", "thin.pte")
+    assert done.code == 0, done.err
+    made.zoo({"net": "nets:linear"}, ("fat",), recipe("xnnpack", "portable"))
+    assert lower(made).outcome.exit_code == 0
+    assert (made.folder / "thin.pte").read_bytes() == (made.out / "net" / "fat.pte").read_bytes()
+
+
 def test_plain_and_fat_share_their_stages(made, lower):
     """A plain recipe for one of the targets finds all of the fat one's stages up to compile."""
     made.zoo({"net": "nets:linear"}, ("portable-fp32",))
