@@ -69,14 +69,20 @@ def verify_file(
 def _payloads(path: Path, data_files: Sequence[Path], not_run: dict[str, str]) -> Iterator[tuple[str, Path | bytes]]:
     """What there is to run: a plain file without a name, or the payloads of a fat one; notes those that cannot."""
     try:
-        fat = is_fat(open_pte(path))
+        pte = open_pte(path)
     except FileFormatError as error:
         raise VerificationFailed(str(error)) from error
-    if not fat:
+    registered = set(Runtime.get().backend_registry.registered_backend_names)
+    if not is_fat(pte):
+        if missing := set(pte.backends) - registered:
+            raise VerificationFailed(
+                f"the file needs {', '.join(sorted(missing))}, which this machine's ExecuTorch runtime does not have, so "
+                "nothing can be said of what it computes; as a specialization of a recipe with `output: {form: fat}` "
+                "it can be delivered together with payloads that are verified"
+            )
         yield "", path
         return
     container = open_fat(path, data_files).container
-    registered = set(Runtime.get().backend_registry.registered_backend_names)
     for payload in container.payloads:
         content = container.rebuild(payload)  # the digest is checked, whether it can be run or not
         if missing := set(payload.description.backends) - registered:

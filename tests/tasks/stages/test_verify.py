@@ -171,3 +171,9 @@ def test_damaged_file(made):
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(VerificationFailed, match="the file is damaged or cut short"):
         verify((path, examples))
+
+
+def test_plain_file_without_its_backend(stages):
+    """A plain file for a backend that is not here cannot be verified: the message says which, and what can be done."""
+    with pytest.raises(VerificationFailed, match=r"needs VulkanBackend, which .* `output: {form: fat}`"):
+        stages.lower("chain_models:mlp", {"specializations": [{"target": "vulkan"}]})
