@@ -122,7 +122,7 @@ class Container:
                 f"payload {payload.name} needs extensions that this pteforge does not know ({payload.features:#x})"
             )
         parts = payload.parts_sha256
-        if parts not in (None, parts_digest(payload.size, payload.extents, self.inline, self.manifest.blobs)):
+        if parts and payload.sha256 and parts != self._parts_digest(payload, payload.sha256):
             raise FileFormatError(f"payload {payload.name} is damaged: its parts do not have SHA-256 {parts}")
         blobs = {index: self._blob(self.manifest.blobs[index], payload) for index in payload.blobs}
         return self._chunks(payload, blobs)
@@ -135,6 +135,9 @@ class Container:
             else:
                 source = self.inline if extent.source is Source.INLINE else blobs[extent.blob]
                 yield _stretch(source, extent)
+
+    def _parts_digest(self, payload: Payload, sha256: Digest) -> Digest:
+        return parts_digest(payload.size, sha256, payload.extents, self.inline, self.manifest.blobs)
 
     def _blob(self, blob: Blob, payload: Payload) -> memoryview:
         found = self.named_data.get(blob.digest)

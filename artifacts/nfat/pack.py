@@ -120,8 +120,9 @@ def _payload(
     inline: bytes | bytearray,
     blobs: Sequence[Blob],
 ) -> Payload:
-    parts_sha256 = parts_digest(len(content), extents, inline, blobs)
-    return Payload(description, len(content), digest_bytes(content), tuple(extents), 0, parts_sha256)
+    sha256 = digest_bytes(content)
+    parts_sha256 = parts_digest(len(content), sha256, extents, inline, blobs)
+    return Payload(description, len(content), sha256, tuple(extents), parts_sha256=parts_sha256)
 
 
 def _read(description: Description, content: memoryview) -> PteFile:

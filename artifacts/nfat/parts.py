@@ -16,23 +16,24 @@ _SIZE = struct.Struct("<Q")
 
 
 def parts_digest(
-    size: int, extents: Sequence[Extent], inline: bytes | bytearray | memoryview, blobs: Sequence[Blob]
+    size: int, sha256: Digest, extents: Sequence[Extent], inline: bytes | bytearray | memoryview, blobs: Sequence[Blob]
 ) -> Digest:
-    """SHA-256 of a payload's size, its extents, and for each of them its inline bytes or its blob's digest.
+    """SHA-256 of a payload's size and SHA-256, its extents, and for each of them its inline bytes or its blob's digest.
 
     Args:
         size: of the payload.
+        sha256: of the payload.
         extents: of the payload, which have to keep the format's rules.
         inline: the inline section.
         blobs: all blobs of the container.
     """
     view = memoryview(inline)
-    sha256 = hashlib.sha256(_SIZE.pack(size))
+    digest = hashlib.sha256(_SIZE.pack(size) + bytes.fromhex(sha256))
     for each in extents:
-        sha256.update(EXTENT.pack(each.position, each.offset, each.source, each.blob))
+        digest.update(EXTENT.pack(each.position, each.offset, each.source, each.blob))
     for each in extents:
         if each.source is Source.INLINE:
-            sha256.update(view[each.offset : each.offset + each.size])
+            digest.update(view[each.offset : each.offset + each.size])
         elif each.source is Source.BLOB:
-            sha256.update(bytes.fromhex(blobs[each.blob].digest))
-    return Digest(sha256.hexdigest())
+            digest.update(bytes.fromhex(blobs[each.blob].digest))
+    return Digest(digest.hexdigest())

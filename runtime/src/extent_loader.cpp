@@ -152,6 +152,9 @@ std::array<uint8_t, kSha256Size> ExtentLoader::hash_parts(const Payload& payload
   }
   Sha256 sha256;
   sha256.update(size.data(), size.size());
+  if (payload.sha256 != nullptr) {
+    sha256.update(payload.sha256, kSha256Size);
+  }
   sha256.update(extents_.table().data, extents_.table().size);
   for (uint64_t index = 0; index < extents_.size(); ++index) {
     const Extent extent = extents_[index];

@@ -52,7 +52,7 @@ def _sound_v2() -> bytes:
     ]
     mixed = b"".join(parts)
     blobs = tuple(Blob(digest_bytes(blob), len(blob)) for blob in _BLOBS)
-    parts = parts_digest(len(mixed), extents, _INLINE, blobs)
+    parts = parts_digest(len(mixed), digest_bytes(mixed), extents, _INLINE, blobs)
     payloads = (
         Payload(
             Description("mixed", ("Other", "XnnpackBackend")),

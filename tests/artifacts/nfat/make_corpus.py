@@ -42,7 +42,7 @@ def _payload(name: str, extents: tuple[Extent, ...], *backends: str) -> Payload:
         for each in extents
     )
     description = Description(name, backends, ("forward",), "1.5.1", {"target": name})
-    parts = parts_digest(len(content), extents, INLINE, BLOBS)
+    parts = parts_digest(len(content), digest_bytes(content), extents, INLINE, BLOBS)
     return Payload(description, len(content), digest_bytes(content), extents, parts_sha256=parts)
 
 

@@ -16,7 +16,7 @@ from pteforge.errors import FileFormatError
 
 def _specified(container, payload) -> str:
     """The digest in the words of the specification, by another way than the package's."""
-    described = struct.pack("<Q", payload.size)
+    described = struct.pack("<Q", payload.size) + bytes.fromhex(payload.sha256)
     for extent in payload.extents:
         described += struct.pack("<QQII", extent.position, extent.offset, extent.source, extent.blob)
     for extent in payload.extents:

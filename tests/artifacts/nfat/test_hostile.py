@@ -43,7 +43,7 @@ def _manifest() -> Manifest:
         backends = () if name == "portable" else (name.title() + "Backend",)
         description = Description(name, backends, ("forward", "encode"), "1.5.1", {"target": name})
         content = b"".join(_bytes_of(extent) for extent in built)
-        parts = parts_digest(len(content), built, _INLINE, blobs)
+        parts = parts_digest(len(content), digest_bytes(content), built, _INLINE, blobs)
         payloads.append(Payload(description, len(content), digest_bytes(content), built, parts_sha256=parts))
     return Manifest(tuple(payloads), blobs, 128, {"key": "value"})
 
