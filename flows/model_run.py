@@ -144,7 +144,8 @@ class ModelRun:
 
     def _failure(self, recipe: str) -> Failure | None:
         failures = self._progress.failures
-        for step in self._plan.recipe_steps.get(recipe, (FIRST_EXPORT,)):
+        report = self._plan.reports.get(recipe)
+        for step in self._plan.required_by(report) if report else (FIRST_EXPORT,):
             if error := failures.get(step):
                 return Failure.of(step, error)
         return None

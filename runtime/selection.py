@@ -173,6 +173,7 @@ def backend_problem(backend: str) -> str | None:
 
 def load_program(file: Path, data_file: Path | None = None) -> Any:
     """An `executorch.runtime.Program`, checked as far as ExecuTorch can; raises RuntimeError where it is refused."""
+    import executorch.kernels.quantized  # noqa: F401, PLC0415 - kernels that quantized programs need
     from executorch.runtime import Runtime, Verification  # noqa: PLC0415 - see above
 
     return Runtime.get().load_program(file, verification=Verification.InternalConsistency, data_path=data_file)

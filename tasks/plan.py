@@ -30,6 +30,14 @@ class ModelPlan:
     recipe_steps: Mapping[str, tuple[str, ...]]
     recipe_parts: Mapping[str, Mapping[str, str]]
 
+    def required_by(self, name: str) -> tuple[str, ...]:
+        """The step and all that it cannot do without, directly or not, in the order of the plan."""
+        required = {name}
+        for step in reversed(self.steps):
+            if step.name in required:
+                required |= {output.step for role, output in step.inputs.items() if role not in step.optional}
+        return tuple(step.name for step in self.steps if step.name in required)
+
 
 FIRST_EXPORT = StageName.EXPORT.value
 

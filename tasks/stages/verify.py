@@ -76,9 +76,9 @@ def _payloads(path: Path, data_files: Sequence[Path], not_run: dict[str, str]) -
     if not is_fat(pte):
         if missing := set(pte.backends) - registered:
             raise VerificationFailed(
-                f"the file needs {', '.join(sorted(missing))}, which this machine's ExecuTorch runtime does not have, so "
-                "nothing can be said of what it computes; as a specialization of a recipe with `output: {form: fat}` "
-                "it can be delivered together with payloads that are verified"
+                f"the file needs {', '.join(sorted(missing))}, which this machine's ExecuTorch runtime does not have, "
+                "so nothing can be said of what it computes; as a specialization of a recipe with "
+                "`output: {form: fat}` it can be delivered together with payloads that are verified"
             )
         yield "", path
         return

@@ -299,3 +299,13 @@ def test_what_could_not_be_made_is_left_out(plan):
     assert report.params.left_out == ("vulkan",)
     assert "compile.xnnpack" in report.params.stage_keys
     assert not any("vulkan" in part for part in report.params.stage_keys)
+
+
+def test_what_a_step_requires(plan):
+    """What leads to an optional payload only is needed by a recipe, and not required."""
+    made = plan(f=fat({"target": "vulkan", "required": False}, "xnnpack", "portable"))
+    required = made.required_by("report/f")
+    assert set(made.recipe_steps["f"]) - set(required) == {
+        f"{stage}/f.vulkan" for stage in ("edge/forward", "partition/forward", "preprocess", "compile")
+    }
+    assert required[0] == "export"
