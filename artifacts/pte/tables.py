@@ -124,11 +124,12 @@ class Node:
         offset: int = self._table.Offset(4 + 2 * slot)
         if offset == 0:
             return None
-        if offset < 4 or offset + size > self._extent:
-            raise FileFormatError(
-                f"damaged program: {slot.name.lower()} lies outside of its table at {self._table.Pos}"
-            )
+        if offset < 4:
+            raise FileFormatError(f"damaged program: {slot.name.lower()} lies before its table at {self._table.Pos}")
         position: int = self._table.Pos + offset
+        # Some versions of flatbuffers' Python half write too small a size for the table; its own readers do not look.
+        if offset + size > self._extent:
+            self._flatbuffer.charge(position, size)
         return position
 
     def _vector(self, slot: IntEnum, width: int) -> tuple[int, int]:
