@@ -10,7 +10,7 @@ from .base import FrozenModel
 from .names import Names
 from .quantities import Bytes, Seconds
 from .shapes import DynamicShapes, check_names
-from .sources import Source
+from .sources import Dataset, Source
 from .verify_bounds import VerifyOverrides
 
 
@@ -37,6 +37,10 @@ class ModelConfig(FrozenModel):
         description="Instead of what the builder says: method name to a list with one entry per positional input. An "
         "entry is a mapping of dimension index to {min, max, name}, null where all is static, or a list of entries for "
         "an input that is a tuple.",
+    )
+    calibration: dict[str, Dataset] | None = Field(
+        default=None,
+        description="Method name to the dataset that quantizers calibrate on; others take the example inputs.",
     )
     limits: Limits = Field(default=Limits(), description="What each stage may use before it is killed.")
     verify: VerifyOverrides | None = Field(

@@ -32,6 +32,8 @@ def _is_path(path: FieldPath, text: str) -> bool:
             return text.endswith(".pt2")
         case ("models", _, "source", "program") | ("defaults", "model", "source", "program"):
             return True
+        case ("models", _, "calibration", _, "files", int()):
+            return True
         case ("models", _, "source", "files", int()) | ("defaults", "model", "source", "files", int()):
             return True
     return False

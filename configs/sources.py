@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Strict, Tag
 
 from .base import FrozenModel
 
@@ -36,6 +36,20 @@ class BuilderSource(FrozenModel):
         default=(),
         description="Files that the builder reads, such as checkpoints; the model is made again when they change.",
     )
+
+
+class Dataset(FrozenModel):
+    """Python code that gives samples, one after another."""
+
+    dataset: Annotated[str, AfterValidator(_builder_name)] = Field(
+        description="package.module:name of an iterable, or of a callable that gives one. Each sample is a tuple of "
+        "positional inputs, or the only input."
+    )
+    kwargs: dict[str, JsonValue] = Field(default={}, description="Keyword arguments of the callable.")
+    files: tuple[Path, ...] = Field(
+        default=(), description="Files that it reads, relative to the zoo file; it is read again when they change."
+    )
+    samples: Annotated[int, Strict()] = Field(default=128, ge=1, description="Most samples to take.")
 
 
 class ProgramSource(FrozenModel):

@@ -77,6 +77,11 @@ def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig) -> None:
                     raise loaded.locations.error(f"there is no file {file}", where)
     except SourceError as error:
         raise loaded.locations.error(str(error), ("models", name, "source")) from error
+    for method, calibration in (config.calibration or {}).items():
+        try:
+            find_builder(calibration.dataset, ModuleSearch(loaded.zoo.python_path))
+        except SourceError as error:
+            raise loaded.locations.error(str(error), ("models", name, "calibration", method, "dataset")) from error
 
 
 def _plan_recipe(loaded: LoadedZoo, model: str, name: str) -> PlannedRecipe:

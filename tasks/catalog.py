@@ -32,6 +32,7 @@ class StageName(Enum):
     """Every stage, in the order in which a model goes through them."""
 
     EXPORT = "export"
+    CALIBRATION = "calibration"
     QUANTIZE = "quantize"
     EDGE = "edge"
     PARTITION = "partition"
@@ -50,6 +51,7 @@ class StageName(Enum):
 
 _KINDS = {
     StageName.EXPORT: StageKind(f"{_STAGES}.export", params.ExportParams),
+    StageName.CALIBRATION: StageKind(f"{_STAGES}.calibration", params.CalibrationParams),
     StageName.QUANTIZE: StageKind(f"{_STAGES}.quantize", params.QuantizeParams),
     StageName.EDGE: StageKind(f"{_STAGES}.edge", params.EdgeParams),
     StageName.PARTITION: StageKind(f"{_STAGES}.partition", params.PartitionParams),

@@ -10,12 +10,12 @@ from typing import Any
 from ..artifacts.digest import canonical_json
 from ..configs.model import Limits, ModelConfig
 from ..configs.recipe import Recipe
-from ..configs.sources import ProgramSource
+from ..configs.sources import BuilderSource, ProgramSource
 from ..configs.verify_bounds import VerifyBounds
 from .keys.search import ModuleSearch
 from .keys.source import source_fields
 from .keys.versions import distribution_versions, host_capability
-from .params import ExportParams, TargetParams
+from .params import CalibrationParams, ExportParams, TargetParams
 from .targets import Target
 
 TOOLCHAIN = ("pteforge", "torch", "executorch", "torchao")
@@ -113,6 +113,22 @@ class PlannedModel:
         name = f"program:{self.name}" if isinstance(source, ProgramSource) else source.builder
         arguments = {} if isinstance(source, ProgramSource) else source.kwargs
         return canonical_json([name, arguments, method]).decode()
+
+    def calibration_params(self) -> Mapping[str, CalibrationParams]:
+        """Params of `calibration`, by method, of those that have a dataset."""
+        search = ModuleSearch(self.python_path)
+        return {
+            method: CalibrationParams(
+                source=source_fields(
+                    BuilderSource(builder=each.dataset, kwargs=each.kwargs, files=each.files),
+                    search,
+                    folder=self.folder,
+                ),
+                seed=self.config.seed,
+                samples=each.samples,
+            )
+            for method, each in (self.config.calibration or {}).items()
+        }
 
     def export_params(self, method: str | None, watched: tuple[str, ...]) -> ExportParams:
         """Params of `export`.

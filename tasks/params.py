@@ -50,6 +50,20 @@ class TargetParams(Params):
     options: dict[str, Any] = {}
 
 
+class CalibrationParams(Params):
+    """Parameters of `calibration`.
+
+    Attributes:
+        source: key fields of the dataset (see `tasks.keys.source`): its code, arguments and files.
+        seed: seeds torch, numpy and random before the dataset is asked.
+        samples: how many to take at most.
+    """
+
+    source: dict[str, Any]
+    seed: int
+    samples: int
+
+
 class QuantizeParams(Params):
     """Parameters of `quantize`.
 

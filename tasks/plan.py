@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..errors import SourceError
 from .catalog import StageName
 from .model import PlannedModel
 from .params import PackParams, ReportParams
@@ -64,7 +65,10 @@ def plan_model(
     for method in methods[1:]:
         params = model.export_params(method, known.get(method, ()))
         exports[method] = steps.add(f"export/{method}", StageName.EXPORT, params, {}, names)
-    parts = {recipe.name: plan_recipe(steps, model.name, recipe, exports) for recipe in model.recipes}
+    datasets = model.calibration_params()
+    if unknown := sorted(set(datasets) - set(methods)):
+        raise SourceError(f"calibration names the methods {unknown}; the model has {list(methods)}")
+    parts = {recipe.name: plan_recipe(steps, model.name, recipe, exports, datasets) for recipe in model.recipes}
     reports = {name: done[StageName.REPORT.value] for name, done in parts.items()}
     needed = {name: steps.needed_by(report) for name, report in reports.items()}
     return ModelPlan(steps.all(), tuple(methods), reports, needed, parts)

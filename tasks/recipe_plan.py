@@ -12,6 +12,7 @@ from .catalog import StageName
 from .keys.versions import host_capability
 from .model import PlannedRecipe, PlannedSpecialization
 from .params import (
+    CalibrationParams,
     CompileParams,
     EdgeParams,
     PackedPayload,
@@ -28,7 +29,13 @@ from .params import (
 from .steps import Output, Steps
 
 
-def plan_recipe(steps: Steps, model: str, recipe: PlannedRecipe, exports: Mapping[str, str]) -> Mapping[str, str]:
+def plan_recipe(
+    steps: Steps,
+    model: str,
+    recipe: PlannedRecipe,
+    exports: Mapping[str, str],
+    datasets: Mapping[str, CalibrationParams],
+) -> Mapping[str, str]:
     """Adds the steps of one recipe.
 
     Args:
@@ -36,11 +43,12 @@ def plan_recipe(steps: Steps, model: str, recipe: PlannedRecipe, exports: Mappin
         model: name of the model.
         recipe: the recipe.
         exports: method name to the step that exports it.
+        datasets: method name to the samples that quantizers calibrate on, where they are not the examples.
 
     Returns:
         What is done to the step that does it, for example ``edge/forward`` or, in a fat file, ``compile.vulkan``.
     """
-    return _RecipePlan(steps, model, recipe, exports).add()
+    return _RecipePlan(steps, model, recipe, exports, datasets).add()
 
 
 @dataclass
@@ -49,6 +57,7 @@ class _RecipePlan:
     model: str
     recipe: PlannedRecipe
     exports: Mapping[str, str]
+    datasets: Mapping[str, CalibrationParams]
     parts: dict[str, str] = field(default_factory=dict)
     programs: dict[str, str] = field(default_factory=dict)
 
@@ -88,6 +97,9 @@ class _RecipePlan:
         if quantizer is None:
             return export
         inputs = {role: Output(export, role) for role in ("program", "examples")}
+        if method in self.datasets:
+            samples = self._add(StageName.CALIBRATION, self.datasets[method], {}, method=method)
+            inputs["samples"] = Output(samples, "samples")
         params = QuantizeParams(quantizer=quantizer)
         return self._add(StageName.QUANTIZE, params, inputs, method=method, target=quantizer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...errors import StoreError
@@ -48,3 +49,29 @@ def load_value(ref: ArtifactRef, store: LocalStore) -> Any:
     raise StoreError(
         f"the {ref.kind} {ref.root.digest} is not a value of format {_FORMAT}; the stage that makes it has to run again"
     )
+
+
+def save_values(values: Iterable[Any], *, kind: str, store: LocalStore) -> ArtifactRef:
+    """Stores values one after another, each as `save_value` would: never more than one is in memory.
+
+    Raises:
+        StoreError: see `save_value`.
+    """
+    refs = [save_value(value, kind=f"{kind}/item", store=store) for value in values]
+    blobs = dict.fromkeys(blob for ref in refs for blob in store.objects_of(ref))
+    return store.put_manifest(Manifest(kind, tuple(blobs), {"items": [ref.to_json() for ref in refs]}))
+
+
+def load_values(ref: ArtifactRef, store: LocalStore) -> Iterator[Any]:
+    """Inverse of `save_values`: one value after another, each mapped when it is asked for.
+
+    Raises:
+        ObjectMissing, ObjectDamaged: a part of the artifact.
+        StoreError: the artifact is something else.
+    """
+    match store.manifest(ref).body:
+        case {"items": list() as items}:
+            for item in items:
+                yield load_value(ArtifactRef.from_json(item), store)
+            return
+    raise StoreError(f"the {ref.kind} {ref.root.digest} is not a sequence of values")

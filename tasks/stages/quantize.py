@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,34 +12,45 @@ from torchao.quantization.pt2e import ObserverOrFakeQuantize
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ...artifacts.programs.codec import load_program, save_program
-from ...artifacts.programs.values import load_value
+from ...artifacts.programs.values import load_value, load_values
 from ...artifacts.ref import ArtifactRef
 from ...errors import TargetError
 from ..params import QuantizeParams
 from ..stage import Workspace
 from ..targets.find import find_quantizer_options, find_target_class
-from .input_shapes import input_shapes
+from .input_shapes import check_fits, input_shapes
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: QuantizeParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `program` (program/aten) and `examples`, gives `program` (program/quantized).
+    """Takes `program` (program/aten), `examples` and perhaps `samples`, gives `program` (program/quantized).
 
     Raises:
         TargetError: the quantizer finds nothing to quantize in the program.
+        SourceError: a sample does not fit the program.
     """
     program = load_program(inputs["program"], work.store)
     stored = load_value(inputs["examples"], work.store)
     real = stored["inputs"][: len(stored["inputs"]) - stored["drawn"]]
-    quantized = quantize(program, real, params)
+    samples = _fitting(program, load_values(inputs["samples"], work.store)) if "samples" in inputs else real
+    quantized = quantize(program, real[0], samples, params)
     return {"program": save_program(quantized, kind="program/quantized", store=work.store)}
 
 
-def quantize(program: ExportedProgram, samples: Sequence[Sequence[Any]], params: QuantizeParams) -> ExportedProgram:
+def _fitting(program: ExportedProgram, samples: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    for number, sample in enumerate(samples):
+        check_fits(program, sample, f"calibration sample {number}")
+        yield sample
+
+
+def quantize(
+    program: ExportedProgram, example: Sequence[Any], samples: Iterable[Sequence[Any]], params: QuantizeParams
+) -> ExportedProgram:
     """Quantizes a program.
 
     Args:
         program: an ATen program.
-        samples: flat inputs to calibrate with; the first one is also what the result is traced with.
+        example: flat inputs that the result is traced with.
+        samples: flat inputs to calibrate with, taken one after another.
         params: the quantizer.
 
     Raises:
@@ -55,8 +66,8 @@ def quantize(program: ExportedProgram, samples: Sequence[Sequence[Any]], params:
             args, kwargs = pytree.tree_unflatten(list(sample), program.call_spec.in_spec)
             prepared(*args, **kwargs)
     converted = convert_pt2e(prepared)
-    args, kwargs = pytree.tree_unflatten(list(samples[0]), program.call_spec.in_spec)
-    return torch.export.export(converted, args, kwargs, dynamic_shapes=_shapes(program, samples[0]), strict=False)
+    args, kwargs = pytree.tree_unflatten(list(example), program.call_spec.in_spec)
+    return torch.export.export(converted, args, kwargs, dynamic_shapes=_shapes(program, example), strict=False)
 
 
 def _shapes(program: ExportedProgram, sample: Sequence[Any]) -> ShapesCollection | None:

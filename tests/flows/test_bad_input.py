@@ -111,6 +111,15 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
 
 
 ZOOS = {
+    "no dataset": (
+        ZOO + "    calibration: {forward: {dataset: 'nets:linea'}}\n",
+        ("zoo.yaml:7:", "models.linear.calibration.forward.dataset", "nets.py binds no 'linea'"),
+    ),
+    "no quantizer": (
+        ZOO.replace("portable-fp32", "q")
+        + "recipes:\n  q: {quantize: {quantizer: portable}, specializations: [{target: portable}]}\n",
+        ("recipes.q.quantize", "target 'portable' has no quantizer", "xnnpack"),
+    ),
     "unknown key": (
         ZOO + "    sed: 3\n",
         ("zoo.yaml:7:5: models.linear.sed", "unknown key 'sed'", "did you mean 'seed'"),

@@ -27,6 +27,7 @@ EXAMPLES = {
         dynamic_shapes={"forward": [{"0": {"min": 1, "max": 4, "name": None}}, None]},
         strict=True,
     ),
+    StageName.CALIBRATION: params.CalibrationParams(source={"builder": "pkg.mod:samples"}, seed=1, samples=9),
     StageName.QUANTIZE: params.QuantizeParams(quantizer=params.TargetParams(name="x", options={"dynamic": True})),
     StageName.EDGE: EDGE,
     StageName.PARTITION: params.PartitionParams(target=TARGET, edge=EDGE),

@@ -240,3 +240,19 @@ class AddHalf(nn.Module):
 def constant():
     """A model whose output is known."""
     return AddHalf(), (torch.ones(4),)
+
+
+def batches(count: int = 4, width: int = 4, scale: float = 1.0):
+    """Calibration samples for `mlp`, made one after another."""
+    for number in range(count):
+        yield (torch.randn(3, width) * scale * (number + 1),)
+
+
+BATCHES = [torch.ones(2, 4), torch.zeros(5, 4)]
+"""Samples that are there from the start, each the only input."""
+
+
+def raising_batches():
+    """Fails under way."""
+    yield torch.ones(2, 4)
+    raise ValueError("the disk is full")
