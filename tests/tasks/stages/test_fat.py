@@ -11,7 +11,11 @@ from pteforge.artifacts.nfat.pack import pack_v2
 from pteforge.artifacts.pte.pieces import read_payload, write_payload
 from pteforge.artifacts.pte.reader import read_pte
 
-MODELS = ("two_methods", "counter", "mlp", "conv_net", "two_partitions", "constant")
+MODELS = (
+    "two_methods",
+    "counter",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "conv_net", "two_partitions", "constant")),
+)
 
 
 def fat(*targets: str, **output):
