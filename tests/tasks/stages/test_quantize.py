@@ -45,12 +45,13 @@ def with_public_functions(builder: str) -> bytes:
     return bytes(lowered.to_executorch().buffer)
 
 
-@pytest.mark.parametrize("builder", ["conv_net", "two_partitions"])
+@pytest.mark.parametrize("builder", ["conv_net", pytest.param("two_partitions", marks=pytest.mark.slow)])
 def test_as_public_functions(builder, stages):
     """The file is the one that PT2E and ExecuTorch's public functions give, called one after another."""
     assert stages.lower(f"chain_models:{builder}", recipe()).file == with_public_functions(builder)
 
 
+@pytest.mark.slow
 def test_weights_are_small(stages):
     """In int8, weights take a quarter of what they take in fp32, all of them in XNNPACK's hands."""
     plain = stages.lower("chain_models:two_networks", {"specializations": [{"target": "xnnpack"}]}).file
@@ -73,7 +74,12 @@ def test_the_same_twice(stages):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"per_channel": False}, {"dynamic": True}], ids=["static", "tensor", "dynamic"]
+    "options",
+    [
+        pytest.param({}, id="static"),
+        pytest.param({"per_channel": False}, id="tensor", marks=pytest.mark.slow),
+        pytest.param({"dynamic": True}, id="dynamic", marks=pytest.mark.slow),
+    ],
 )
 def test_dynamic_shapes_are_kept(options, stages):
     """A batch that may vary still may, within the same bounds; the file is verified at both of them."""
@@ -106,6 +112,7 @@ def test_options_of_quantizers():
         find_quantizer_options("portable")
 
 
+@pytest.mark.slow
 def test_methods_are_quantized_by_themselves(stages):
     """Each method is calibrated with its own examples."""
     lowered = stages.lower("chain_models:two_networks", recipe())
