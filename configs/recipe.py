@@ -53,7 +53,7 @@ class Specialization(FrozenModel):
 
 
 class Quantize(FrozenModel):
-    """Post-training quantization of exported programs (PT2E), calibrated on the model's example inputs."""
+    """Post-training quantization of exported programs (PT2E), calibrated on the model's dataset or example inputs."""
 
     quantizer: str = Field(
         default="xnnpack", min_length=1, description="Name of the target whose quantizer annotates the program."
