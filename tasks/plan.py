@@ -10,7 +10,7 @@ from .catalog import StageName
 from .model import PlannedModel
 from .params import PackParams, ReportParams
 from .recipe_plan import plan_recipe
-from .steps import Step, Steps
+from .steps import Step, Steps, leading_to
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,7 @@ class ModelPlan:
 
     def required_by(self, name: str) -> tuple[str, ...]:
         """The step and all that it cannot do without, directly or not, in the order of the plan."""
-        required = {name}
-        for step in reversed(self.steps):
-            if step.name in required:
-                required |= {output.step for role, output in step.inputs.items() if role not in step.optional}
-        return tuple(step.name for step in self.steps if step.name in required)
+        return leading_to(name, self.steps, required_only=True)
 
 
 FIRST_EXPORT = StageName.EXPORT.value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .catalog import StageName
@@ -54,6 +54,22 @@ class Step:
         return isinstance(self.params, SerializeParams) and self.params.form == "fat"
 
 
+def leading_to(name: str, steps: Sequence[Step], *, required_only: bool = False) -> tuple[str, ...]:
+    """The step and all that it reads from, directly or not, in the order of `steps`.
+
+    Args:
+        name: of the step.
+        steps: each after those it reads from.
+        required_only: leave out what optional inputs come from.
+    """
+    needed = {name}
+    for step in reversed(steps):
+        if step.name in needed:
+            left_out = step.optional if required_only else ()
+            needed |= {output.step for role, output in step.inputs.items() if role not in left_out}
+    return tuple(step.name for step in steps if step.name in needed)
+
+
 class Steps:
     """Steps by what they do."""
 
@@ -84,8 +100,4 @@ class Steps:
 
     def needed_by(self, name: str) -> tuple[str, ...]:
         """The step and all that it reads from, directly or not, in the order of the plan."""
-        needed = {name}
-        for step in reversed(self._steps.values()):
-            if step.name in needed:
-                needed |= {output.step for output in step.inputs.values()}
-        return tuple(step for step in self._steps if step in needed)
+        return leading_to(name, self.all())

@@ -9,11 +9,12 @@ from typing import Any
 
 from ...artifacts.digest import canonical_json
 from ...artifacts.nfat.fat_file import is_fat, open_fat
-from ...artifacts.pte.pieces import payload_sha256, write_payload
+from ...artifacts.pte.pieces import payload_sha256
 from ...artifacts.pte.reader import open_pte
 from ...artifacts.ref import ArtifactRef
 from ..params import ReportParams
 from ..stage import Workspace
+from .delivery import write_delivered
 
 FORMAT = 1
 
@@ -23,12 +24,8 @@ def run(inputs: Mapping[str, ArtifactRef], params: ReportParams, work: Workspace
 
     It says nothing of when, where or how long: equal work has equal provenance.
     """
-    path = work.scratch / "model.pte"
-    write_payload(inputs["file"], work.store, path)
+    path, data_files = write_delivered(inputs, work)
     pte = open_pte(path)
-    data = work.scratch / "model.ptd"
-    if "data" in inputs:
-        write_payload(inputs["data"], work.store, data)
     provenance = {
         "format": FORMAT,
         "model": params.model,
@@ -40,7 +37,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: ReportParams, work: Workspace
             "size": pte.size,
             "methods": sorted(method.name for method in pte.methods),
             "backends": sorted(pte.backends),
-            "payloads": _payloads(path, [data] if "data" in inputs else []) if is_fat(pte) else [],
+            "payloads": _payloads(path, data_files) if is_fat(pte) else [],
         },
         "data": {"sha256": payload_sha256(inputs["data"], work.store)} if "data" in inputs else None,
         "toolchain": params.versions,

@@ -13,7 +13,6 @@ from executorch.runtime import Runtime, Verification
 from ...artifacts.digest import canonical_json
 from ...artifacts.nfat.fat_file import is_fat, open_fat
 from ...artifacts.programs.values import load_value
-from ...artifacts.pte.pieces import write_payload
 from ...artifacts.pte.reader import open_pte
 from ...artifacts.ref import ArtifactRef
 from ...errors import FileFormatError, VerificationFailed
@@ -21,6 +20,7 @@ from ..figures import Case, Figures, summarize
 from ..params import VerifyParams
 from ..stage import Workspace
 from .compare import compare, violations
+from .delivery import write_delivered
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: VerifyParams, work: Workspace) -> Mapping[str, ArtifactRef]:
@@ -31,17 +31,13 @@ def run(inputs: Mapping[str, ArtifactRef], params: VerifyParams, work: Workspace
     Raises:
         VerificationFailed: an output is outside the bounds; nothing is recorded, so a repaired run verifies again.
     """
-    path = work.scratch / "model.pte"
-    write_payload(inputs["file"], work.store, path)
+    path, data_files = write_delivered(inputs, work)
     examples = {
         role.partition("/")[2]: load_value(ref, work.store)
         for role, ref in sorted(inputs.items())
         if role.startswith("examples/")
     }
-    data = work.scratch / "model.ptd"
-    if "data" in inputs:
-        write_payload(inputs["data"], work.store, data)
-    figures = verify_file(path, examples, params, data_files=[data] if "data" in inputs else [])
+    figures = verify_file(path, examples, params, data_files)
     return {"figures": work.store.put_artifact("report/figures", canonical_json(figures.to_json()))}
 
 

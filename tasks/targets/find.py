@@ -25,7 +25,7 @@ def find_target(name: str, options: dict[str, Any] | None = None) -> Target:
     Raises:
         TargetError: no such target, several packages claim the name, it cannot be imported, or the options do not fit.
     """
-    target = _load(name)
+    target = find_target_class(name)
     return target(_checked_options(f"options of target {name!r}", target.Options, options))
 
 
@@ -42,11 +42,6 @@ def find_quantizer_options(name: str, options: dict[str, Any] | None = None) -> 
     return _checked_options(f"quantizer options of target {name!r}", kind, options)
 
 
-def find_target_class(name: str) -> type[Target]:
-    """The class of the target `name`; raises TargetError where it cannot be had."""
-    return _load(name)
-
-
 def _checked_options(what: str, kind: type[TargetOptions], options: dict[str, Any] | None) -> TargetOptions:
     try:
         return kind.model_validate(options or {})
@@ -56,7 +51,8 @@ def _checked_options(what: str, kind: type[TargetOptions], options: dict[str, An
         raise TargetError(f"{what}: {problems} (its options: {known})") from error
 
 
-def _load(name: str) -> type[Target]:
+def find_target_class(name: str) -> type[Target]:
+    """The class of the target `name`; raises TargetError where it cannot be had."""
     found = entry_points(group=GROUP, name=name)
     if not found:
         names = target_names()
