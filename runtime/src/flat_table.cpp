@@ -15,9 +15,8 @@ bool FlatTable::open(Bytes flatbuffer, uint64_t position) {
   position_ = position;
   vtable_ = static_cast<uint64_t>(vtable);
   vtable_size_ = flatbuffer.u16(vtable_);
-  extent_ = flatbuffer.u16(vtable_ + 2);
   return vtable_size_ >= 4 && vtable_size_ % 2 == 0 && flatbuffer.holds(vtable_, vtable_size_) &&
-      flatbuffer.holds(position_, extent_);
+      flatbuffer.holds(position_, flatbuffer.u16(vtable_ + 2));
 }
 
 bool FlatTable::u32(unsigned slot, uint32_t& value) const {
@@ -57,12 +56,13 @@ bool FlatTable::text(unsigned slot, std::string_view& value) const {
   return true;
 }
 
-/// `at` is where a field of `size` bytes is; 0, which is no field's place, where the table leaves it out.
+/// `at` is where a field of `size` bytes is; 0, which is no field's place, where the table leaves it out. Some versions of
+/// flatbuffers' Python half write too small a size for tables, so that it says nothing of where fields can be.
 bool FlatTable::field(unsigned slot, uint64_t size, uint64_t& at) const {
   const uint64_t entry = 4 + 2 * uint64_t{slot};
   const uint64_t offset = entry + 2 <= vtable_size_ ? bytes_.u16(vtable_ + entry) : 0;
   at = offset != 0 ? position_ + offset : 0;
-  return offset == 0 || (offset >= 4 && offset + size <= extent_);
+  return offset == 0 || (offset >= 4 && bytes_.holds(at, size));
 }
 
 bool follow_vector(Bytes flatbuffer, uint64_t place, uint64_t width, Vector& value) {

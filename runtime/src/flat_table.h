@@ -32,7 +32,6 @@ class FlatTable {
 
   Bytes bytes_;
   uint64_t position_ = 0;
-  uint64_t extent_ = 0;
   uint64_t vtable_ = 0;
   uint64_t vtable_size_ = 0;
 };
