@@ -8,14 +8,14 @@ from pathlib import Path
 
 from ..artifacts.pte.pieces import payload_sha256
 from ..artifacts.ref import ArtifactRef
-from ..artifacts.runs import FieldChange, StageOutcome, differing_fields
+from ..artifacts.runs import StageOutcome
 from ..errors import ObjectDamaged, ObjectMissing
-from ..tasks.dataflow import Progress, Settle, find_steps, run_steps
-from ..tasks.executor import Executor, StepResult, slot
+from ..tasks.dataflow import Progress, Settle, find_steps, first_failure, run_steps
+from ..tasks.executor import Executor, StepResult
 from ..tasks.figures import Figures
 from ..tasks.model import PlannedModel
 from ..tasks.plan import FIRST_EXPORT, ModelPlan, plan_model
-from ..tasks.steps import Step
+from ..tasks.run_notes import RunNotes
 from .outcome import Failure, ModelOutcome, RecipeOutcome
 from .publish import Files, publish, read_provenance
 
@@ -31,8 +31,7 @@ class ModelRun:
         self._executor = executor
         self._progress = Progress()
         self._plan = self._make_plan()
-        self._changes: dict[str, tuple[FieldChange, ...]] = {}
-        self._reasons: dict[str, str] = {}
+        self.notes = RunNotes(model.name, executor.store.ledger)
 
     @property
     def complete(self) -> bool:
@@ -56,33 +55,18 @@ class ModelRun:
             if not any(isinstance(error, ObjectMissing | ObjectDamaged) for error in self._progress.failures.values()):
                 return
 
-    def note_changes(self, step: Step, result: StepResult) -> None:
-        """Notes why a step ran: compares its key with the last one."""
-        last = self._executor.store.ledger.last(slot(self.model.name, step))
-        if last is None:
-            self._reasons[step.name] = "had not run before"
-            return
-        self._changes[step.name] = differing_fields(last.fields, result.key.fields())
-        if not self._changes[step.name]:
-            self._reasons[step.name] = "nothing changed, but what it had given was not in the store any more"
-
     def publish(self, out: Path) -> ModelOutcome:
         """Writes the files of the recipes whose steps are all settled."""
         results = self._progress.results
         for result in results.values():
-            self._executor.remember(self.model.name, result)
+            self.notes.remember(result)
         ran = sum(not result.cached for result in results.values())
         recipes = tuple(self._publish(recipe.name, out) for recipe in self.model.recipes)
         return ModelOutcome(self.model.name, recipes, ran, len(results) - ran)
 
     def stage_outcomes(self) -> tuple[StageOutcome, ...]:
         """Every step, for the run's record."""
-        progress = self._progress
-        return tuple(
-            self._outcome(step, progress.results.get(step.name), progress.failures.get(step.name))
-            for step in self._plan.steps
-            if step.name in progress.results or step.name in progress.failures
-        )
+        return self.notes.outcomes(self._plan, self._progress)
 
     def _make_plan(self) -> ModelPlan:
         methods, ledger = self._methods(), self._executor.store.ledger
@@ -143,22 +127,5 @@ class ModelRun:
         return {name: planned.unavailable.get(name) or problems.get(name, "failed") for name in names}
 
     def _failure(self, recipe: str) -> Failure | None:
-        failures = self._progress.failures
-        report = self._plan.reports.get(recipe)
-        for step in self._plan.required_by(report) if report else (FIRST_EXPORT,):
-            if error := failures.get(step):
-                return Failure.of(step, error)
-        return None
-
-    def _outcome(self, step: Step, result: StepResult | None, error: Exception | None) -> StageOutcome:
-        return StageOutcome(
-            slot=slot(self.model.name, step),
-            stage=step.stage.value,
-            method=None,
-            recipes=step.recipes,
-            status="failed" if result is None else "cached" if result.cached else "ran",
-            key=result.key.digest() if result else None,
-            differs=self._changes.get(step.name, ()),
-            seconds=result.seconds if result else 0.0,
-            message=str(error) if error else self._reasons.get(step.name, ""),
-        )
+        failed = first_failure(self._plan, self._progress, recipe)
+        return Failure.of(*failed) if failed else None

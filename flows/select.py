@@ -6,15 +6,13 @@ from fnmatch import fnmatchcase
 
 from ..configs.load import LoadedZoo
 from ..configs.model import ModelConfig
-from ..configs.recipe import Recipe
 from ..configs.sources import ProgramSource
-from ..errors import InputError, SourceError, TargetError
+from ..errors import InputError, SourceError
 from ..tasks.keys.builder import find_builder
 from ..tasks.keys.program_file import check_program_file
 from ..tasks.keys.search import ModuleSearch
-from ..tasks.model import PlannedModel, PlannedRecipe, PlannedSpecialization
-from ..tasks.params import TargetParams
-from ..tasks.targets.find import find_quantizer_options, find_target
+from ..tasks.model import PlannedModel, PlannedRecipe
+from ..tasks.recipe_targets import find_targets
 
 
 def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:
@@ -85,41 +83,9 @@ def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig) -> None:
 
 
 def _plan_recipe(loaded: LoadedZoo, model: str, name: str) -> PlannedRecipe:
-    recipe = loaded.zoo.recipes[name]
-    planned, unavailable = [], {}
-    for position, specialization in enumerate(recipe.specializations):
-        where = ("recipes", name, "specializations", position, "target")
-        try:
-            target = find_target(specialization.target, dict(specialization.options))
-        except TargetError as error:
-            raise loaded.locations.error(str(error), where) from error
-        if reason := target.available():
-            if specialization.required:
-                raise loaded.locations.error(f"target {target.name!r} is not available here: {reason}", where)
-            unavailable[specialization.payload] = f"not available here: {reason}"
-        else:
-            planned.append(PlannedSpecialization(specialization.payload, target, specialization.required))
-    if recipe.output.form == "fat" and planned[-1].target.backends:
-        raise loaded.locations.error(
-            f"{planned[-1].name!r} needs {', '.join(planned[-1].target.backends)}: the last specialization of a fat "
-            "file is what every device falls back to, so it must need no backend; add `- target: portable`",
-            ("recipes", name, "specializations"),
-        )
-    return PlannedRecipe(
+    return find_targets(
         name,
-        recipe,
-        tuple(planned),
+        loaded.zoo.recipes[name],
         loaded.zoo.verify_bounds(model, name),
-        _plan_quantizer(loaded, name, recipe),
-        unavailable,
+        lambda problem, where: loaded.locations.error(problem, ("recipes", name, *where)),
     )
-
-
-def _plan_quantizer(loaded: LoadedZoo, name: str, recipe: Recipe) -> TargetParams | None:
-    if recipe.quantize is None:
-        return None
-    try:
-        options = find_quantizer_options(recipe.quantize.quantizer, dict(recipe.quantize.options))
-    except TargetError as error:
-        raise loaded.locations.error(str(error), ("recipes", name, "quantize")) from error
-    return TargetParams(name=recipe.quantize.quantizer, options=options.model_dump(mode="json"))

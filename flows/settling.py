@@ -21,7 +21,7 @@ def settle_told(session: Session, run: ModelRun, step: Step, refs: Mapping[str, 
         result = session.executor.settle(run.model, step, refs)
     session.observer.finished(model, result)
     if not result.cached:
-        run.note_changes(step, result)
+        run.notes.note_changes(step, result)
     return result
 
 

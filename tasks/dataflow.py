@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..artifacts.ref import ArtifactRef
 from .executor import StepResult
-from .plan import ModelPlan, complete_step
+from .plan import FIRST_EXPORT, ModelPlan, complete_step
 from .steps import Step
 
 Settle = Callable[[Step, Mapping[str, StepResult]], StepResult]
@@ -66,7 +67,7 @@ def run_steps(plan: ModelPlan, settle: Settle, progress: Progress, *, threads: i
         plan: the steps.
         settle: called in pool threads, each in a copy of the caller's context; what it raises is kept in `progress`.
         progress: filled in.
-        threads: how many steps at once.
+        threads: how many steps at once; 0 for one after another in the calling thread, where Ctrl-C ends them at once.
     """
     begun = set(progress.results) | set(progress.failures)
     running: dict[Future[StepResult], str] = {}
@@ -91,10 +92,23 @@ def run_steps(plan: ModelPlan, settle: Settle, progress: Progress, *, threads: i
                     progress.results[name] = future.result()
 
 
+class _CallingThread(Executor):
+    """Runs what is submitted at once."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """A future that is done."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - a task boundary: whoever asks the future gets it
+            future.set_exception(error)
+        return future
+
+
 @contextmanager
-def _cancelling_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
+def _cancelling_pool(threads: int) -> Iterator[Executor]:
     """A pool that starts nothing more once its block has ended by an exception."""
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="steps")
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="steps") if threads else _CallingThread()
     try:
         yield pool
     finally:
@@ -113,3 +127,18 @@ def find_steps(
         inputs = {role: progress.results[output.step] for role, output in complete.inputs.items()}
         if found := find(complete, input_refs(complete, inputs)):
             progress.results[step.name] = found
+
+
+def first_failure(plan: ModelPlan, progress: Progress, recipe: str) -> tuple[str, Exception] | None:
+    """The first step that failed of those that a recipe cannot do without, and what it raised.
+
+    Args:
+        plan: of the model; it may know of no more than its first export.
+        progress: where the steps are.
+        recipe: name of the recipe.
+    """
+    report = plan.reports.get(recipe)
+    for step in plan.required_by(report) if report else (FIRST_EXPORT,):
+        if error := progress.failures.get(step):
+            return step, error
+    return None

@@ -23,7 +23,7 @@ from .model import PlannedModel
 from .params import CompileParams, ExportParams
 from .steps import Step
 from .targets.find import find_target_class
-from .workers import WorkerLimits, Workers
+from .workers import StageRunner, WorkerLimits
 
 _ENTRY = "pteforge.tasks.stages.entry:run"
 
@@ -58,9 +58,9 @@ class _Toolchain:
 
 
 class Executor:
-    """Settles steps against one store, with one pool of workers. Thread-safe."""
+    """Settles steps against one store. Thread-safe where its runner is."""
 
-    def __init__(self, store: Store, workers: Workers) -> None:
+    def __init__(self, store: Store, workers: StageRunner) -> None:
         """Starts nothing."""
         self.store = store
         self._workers = workers
@@ -103,10 +103,6 @@ class Executor:
             for ref in inputs.values():
                 self.store.fetch(ref)
             return self._make(model, step, key, inputs)
-
-    def remember(self, model: str, result: StepResult) -> None:
-        """Notes which key the step has now, so that the next run can say what differs."""
-        self.store.ledger.remember(slot(model, result.step), result.key.digest(), result.key.fields())
 
     def _find(self, step: Step, key: StageKey) -> StepResult | None:
         record = self._sound_record(key.digest())

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ...artifacts.digest import canonical_json
+from ...artifacts.local_store import LocalStore
 from ...artifacts.programs.codec import save_program
 from ...artifacts.programs.values import save_value
 from ...artifacts.ref import ArtifactRef
@@ -43,7 +44,17 @@ def run(inputs: Mapping[str, ArtifactRef], params: ExportParams, work: Workspace
     before, path = set(sys.modules), list(sys.path)
     os.chdir(work.folder)
     seed_everything(params.seed)
-    built = _build(params, work)
+    outputs = export_built(_build(params, work), params, work.store)
+    observed = canonical_json(_observed(before, path, work))
+    return {**outputs, "observed": work.store.put_artifact("model/observed", observed)}
+
+
+def export_built(built: BuiltModel, params: ExportParams, store: LocalStore) -> dict[str, ArtifactRef]:
+    """Exports one method of a model that is there already; gives what `run` gives, but for `observed`.
+
+    Raises:
+        SourceError: the model has no such method, or the example inputs do not fit it.
+    """
     methods = list(built.definition.methods)
     name = params.method or methods[0]
     if name not in built.definition.methods:
@@ -55,13 +66,11 @@ def run(inputs: Mapping[str, ArtifactRef], params: ExportParams, work: Workspace
     if program is None:
         method.module.eval()
         program = _export(name, method, params)
-    store = work.store
     return {
         "program": save_program(program, kind="program/aten", store=store),
         "examples": save_value(_examples(built, name, program, params), kind="examples", store=store),
         "methods": store.put_artifact("model/methods", canonical_json(methods)),
         "constants": save_value(dict(built.definition.constant_methods), kind="model/constants", store=store),
-        "observed": store.put_artifact("model/observed", canonical_json(_observed(before, path, work))),
     }
 
 
