@@ -88,7 +88,7 @@ class Stages:
 
         return load_program(ref, self.store)
 
-    def lower(self, source: str, recipe: Mapping[str, Any], **config: Any) -> Lowered:
+    def lower(self, source: str | Mapping[str, Any], recipe: Mapping[str, Any], **config: Any) -> Lowered:
         """Everything from the source to the report, as a zoo of one model with one recipe would."""
         made = Recipe.model_validate(recipe)
         specializations = tuple(
