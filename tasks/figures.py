@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from ..configs.verify_bounds import VerifyBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ class Case:
         sqnr_db: signal to quantization noise ratio, 10 log10(sum of squares of eager / sum of squares of the
             difference), in dB; None where the outputs are equal.
         payload: which of a fat file's payloads ran; empty for a plain file.
+        classified: rows of an output of shape (rows, classes >= 2) of a floating type; 0 for other outputs.
+        agreeing: how many of them have their largest element where eager's row has it.
     """
 
     method: str
@@ -29,16 +33,32 @@ class Case:
     max_relative_error: float
     sqnr_db: float | None
     payload: str = ""
+    classified: int = 0
+    agreeing: int = 0
+
+    @property
+    def where(self) -> str:
+        """Which output of what, for messages."""
+        return f"method {self.method!r}, {self.label}, output {self.output}"
 
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The worst figures over a set of cases, each figure by itself."""
+    """The worst figures over a set of cases, each figure by itself.
+
+    Attributes:
+        cases: how many.
+        max_abs_error: the largest.
+        max_relative_error: the largest.
+        sqnr_db: the smallest; None where all outputs are equal.
+        top1: the share of all rows of classifiers' outputs that agree with eager's; None where there are none.
+    """
 
     cases: int
     max_abs_error: float
     max_relative_error: float
     sqnr_db: float | None
+    top1: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +100,32 @@ def summarize(cases: Sequence[Case], not_run: Mapping[str, str] | None = None) -
     methods = dict.fromkeys(case.method for case in cases)
     payloads = dict.fromkeys(case.payload for case in cases if case.payload)
     return Figures(
-        _worst(cases),
-        {name: _worst([case for case in cases if case.method == name]) for name in methods},
-        {name: _worst([case for case in cases if case.payload == name]) for name in payloads},
+        worst_of(cases),
+        {name: worst_of([case for case in cases if case.method == name]) for name in methods},
+        {name: worst_of([case for case in cases if case.payload == name]) for name in payloads},
         dict(not_run or {}),
         tuple(cases),
     )
 
 
-def _worst(cases: Sequence[Case]) -> Worst:
+def violations(figures: Case | Worst, bounds: VerifyBounds) -> Iterator[str]:
+    """What about figures is outside of bounds, in words."""
+    if bounds.max_abs_error is not None and figures.max_abs_error > bounds.max_abs_error:
+        yield f"max abs error {figures.max_abs_error:.3g} > {bounds.max_abs_error:.3g}"
+    if bounds.max_relative_error is not None and figures.max_relative_error > bounds.max_relative_error:
+        yield f"max relative error {figures.max_relative_error:.3g} > {bounds.max_relative_error:.3g}"
+    if bounds.min_sqnr_db is not None and figures.sqnr_db is not None and figures.sqnr_db < bounds.min_sqnr_db:
+        yield f"SQNR {figures.sqnr_db:.1f} dB < {bounds.min_sqnr_db:.1f} dB"
+
+
+def worst_of(cases: Sequence[Case]) -> Worst:
+    """The worst of at least one case."""
     noisy = [case.sqnr_db for case in cases if case.sqnr_db is not None]
+    classified = sum(case.classified for case in cases)
     return Worst(
         cases=len(cases),
         max_abs_error=max(case.max_abs_error for case in cases),
         max_relative_error=max(case.max_relative_error for case in cases),
         sqnr_db=min(noisy) if noisy else None,
+        top1=sum(case.agreeing for case in cases) / classified if classified else None,
     )

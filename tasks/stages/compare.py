@@ -1,26 +1,45 @@
-"""Comparing one output of the runtime with eager's."""
+"""Comparing one output with eager's: of the runtime, or of a program that torch runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ...configs.verify_bounds import VerifyBounds
 from ...errors import VerificationFailed
 from ..figures import Case
 
 _SILENT_DB = -300.0  # stands for minus infinity: eager gives zeros and the runtime does not
 
 
+def compare_all(outputs: Sequence[Any], references: Sequence[Any], *, method: str, label: str) -> Iterator[Case]:
+    """Figures of all outputs of one execution.
+
+    Args:
+        outputs: what was computed.
+        references: what eager gave.
+        method: for the cases and for messages.
+        label: likewise.
+
+    Raises:
+        VerificationFailed: there are more or fewer than eager's, or one cannot be compared.
+    """
+    if len(outputs) != len(references):
+        raise VerificationFailed(
+            f"method {method!r} gives {len(outputs)} outputs on {label}, eager gives {len(references)}"
+        )
+    for position, (output, reference) in enumerate(zip(outputs, references, strict=True)):
+        yield compare(output, reference, method=method, label=label, output_position=position)
+
+
 def compare(output: Any, reference: Any, *, method: str, label: str, output_position: int) -> Case:
     """Figures of one output.
 
     Args:
-        output: what the runtime gave: a tensor, a number or None.
+        output: what was computed: a tensor, a number or None.
         reference: what eager gave.
         method: for the case and for messages.
         label: likewise.
@@ -32,31 +51,29 @@ def compare(output: Any, reference: Any, *, method: str, label: str, output_posi
     where = f"method {method!r}, {label}, output {output_position}"
     if not isinstance(reference, torch.Tensor):
         if output != reference:
-            raise VerificationFailed(f"{where}: the file gives {output!r}, eager gives {reference!r}")
+            raise VerificationFailed(f"{where}: it gives {output!r}, eager gives {reference!r}")
         return Case(method, label, output_position, 0.0, 0.0, None)
     if not isinstance(output, torch.Tensor):
-        raise VerificationFailed(f"{where}: the file gives {type(output).__name__}, eager gives a tensor")
+        raise VerificationFailed(f"{where}: it gives {type(output).__name__}, eager gives a tensor")
     if (output.shape, output.dtype) != (reference.shape, reference.dtype):
         raise VerificationFailed(
-            f"{where}: the file gives {output.dtype} {tuple(output.shape)}, "
+            f"{where}: it gives {output.dtype} {tuple(output.shape)}, "
             f"eager gives {reference.dtype} {tuple(reference.shape)}"
         )
     ours, eager = output.to(torch.float64), reference.to(torch.float64)
     finite = torch.isfinite(eager)
     if not torch.equal(finite, torch.isfinite(ours)) or not _same_not_finite(ours[~finite], eager[~finite]):
         raise VerificationFailed(f"{where}: NaN or infinity where eager has none, or the other way round")
-    return _figures(ours[finite], eager[finite], Case(method, label, output_position, 0.0, 0.0, None))
+    classified, agreeing = _top1(output, reference)
+    case = Case(method, label, output_position, 0.0, 0.0, None, classified=classified, agreeing=agreeing)
+    return _figures(ours[finite], eager[finite], case)
 
 
-def violations(case: Case, bounds: VerifyBounds) -> Iterator[str]:
-    """What about a case is outside the bounds, in words."""
-    where = f"method {case.method!r}, {case.label}, output {case.output}"
-    if bounds.max_abs_error is not None and case.max_abs_error > bounds.max_abs_error:
-        yield f"{where}: max abs error {case.max_abs_error:.3g} > {bounds.max_abs_error:.3g}"
-    if bounds.max_relative_error is not None and case.max_relative_error > bounds.max_relative_error:
-        yield f"{where}: max relative error {case.max_relative_error:.3g} > {bounds.max_relative_error:.3g}"
-    if bounds.min_sqnr_db is not None and case.sqnr_db is not None and case.sqnr_db < bounds.min_sqnr_db:
-        yield f"{where}: SQNR {case.sqnr_db:.1f} dB < {bounds.min_sqnr_db:.1f} dB"
+def _top1(output: torch.Tensor, reference: torch.Tensor) -> tuple[int, int]:
+    """Rows of a classifier's output, and those whose largest element is where the reference has it."""
+    if reference.dim() != 2 or reference.shape[1] < 2 or not reference.is_floating_point():
+        return 0, 0
+    return len(reference), int((output.argmax(1) == reference.argmax(1)).sum())
 
 
 def _same_not_finite(ours: torch.Tensor, eager: torch.Tensor) -> bool:
