@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -66,7 +67,17 @@ def load_zoo(path: Path, overrides: Sequence[str] = ()) -> LoadedZoo:
     raise_all([*problems, *findings])
     if zoo is None or not zoo.models:
         raise Locations(tree).error("the zoo has no models; add one, or include a file that has some", ("models",))
+    raise_all(_pointless_exclusions(zoo, Locations(tree)))
     return LoadedZoo(zoo, Locations(tree), tuple(gathered.files))
+
+
+def _pointless_exclusions(zoo: Zoo, locations: Locations) -> Iterator[ConfigError]:
+    """Recipes that say they are not for a model that there is not: its name is misspelt, or it was renamed."""
+    for name, recipe in zoo.recipes.items():
+        for glob in recipe.not_for:
+            if not any(fnmatchcase(model, glob) for model in zoo.models):
+                problem = f"no model matches {glob!r}{did_you_mean(glob, tuple(zoo.models))}"
+                yield locations.error(problem, ("recipes", name, "not_for", glob))
 
 
 def _with_absolute_paths(change: Override) -> Override:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -131,6 +132,15 @@ class Recipe(FrozenModel):
     edge: EdgeOptions = Field(default=EdgeOptions(), description="How ATen programs become Edge programs.")
     compile: CompileOptions = Field(default=CompileOptions(), description="How the file is laid out.")
     verify: VerifyBounds = Field(default=VerifyBounds(), description="How far outputs may be from eager's.")
+    not_for: dict[str, Annotated[str, Field(min_length=1)]] = Field(
+        default={},
+        description="Globs of names of models that the recipe does not apply to, each with the reason. Such pairs are "
+        "left out, and the run says why.",
+    )
+
+    def reason_against(self, model: str) -> str | None:
+        """Why the recipe does not apply to a model; None where it does."""
+        return next((reason for glob, reason in self.not_for.items() if fnmatchcase(model, glob)), None)
 
     @field_validator("specializations")
     @classmethod

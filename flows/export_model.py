@@ -69,12 +69,17 @@ def run_models(session: Session) -> Any:
 
 @task(name="model", cache_policy=NO_CACHE, persist_result=False, retries=0)
 def settle_model(model: PlannedModel, session: Session) -> Any:
-    """Settles all steps of a model and publishes its files. Ends in `Cached` where no stage had to run."""
+    """Settles all steps of a model and publishes its files.
+
+    Ends in `Cached` where no stage had to run, in `NotApplicable` where no recipe that is asked for applies to it.
+    """
     outcome = session.outcomes.get(model.name) or _run(model, session)
     if failed := [recipe for recipe in outcome.recipes if recipe.failure]:
         return Failed(message="; ".join(f"{r.recipe}: {r.failure.problem}" for r in failed if r.failure))
-    stages = f"{outcome.ran} stages run, {outcome.cached} found"
-    return Completed(name=None if outcome.ran else "Cached", message=stages, data=len(outcome.recipes))
+    told = [f"{outcome.ran} stages run, {outcome.cached} found"]
+    told += [f"{recipe} does not apply: {reason}" for recipe, reason in model.not_applicable.items()]
+    name = None if outcome.ran else "Cached" if model.recipes else "NotApplicable"
+    return Completed(name=name, message="; ".join(told), data=len(model.recipes))
 
 
 def _run(model: PlannedModel, session: Session) -> ModelOutcome:

@@ -16,7 +16,7 @@ from ..tasks.figures import Figures
 from ..tasks.model import PlannedModel
 from ..tasks.plan import FIRST_EXPORT, ModelPlan, plan_model
 from ..tasks.run_notes import RunNotes
-from .outcome import Failure, ModelOutcome, RecipeOutcome
+from .outcome import Failure, ModelOutcome, RecipeOutcome, not_applicable
 from .publish import Files, publish, read_provenance
 
 _HEALINGS = 3  # rounds after an input turned out gone or damaged while the model ran
@@ -36,7 +36,8 @@ class ModelRun:
     @property
     def complete(self) -> bool:
         """Whether every step is settled."""
-        return bool(self._plan.reports) and all(step.name in self._progress.results for step in self._plan.steps)
+        planned = len(self._plan.reports) == len(self.model.recipes)
+        return planned and all(step.name in self._progress.results for step in self._plan.steps)
 
     def find(self) -> None:
         """Settles what the ledger has."""
@@ -62,7 +63,8 @@ class ModelRun:
             self.notes.remember(result)
         ran = sum(not result.cached for result in results.values())
         recipes = tuple(self._publish(recipe.name, out) for recipe in self.model.recipes)
-        return ModelOutcome(self.model.name, recipes, ran, len(results) - ran)
+        left_out = not_applicable(self.model.not_applicable)
+        return ModelOutcome(self.model.name, (*recipes, *left_out), ran, len(results) - ran)
 
     def stage_outcomes(self) -> tuple[StageOutcome, ...]:
         """Every step, for the run's record."""

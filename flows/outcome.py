@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..errors import InputError, StageError
 from ..tasks.figures import Figures
 
-Status = Literal["made", "cached", "failed"]
+Status = Literal["made", "cached", "failed", "not applicable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RecipeOutcome:
-    """One file: made and verified, found in the store, or failed.
+    """One file: made and verified, found in the store, failed, or not to be made at all.
 
     Attributes:
         recipe: name of the recipe.
-        status: `made` if any of its stages ran, `cached` if none did.
+        status: `made` if any of its stages ran, `cached` if none did; `not applicable` where the recipe says so.
         path: where the file is.
         size: bytes.
         sha256: of the file.
@@ -56,6 +56,7 @@ class RecipeOutcome:
         seconds: of all its stages, those found in the store included.
         failure: where `status` is `failed`.
         left_out: specializations that the file does without: why, by name.
+        reason: why the recipe does not apply to the model.
     """
 
     recipe: str
@@ -67,6 +68,12 @@ class RecipeOutcome:
     seconds: float = 0.0
     failure: Failure | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+
+def not_applicable(reasons: Mapping[str, str]) -> tuple[RecipeOutcome, ...]:
+    """Outcomes of recipes that do not apply, from their reasons by name."""
+    return tuple(RecipeOutcome(recipe, "not applicable", reason=reason) for recipe, reason in reasons.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ class ZooOutcome:
 
     @property
     def exit_code(self) -> int:
-        """0: everything was made and verified. 2: all that failed is due to what the user gave. 1: otherwise."""
+        """0: all that applies was made and verified. 2: all that failed is due to what the user gave. 1: otherwise."""
         if not self.failures:
             return 0
         return 2 if all(failure.bad_input for failure in self.failures) else 1
@@ -134,6 +141,8 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
             "bad_input": failure.bad_input,
             "log_tail": failure.log_tail,
         }
+    if outcome.status == "not applicable":
+        return {"status": outcome.status, "reason": outcome.reason}
     overall = outcome.figures.overall if outcome.figures else None
     return {
         "status": outcome.status,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from ..configs.load import LoadedZoo
@@ -34,7 +35,7 @@ def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> t
         except InputError as error:
             problems.append(error)
         else:
-            planned += [model] if model.recipes else []
+            planned += [model] if model.recipes or model.not_applicable else []
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -43,7 +44,19 @@ def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> t
         raise InputError(
             f"no recipe of the chosen models matches {recipes!r}; the zoo's recipes: {', '.join(zoo.recipes)}"
         )
+    if not any(model.recipes for model in planned):
+        raise _not_applicable(loaded, planned)
     return tuple(planned)
+
+
+def _not_applicable(loaded: LoadedZoo, planned: Sequence[PlannedModel]) -> InputError:
+    """What to say where nothing that is asked for applies."""
+    lines = []
+    for model in planned:
+        for recipe, reason in model.not_applicable.items():
+            where = ("recipes", recipe, "not_for")
+            lines.append(str(loaded.locations.error(f"{recipe!r} does not apply to {model.name!r}: {reason}", where)))
+    return InputError("\n".join(lines))
 
 
 def _matches(name: str, globs: str) -> bool:
@@ -53,10 +66,13 @@ def _matches(name: str, globs: str) -> bool:
 def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str) -> PlannedModel:
     _check_source(loaded, name, config)
     every = loaded.zoo.recipes_of(name)
+    asked = [recipe for recipe in every if _matches(recipe, recipes)]
+    against = {recipe: loaded.zoo.recipes[recipe].reason_against(name) for recipe in asked}
     return PlannedModel(
         name=name,
         config=config,
-        recipes=tuple(_plan_recipe(loaded, name, recipe) for recipe in every if _matches(recipe, recipes)),
+        recipes=tuple(_plan_recipe(loaded, name, recipe) for recipe in asked if against[recipe] is None),
+        not_applicable={recipe: reason for recipe, reason in against.items() if reason is not None},
         drawn_inputs=max(loaded.zoo.verify_bounds(name, recipe).drawn_inputs for recipe in every),
         python_path=loaded.zoo.python_path,
         folder=loaded.files[0].parent,

@@ -23,7 +23,7 @@ from ..tasks.model import PlannedModel
 from ..tasks.steps import Step
 from ..tasks.workers import WorkerLimits, Workers
 from .model_run import ModelRun
-from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
+from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome, not_applicable
 from .publish import check_folders
 from .select import select_models
 
@@ -143,7 +143,7 @@ class Session:
         """Notes that a model could not be brought to its end at all."""
         failure = Failure.of(model.name, error)
         recipes = tuple(RecipeOutcome(recipe.name, "failed", failure=failure) for recipe in model.recipes)
-        outcome = ModelOutcome(model.name, recipes, ran=0, cached=0)
+        outcome = ModelOutcome(model.name, (*recipes, *not_applicable(model.not_applicable)), ran=0, cached=0)
         self.outcomes[model.name] = outcome
         self.observer.completed(outcome)
         return outcome

@@ -76,6 +76,7 @@ class PlannedModel:
         name: name of the model.
         config: its configuration.
         recipes: what to make of it.
+        not_applicable: recipes that are asked for and do not apply to it: why, by name.
         drawn_inputs: how many inputs `export` draws; the most that any of the zoo's recipes for it verifies with,
             so that asking for some recipes only does not change it.
         python_path: folders in which the source's modules are found.
@@ -88,6 +89,7 @@ class PlannedModel:
     drawn_inputs: int
     python_path: tuple[Path, ...]
     folder: Path
+    not_applicable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def limits(self) -> Limits:

@@ -44,14 +44,17 @@ def plan_model(
 ) -> ModelPlan:
     """Plans a model.
 
-    Which methods a model has is known when its first one has been exported, so a plan without `methods` has that one
-    step. Steps with equal stage, params and inputs are one step, whichever recipes they come from.
+    Without a recipe there is nothing to do. Which methods a model has is known when its first one has been exported, so
+    a plan without `methods` has that one step. Steps with equal stage, params and inputs are one step, whichever
+    recipes they come from.
 
     Args:
         model: the model with its recipes.
         methods: names of its methods, the first one first.
         watched: by method, None for the first one: see `PlannedModel.export_params`; what is missing watches nothing.
     """
+    if not model.recipes:
+        return ModelPlan((), (), {}, {}, {})
     steps, known = Steps(), dict(watched)
     names = tuple(recipe.name for recipe in model.recipes)
     first = steps.add(FIRST_EXPORT, StageName.EXPORT, model.export_params(None, known.get(None, ())), {}, names)

@@ -94,5 +94,6 @@ class Lines:
     def completed(self, outcome: ModelOutcome) -> None:
         """How the model came out."""
         failed = sum(recipe.failure is not None for recipe in outcome.recipes)
-        how = f"{failed} of {len(outcome.recipes)} recipes failed" if failed else "verified"
+        due = sum(recipe.status != "not applicable" for recipe in outcome.recipes)
+        how = f"{failed} of {due} recipes failed" if failed else "verified" if due else "no recipe applies"
         sys.stderr.write(f"{outcome.model}: {how} ({outcome.ran} stages run, {outcome.cached} cached)\n")

@@ -13,7 +13,7 @@ from rich.text import Text
 from ...tasks.figures import Worst
 from ..outcome import RecipeOutcome, ZooOutcome
 
-_STYLES = {"made": "green", "cached": "cyan", "failed": "bold red"}
+_STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
 
 
 def print_summary(outcome: ZooOutcome) -> None:
@@ -35,6 +35,8 @@ def print_summary(outcome: ZooOutcome) -> None:
     where = f" in {_shown(paths[0].parent.parent)}" if paths else ""
     ran, cached = sum(m.ran for m in outcome.models), sum(m.cached for m in outcome.models)
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
+    spared = sum(recipe.status == "not applicable" for model in outcome.models for recipe in model.recipes)
+    failed += f", {spared} not applicable" if spared else ""
     console.print(
         f"{len(paths)} files verified{where}{failed}; {ran} stages run, {cached} cached, {outcome.seconds:.1f} s",
         highlight=False,
@@ -42,10 +44,12 @@ def print_summary(outcome: ZooOutcome) -> None:
 
 
 def _notes(outcome: ZooOutcome) -> Iterator[Text]:
-    """What a fat file lacks, and which of its payloads could not be run here."""
+    """What was not to be made, what a fat file lacks, and which of its payloads could not be run here."""
     for model in outcome.models:
         for recipe in model.recipes:
             name = f"{model.model}/{recipe.recipe}"
+            if recipe.reason:
+                yield Text(f"{name} does not apply: {recipe.reason}", "dim")
             for payload, why in recipe.left_out.items():
                 yield Text(f"{name} is without {payload}: {why}", "yellow")
             for payload, why in (recipe.figures.not_run if recipe.figures else {}).items():

@@ -49,6 +49,8 @@ def why(
 def _stages_of(run: RunRecord, model: str, recipe: str) -> Sequence[StageOutcome]:
     stages = run.models[model]
     chosen = [stage for stage in stages if not recipe or recipe in stage.recipes]
+    if not stages:
+        raise InputError(f"no stage of {model!r} ran or was found in its last run")
     if not chosen:
         known = sorted({name for stage in stages for name in stage.recipes})
         raise InputError(f"the last run of {model!r} had no recipe {recipe!r}; it had {', '.join(known)}")

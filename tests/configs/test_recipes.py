@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 from pteforge.configs import CompileOptions, EdgeOptions, Recipe, Specialization, VerifyBounds, preset_names
 from pteforge.configs.extends import read_preset
@@ -187,3 +189,36 @@ def test_plain_takes_one_specialization_in_python_too():
     one = Specialization(target="portable")
     with pytest.raises(ValidationError, match="takes exactly one specialization"):
         Recipe(specializations=(one, one))
+
+
+def test_models_that_a_recipe_is_not_for(load):
+    """The first glob that matches a model's name gives the reason; what it extends comes first."""
+    recipes = """\
+        recipes:
+          base: {specializations: [{target: portable}], not_for: {net: no such kernel}}
+          mine: {extends: base, not_for: {'n*': no memory}}
+        """
+    zoo = load(f"version: 1\n{MODELS}{textwrap.dedent(recipes)}").zoo
+    mine = zoo.recipes["mine"]
+    assert mine.not_for == {"net": "no such kernel", "n*": "no memory"}
+    assert mine.reason_against("net") == "no such kernel"
+    assert mine.reason_against("nets") == "no memory"
+    assert mine.reason_against("other") is None
+
+
+@pytest.mark.parametrize(
+    ("not_for", "telling"),
+    [
+        ("{nett: slow}", ("recipes.mine.not_for.nett: no model matches 'nett'; did you mean 'net'?",)),
+        ("{'r*': slow}", ("recipes.mine.not_for.r*: no model matches 'r*'; known here: net",)),
+        ("{net: ''}", ("recipes.mine.not_for.net",)),
+        ("[net]", ("recipes.mine.not_for: must be a mapping",)),
+    ],
+)
+def test_models_that_there_are_not(failure, not_for, telling):
+    """A recipe that is not for models which the zoo does not have, or gives no reason, is an error with its line."""
+    recipe = f"recipes:\n  mine:\n    specializations: [{{target: portable}}]\n    not_for: {not_for}\n"
+    error = str(failure(f"version: 1\n{MODELS}{recipe}"))
+    assert "zoo.yaml:6:" in error
+    for part in telling:
+        assert part in error

@@ -134,6 +134,22 @@ def test_cached_run_is_recorded(warm, server, on_server):
     assert models["model conv"].tags == ["model:conv"]
 
 
+def test_model_without_a_recipe_is_recorded(warm, server, on_server):
+    """A model that none of its recipes applies to is a completed task run of its own name, which says why."""
+    recipes = {
+        name: {"extends": name, "not_for": {"linear": f"not {name}"}} for name in ("portable-fp32", "xnnpack-fp32")
+    }
+    warm.zoo({"linear": "nets:linear", "conv": "nets:conv"}, own=recipes)
+    done = warm.export("--json", "--out", str(warm.out), env=on_server)
+    assert done.code == 0, done.err
+    models = Recorded(server, warm).task_runs(2)
+    assert {name: model.state.name for name, model in models.items()} == {
+        "model linear": "NotApplicable",
+        "model conv": "Cached",
+    }
+    assert "xnnpack-fp32 does not apply: not xnnpack-fp32" in models["model linear"].state.message
+
+
 def test_stages_are_recorded(warm, server, on_server):
     """Stages that ran and stages that were found are task runs with names, tags and states; a failure is the flow's."""
     warm.write(
