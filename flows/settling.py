@@ -15,10 +15,7 @@ from .session import Session
 def settle_told(session: Session, run: ModelRun, step: Step, refs: Mapping[str, ArtifactRef]) -> StepResult:
     """Finds a step's result or makes it; the observer hears of it, and the run's record of what had changed."""
     model = run.model.name
-    result = session.executor.find(step, refs)
-    if result is None:
-        session.observer.started(model, step)
-        result = session.executor.settle(run.model, step, refs)
+    result = session.executor.settle(run.model, step, refs, starting=lambda: session.observer.started(model, step))
     session.observer.finished(model, result)
     if not result.cached:
         run.notes.note_changes(step, result)

@@ -6,7 +6,7 @@ import importlib
 import json
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -84,11 +84,24 @@ class Executor:
         """The step's result from the ledger, where there is one and all of its outputs are sound."""
         return self._find(step, self.key(step, inputs))
 
-    def settle(self, model: PlannedModel, step: Step, inputs: Mapping[str, ArtifactRef]) -> StepResult:
+    def settle(
+        self,
+        model: PlannedModel,
+        step: Step,
+        inputs: Mapping[str, ArtifactRef],
+        *,
+        starting: Callable[[], None] = lambda: None,
+    ) -> StepResult:
         """Finds the step's result, or makes it.
 
         Of several callers with equal keys, in this process or in others that use the store, one runs the stage and the
         others wait and find the result.
+
+        Args:
+            model: the model.
+            step: one of its steps.
+            inputs: role to artifact.
+            starting: called once it is known that there is no result yet.
 
         Raises:
             StageError: the stage failed.
@@ -97,6 +110,7 @@ class Executor:
         key = self.key(step, inputs)
         if found := self._find(step, key):
             return found
+        starting()
         with self.store.leases.hold(key.digest()):
             if found := self._find(step, key):
                 return found

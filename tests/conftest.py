@@ -1,10 +1,16 @@
-"""What all tests share: folders of their own instead of the user's, and one Hypothesis profile."""
+"""What all tests share: folders of their own instead of the user's, one Hypothesis profile, and the command line."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -37,3 +43,53 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Removes the session's folders."""
     config.stash[_ROOM].cleanup()
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed, which must be one JSON document and all there is."""
+        assert self.err == ""
+        return json.loads(self.out)
+
+    def refused(self, *telling: str) -> None:
+        """Checks that it ended with 2 and one message, on standard error, with everything in it that tells."""
+        assert (self.code, self.out) == (2, ""), self.err
+        assert self.err.startswith("error: ")
+        assert "Traceback" not in self.err
+        for part in telling:
+            assert part in self.err
+
+
+@pytest.fixture
+def said() -> type[Said]:
+    """For what a process printed."""
+    return Said
+
+
+@pytest.fixture
+def run_here(monkeypatch, capfd) -> Iterator[Callable[..., Said]]:
+    """Runs the command line in this process, with the working directory given first."""
+    # Imported late: what it imports may read settings that `pytest_configure` makes.
+    from pteforge.flows.cli import run_command
+
+    log = logging.getLogger("pteforge")
+    before = log.handlers[:], log.level, log.propagate
+
+    def run(folder: Path, *args: str | Path) -> Said:
+        log.handlers[:] = []
+        capfd.readouterr()
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["pteforge", *map(str, args)])
+        code = run_command()
+        return Said(code, *capfd.readouterr())
+
+    yield run
+    log.handlers[:], log.level, log.propagate = before

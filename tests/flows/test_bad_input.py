@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import signal
-import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pteforge.errors import TargetError
-from pteforge.flows.cli import run_command
 from pteforge.flows.session import open_session
 from pteforge.tasks.workers import pool
 
@@ -42,40 +39,11 @@ recipes:
 """
 
 
-@dataclass(frozen=True)
-class Said:
-    """How a command ended, and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-    def refused(self, *telling: str) -> None:
-        """Checks that it ended with 2 and one message, on standard error, with everything in it that tells."""
-        assert self.code == 2, self.err
-        assert self.out == ""
-        assert self.err.startswith("error: ")
-        assert "Traceback" not in self.err
-        for part in telling:
-            assert part in self.err
-
-
 @pytest.fixture
-def pteforge(room, monkeypatch, capfd) -> Iterator[Callable[..., Said]]:
+def pteforge(room, monkeypatch, run_here) -> Callable[..., Any]:
     """Runs the command line in this process, in the room."""
-    log = logging.getLogger("pteforge")
-    before = log.handlers[:], log.level, log.propagate
-    monkeypatch.chdir(room.folder)
     monkeypatch.setenv("PTEFORGE_STORE", str(room.store))
-
-    def run(*args: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["pteforge", *args])
-        code = run_command()
-        out, err = capfd.readouterr()
-        return Said(code, out, err)
-
-    yield run
-    log.handlers[:], log.level, log.propagate = before
+    return partial(run_here, room.folder)
 
 
 @pytest.fixture
@@ -416,11 +384,11 @@ def test_unknown_operator(room, servers, monkeypatch):
 
 
 @pytest.mark.slow
-def test_unknown_operator_from_the_command_line(room):
+def test_unknown_operator_from_the_command_line(room, said):
     """It ends with 2 and the one message, and nothing was made."""
     room.write("zoo.yaml", PRESERVE)
     done = room.export()
-    Said(done.code, done.out, done.err).refused(
+    said(done.code, done.out, done.err).refused(
         "unknown operator 'aten.no_such_thing.default'", "aten.hardswish.default"
     )
     assert not room.out.exists()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import pty
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ import pytest
 import yaml
 from pteforge.artifacts.pte.reader import open_pte
 from pteforge.configs.load import load_zoo
-from pteforge.flows.cli import run_command
 from pteforge.flows.cli.quiet import quiet
 
 pytestmark = pytest.mark.timeout(600)
@@ -30,29 +27,6 @@ pytestmark = pytest.mark.timeout(600)
 PTEFORGE = Path(sys.executable).with_name("pteforge")
 BATCH = {"forward": [{0: {"min": 1, "max": 4}}]}
 FILE = "out/linear/xnnpack-fp32.pte"
-
-
-@dataclass(frozen=True)
-class Said:
-    """How a command ended, and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """What it printed, which must be one JSON document and all there is."""
-        assert self.err == ""
-        return json.loads(self.out)
-
-    def refused(self, *telling: str) -> None:
-        """Checks that it ended with 2 and one message, on standard error, with everything in it that tells."""
-        assert (self.code, self.out) == (2, ""), self.err
-        assert self.err.startswith("error: ")
-        assert "Traceback" not in self.err
-        for part in telling:
-            assert part in self.err
 
 
 @pytest.fixture(scope="module")
@@ -80,27 +54,20 @@ def own(made, tmp_path):
 
 
 @pytest.fixture
-def pteforge(monkeypatch, capfd) -> Iterator[Callable[..., Said]]:
+def pteforge(monkeypatch, run_here) -> Callable[..., Any]:
     """Runs the command line in this process, in a room."""
-    log = logging.getLogger("pteforge")
-    before = log.handlers[:], log.level, log.propagate
 
-    def run(room, *args: str) -> Said:
-        log.handlers[:] = []
-        monkeypatch.chdir(room.folder)
+    def run(room, *args: str) -> Any:
         monkeypatch.setenv("PTEFORGE_STORE", str(room.store))
-        monkeypatch.setattr(sys, "argv", ["pteforge", *args])
-        code = run_command()
-        out, err = capfd.readouterr()
-        return Said(code, out, err)
+        return run_here(room.folder, *args)
 
-    yield run
-    log.handlers[:], log.level, log.propagate = before
+    return run
 
 
 def test_version(made, pteforge):
     """`--version` prints the package's version."""
-    assert pteforge(made, "--version") == Said(0, f"pteforge {package.__version__}\n", "")
+    said = pteforge(made, "--version")
+    assert (said.code, said.out, said.err) == (0, f"pteforge {package.__version__}\n", "")
 
 
 def test_help_names_every_command(made, pteforge):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from pteforge.artifacts.nfat.contents import Description
 from pteforge.artifacts.nfat.fat_file import open_fat
 from pteforge.artifacts.nfat.pack import PackedContainer, pack_v2
 from pteforge.artifacts.pte.reader import read_pte
-from pteforge.flows.cli import run_command
 from pteforge.flows.cli.quiet import quiet
 
 BACKENDS = {"vulkan": ("VulkanBackend",), "xnnpack": ("XnnpackBackend",), "portable": ()}
@@ -160,44 +157,8 @@ def fat(tmp_path_factory, payloads) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Said:
-    """How a command ended, and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """What it printed, which must be one JSON document and all there is."""
-        assert (self.code, self.err) == (0, "")
-        return json.loads(self.out)
-
-    def refused(self, *telling: str) -> None:
-        """Checks that it ended with 2 and one message, on standard error, with everything in it that tells."""
-        assert (self.code, self.out) == (2, ""), self.err
-        assert self.err.startswith("error: ")
-        assert "Traceback" not in self.err
-        for part in telling:
-            assert part in self.err
-
-
 @pytest.fixture
-def pteforge(monkeypatch, capfd, tmp_path, payloads) -> Iterator[Callable[..., Said]]:
+def pteforge(tmp_path, payloads, run_here) -> Callable[..., Any]:
     """Runs the command line in this process, in the test's folder."""
     del payloads  # what is printed while they are made is no command's
-    log = logging.getLogger("pteforge")
-    before = log.handlers[:], log.level, log.propagate
-
-    def run(*args: str | Path) -> Said:
-        log.handlers[:] = []
-        capfd.readouterr()
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["pteforge", *map(str, args)])
-        code = run_command()
-        out, err = capfd.readouterr()
-        return Said(code, out, err)
-
-    yield run
-    log.handlers[:], log.level, log.propagate = before
+    return partial(run_here, tmp_path)
