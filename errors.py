@@ -17,6 +17,7 @@ PteforgeError
 |   +-- StageTimedOut           its process was killed at its time limit
 |   +-- StageOutOfMemory        its process was killed at its memory bound
 +-- VerificationFailed      a produced file does not compute what eager computes
++-- AccuracyMissed          a produced file scores less than its recipe asks for
 """
 
 from __future__ import annotations
@@ -153,3 +154,7 @@ class StageOutOfMemory(StageError):
 
 class VerificationFailed(PteforgeError):
     """A produced file was run and does not give what eager gives, within the recipe's bounds. It is not published."""
+
+
+class AccuracyMissed(PteforgeError):
+    """A produced file was scored by the recipe's evaluator and is below its bounds. It is not published as a result."""

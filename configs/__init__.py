@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .accuracy import Accuracy
 from .definition import MethodDefinition, ModelDefinition
 from .load import LoadedZoo, load_zoo
 from .locations import Locations
@@ -15,6 +16,7 @@ from .verify_bounds import VerifyBounds, VerifyOverrides
 from .zoo import Zoo
 
 __all__ = [
+    "Accuracy",
     "BuilderSource",
     "CompileOptions",
     "DimRange",

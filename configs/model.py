@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt
 
+from .accuracy import Accuracy
 from .base import FrozenModel
 from .names import Names
 from .quantities import Bytes, Seconds
@@ -45,4 +46,7 @@ class ModelConfig(FrozenModel):
     limits: Limits = Field(default=Limits(), description="What each stage may use before it is killed.")
     verify: VerifyOverrides | None = Field(
         default=None, description="Bounds that replace those of the recipe, field by field."
+    )
+    accuracy: Accuracy | None = Field(
+        default=None, description="What scores the files, or bounds: they replace those of the recipe, field by field."
     )

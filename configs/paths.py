@@ -26,14 +26,17 @@ def absolute_paths(tree: Node, base: Path, at: FieldPath = ()) -> Node:
 
 def _is_path(path: FieldPath, text: str) -> bool:
     match path:
-        case ("python_path" | "include", int()):
-            return True
         case ("models", _, "source") | ("defaults", "model", "source"):
             return text.endswith(".pt2")
-        case ("models", _, "source", "program") | ("defaults", "model", "source", "program"):
-            return True
-        case ("models", _, "calibration", _, "files", int()):
-            return True
-        case ("models", _, "source", "files", int()) | ("defaults", "model", "source", "files", int()):
+        case (
+            ("python_path" | "include", int())
+            | ("models", _, "source", "program")
+            | ("defaults", "model", "source", "program")
+            | ("models", _, "source", "files", int())
+            | ("defaults", "model", "source", "files", int())
+            | ("models", _, "calibration", _, "files", int())
+            | ("models" | "recipes", _, "accuracy", "files", int())
+            | ("defaults", "model", "accuracy", "files", int())
+        ):
             return True
     return False

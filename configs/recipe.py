@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from .accuracy import Accuracy
 from .base import FrozenModel
 from .verify_bounds import VerifyBounds
 
@@ -141,6 +142,10 @@ class Recipe(FrozenModel):
     def reason_against(self, model: str) -> str | None:
         """Why the recipe does not apply to a model; None where it does."""
         return next((reason for glob, reason in self.not_for.items() if fnmatchcase(model, glob)), None)
+
+    accuracy: Accuracy | None = Field(
+        default=None, description="How good the file must be at its task; null: that is not asked."
+    )
 
     @field_validator("specializations")
     @classmethod

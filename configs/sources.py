@@ -14,7 +14,8 @@ _BUILDER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*\
 _EITHER = "must be 'package.module:callable', the path of a .pt2 file, or a mapping with either `builder` or `program`"
 
 
-def _builder_name(text: str) -> str:
+def builder_name(text: str) -> str:
+    """Checks the form ``package.module:callable``; raises ValueError for another one."""
     if not _BUILDER.match(text):
         raise ValueError(f"{text!r} is neither 'package.module:callable' nor the path of a .pt2 file")
     return text
@@ -28,7 +29,7 @@ class BuilderSource(FrozenModel):
     ``get_example_inputs`` and, if it likes, ``get_dynamic_shapes``. Which of them it is, the worker finds out.
     """
 
-    builder: Annotated[str, AfterValidator(_builder_name)] = Field(
+    builder: Annotated[str, AfterValidator(builder_name)] = Field(
         description="package.module:callable, importable from python_path or from the environment."
     )
     kwargs: dict[str, JsonValue] = Field(default={}, description="Keyword arguments of the callable.")
@@ -41,7 +42,7 @@ class BuilderSource(FrozenModel):
 class Dataset(FrozenModel):
     """Python code that gives samples, one after another."""
 
-    dataset: Annotated[str, AfterValidator(_builder_name)] = Field(
+    dataset: Annotated[str, AfterValidator(builder_name)] = Field(
         description="package.module:name of an iterable, or of a callable that gives one. Each sample is a tuple of "
         "positional inputs, or the only input."
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from .accuracy import AccuracyGate, resolve_gate
 from .base import FrozenModel
 from .model import ModelConfig
 from .names import Name, Names
@@ -31,6 +32,10 @@ class Zoo(FrozenModel):
         """The bounds for one file: the recipe's, with what the model replaces."""
         bounds, overrides = self.recipes[recipe].verify, self.models[model].verify
         return overrides.applied_to(bounds) if overrides else bounds
+
+    def accuracy_gate(self, model: str, recipe: str) -> AccuracyGate | None:
+        """What scores one file, and the bounds of its score; raises ValueError where only one of them is there."""
+        return resolve_gate(self.recipes[recipe].accuracy, self.models[model].accuracy)
 
 
 def _empty_if_null(section: object) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from ..configs.load import LoadedZoo
@@ -14,6 +15,7 @@ from ..tasks.keys.program_file import check_program_file
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.model import PlannedModel, PlannedRecipe
 from ..tasks.recipe_targets import find_targets
+from .select_gate import select_gate
 
 
 def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:
@@ -99,9 +101,10 @@ def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig) -> None:
 
 
 def _plan_recipe(loaded: LoadedZoo, model: str, name: str) -> PlannedRecipe:
-    return find_targets(
+    planned = find_targets(
         name,
         loaded.zoo.recipes[name],
         loaded.zoo.verify_bounds(model, name),
         lambda problem, where: loaded.locations.error(problem, ("recipes", name, *where)),
     )
+    return replace(planned, gate=select_gate(loaded, model, name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from . import params
+from . import accuracy_params, params
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,9 @@ class StageName(Enum):
     PACK = "pack"
     SERIALIZE = "serialize"
     VERIFY = "verify"
+    BASELINE = "baseline"
+    EVALUATE = "evaluate"
+    GATE = "gate"
     REPORT = "report"
 
     @property
@@ -60,5 +63,8 @@ _KINDS = {
     StageName.PACK: StageKind(f"{_STAGES}.pack", params.PackParams, distributions=("flatbuffers",)),
     StageName.SERIALIZE: StageKind(f"{_STAGES}.serialize", params.SerializeParams, isolated=False, distributions=()),
     StageName.VERIFY: StageKind(f"{_STAGES}.verify", params.VerifyParams),
+    StageName.BASELINE: StageKind(f"{_STAGES}.baseline", accuracy_params.BaselineParams),
+    StageName.EVALUATE: StageKind(f"{_STAGES}.evaluate", accuracy_params.EvaluateParams),
+    StageName.GATE: StageKind(f"{_STAGES}.gate", accuracy_params.GateParams, isolated=False, distributions=()),
     StageName.REPORT: StageKind(f"{_STAGES}.report", params.ReportParams, isolated=False, distributions=()),
 }

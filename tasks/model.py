@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.digest import canonical_json
+from ..configs.accuracy import AccuracyGate
 from ..configs.model import Limits, ModelConfig
 from ..configs.recipe import Recipe
 from ..configs.sources import BuilderSource, ProgramSource
@@ -52,6 +53,7 @@ class PlannedRecipe:
         bounds: the recipe's verification bounds with the model's own in front.
         quantizer: the target that quantizes, with its quantizer's options; None where nothing is quantized.
         unavailable: names of specializations that this machine cannot lower and that are not required: why, by name.
+        gate: what scores the file, with its bounds; None where it is not scored.
     """
 
     name: str
@@ -60,6 +62,7 @@ class PlannedRecipe:
     bounds: VerifyBounds
     quantizer: TargetParams | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
+    gate: AccuracyGate | None = None
 
     @property
     def versions(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import SourceError
+from .accuracy_plan import plan_evaluation
 from .catalog import StageName
 from .model import PlannedModel
 from .params import PackParams, ReportParams
@@ -57,7 +58,8 @@ def plan_model(
         return ModelPlan((), (), {}, {}, {})
     steps, known = Steps(), dict(watched)
     names = tuple(recipe.name for recipe in model.recipes)
-    first = steps.add(FIRST_EXPORT, StageName.EXPORT, model.export_params(None, known.get(None, ())), {}, names)
+    exporting = model.export_params(None, known.get(None, ()))
+    first = steps.add(FIRST_EXPORT, StageName.EXPORT, exporting, {}, names)
     if methods is None:
         return ModelPlan(steps.all(), (), {}, {}, {})
     exports = {methods[0]: first}
@@ -67,7 +69,10 @@ def plan_model(
     datasets = model.calibration_params()
     if unknown := sorted(set(datasets) - set(methods)):
         raise SourceError(f"calibration names the methods {unknown}; the model has {list(methods)}")
-    parts = {recipe.name: plan_recipe(steps, model.name, recipe, exports, datasets) for recipe in model.recipes}
+    parts = {}
+    for recipe in model.recipes:
+        evaluation = plan_evaluation(model, recipe.gate, exporting.source)
+        parts[recipe.name] = plan_recipe(steps, model.name, recipe, exports, datasets, evaluation)
     reports = {name: done[StageName.REPORT.value] for name, done in parts.items()}
     needed = {name: steps.needed_by(report) for name, report in reports.items()}
     return ModelPlan(steps.all(), tuple(methods), reports, needed, parts)

@@ -8,6 +8,7 @@ from functools import cache
 from importlib.metadata import version
 
 from ..artifacts.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
+from .accuracy_plan import Evaluation
 from .catalog import StageName
 from .keys.versions import host_capability
 from .model import PlannedRecipe, PlannedSpecialization
@@ -35,6 +36,7 @@ def plan_recipe(
     recipe: PlannedRecipe,
     exports: Mapping[str, str],
     datasets: Mapping[str, CalibrationParams],
+    evaluation: Evaluation | None = None,
 ) -> Mapping[str, str]:
     """Adds the steps of one recipe.
 
@@ -44,11 +46,12 @@ def plan_recipe(
         recipe: the recipe.
         exports: method name to the step that exports it.
         datasets: method name to the samples that quantizers calibrate on, where they are not the examples.
+        evaluation: how the file is scored, if it is.
 
     Returns:
         What is done to the step that does it, for example ``edge/forward`` or, in a fat file, ``compile.vulkan``.
     """
-    return _RecipePlan(steps, model, recipe, exports, datasets).add()
+    return _RecipePlan(steps, model, recipe, exports, datasets, evaluation).add()
 
 
 @dataclass
@@ -58,6 +61,7 @@ class _RecipePlan:
     recipe: PlannedRecipe
     exports: Mapping[str, str]
     datasets: Mapping[str, CalibrationParams]
+    evaluation: Evaluation | None
     parts: dict[str, str] = field(default_factory=dict)
     programs: dict[str, str] = field(default_factory=dict)
 
@@ -166,7 +170,17 @@ class _RecipePlan:
             versions=recipe.versions,
             bounds=recipe.bounds,
         )
-        self._add(StageName.REPORT, reporting, {**file, "figures": Output(verify, "figures"), **examples})
+        proofs = {"figures": Output(verify, "figures"), **self._score(file)}
+        self._add(StageName.REPORT, reporting, {**file, **proofs, **examples})
+
+    def _score(self, file: Mapping[str, Output]) -> Mapping[str, Output]:
+        """Adds what scores the file and holds the score against its bounds, if anything; gives what that says."""
+        if self.evaluation is None:
+            return {}
+        inputs = {"scores": Output(self._add(StageName.EVALUATE, self.evaluation.evaluate, file), "scores")}
+        if self.evaluation.baseline:
+            inputs["baseline"] = Output(self._add(StageName.BASELINE, self.evaluation.baseline, {}), "scores")
+        return {"accuracy": Output(self._add(StageName.GATE, self.evaluation.gate, inputs), "accuracy")}
 
 
 @cache

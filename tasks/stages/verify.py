@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ...artifacts.digest import canonical_json
-from ...artifacts.nfat.fat_file import is_fat, open_fat
 from ...artifacts.programs.values import load_value
-from ...artifacts.pte.reader import open_pte
 from ...artifacts.ref import ArtifactRef
-from ...errors import FileFormatError, VerificationFailed
+from ...errors import VerificationFailed
 from ..figures import Case, Figures, summarize, violations
 from ..params import VerifyParams
 from ..stage import Workspace
 from .delivery import write_delivered
-from .payload_run import missing_backends, run_method
+from .payload_run import run_method
+from .runnable import runnable_payloads
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: VerifyParams, work: Workspace) -> Mapping[str, ArtifactRef]:
@@ -54,33 +53,9 @@ def verify_file(
     """
     cases: list[Case] = []
     not_run: dict[str, str] = {}
-    for payload, program in _payloads(path, data_files, not_run):
+    for payload, program in runnable_payloads(path, data_files, not_run):
         cases += _run_program(program, payload, examples, params)
     return summarize(cases, not_run)
-
-
-def _payloads(path: Path, data_files: Sequence[Path], not_run: dict[str, str]) -> Iterator[tuple[str, Path | bytes]]:
-    """What there is to run: a plain file without a name, or the payloads of a fat one; notes those that cannot."""
-    try:
-        pte = open_pte(path)
-    except FileFormatError as error:
-        raise VerificationFailed(str(error)) from error
-    if not is_fat(pte):
-        if missing := missing_backends(pte.backends):
-            raise VerificationFailed(
-                f"the file needs {', '.join(missing)}, which this machine's ExecuTorch runtime does not have, "
-                "so nothing can be said of what it computes; as a specialization of a recipe with "
-                "`output: {form: fat}` it can be delivered together with payloads that are verified"
-            )
-        yield "", path
-        return
-    container = open_fat(path, data_files).container
-    for payload in container.payloads:
-        content = container.rebuild(payload)  # the digest is checked, whether it can be run or not
-        if missing := missing_backends(payload.description.backends):
-            not_run[payload.name] = f"needs {', '.join(missing)}, which this machine's runtime does not have"
-        else:
-            yield payload.name, content
 
 
 def _run_program(

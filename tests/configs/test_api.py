@@ -8,6 +8,7 @@ import pteforge.configs
 def test_the_public_names():
     """What others may import from the package is this list, and all of it is there."""
     assert pteforge.configs.__all__ == [
+        "Accuracy",
         "BuilderSource",
         "CompileOptions",
         "DimRange",

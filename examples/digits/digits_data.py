@@ -1,0 +1,27 @@
+"""Scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, which come with the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+Images = tuple[torch.Tensor, torch.Tensor]
+"""Images, float32 [n, 1, 8, 8] from 0 to 1, and the digits that they show, int64 [n]."""
+
+
+def split() -> tuple[Images, Images]:
+    """Two thirds to train with and a third to test with, the same ones each time, with as many of each digit."""
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(digits.target)
+    chosen, held_out = train_test_split(range(len(labels)), test_size=1 / 3, random_state=0, stratify=labels)
+    return (images[chosen], labels[chosen]), (images[held_out], labels[held_out])
+
+
+def training_images() -> Iterator[torch.Tensor]:
+    """What quantizers calibrate on: images that the network was trained with, one at a time."""
+    (images, _), _ = split()
+    yield from images.split(1)
