@@ -13,6 +13,7 @@ from prefect.utilities.annotations import opaque
 from ..tasks.model import PlannedModel
 from .outcome import ModelOutcome
 from .prefect_settings import stop_workers_on_abort
+from .scores_artifact import show_scores
 from .session import Session, open_session
 from .stage_task import settle_with_prefect
 
@@ -74,6 +75,10 @@ def settle_model(model: PlannedModel, session: Session) -> Any:
     Ends in `Cached` where no stage had to run, in `NotApplicable` where no recipe that is asked for applies to it.
     """
     outcome = session.outcomes.get(model.name) or _run(model, session)
+    try:
+        show_scores(outcome)
+    except Exception as error:  # noqa: BLE001 - Prefect's: what was made is none the worse for it
+        session.lose_server(f"{type(error).__name__}: {error}")
     if failed := [recipe for recipe in outcome.recipes if recipe.failure]:
         return Failed(message="; ".join(f"{r.recipe}: {r.failure.problem}" for r in failed if r.failure))
     told = [f"{outcome.ran} stages run, {outcome.cached} found"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..artifacts.pte.pieces import payload_sha256
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import StageOutcome
 from ..errors import ObjectDamaged, ObjectMissing
+from ..tasks.accuracy import AccuracyReport
+from ..tasks.catalog import StageName
 from ..tasks.dataflow import Progress, Settle, find_steps, first_failure, run_steps
 from ..tasks.executor import Executor, StepResult
 from ..tasks.figures import Figures
@@ -18,6 +21,7 @@ from ..tasks.plan import FIRST_EXPORT, ModelPlan, plan_model
 from ..tasks.run_notes import RunNotes
 from .outcome import Failure, ModelOutcome, RecipeOutcome, not_applicable
 from .publish import Files, publish, read_provenance
+from .rejected import keep_rejected, rejected_path, remove_rejected
 
 _HEALINGS = 3  # rounds after an input turned out gone or damaged while the model ran
 
@@ -95,12 +99,13 @@ class ModelRun:
         settled = self._progress.results
         report = settled.get(self._plan.reports.get(recipe, ""))
         if report is None:
-            return RecipeOutcome(recipe, "failed", failure=self._failure(recipe))
+            return self._failed(recipe, out)
         results = [settled[step] for step in self._plan.recipe_steps[recipe] if step in settled]
         file, data = self._input_of(report, "file"), self._input_of(report, "data")
         assert file  # noqa: S101 - every report reads one
         written = Files(file, data, report.outputs["provenance"])
         path = publish(self._executor.store, written, out / self.model.name, recipe)
+        remove_rejected(rejected_path(out / self.model.name, recipe))
         provenance = read_provenance(self._executor.store, report.outputs)
         return RecipeOutcome(
             recipe=recipe,
@@ -110,6 +115,7 @@ class ModelRun:
             sha256=payload_sha256(file, self._executor.store.local),
             figures=Figures.from_json(provenance["verification"]["figures"]),
             left_out=self._left_out(recipe, provenance["left_out"]),
+            accuracy=AccuracyReport.from_json(provenance["accuracy"]) if "accuracy" in provenance else None,
             seconds=sum(result.seconds for result in results),
         )
 
@@ -128,6 +134,16 @@ class ModelRun:
         }
         return {name: planned.unavailable.get(name) or problems.get(name, "failed") for name in names}
 
-    def _failure(self, recipe: str) -> Failure | None:
+    def _failed(self, recipe: str, out: Path) -> RecipeOutcome:
+        """A file that only its accuracy gate refused is kept for those who want to know why it scores so low."""
         failed = first_failure(self._plan, self._progress, recipe)
-        return Failure.of(*failed) if failed else None
+        if failed is None:
+            return RecipeOutcome(recipe, "failed")
+        failure, parts = Failure.of(*failed), self._plan.recipe_parts.get(recipe, {})
+        if failure.step != parts.get(StageName.GATE.value):
+            return RecipeOutcome(recipe, "failed", failure=failure)
+        made = self._progress.results[parts[StageName.SERIALIZE.value]].outputs
+        path = rejected_path(out / self.model.name, recipe)
+        keep_rejected(self._executor.store, made["file"], made.get("data"), path)
+        failure = replace(failure, problem=f"{failure.problem}; the file is kept as {path}")
+        return RecipeOutcome(recipe, "failed", failure=failure, rejected=path)

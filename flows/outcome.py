@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import InputError, StageError
+from ..tasks.accuracy import AccuracyReport
 from ..tasks.figures import Figures
 
 Status = Literal["made", "cached", "failed", "not applicable"]
@@ -57,6 +58,8 @@ class RecipeOutcome:
         failure: where `status` is `failed`.
         left_out: specializations that the file does without: why, by name.
         reason: why the recipe does not apply to the model.
+        accuracy: scores of the file, where it has an accuracy gate.
+        rejected: where the file is that missed its accuracy gate.
     """
 
     recipe: str
@@ -69,6 +72,8 @@ class RecipeOutcome:
     failure: Failure | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
+    accuracy: AccuracyReport | None = None
+    rejected: Path | None = None
 
 
 def not_applicable(reasons: Mapping[str, str]) -> tuple[RecipeOutcome, ...]:
@@ -140,6 +145,7 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
             "problem": failure.problem,
             "bad_input": failure.bad_input,
             "log_tail": failure.log_tail,
+            "rejected": outcome.rejected and str(outcome.rejected),
         }
     if outcome.status == "not applicable":
         return {"status": outcome.status, "reason": outcome.reason}
@@ -153,6 +159,7 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
         "max_abs_error": overall and overall.max_abs_error,
         "max_relative_error": overall and overall.max_relative_error,
         "sqnr_db": overall and overall.sqnr_db,
+        "accuracy": outcome.accuracy and outcome.accuracy.to_json(),
         "left_out": dict(outcome.left_out),
         "not_run": dict(outcome.figures.not_run) if outcome.figures else {},
     }

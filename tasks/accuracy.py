@@ -66,11 +66,6 @@ class AccuracyReport:
         """The least score."""
         return min(each.score for each in self.file.scores)
 
-    @property
-    def drop(self) -> float | None:
-        """How far the least score is below eager's; negative where it is above."""
-        return None if self.eager is None else self.eager - self.worst
-
     def misses(self) -> list[str]:
         """A line for each bound that a score is below: by payload, with the score, the bound and by how much."""
         return [line for each in self.file.scores for line in self._misses_of(each)]

@@ -25,9 +25,12 @@ def print_summary(outcome: ZooOutcome) -> None:
     table.add_column("status")
     for name in ("size", "max abs error", "SQNR", "cases"):
         table.add_column(name, justify="right", no_wrap=True)
+    if scored := any(recipe.accuracy for model in outcome.models for recipe in model.recipes):
+        table.add_column("accuracy", justify="right", no_wrap=True)
     for model in outcome.models:
         for recipe in model.recipes:
-            table.add_row(model.model, recipe.recipe, _status(recipe), *_cells(recipe))
+            accuracy = [_accuracy(recipe)] if scored and recipe.path else []
+            table.add_row(model.model, recipe.recipe, _status(recipe), *_cells(recipe), *accuracy)
     console.print(table)
     paths = [recipe.path for model in outcome.models for recipe in model.recipes if recipe.path]
     for line in _notes(outcome):
@@ -95,6 +98,14 @@ def _cells(recipe: RecipeOutcome) -> tuple[str, ...]:
         return ()
     worst = recipe.figures.overall
     return (format_size(recipe.size), f"{worst.max_abs_error:.2g}", format_sqnr(worst), str(worst.cases))
+
+
+def _accuracy(recipe: RecipeOutcome) -> str:
+    """The least score of a file's payloads, and how far from eager's it is."""
+    if recipe.accuracy is None:
+        return ""
+    worst, eager = recipe.accuracy.worst, recipe.accuracy.eager
+    return f"{worst:.4g}" + ("" if eager is None else f" ({worst - eager:+.2g})")
 
 
 def _status(recipe: RecipeOutcome) -> Text:

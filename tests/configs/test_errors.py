@@ -20,7 +20,7 @@ HEAD = "version: 1\ndefaults: {recipes: [portable-fp32]}\n"  # what the cases be
         (
             "models: {a: {source: 'p:a', colour: 3}}",
             ("3:29: models.a.colour: unknown key 'colour'; known here: "
-            "calibration, dynamic_shapes, limits, recipes, seed, source, strict, verify"),
+            "accuracy, calibration, dynamic_shapes, limits, recipes, seed, source, strict, verify"),
         ),
         ("model: {}", "3:1: model: unknown key 'model'; did you mean 'models'?"),
         (

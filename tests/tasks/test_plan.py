@@ -44,7 +44,14 @@ def plan(tmp_path):
 
 PORTABLE = ("portable", {}, {})
 XNNPACK = ("xnnpack", {}, {})
-ASKED_FOR = {StageName.PACK, StageName.CALIBRATION, StageName.QUANTIZE}
+ASKED_FOR = {
+    StageName.PACK,
+    StageName.CALIBRATION,
+    StageName.QUANTIZE,
+    StageName.BASELINE,
+    StageName.EVALUATE,
+    StageName.GATE,
+}
 """Stages that only some recipes and models have."""
 
 
