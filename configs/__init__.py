@@ -8,6 +8,7 @@ from .load import LoadedZoo, load_zoo
 from .locations import Locations
 from .model import Limits, ModelConfig
 from .presets import preset_names
+from .quantize import Quantize, QuantizerChoice
 from .recipe import CompileOptions, EdgeOptions, Output, Recipe, Specialization
 from .schema import zoo_schema
 from .shapes import DimRange, DynamicShapes, InputShape
@@ -31,6 +32,8 @@ __all__ = [
     "ModelDefinition",
     "Output",
     "ProgramSource",
+    "Quantize",
+    "QuantizerChoice",
     "Recipe",
     "Specialization",
     "VerifyBounds",

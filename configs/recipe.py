@@ -18,6 +18,7 @@ from pydantic import (
 
 from .accuracy import Accuracy
 from .base import FrozenModel
+from .quantize import Quantize
 from .verify_bounds import VerifyBounds
 
 
@@ -52,17 +53,6 @@ class Specialization(FrozenModel):
     def payload(self) -> str:
         """Name of the payload."""
         return self.name or self.target
-
-
-class Quantize(FrozenModel):
-    """Post-training quantization of exported programs (PT2E), calibrated on the model's dataset or example inputs."""
-
-    quantizer: str = Field(
-        default="xnnpack", min_length=1, description="Name of the target whose quantizer annotates the program."
-    )
-    options: dict[str, JsonValue] = Field(
-        default={}, description="The quantizer's own options, such as per_channel or dynamic for xnnpack."
-    )
 
 
 class EdgeOptions(FrozenModel):

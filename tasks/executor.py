@@ -51,7 +51,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class _Toolchain:
-    """What a stage runs with, for one target: digest of our code, and versions of the rest."""
+    """What a stage runs with, for certain targets: digest of our code, and versions of the rest."""
 
     code: Digest
     versions: Mapping[str, str]
@@ -64,11 +64,11 @@ class Executor:
         """Starts nothing."""
         self.store = store
         self._workers = workers
-        self._toolchains: dict[tuple[str, bool, str | None], _Toolchain] = {}
+        self._toolchains: dict[tuple[str, bool, tuple[str, ...]], _Toolchain] = {}
 
     def key(self, step: Step, inputs: Mapping[str, ArtifactRef]) -> StageKey:
         """The step's stage key, inputs known."""
-        name = (step.stage.value, step.isolated, step.target.name if step.target else None)
+        name = (step.stage.value, step.isolated, tuple(each.name for each in step.targets))
         if name not in self._toolchains:
             self._toolchains[name] = _toolchain(step)
         toolchain = self._toolchains[name]
@@ -195,8 +195,8 @@ class Executor:
 def _toolchain(step: Step) -> _Toolchain:
     """Takes milliseconds, since it reads what is installed: to be kept for the time of a run."""
     modules, distributions = [step.stage.kind.module], list(step.distributions)
-    if step.target:
-        target = find_target_class(step.target.name)
+    for name in dict.fromkeys(each.name for each in step.targets):
+        target = find_target_class(name)
         modules.append(target.__module__)
         distributions += target.distributions
     return _Toolchain(

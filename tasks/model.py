@@ -18,6 +18,7 @@ from .keys.source import source_fields
 from .keys.versions import distribution_versions, host_capability
 from .params import CalibrationParams, ExportParams, TargetParams
 from .targets import Target
+from .targets.find import find_target_class
 
 TOOLCHAIN = ("pteforge", "torch", "executorch", "torchao")
 
@@ -51,7 +52,7 @@ class PlannedRecipe:
         recipe: the recipe.
         specializations: what to lower to, by preference; exactly one for the plain form.
         bounds: the recipe's verification bounds with the model's own in front.
-        quantizer: the target that quantizes, with its quantizer's options; None where nothing is quantized.
+        quantizers: the targets that quantize, with their quantizers' options; empty where nothing is quantized.
         unavailable: names of specializations that this machine cannot lower and that are not required: why, by name.
         gate: what scores the file, with its bounds; None where it is not scored.
     """
@@ -60,15 +61,16 @@ class PlannedRecipe:
     recipe: Recipe
     specializations: tuple[PlannedSpecialization, ...]
     bounds: VerifyBounds
-    quantizer: TargetParams | None = None
+    quantizers: tuple[TargetParams, ...] = ()
     unavailable: Mapping[str, str] = field(default_factory=dict)
     gate: AccuracyGate | None = None
 
     @property
     def versions(self) -> dict[str, str]:
         """Versions of what lowers it."""
-        own = (name for each in self.specializations for name in each.target.distributions)
-        return distribution_versions((*TOOLCHAIN, *own))
+        targets = [type(each.target) for each in self.specializations]
+        targets += [find_target_class(each.name) for each in self.quantizers]
+        return distribution_versions((*TOOLCHAIN, *(name for target in targets for name in target.distributions)))
 
 
 @dataclass(frozen=True)

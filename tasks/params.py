@@ -68,10 +68,10 @@ class QuantizeParams(Params):
     """Parameters of `quantize`.
 
     Attributes:
-        quantizer: the target that it comes from, with the quantizer's options.
+        quantizers: the targets that they come from, with the quantizers' options; the first choice first.
     """
 
-    quantizer: TargetParams
+    quantizers: tuple[TargetParams, ...]
 
 
 class EdgeParams(Params):

@@ -85,27 +85,27 @@ class _RecipePlan:
         *,
         method: str = "",
         payload: str = "",
-        target: TargetParams | None = None,
+        targets: tuple[TargetParams, ...] = (),
         optional: frozenset[str] = frozenset(),
     ) -> str:
         of_payload = f".{payload}" if self.fat and payload else ""
         part = f"{stage.value}/{method}" if method else stage.value
         name = f"{part}/{self.recipe.name}{of_payload}"
-        step = self.steps.add(name, stage, params, inputs, (self.recipe.name,), target, optional)
+        step = self.steps.add(name, stage, params, inputs, (self.recipe.name,), targets, optional)
         self.parts[part + of_payload] = step
         return step
 
     def _quantize(self, method: str, export: str) -> str:
         """Adds the step that quantizes a method, if any; gives the step whose program is lowered."""
-        quantizer = self.recipe.quantizer
-        if quantizer is None:
+        quantizers = self.recipe.quantizers
+        if not quantizers:
             return export
         inputs = {role: Output(export, role) for role in ("program", "examples")}
         if method in self.datasets:
             samples = self._add(StageName.CALIBRATION, self.datasets[method], {}, method=method)
             inputs["samples"] = Output(samples, "samples")
-        params = QuantizeParams(quantizer=quantizer)
-        return self._add(StageName.QUANTIZE, params, inputs, method=method, target=quantizer)
+        params = QuantizeParams(quantizers=quantizers)
+        return self._add(StageName.QUANTIZE, params, inputs, method=method, targets=quantizers)
 
     def _compile(self, each: PlannedSpecialization) -> str:
         """Adds what leads to a payload; gives the step that makes it."""
@@ -113,19 +113,19 @@ class _RecipePlan:
         programs: dict[str, Output] = {}
         for method, exported in self.programs.items():
             inputs = {"program": Output(exported, "program")}
-            keeper = target if edge.preserve_for else None
-            program = self._add(StageName.EDGE, edge, inputs, method=method, payload=each.name, target=keeper)
+            keepers = (target,) if edge.preserve_for else ()
+            program = self._add(StageName.EDGE, edge, inputs, method=method, payload=each.name, targets=keepers)
             if each.target.delegates:
                 params = PartitionParams(target=target, edge=edge)
                 inputs = {"program": Output(program, "program")}
                 program = self._add(
-                    StageName.PARTITION, params, inputs, method=method, payload=each.name, target=target
+                    StageName.PARTITION, params, inputs, method=method, payload=each.name, targets=(target,)
                 )
             programs[f"program/{method}"] = Output(program, "program")
         linked = {**programs, "constants": Output(next(iter(self.exports.values())), "constants")}
         if each.target.delegates:
             preprocess = PreprocessParams(target=target)
-            step = self._add(StageName.PREPROCESS, preprocess, programs, payload=each.name, target=target)
+            step = self._add(StageName.PREPROCESS, preprocess, programs, payload=each.name, targets=(target,))
             linked["delegates"] = Output(step, "delegates")
         compiling = CompileParams(options=self.recipe.recipe.compile, edge=edge)
         return self._add(StageName.COMPILE, compiling, linked, payload=each.name)

@@ -9,7 +9,8 @@ from ..configs.verify_bounds import VerifyBounds
 from ..errors import InputError, TargetError
 from .model import PlannedRecipe, PlannedSpecialization
 from .params import TargetParams
-from .targets.find import find_quantizer_options, find_target
+from .targets.find import find_target
+from .targets.quantizers import check_quantizers
 
 Complain = Callable[[str, tuple[str | int, ...]], InputError]
 """Makes the error for a problem, given the path of the field within the recipe."""
@@ -46,14 +47,11 @@ def find_targets(name: str, recipe: Recipe, bounds: VerifyBounds, complain: Comp
             "file is what every device falls back to, so it must need no backend; add `- target: portable`",
             ("specializations",),
         )
-    return PlannedRecipe(name, recipe, tuple(planned), bounds, _find_quantizer(recipe, complain), unavailable)
+    return PlannedRecipe(name, recipe, tuple(planned), bounds, _find_quantizers(recipe, complain), unavailable)
 
 
-def _find_quantizer(recipe: Recipe, complain: Complain) -> TargetParams | None:
-    if recipe.quantize is None:
-        return None
+def _find_quantizers(recipe: Recipe, complain: Complain) -> tuple[TargetParams, ...]:
     try:
-        options = find_quantizer_options(recipe.quantize.quantizer, dict(recipe.quantize.options))
+        return check_quantizers(recipe.quantize)
     except TargetError as error:
         raise complain(str(error), ("quantize",)) from error
-    return TargetParams(name=recipe.quantize.quantizer, options=options.model_dump(mode="json"))

@@ -27,7 +27,7 @@ class Step:
         params: what it reads besides artifacts.
         inputs: role to the output of an earlier step.
         recipes: the recipes that need it.
-        target: the target whose code takes part, if any.
+        targets: the targets whose code takes part.
         optional: roles of inputs that it does without where the step they come from cannot be settled.
     """
 
@@ -36,7 +36,7 @@ class Step:
     params: Params
     inputs: Mapping[str, Output]
     recipes: tuple[str, ...]
-    target: TargetParams | None = None
+    targets: tuple[TargetParams, ...] = ()
     optional: frozenset[str] = frozenset()
 
     @property
@@ -46,7 +46,7 @@ class Step:
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """Packages whose versions its result depends on, besides those of its target."""
+        """Packages whose versions its result depends on, besides those of its targets."""
         return ("torch", "executorch") if self._makes_fat_file else self.stage.kind.distributions
 
     @property
@@ -84,13 +84,13 @@ class Steps:
         params: Params,
         inputs: Mapping[str, Output],
         recipes: tuple[str, ...],
-        target: TargetParams | None = None,
+        targets: tuple[TargetParams, ...] = (),
         optional: frozenset[str] = frozenset(),
     ) -> str:
         """The name of the step that does this work, a new one if there is none yet."""
         work = (stage, params.model_dump_json(), tuple(sorted((role, output) for role, output in inputs.items())))
         known = self._by_work.setdefault(work, name)
-        step = self._steps.get(known) or Step(name, stage, params, inputs, (), target, optional)
+        step = self._steps.get(known) or Step(name, stage, params, inputs, (), targets, optional)
         self._steps[known] = replace(step, recipes=tuple(dict.fromkeys((*step.recipes, *recipes))))
         return known
 

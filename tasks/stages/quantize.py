@@ -17,7 +17,7 @@ from ...artifacts.ref import ArtifactRef
 from ...errors import TargetError
 from ..params import QuantizeParams
 from ..stage import Workspace
-from ..targets.find import find_quantizer_options, find_target_class
+from ..targets.quantizers import fold_weights, make_quantizer
 from .input_shapes import check_fits, input_shapes
 
 
@@ -51,21 +51,20 @@ def quantize(
         program: an ATen program.
         example: flat inputs that the result is traced with.
         samples: flat inputs to calibrate with, taken one after another.
-        params: the quantizer.
+        params: the quantizers.
 
     Raises:
         TargetError: there is nothing that it quantizes.
     """
-    name = params.quantizer.name
-    options = find_quantizer_options(name, params.quantizer.options)
-    prepared = prepare_pt2e(program.module(), find_target_class(name).quantizer(options))
+    prepared = prepare_pt2e(program.module(check_guards=False), make_quantizer(params.quantizers))
     if not any(isinstance(module, ObserverOrFakeQuantize) for module in prepared.modules()):
-        raise TargetError(f"the quantizer of {name} finds no operator in the program that it could quantize")
+        names = " and ".join(dict.fromkeys(each.name for each in params.quantizers))
+        raise TargetError(f"the quantizer of {names} finds no operator in the program that it could quantize")
     with torch.no_grad():
         for sample in samples:
             args, kwargs = pytree.tree_unflatten(list(sample), program.call_spec.in_spec)
             prepared(*args, **kwargs)
-    converted = convert_pt2e(prepared)
+        converted = convert_pt2e(prepared, fold_quantize=fold_weights(params.quantizers))
     args, kwargs = pytree.tree_unflatten(list(example), program.call_spec.in_spec)
     return torch.export.export(converted, args, kwargs, dynamic_shapes=_shapes(program, example), strict=False)
 

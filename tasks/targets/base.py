@@ -32,6 +32,8 @@ class Target:
         name: what recipes call it.
         Options: type of its options.
         QuantizerOptions: type of its quantizer's options; None where it has no quantizer.
+        folds_weights: whether programs that its quantizer annotates hold their weights as integers, and not as floating
+            point numbers that are quantized in the graph.
         backends: the runtime backends its payload may need, by the ids that the device registers. Empty: none.
         extra: the pip extra of pteforge that installs what it needs, None where the base installation has all.
         distributions: packages besides torch and executorch whose versions its result depends on.
@@ -45,6 +47,7 @@ class Target:
     name: ClassVar[str]
     Options: ClassVar[type[TargetOptions]] = TargetOptions
     QuantizerOptions: ClassVar[type[TargetOptions] | None] = None
+    folds_weights: ClassVar[bool] = True
     backends: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str | None] = None
     distributions: ClassVar[tuple[str, ...]] = ()

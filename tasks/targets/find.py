@@ -33,13 +33,17 @@ def find_quantizer_options(name: str, options: dict[str, Any] | None = None) -> 
     """Options of a target's quantizer, checked.
 
     Raises:
-        TargetError: no such target, it has no quantizer, or the options do not fit.
+        TargetError: no such target, it has no quantizer, the options do not fit, or it is not available here.
     """
-    kind = find_target_class(name).QuantizerOptions
+    target = find_target_class(name)
+    kind = target.QuantizerOptions
     if kind is None:
         having = ", ".join(each for each in target_names() if find_target_class(each).QuantizerOptions) or "none"
         raise TargetError(f"target {name!r} has no quantizer; targets that have one: {having}")
-    return _checked_options(f"quantizer options of target {name!r}", kind, options)
+    checked = _checked_options(f"quantizer options of target {name!r}", kind, options)
+    if reason := target.available():
+        raise TargetError(f"the quantizer of target {name!r} is not available here: {reason}")
+    return checked
 
 
 def _checked_options(what: str, kind: type[TargetOptions], options: dict[str, Any] | None) -> TargetOptions:

@@ -23,6 +23,8 @@ def test_the_public_names():
         "ModelDefinition",
         "Output",
         "ProgramSource",
+        "Quantize",
+        "QuantizerChoice",
         "Recipe",
         "Specialization",
         "VerifyBounds",

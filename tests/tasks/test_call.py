@@ -28,7 +28,7 @@ EXAMPLES = {
         strict=True,
     ),
     StageName.CALIBRATION: params.CalibrationParams(source={"builder": "pkg.mod:samples"}, seed=1, samples=9),
-    StageName.QUANTIZE: params.QuantizeParams(quantizer=params.TargetParams(name="x", options={"dynamic": True})),
+    StageName.QUANTIZE: params.QuantizeParams(quantizers=(params.TargetParams(name="x", options={"dynamic": True}),)),
     StageName.EDGE: EDGE,
     StageName.PARTITION: params.PartitionParams(target=TARGET, edge=EDGE),
     StageName.PREPROCESS: params.PreprocessParams(target=TARGET),

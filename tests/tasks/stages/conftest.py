@@ -18,9 +18,10 @@ from pteforge.configs.recipe import Recipe
 from pteforge.tasks.call import StageCall, run_call
 from pteforge.tasks.catalog import StageName
 from pteforge.tasks.model import PlannedModel, PlannedRecipe, PlannedSpecialization
-from pteforge.tasks.params import ExportParams, Params, TargetParams
+from pteforge.tasks.params import ExportParams, Params
 from pteforge.tasks.plan import ModelPlan, complete_step, plan_model
-from pteforge.tasks.targets.find import find_quantizer_options, find_target
+from pteforge.tasks.targets.find import find_target
+from pteforge.tasks.targets.quantizers import check_quantizers
 
 ZOO = Path(__file__).parent / "zoo"
 
@@ -95,7 +96,7 @@ class Stages:
             PlannedSpecialization(each.payload, find_target(each.target, dict(each.options)), each.required)
             for each in made.specializations
         )
-        planned = PlannedRecipe("tested", made, specializations, made.verify, _quantizer(made))
+        planned = PlannedRecipe("tested", made, specializations, made.verify, check_quantizers(made.quantize))
         model = PlannedModel(
             name="model",
             config=ModelConfig.model_validate({"source": source, **config}),
@@ -117,13 +118,6 @@ class Stages:
                 complete = complete_step(step, plan, dict.fromkeys(outputs, "0" * 64))
                 inputs = {role: outputs[output.step][output.role] for role, output in complete.inputs.items()}
                 outputs[step.name] = self.run(step.stage, complete.params, inputs, program_file=model.program_file)
-
-
-def _quantizer(recipe: Recipe) -> TargetParams | None:
-    if recipe.quantize is None:
-        return None
-    options = find_quantizer_options(recipe.quantize.quantizer, dict(recipe.quantize.options))
-    return TargetParams(name=recipe.quantize.quantizer, options=options.model_dump(mode="json"))
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ params = CalibrationParams(
 with store.scratch() as scratch:
     samples = calibration.run({}, params, Workspace(store, scratch, folder, (), None))["samples"]
 program = torch.export.export(torch.nn.Linear(65536, 2).eval(), (torch.zeros(3, 65536),))
-options = QuantizeParams(quantizer=TargetParams(name="xnnpack", options={}))
+options = QuantizeParams(quantizers=(TargetParams(name="xnnpack", options={}),))
 given = quantize.load_values(samples, store)
 quantize.quantize(program, [torch.zeros(3, 65536)], given, options)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 from pteforge.artifacts.pte.reader import read_pte
+from pteforge.configs import Quantize
 from pteforge.errors import TargetError
+from pteforge.tasks.catalog import StageName
 from pteforge.tasks.params import QuantizeParams, TargetParams
 from pteforge.tasks.targets.find import find_quantizer_options
+from pteforge.tasks.targets.quantizers import check_quantizers
 
 FORWARD = "quantize/forward/tested"
 
@@ -112,10 +115,40 @@ def test_options_of_quantizers():
         find_quantizer_options("portable")
 
 
+def test_quantizers_compose(stages):
+    """Of several quantizers each takes what those before it have left: linear layers dynamically, the rest statically.
+
+    The first one in the list is the first choice, so the other way round nothing is left for the second.
+    """
+    exported = stages.export("chain_models:conv_net")
+    inputs = {role: exported[role] for role in ("program", "examples")}
+    dynamic, static = ({"quantizer": "xnnpack", "options": {"dynamic": each}} for each in (True, False))
+
+    def by_layer(*quantizers):
+        chosen = check_quantizers(Quantize.model_validate({"quantizers": quantizers}))
+        quantized = stages.run(StageName.QUANTIZE, QuantizeParams(quantizers=chosen), inputs)
+        return scales(stages.program(quantized["program"]))
+
+    fixed, computed = "quantize_per_tensor.default", "quantize_per_tensor.tensor"
+    assert by_layer(dynamic, static) == {"conv2d": fixed, "linear": computed}
+    assert by_layer(static, dynamic) == {"conv2d": fixed, "linear": fixed}
+
+
+def scales(program) -> dict[str, str]:
+    """By layer, the operator that quantizes its input: scales are numbers, or tensors computed from the input."""
+    layers = {"aten.conv2d.default": "conv2d", "aten.linear.default": "linear"}
+    return {
+        layers[str(node.target)]: str(node.args[0].args[0].target).partition(".")[2]
+        for node in program.graph.nodes
+        if str(node.target) in layers
+    }
+
+
 @pytest.mark.slow
 def test_methods_are_quantized_by_themselves(stages):
     """Each method is calibrated with its own examples."""
     lowered = stages.lower("chain_models:two_networks", recipe())
     assert {"quantize/forward/tested", "quantize/encode/tested"} <= set(lowered.outputs)
-    params = QuantizeParams(quantizer=TargetParams(name="xnnpack", options={"per_channel": True, "dynamic": False}))
+    quantizer = TargetParams(name="xnnpack", options={"per_channel": True, "dynamic": False})
+    params = QuantizeParams(quantizers=(quantizer,))
     assert [step.params for step in lowered.plan.steps if step.name.startswith("quantize/")] == [params, params]
