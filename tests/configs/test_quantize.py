@@ -16,7 +16,10 @@ OTHER = QuantizerChoice(quantizer="vulkan")
         ({"quantizer": "vulkan"}, (OTHER,)),
         ({"quantizer": "xnnpack", "options": {"dynamic": True}}, (ONE,)),
         ({"quantizers": [{"quantizer": "xnnpack", "options": {"dynamic": True}}]}, (ONE,)),
-        ({"quantizers": [{"quantizer": "vulkan"}, {"quantizer": "xnnpack", "options": {"dynamic": True}}]}, (OTHER, ONE)),
+        (
+            {"quantizers": [{"quantizer": "vulkan"}, {"quantizer": "xnnpack", "options": {"dynamic": True}}]},
+            (OTHER, ONE),
+        ),
     ],
 )
 def test_both_forms(written, chosen):
