@@ -191,7 +191,7 @@ def test_steps_come_after_what_they_read(methods, plan):
 def test_targets_of_steps(plan):
     """A target's code is part of the steps in which it runs, and of no others: edge where it keeps operators."""
     made = plan(p=PORTABLE, x=XNNPACK)
-    with_target = {each.name for each in made.steps if each.target}
+    with_target = {each.name for each in made.steps if each.targets}
     assert with_target == {"edge/forward/x", "partition/forward/x", "preprocess/x"}
 
 
