@@ -35,6 +35,7 @@ def _is_path(path: FieldPath, text: str) -> bool:
             | ("models", _, "source", "files", int())
             | ("defaults", "model", "source", "files", int())
             | ("models", _, "calibration", _, "files", int())
+            | ("recipes", _, "source_transforms", int(), "files", int())
             | ("models" | "recipes", _, "accuracy", "files", int())
             | ("defaults", "model", "accuracy", "files", int())
         ):

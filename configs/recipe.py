@@ -19,6 +19,7 @@ from pydantic import (
 from .accuracy import Accuracy
 from .base import FrozenModel
 from .quantize import Quantize
+from .source_transforms import SourceTransform
 from .verify_bounds import VerifyBounds
 
 
@@ -116,6 +117,9 @@ class Recipe(FrozenModel):
     output: Output = Field(default=Output(), description="What kind of file is made.")
     specializations: tuple[Specialization, ...] = Field(
         description="The backends that the model is lowered for; at least one.", json_schema_extra={"minItems": 1}
+    )
+    source_transforms: tuple[SourceTransform, ...] = Field(
+        default=(), description="What is done to the model's modules before they are exported, one after another."
     )
     quantize: Quantize | None = Field(
         default=None, description="How exported programs are quantized before they are lowered; null: not at all."

@@ -21,6 +21,10 @@ def builder_name(text: str) -> str:
     return text
 
 
+BuilderName = Annotated[str, AfterValidator(builder_name)]
+"""``package.module:name`` of something in the user's code."""
+
+
 class BuilderSource(FrozenModel):
     """Python code that makes the model.
 
@@ -29,7 +33,7 @@ class BuilderSource(FrozenModel):
     ``get_example_inputs`` and, if it likes, ``get_dynamic_shapes``. Which of them it is, the worker finds out.
     """
 
-    builder: Annotated[str, AfterValidator(builder_name)] = Field(
+    builder: BuilderName = Field(
         description="package.module:callable, importable from python_path or from the environment."
     )
     kwargs: dict[str, JsonValue] = Field(default={}, description="Keyword arguments of the callable.")
@@ -42,7 +46,7 @@ class BuilderSource(FrozenModel):
 class Dataset(FrozenModel):
     """Python code that gives samples, one after another."""
 
-    dataset: Annotated[str, AfterValidator(builder_name)] = Field(
+    dataset: BuilderName = Field(
         description="package.module:name of an iterable, or of a callable that gives one. Each sample is a tuple of "
         "positional inputs, or the only input."
     )

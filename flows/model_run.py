@@ -75,10 +75,7 @@ class ModelRun:
         return self.notes.outcomes(self._plan, self._progress)
 
     def _make_plan(self) -> ModelPlan:
-        methods, ledger = self._methods(), self._executor.store.ledger
-        exports = (None, *(methods or ())[1:])
-        watched = {method: ledger.watched(self.model.watch_name(method)) for method in exports}
-        return plan_model(self.model, methods, watched)
+        return plan_model(self.model, self._methods(), self._executor.store.ledger.watched)
 
     def _methods(self) -> tuple[str, ...] | None:
         first = self._progress.results.get(FIRST_EXPORT)

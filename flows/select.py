@@ -16,6 +16,7 @@ from ..tasks.keys.search import ModuleSearch
 from ..tasks.model import PlannedModel, PlannedRecipe
 from ..tasks.recipe_targets import find_targets
 from .select_gate import select_gate
+from ..tasks.source_transforms import check_source_transforms
 
 
 def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:
@@ -101,10 +102,14 @@ def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig) -> None:
 
 
 def _plan_recipe(loaded: LoadedZoo, model: str, name: str) -> PlannedRecipe:
-    planned = find_targets(
-        name,
-        loaded.zoo.recipes[name],
-        loaded.zoo.verify_bounds(model, name),
-        lambda problem, where: loaded.locations.error(problem, ("recipes", name, *where)),
-    )
+    recipe = loaded.zoo.recipes[name]
+
+    def complain(problem: str, where: tuple[str | int, ...]) -> InputError:
+        return loaded.locations.error(problem, ("recipes", name, *where))
+
+    if recipe.source_transforms and isinstance(loaded.zoo.models[model].source, ProgramSource):
+        problem = f"recipe {name!r} has source_transforms; they change modules, and a .pt2 file has none"
+        raise loaded.locations.error(problem, ("models", model, "source"))
+    check_source_transforms(recipe, ModuleSearch(loaded.zoo.python_path), complain)
+    planned = find_targets(name, recipe, loaded.zoo.verify_bounds(model, name), complain)
     return replace(planned, gate=select_gate(loaded, model, name))

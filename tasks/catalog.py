@@ -32,6 +32,7 @@ class StageName(Enum):
     """Every stage, in the order in which a model goes through them."""
 
     EXPORT = "export"
+    SOURCE_TRANSFORM = "source_transform"
     CALIBRATION = "calibration"
     QUANTIZE = "quantize"
     EDGE = "edge"
@@ -54,6 +55,7 @@ class StageName(Enum):
 
 _KINDS = {
     StageName.EXPORT: StageKind(f"{_STAGES}.export", params.ExportParams),
+    StageName.SOURCE_TRANSFORM: StageKind(f"{_STAGES}.source_transform", params.SourceTransformParams),
     StageName.CALIBRATION: StageKind(f"{_STAGES}.calibration", params.CalibrationParams),
     StageName.QUANTIZE: StageKind(f"{_STAGES}.quantize", params.QuantizeParams),
     StageName.EDGE: StageKind(f"{_STAGES}.edge", params.EdgeParams),

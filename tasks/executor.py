@@ -20,9 +20,10 @@ from .keys.key import StageKey
 from .keys.stage_code import stage_code_digest
 from .keys.versions import distribution_versions
 from .model import PlannedModel
-from .params import CompileParams, ExportParams
+from .params import CompileParams, MethodParams
 from .steps import Step
 from .targets.find import find_target_class
+from .watching import watch
 from .workers import StageRunner, WorkerLimits
 
 _ENTRY = "pteforge.tasks.stages.entry:run"
@@ -150,7 +151,7 @@ class Executor:
             seconds = time.perf_counter() - started
         for ref in outputs.values():
             self.store.publish(ref)
-        if isinstance(step.params, ExportParams):
+        if isinstance(step.params, MethodParams):
             step, key = self._watch(model, step, key, outputs["observed"])
         record = StageRecord(
             key=key.digest(),
@@ -170,22 +171,10 @@ class Executor:
         return log.root
 
     def _watch(self, model: PlannedModel, step: Step, key: StageKey, observed: ArtifactRef) -> tuple[Step, StageKey]:
-        """Files the result under a key that covers what really was loaded.
-
-        A module that the static closure does not see (imported by a computed name, say) is watched from now on: its
-        code enters the key, so a later change of it is a miss. So are packages that the builder's imports import.
-        """
-        assert isinstance(step.params, ExportParams)  # noqa: S101 - the caller has looked
-        name = model.watch_name(step.params.method)
-        watched = set(self.store.ledger.watched(name))
-        if not _says_as_much(model.export_params(step.params.method, tuple(sorted(watched))), step.params):
-            raise StageFailed("the model's source changed while it was exported; export it again", bad_input=True)
-        loaded = set(json.loads(self.store.local.read_artifact(observed)))
-        known = {*step.params.source.get("modules", ()), *step.params.source.get("distributions", ())}
-        now_watched = tuple(sorted(watched | (loaded - known)))
-        if watched != set(now_watched):
-            self.store.ledger.watch(name, now_watched)
-        params = model.export_params(step.params.method, now_watched)
+        """Files the result under a key that covers what really was loaded."""
+        ledger = self.store.ledger
+        loaded = json.loads(self.store.local.read_artifact(observed))
+        params = watch(model, step, loaded, ledger)
         if params == step.params:
             return step, key
         step = replace(step, params=params)
@@ -209,16 +198,6 @@ def _identity(step: Step, ref: ArtifactRef) -> Digest:
     """A program's identity leaves out stack traces, so where they are emitted its stored bytes count instead."""
     emits_traces = isinstance(step.params, CompileParams) and step.params.options.emit_stacktrace
     return ref.root.digest if emits_traces else ref.identity
-
-
-def _says_as_much(now: ExportParams, before: ExportParams) -> bool:
-    """Whether a source still is what it was; more of it may be watched by now, for a run of the same source."""
-    grown = {
-        name: {known: now.source.get(name, {}).get(known) for known in before.source[name]}
-        for name in ("modules", "distributions")
-        if name in before.source
-    }
-    return now.model_copy(update={"source": {**now.source, **grown}}) == before
 
 
 def slot(model: str, step: Step) -> str:

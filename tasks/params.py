@@ -16,8 +16,8 @@ class Params(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ExportParams(Params):
-    """Parameters of `export`.
+class MethodParams(Params):
+    """What it takes to build a model and export one of its methods.
 
     Attributes:
         source: key fields of the model's source (see `tasks.keys.source`): builder, code digests, versions, arguments.
@@ -25,7 +25,6 @@ class ExportParams(Params):
         seed: seeds torch, numpy and random before the builder runs.
         strict: `torch.export.export(strict=...)`.
         dynamic_shapes: bounds from the zoo file that replace the builder's, per input and dimension, if any.
-        drawn_inputs: how many more inputs to draw, within the dynamic shapes' bounds, besides the examples.
         host: CPU capability of the machine, since eager's figures depend on it.
     """
 
@@ -34,8 +33,55 @@ class ExportParams(Params):
     seed: int = 0
     strict: bool = False
     dynamic_shapes: Any = None
-    drawn_inputs: int = 2
     host: str = ""
+
+
+class ExportParams(MethodParams):
+    """Parameters of `export`.
+
+    Attributes:
+        drawn_inputs: how many more inputs to draw, within the dynamic shapes' bounds, besides the examples.
+    """
+
+    drawn_inputs: int = 2
+
+
+class TorchaoParams(Params):
+    """One call of `torchao.quantization.quantize_`.
+
+    Attributes:
+        config: name of the config's class.
+        fields: its fields, as JSON.
+        include: patterns of names of the layers to quantize.
+        exclude: patterns of names of those to leave alone.
+        layers: kinds of layers, ``linear`` and ``embedding``.
+    """
+
+    config: str
+    fields: dict[str, Any] = {}
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ("linear",)
+
+
+class CallableParams(Params):
+    """One call of a function of the user's.
+
+    Attributes:
+        source: its key fields (see `tasks.keys.source`): name, code digests, versions, arguments, files.
+    """
+
+    source: dict[str, Any]
+
+
+class SourceTransformParams(MethodParams):
+    """Parameters of `source_transform`.
+
+    Attributes:
+        transforms: what is done to the method's module, one after another.
+    """
+
+    transforms: tuple[TorchaoParams | CallableParams, ...]
 
 
 class TargetParams(Params):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import SourceError
 from .accuracy_plan import plan_evaluation
 from .catalog import StageName
-from .model import PlannedModel
-from .params import PackParams, ReportParams
+from .model import PlannedModel, PlannedRecipe
+from .params import PackParams, ReportParams, SourceTransformParams
 from .recipe_plan import plan_recipe
+from .source_transforms import source_transform_params, transform_watch_name
 from .steps import Step, Steps, leading_to
 
 
@@ -41,7 +42,7 @@ FIRST_EXPORT = StageName.EXPORT.value
 
 
 def plan_model(
-    model: PlannedModel, methods: Sequence[str] | None, watched: Mapping[str | None, tuple[str, ...]]
+    model: PlannedModel, methods: Sequence[str] | None, watched: Callable[[str], tuple[str, ...]]
 ) -> ModelPlan:
     """Plans a model.
 
@@ -52,19 +53,19 @@ def plan_model(
     Args:
         model: the model with its recipes.
         methods: names of its methods, the first one first.
-        watched: by method, None for the first one: see `PlannedModel.export_params`; what is missing watches nothing.
+        watched: gives the modules on a watch list: see `PlannedModel.export_params`.
     """
     if not model.recipes:
         return ModelPlan((), (), {}, {}, {})
-    steps, known = Steps(), dict(watched)
+    steps = Steps()
     names = tuple(recipe.name for recipe in model.recipes)
-    exporting = model.export_params(None, known.get(None, ()))
+    exporting = model.export_params(None, watched(model.watch_name(None)))
     first = steps.add(FIRST_EXPORT, StageName.EXPORT, exporting, {}, names)
     if methods is None:
         return ModelPlan(steps.all(), (), {}, {}, {})
     exports = {methods[0]: first}
     for method in methods[1:]:
-        params = model.export_params(method, known.get(method, ()))
+        params = model.export_params(method, watched(model.watch_name(method)))
         exports[method] = steps.add(f"export/{method}", StageName.EXPORT, params, {}, names)
     datasets = model.calibration_params()
     if unknown := sorted(set(datasets) - set(methods)):
@@ -72,10 +73,23 @@ def plan_model(
     parts = {}
     for recipe in model.recipes:
         evaluation = plan_evaluation(model, recipe.gate, exporting.source)
-        parts[recipe.name] = plan_recipe(steps, model.name, recipe, exports, datasets, evaluation)
+        transforms = _transforms(model, recipe, methods, watched)
+        parts[recipe.name] = plan_recipe(steps, model.name, recipe, exports, datasets, transforms, evaluation)
     reports = {name: done[StageName.REPORT.value] for name, done in parts.items()}
     needed = {name: steps.needed_by(report) for name, report in reports.items()}
     return ModelPlan(steps.all(), tuple(methods), reports, needed, parts)
+
+
+def _transforms(
+    model: PlannedModel, recipe: PlannedRecipe, methods: Sequence[str], watched: Callable[[str], tuple[str, ...]]
+) -> Mapping[str, SourceTransformParams]:
+    """What is done to the module of each method before it is exported, where the recipe asks for anything."""
+    if not recipe.recipe.source_transforms:
+        return {}
+    names = {method: transform_watch_name(model, recipe.recipe, method) for method in methods}
+    return {
+        method: source_transform_params(model, recipe.recipe, method, watched(name)) for method, name in names.items()
+    }
 
 
 def complete_step(step: Step, plan: ModelPlan, keys: Mapping[str, str]) -> Step:

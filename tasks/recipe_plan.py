@@ -24,6 +24,7 @@ from .params import (
     QuantizeParams,
     ReportParams,
     SerializeParams,
+    SourceTransformParams,
     TargetParams,
     VerifyParams,
 )
@@ -36,6 +37,7 @@ def plan_recipe(
     recipe: PlannedRecipe,
     exports: Mapping[str, str],
     datasets: Mapping[str, CalibrationParams],
+    transforms: Mapping[str, SourceTransformParams],
     evaluation: Evaluation | None = None,
 ) -> Mapping[str, str]:
     """Adds the steps of one recipe.
@@ -46,12 +48,13 @@ def plan_recipe(
         recipe: the recipe.
         exports: method name to the step that exports it.
         datasets: method name to the samples that quantizers calibrate on, where they are not the examples.
+        transforms: method name to what is done to its module; empty where the recipe transforms none.
         evaluation: how the file is scored, if it is.
 
     Returns:
         What is done to the step that does it, for example ``edge/forward`` or, in a fat file, ``compile.vulkan``.
     """
-    return _RecipePlan(steps, model, recipe, exports, datasets, evaluation).add()
+    return _RecipePlan(steps, model, recipe, exports, datasets, transforms, evaluation).add()
 
 
 @dataclass
@@ -61,6 +64,7 @@ class _RecipePlan:
     recipe: PlannedRecipe
     exports: Mapping[str, str]
     datasets: Mapping[str, CalibrationParams]
+    transforms: Mapping[str, SourceTransformParams]
     evaluation: Evaluation | None
     parts: dict[str, str] = field(default_factory=dict)
     programs: dict[str, str] = field(default_factory=dict)
@@ -95,12 +99,18 @@ class _RecipePlan:
         self.parts[part + of_payload] = step
         return step
 
+    def _transform(self, method: str, export: str) -> str:
+        """Adds the step that exports a method's transformed module, if any; gives the step whose program goes on."""
+        if method not in self.transforms:
+            return export
+        return self._add(StageName.SOURCE_TRANSFORM, self.transforms[method], {}, method=method)
+
     def _quantize(self, method: str, export: str) -> str:
         """Adds the step that quantizes a method, if any; gives the step whose program is lowered."""
-        quantizers = self.recipe.quantizers
+        quantizers, transform = self.recipe.quantizers, self._transform(method, export)
         if not quantizers:
-            return export
-        inputs = {role: Output(export, role) for role in ("program", "examples")}
+            return transform
+        inputs = {"program": Output(transform, "program"), "examples": Output(export, "examples")}
         if method in self.datasets:
             samples = self._add(StageName.CALIBRATION, self.datasets[method], {}, method=method)
             inputs["samples"] = Output(samples, "samples")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pteforge.configs import load_zoo
+from pteforge.configs import load_zoo, preset_names
 from pteforge.errors import ConfigError, Location
 
-SHIPPED = "portable-fp32, xnnpack-fp32, xnnpack-int8-dynamic, xnnpack-int8-static, xnnpack-int8-static-per-tensor"
+SHIPPED = ", ".join(preset_names())
 
 HEAD = "version: 1\ndefaults: {recipes: [portable-fp32]}\n"  # what the cases below go on from; they begin in line 3
 

@@ -21,13 +21,15 @@ def test_shipped_recipes():
         "xnnpack-int8-dynamic",
         "xnnpack-int8-static",
         "xnnpack-int8-static-per-tensor",
+        "xnnpack-int8da-int4w-per-channel",
+        "xnnpack-int8da-int4w-per-tensor",
     )
     for name in preset_names():
         recipe = Recipe.model_validate(plain(read_preset(name)))
         assert [specialization.target for specialization in recipe.specializations] == [name.split("-")[0]]
         assert recipe.description
         assert (recipe.verify == VerifyBounds()) is name.endswith("fp32")
-        assert (recipe.quantize is None) is name.endswith("fp32")
+        assert (recipe.quantize is None and not recipe.source_transforms) is name.endswith("fp32")
     assert read_preset("nothing") is None
     assert read_preset("../presets/portable-fp32") is None
 

@@ -73,11 +73,11 @@ def test_models_of_one_builder_are_exported_at_once(room, workers):
     models = select_models(load_zoo(room.folder / "zoo.yaml"))
     with open_store(str(room.store)) as store:
         executor = Executor(store, workers)
-        steps = [plan_model(model, None, {}).steps[0] for model in models]
+        steps = [plan_model(model, None, store.ledger.watched).steps[0] for model in models]
         results = [executor.settle(model, step, {}) for model, step in zip(models, steps, strict=True)]
         watched = store.ledger.watched(models[1].watch_name(None))
         assert "plugin_small" in watched
-        again = plan_model(models[1], None, {None: watched}).steps[0]
+        again = plan_model(models[1], None, store.ledger.watched).steps[0]
         found = executor.find(again, {})
     assert found is not None
     assert found.outputs == results[1].outputs

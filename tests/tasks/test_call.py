@@ -27,6 +27,14 @@ EXAMPLES = {
         dynamic_shapes={"forward": [{"0": {"min": 1, "max": 4, "name": None}}, None]},
         strict=True,
     ),
+    StageName.SOURCE_TRANSFORM: params.SourceTransformParams(
+        source={"builder": "pkg.mod:build", "kwargs": {}},
+        method="forward",
+        transforms=(
+            params.TorchaoParams(config="Int8WeightOnlyConfig", fields={"granularity": {"per_group": 8}}),
+            params.CallableParams(source={"builder": "pkg.mod:fold", "kwargs": {"deep": True}}),
+        ),
+    ),
     StageName.CALIBRATION: params.CalibrationParams(source={"builder": "pkg.mod:samples"}, seed=1, samples=9),
     StageName.QUANTIZE: params.QuantizeParams(quantizers=(params.TargetParams(name="x", options={"dynamic": True}),)),
     StageName.EDGE: EDGE,

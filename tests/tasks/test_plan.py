@@ -37,7 +37,8 @@ def plan(tmp_path):
             python_path=(tmp_path,),
             folder=tmp_path,
         )
-        return plan_model(model, methods, watched or {})
+        lists = {model.watch_name(method): modules for method, modules in (watched or {}).items()}
+        return plan_model(model, methods, lambda name: lists.get(name, ()))
 
     return make
 
@@ -46,6 +47,7 @@ PORTABLE = ("portable", {}, {})
 XNNPACK = ("xnnpack", {}, {})
 ASKED_FOR = {
     StageName.PACK,
+    StageName.SOURCE_TRANSFORM,
     StageName.CALIBRATION,
     StageName.QUANTIZE,
     StageName.BASELINE,

@@ -106,9 +106,9 @@ class Stages:
             folder=self.folder,
         )
         outputs: dict[str, Mapping[str, ArtifactRef]] = {}
-        self._run_plan(plan_model(model, None, {}), model, outputs)
+        self._run_plan(plan_model(model, None, _watching_nothing), model, outputs)
         methods = json.loads(self.store.read_artifact(outputs["export"]["methods"]))
-        plan = plan_model(model, methods, {})
+        plan = plan_model(model, methods, _watching_nothing)
         self._run_plan(plan, model, outputs)
         return Lowered(plan, outputs, self.store)
 
@@ -118,6 +118,10 @@ class Stages:
                 complete = complete_step(step, plan, dict.fromkeys(outputs, "0" * 64))
                 inputs = {role: outputs[output.step][output.role] for role, output in complete.inputs.items()}
                 outputs[step.name] = self.run(step.stage, complete.params, inputs, program_file=model.program_file)
+
+
+def _watching_nothing(_name: str) -> tuple[str, ...]:
+    return ()
 
 
 @pytest.fixture

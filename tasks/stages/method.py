@@ -1,0 +1,98 @@
+"""One method of the user's model: built as the params say, exported, and run eagerly."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from ...configs.definition import MethodDefinition
+from ...errors import SourceError
+from ..params import MethodParams
+from ..stage import Workspace
+from .dynamic_shapes import check_entries, to_dims
+from .source import BuiltModel, build, load_program_file, seed_everything
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments."""
+
+
+def build_model(params: MethodParams, work: Workspace) -> BuiltModel:
+    """Builds the model in the zoo file's folder, everything seeded.
+
+    Raises:
+        SourceError: the builder fails, or the `.pt2` file cannot be read.
+    """
+    os.chdir(work.folder)
+    seed_everything(params.seed)
+    if work.program_file:
+        return load_program_file(work.program_file)
+    return build(params.source["builder"], params.source["kwargs"])
+
+
+def choose_method(model: BuiltModel, params: MethodParams) -> str:
+    """The name of the method that params name, its module in inference mode.
+
+    Raises:
+        SourceError: the model does not define what the params name.
+    """
+    methods = list(model.definition.methods)
+    name = params.method or methods[0]
+    if name not in methods:
+        raise SourceError(f"the model has no method {name!r}; it has {methods}")
+    if unknown := set(params.dynamic_shapes or ()) - set(methods):
+        raise SourceError(f"dynamic_shapes names the methods {sorted(unknown)}; the model has {methods}")
+    if model.program is None:
+        model.definition.methods[name].module.eval()
+    return name
+
+
+def export_method(name: str, method: MethodDefinition, params: MethodParams, stage: str = "") -> ExportedProgram:
+    """Exports a method with its first example.
+
+    Args:
+        name: its name.
+        method: the method.
+        params: dynamic shapes that replace its own, and whether to trace strictly.
+        stage: what has been done to its module, for messages: `` after source_transforms``.
+
+    Raises:
+        SourceError: it does not take its example inputs, or its dynamic shapes.
+    """
+    example = method.example_inputs[0]
+    shapes: Any = method.dynamic_shapes
+    if name in (params.dynamic_shapes or {}):
+        entries = params.dynamic_shapes[name]
+        check_entries(entries, example, f"method {name!r}")
+        shapes = to_dims(entries)
+    try:
+        return torch.export.export(method.module, example, dynamic_shapes=shapes, strict=params.strict)
+    except Exception as error:
+        # Example inputs that do not fit the model are told apart from a model that cannot be exported.
+        run_eager(method.module, (example, {}), f"its own example inputs of method {name!r}{stage}")
+        if shapes is not None and isinstance(error, torch._dynamo.exc.UserError):  # noqa: SLF001 - has no public name
+            raise SourceError(f"method {name!r} cannot be exported with its dynamic shapes: {error}") from error
+        raise
+
+
+def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:
+    """Flat outputs; neither the module nor the arguments are changed.
+
+    Raises:
+        SourceError: the module raises; `what` says on which inputs.
+    """
+    args, kwargs = copy.deepcopy(call)
+    # The module's state must stay what it was built with; its weights do not change, and so need no copy.
+    fresh = copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+    try:
+        with torch.no_grad():
+            result = fresh(*args, **kwargs)
+    except Exception as error:
+        shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in pytree.tree_leaves(call)]
+        raise SourceError(f"the model does not take {what}: {shapes}: {type(error).__name__}: {error}") from error
+    outputs: list[Any] = pytree.tree_leaves(result)
+    return outputs
