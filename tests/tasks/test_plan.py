@@ -10,6 +10,7 @@ from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.tasks.catalog import StageName
 from pteforge.tasks.model import PlannedModel, PlannedRecipe, PlannedSpecialization
+from pteforge.tasks.params import TargetParams
 from pteforge.tasks.plan import complete_step, plan_model
 from pteforge.tasks.steps import Output
 from pteforge.tasks.targets import find_target
@@ -28,7 +29,8 @@ def plan(tmp_path):
                 PlannedSpecialization(each.payload, find_target(each.target, dict(each.options)), each.required)
                 for each in recipe.specializations
             )
-            planned.append(PlannedRecipe(name, recipe, specializations, recipe.verify))
+            quantizer = TargetParams(name=recipe.quantize.quantizer) if recipe.quantize else None
+            planned.append(PlannedRecipe(name, recipe, specializations, recipe.verify, quantizer))
         model = PlannedModel(
             name="model",
             config=ModelConfig.model_validate({"source": "planned_builder:build"}),
@@ -320,3 +322,52 @@ def test_what_a_step_requires(plan):
         f"{stage}/f.vulkan" for stage in ("edge/forward", "partition/forward", "preprocess", "compile")
     }
     assert required[0] == "export"
+
+
+INT8 = {"source_transforms": [{"torchao": "int8_weight_only"}]}
+
+
+def test_transformed_methods_are_exported_apart(plan):
+    """What is lowered comes from transformed modules; the rest from `export`, which fp32 recipes share."""
+    made = plan(("forward", "encode"), p=PORTABLE, t=("portable", {}, INT8))
+    assert names(made, StageName.EXPORT) == ["export", "export/encode"]
+    assert step(made, "export").recipes == ("p", "t")
+    assert names(made, StageName.SOURCE_TRANSFORM) == ["source_transform/forward/t", "source_transform/encode/t"]
+    assert step(made, "edge/encode/t").inputs == {"program": Output("source_transform/encode/t", "program")}
+    assert step(made, "compile/t").inputs["constants"] == Output("export", "constants")
+    assert step(made, "verify/t").inputs["examples/encode"] == Output("export/encode", "examples")
+    params = step(made, "source_transform/encode/t").params
+    assert (params.method, params.source) == ("encode", step(made, "export").params.source)
+
+
+def test_changed_transforms(plan):
+    """Params change in `source_transform` and in no other step; what comes after runs where its program is another."""
+    int4 = {"source_transforms": [{"torchao": "int8_weight_only", "params": {"group_size": 32}}]}
+    before, after = (work(plan(t=("xnnpack", {}, fields))) for fields in (INT8, int4))
+    assert {name for name in after if after[name] != before[name]} == {"source_transform/forward/t"}
+
+
+def test_equal_transforms_are_done_once(plan):
+    """Recipes that write the same transform in other words share the step."""
+    other = {"source_transforms": [{"torchao": "Int8WeightOnlyConfig", "filter": "*"}]}
+    made = plan(a=("portable", {}, INT8), b=("xnnpack", {}, other))
+    assert [each.recipes for each in made.steps if each.stage is StageName.SOURCE_TRANSFORM] == [("a", "b")]
+
+
+def test_quantizers_take_transformed_programs(plan):
+    """PT2E quantizes what transforms gave, and calibrates on the model's own examples."""
+    planned = plan(t=("xnnpack", {}, INT8 | {"quantize": {"quantizer": "xnnpack"}}))
+    assert step(planned, "quantize/forward/t").inputs == {
+        "program": Output("source_transform/forward/t", "program"),
+        "examples": Output("export", "examples"),
+    }
+
+
+def test_the_code_of_callables_is_in_the_params(plan, tmp_path: Path):
+    """A change of a callable's code changes its stage, and no other."""
+    (tmp_path / "planned_transform.py").write_text("def fold(module):\n    return module\n")
+    fields = {"source_transforms": [{"callable": "planned_transform:fold", "kwargs": {"deep": True}}]}
+    before = work(plan(t=("portable", {}, fields)))
+    (tmp_path / "planned_transform.py").write_text("def fold(module):\n    return module.eval()\n")
+    after = work(plan(t=("portable", {}, fields)))
+    assert {name for name in after if after[name] != before[name]} == {"source_transform/forward/t"}

@@ -40,7 +40,7 @@ def lower(name: str, builder: str, folder: Path) -> dict[str, object]:
     )
     store = LocalStore.open(folder / "store")
     outputs = {}
-    for step in plan_model(model, ["forward"], lambda name: ()).steps:
+    for step in plan_model(model, ["forward"], lambda _: ()).steps:
         if step.stage in {StageName.VERIFY, StageName.REPORT} and not _runs_here(target.backends):
             continue
         if step.stage is StageName.REPORT:

@@ -1,0 +1,248 @@
+"""source_transform: what torchao and callables do to modules, on a copy, stable, and clear where it cannot be done."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from pteforge.configs.extends import read_preset
+from pteforge.configs.nodes import plain
+from pteforge.errors import SourceError, TargetError
+from pteforge.tasks.catalog import StageName
+from pteforge.tasks.params import CallableParams, SourceTransformParams, TorchaoParams
+
+STEP = "source_transform/forward/tested"
+INT4 = {"weight_dtype": "int4", "weight_granularity": {"per_group": 32}}
+CHANNEL = {"weight_dtype": "int4", "weight_granularity": {"per_axis": 0}}
+EIGHT_FOUR = "Int8DynamicActivationIntxWeightConfig"
+
+
+@pytest.fixture
+def transform(stages):
+    """Runs the stage on a builder with transforms; gives the program."""
+
+    def run(builder, *transforms, method=None):
+        params = SourceTransformParams(
+            source={"builder": f"transform_models:{builder}", "kwargs": {}}, method=method, transforms=transforms
+        )
+        return stages.program(stages.run(StageName.SOURCE_TRANSFORM, params)["program"])
+
+    return run
+
+
+def call(name, **kwargs):
+    """A callable of the zoo's."""
+    return CallableParams(source={"builder": f"transform_models:{name}", "kwargs": kwargs})
+
+
+def quantized(program):
+    """Names of the layers whose weights are integers; the module's own one is empty."""
+    import torch
+
+    return {
+        name.partition("parametrizations.weight")[0].rstrip(".")
+        for name, value in program.state_dict.items()
+        if value.dtype is torch.int8 and value.dim() == 2
+    }
+
+
+def recipe(*transforms, target="xnnpack", sqnr=10.0):
+    """A recipe."""
+    return {
+        "source_transforms": list(transforms),
+        "specializations": [{"target": target}],
+        "verify": {"min_sqnr_db": sqnr},
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "layers"),
+    [
+        ({}, {"first", "second", "head"}),
+        ({"include": ("*d",)}, {"second", "head"}),
+        ({"exclude": ("head", "f*")}, {"second"}),
+        ({"include": ("first", "second"), "exclude": ("second",)}, {"first"}),
+    ],
+)
+def test_layers_are_chosen_by_name(given, layers, transform):
+    """A layer is quantized where a pattern matches its name and none of those to leave out does."""
+    assert quantized(transform("stack", TorchaoParams(config=EIGHT_FOUR, fields=INT4, **given))) == layers
+
+
+def test_a_model_that_is_a_layer(transform):
+    """A module that is a linear layer itself is quantized like one within another."""
+    program = transform("one_layer", TorchaoParams(config="Int8WeightOnlyConfig"))
+    assert quantized(program) == {""}
+
+
+def test_earlier_transforms_go_first(transform):
+    """What one has quantized the next leaves alone, so that the last may take the rest."""
+    import torch
+
+    program = transform(
+        "stack",
+        TorchaoParams(config=EIGHT_FOUR, fields=CHANNEL, include=("head",)),
+        TorchaoParams(config="Int8WeightOnlyConfig"),
+    )
+    assert quantized(program) == {"first", "second", "head"}
+    targets = [node.target for node in program.graph.nodes]
+    assert targets.count(torch.ops.torchao.choose_qparams_affine.default) == 1
+
+
+def test_callables(transform):
+    """A function may change the module or give another one, with arguments; what it gives runs in inference mode."""
+    import torch
+
+    values = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
+    plain_model = transform("stack", call("wrapped", factor=1.0)).module()
+    changed = transform("stack", call("double"), call("wrapped", factor=0.5)).module()
+    assert not torch.equal(changed(values), plain_model(values))
+    weights = plain_model.state_dict(), changed.state_dict()
+    assert torch.equal(weights[1]["inner.head.weight"], 2 * weights[0]["inner.head.weight"])
+    assert torch.equal(changed(values), changed(values))
+
+
+def test_the_models_own_module_is_left_alone(transform):
+    """Transforms work on a copy: a module that the user's code holds on to is as it was."""
+    import torch
+    import transform_models
+
+    before = {name: value.clone() for name, value in transform_models.KEPT[0].state_dict().items()}
+    transform("kept", call("double"), TorchaoParams(config=EIGHT_FOUR, fields=INT4))
+    after = transform_models.KEPT[0].state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_methods(transform):
+    """Each method is transformed by itself; a pattern may match layers of another one only."""
+    both, one = (TorchaoParams(config=EIGHT_FOUR, fields=INT4, include=(name,)) for name in ("shared", "only_here"))
+    assert quantized(transform("two_methods", both, one, method="encode")) == {"shared"}
+    assert quantized(transform("two_methods", both, one, method="decode")) == {"shared", "only_here"}
+
+
+@pytest.mark.parametrize(
+    ("builder", "given", "message"),
+    [
+        ("stack", TorchaoParams(config=EIGHT_FOUR, include=("body.*",)), r"\[0\] matches no layer .*'first', 'second'"),
+        ("two_methods", TorchaoParams(config=EIGHT_FOUR, include=("x",)), r"no method of the model; .*'shared'"),
+        ("stack", TorchaoParams(config=EIGHT_FOUR, layers=("embedding",)), r"has no layer of these kinds"),
+        (
+            "odd_stack",
+            TorchaoParams(config=EIGHT_FOUR, fields=INT4),
+            r"layer '1' has 30 input features, and groups of 32",
+        ),
+        ("stack", TorchaoParams(config="Int8Config"), r"torchao.quantization has no config 'Int8Config'"),
+        ("stack", TorchaoParams(config=EIGHT_FOUR, fields={"weight_dtyp": "int4"}), r"did you mean 'weight_dtype'"),
+        ("stack", TorchaoParams(config=EIGHT_FOUR, fields={"weight_dtype": "int44"}), r"'int44' is no data type"),
+        (
+            "stack",
+            TorchaoParams(config=EIGHT_FOUR, fields={"weight_dtype": "float32"}),
+            r"refuses \{'weight_dtype': 'float32'\}: Ass",
+        ),
+    ],
+)
+def test_what_torchao_cannot_do(builder, given, message, transform):
+    """Wrong names, values and sizes are the user's to mend, and the message says what is wrong with which layer."""
+    with pytest.raises(TargetError, match=message):
+        transform(builder, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_module", "returned list; it must return a module, or None"),
+        ("failing", "failing failed: KeyError: 'Sequential'"),
+        ("gone", "gone failed: AttributeError"),
+    ],
+)
+def test_what_callables_may_not_do(name, message, transform):
+    """A function that raises or returns something else is named."""
+    with pytest.raises(SourceError, match=message):
+        transform("stack", call("double"), call(name))
+
+
+def test_a_program_file_has_no_modules(stages, tmp_path):
+    """An exported program cannot be transformed."""
+    import torch
+
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), tmp_path / "program.pt2")
+    params = SourceTransformParams(source={"program": "0"}, transforms=(call("double"),))
+    with pytest.raises(SourceError, match=r"a .pt2 file has none"):
+        stages.run(StageName.SOURCE_TRANSFORM, params, program_file=tmp_path / "program.pt2")
+
+
+def test_what_callables_load_is_observed(stages):
+    """Modules that a callable loads by a computed name are told, for the key."""
+    for name in ("transform_models", "hidden_plugin"):
+        sys.modules.pop(name, None)
+    params = SourceTransformParams(
+        source={"builder": "transform_models:stack", "kwargs": {}}, transforms=(call("by_hidden_plugin"),)
+    )
+    observed = stages.run(StageName.SOURCE_TRANSFORM, params)["observed"]
+    assert {"transform_models", "hidden_plugin"} <= set(json.loads(stages.store.read_artifact(observed)))
+
+
+@pytest.mark.slow
+def test_the_same_twice(stages):
+    """Transforming again gives a program of the same identity, and the same file."""
+    given = recipe({"torchao": EIGHT_FOUR, "params": INT4})
+    first, again = (stages.lower("transform_models:stack", given) for _ in range(2))
+    assert first.outputs[STEP]["program"].identity == again.outputs[STEP]["program"].identity
+    assert first.file == again.file
+
+
+@pytest.mark.slow
+def test_dynamic_shapes_are_kept(stages):
+    """A batch that may vary still may, within the same bounds; the file is verified at both of them."""
+    lowered = stages.lower("transform_models:stack_of_any_batch", recipe({"torchao": EIGHT_FOUR, "params": INT4}))
+    exported, transformed = (stages.program(lowered.outputs[step]["program"]) for step in ("export", STEP))
+    bounds = [[(b.lower, b.upper) for b in each.range_constraints.values()] for each in (exported, transformed)]
+    assert bounds[0] == bounds[1] == [(2, 9)]
+
+
+@pytest.mark.slow
+def test_pt2e_after_it(stages):
+    """What a transform leaves can be quantized by PT2E, which calibrates on the model's own examples."""
+    given = recipe({"callable": "transform_models:wrapped", "kwargs": {"factor": 0.5}}, sqnr=None)
+    given["quantize"] = {"quantizer": "xnnpack", "options": {"dynamic": True}}
+    lowered = stages.lower("transform_models:stack", given)
+    (quantize,) = [step for step in lowered.plan.steps if step.stage is StageName.QUANTIZE]
+    assert quantize.inputs["program"].step == STEP
+    assert quantize.inputs["examples"].step == "export"
+
+
+def upstream_file(builder, recipe_type, **kwargs):
+    """The file of ExecuTorch's own session with its own recipe."""
+    import torch
+    import transform_models
+    from executorch.backends.xnnpack.recipes.xnnpack_recipe_types import XNNPackRecipeType
+    from executorch.export import ExportRecipe, export
+
+    torch.manual_seed(0)
+    model, inputs = getattr(transform_models, builder)()
+    session = export(model.eval(), [inputs], ExportRecipe.get_recipe(XNNPackRecipeType[recipe_type], **kwargs))
+    return bytes(session.get_pte_buffer()), inputs, model
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::executorch.exir._warnings.ExperimentalWarning")  # of every ExportRecipe
+@pytest.mark.parametrize("kind", ["channel", "tensor"])
+def test_presets_are_upstreams(kind, stages):
+    """The shipped recipes lose as much as ExecuTorch's own session loses with the recipe type of that name."""
+    import torch
+    from executorch.runtime import Runtime
+
+    given = plain(read_preset(f"xnnpack-int8da-int4w-per-{kind}"))
+    lowered = stages.lower("transform_models:stack", given)
+    theirs, inputs, model = upstream_file("stack", f"TORCHAO_INT8_DYNAMIC_ACT_INT4_WEIGHT_PER_{kind.upper()}")
+    outputs = [
+        Runtime.get().load_program(file).load_method("forward").execute(inputs)[0] for file in (lowered.file, theirs)
+    ]
+    with torch.no_grad():
+        reference = model(*inputs)
+        sqnr = [float(10 * torch.log10(reference.square().sum() / (reference - out).square().sum())) for out in outputs]
+    assert sqnr[0] == pytest.approx(sqnr[1], abs=1)
+    assert sqnr[0] > given["verify"]["min_sqnr_db"]
+    assert torch.equal(*outputs)

@@ -1,0 +1,94 @@
+"""Builders of networks with linear layers, and functions that change them."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from pteforge.configs.definition import MethodDefinition, ModelDefinition
+from torch import nn
+from torch.export import Dim
+
+
+def stack():
+    """Three linear layers by name."""
+    layers = {"first": nn.Linear(64, 32), "act": nn.ReLU(), "second": nn.Linear(32, 64), "head": nn.Linear(64, 8)}
+    module = nn.Sequential()
+    for name, layer in layers.items():
+        module.add_module(name, layer)
+    return module, (torch.randn(4, 64),)
+
+
+def stack_of_any_batch():
+    """The same with a batch that may vary."""
+    module, inputs = stack()
+    return ModelDefinition({"forward": MethodDefinition(module, [inputs], ({0: Dim("batch", min=2, max=9)},))})
+
+
+def one_layer():
+    """A model that is a layer itself."""
+    return nn.Linear(64, 16), (torch.randn(2, 64),)
+
+
+def odd_stack():
+    """A layer whose input features 32 does not divide."""
+    return nn.Sequential(nn.Linear(64, 30), nn.Linear(30, 8)), (torch.randn(2, 64),)
+
+
+def two_methods():
+    """Methods with layers of other names that share one."""
+    shared = nn.Linear(64, 64)
+    encoder, decoder = nn.Sequential(), nn.Sequential()
+    encoder.add_module("shared", shared)
+    decoder.add_module("shared", shared)
+    decoder.add_module("only_here", nn.Linear(64, 8))
+    example = (torch.randn(2, 64),)
+    return ModelDefinition(
+        {"encode": MethodDefinition(encoder, [example]), "decode": MethodDefinition(decoder, [example])}
+    )
+
+
+KEPT = stack()
+HIDDEN = "hidden"
+
+
+def kept():
+    """A model that its module keeps."""
+    return KEPT
+
+
+def double(module):
+    """Changes in place."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(2)
+
+
+def wrapped(module, factor):
+    """Gives another module."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, values):
+            return self.dropout(self.inner(values) * factor)
+
+    return Scaled()
+
+
+def no_module(module):
+    """Gives something else."""
+    return [module]
+
+
+def failing(module):
+    """Raises."""
+    raise KeyError(type(module).__name__)
+
+
+def by_hidden_plugin(module):
+    """Calls what no reading of this file tells."""
+    return importlib.import_module(f"{HIDDEN}_plugin").change(module)
