@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
 
 from .base import FrozenModel
-from .sources import BuilderSource, builder_name
+from .sources import BuilderName, BuilderSource
 from .verify_bounds import Number
 
 
@@ -19,7 +19,7 @@ class Accuracy(FrozenModel):
     evaluator and a bound, files are scored.
     """
 
-    evaluator: Annotated[str, AfterValidator(builder_name)] | None = Field(
+    evaluator: BuilderName | None = Field(
         default=None,
         description="package.module:callable, called as evaluator(predict, **kwargs); it returns the score, a number "
         "of which more is better. predict(*inputs, method='forward') runs the file.",

@@ -15,8 +15,8 @@ from ..tasks.keys.program_file import check_program_file
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.model import PlannedModel, PlannedRecipe
 from ..tasks.recipe_targets import find_targets
-from .select_gate import select_gate
 from ..tasks.source_transforms import check_source_transforms
+from .select_gate import select_gate
 
 
 def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:

@@ -11,7 +11,7 @@ from pteforge.configs import load_zoo
 
 ROOT = Path(pteforge.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-ZOO, RECIPES, FAT = re.findall(r"^```yaml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+ZOO, RECIPES, TRANSFORMS, FAT = re.findall(r"^```yaml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[str]:
@@ -39,7 +39,7 @@ def test_torch_is_the_one_that_the_package_needs():
 
 def test_zoo_example_is_valid(tmp_path: Path):
     """The zoo and the recipes that the README shows load as one file, and mean what the text says."""
-    (tmp_path / "zoo.yaml").write_text(ZOO + RECIPES + FAT.replace("recipes:\n", ""), encoding="utf-8")
+    (tmp_path / "zoo.yaml").write_text(ZOO + RECIPES + (TRANSFORMS + FAT).replace("recipes:\n", ""), encoding="utf-8")
     zoo = load_zoo(tmp_path / "zoo.yaml", ["models.segmenter.source.kwargs.width=0.25"]).zoo
     assert zoo.recipes_of("keywords") == ("portable-fp32", "xnnpack-fp32")
     assert zoo.recipes_of("segmenter") == ("xnnpack-fp32",)
@@ -47,6 +47,10 @@ def test_zoo_example_is_valid(tmp_path: Path):
     assert zoo.models["segmenter"].limits.timeout == 20 * 60
     assert zoo.recipes["xnnpack-paged"].specializations == zoo.recipes["xnnpack-fp32"].specializations
     assert zoo.recipes["xnnpack-per-operator"].verify.max_abs_error == 0.001
+    assert [each.torchao for each in zoo.recipes["mixed"].source_transforms[:2]] == [
+        "int8_weight_only",
+        "int8_dynamic_activation_intx_weight",
+    ]
     assert [each.payload for each in zoo.recipes["fat"].specializations] == ["vulkan", "xnnpack", "portable"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..accuracy import Score, Scores
 from ..accuracy_params import BaselineParams
 from ..stage import Workspace
 from .scoring import Predict, as_returned, score, shown_inputs
-from .source import BuiltModel, build, load_program_file, seed_everything
+from .source import BuiltModel, build_model
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: BaselineParams, work: Workspace) -> Mapping[str, ArtifactRef]:
@@ -26,12 +25,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: BaselineParams, work: Workspa
         SourceError: the builder or the evaluator fails.
     """
     del inputs
-    os.chdir(work.folder)
-    seed_everything(params.seed)
-    if work.program_file:
-        built = load_program_file(work.program_file)
-    else:
-        built = build(params.source["builder"], params.source["kwargs"])
+    built = build_model(params.source, params.seed, work)
     found = score(params.evaluator, _eager(built), "the eager model", seed=params.seed)
     scores = Scores((Score("", found),), {})
     return {"scores": work.store.put_artifact("report/scores", canonical_json(scores.to_json()))}

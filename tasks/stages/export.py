@@ -18,8 +18,8 @@ from ..stage import Workspace
 from .drawing import draw_inputs
 from .input_shapes import check_fits
 from .loaded_code import LoadedCode
-from .method import Call, build_model, choose_method, export_method, run_eager
-from .source import BuiltModel
+from .method import Call, choose_method, export_method, run_eager
+from .source import BuiltModel, build_model
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: ExportParams, work: Workspace) -> Mapping[str, ArtifactRef]:
@@ -36,7 +36,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: ExportParams, work: Workspace
     """
     del inputs
     loaded = LoadedCode.from_now()
-    outputs = export_built(build_model(params, work), params, work.store)
+    outputs = export_built(build_model(params.source, params.seed, work), params, work.store)
     return {**outputs, "observed": loaded.save(work)}
 
 

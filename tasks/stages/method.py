@@ -1,9 +1,8 @@
-"""One method of the user's model: built as the params say, exported, and run eagerly."""
+"""One method of the user's model: chosen as the params say, exported, and run eagerly."""
 
 from __future__ import annotations
 
 import copy
-import os
 from typing import Any
 
 import torch
@@ -13,25 +12,11 @@ from torch.utils import _pytree as pytree
 from ...configs.definition import MethodDefinition
 from ...errors import SourceError
 from ..params import MethodParams
-from ..stage import Workspace
 from .dynamic_shapes import check_entries, to_dims
-from .source import BuiltModel, build, load_program_file, seed_everything
+from .source import BuiltModel
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
-
-
-def build_model(params: MethodParams, work: Workspace) -> BuiltModel:
-    """Builds the model in the zoo file's folder, everything seeded.
-
-    Raises:
-        SourceError: the builder fails, or the `.pt2` file cannot be read.
-    """
-    os.chdir(work.folder)
-    seed_everything(params.seed)
-    if work.program_file:
-        return load_program_file(work.program_file)
-    return build(params.source["builder"], params.source["kwargs"])
 
 
 def choose_method(model: BuiltModel, params: MethodParams) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import random
 import sysconfig
 import traceback
@@ -17,6 +18,7 @@ from torch.export import ExportedProgram
 
 from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
+from ..stage import Workspace
 
 _OWN_CODE = Path(__file__).parents[1]
 
@@ -41,6 +43,22 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - builders use the global generator, so it is the one to seed
     random.seed(seed)
+
+
+def build_model(source: Mapping[str, Any], seed: int, work: Workspace) -> BuiltModel:
+    """Builds a model in the zoo file's folder, everything seeded.
+
+    Args:
+        source: key fields of its source.
+        seed: for `seed_everything`.
+        work: where.
+
+    Raises:
+        SourceError: the builder fails, or the `.pt2` file cannot be read.
+    """
+    os.chdir(work.folder)
+    seed_everything(seed)
+    return load_program_file(work.program_file) if work.program_file else build(source["builder"], source["kwargs"])
 
 
 def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:

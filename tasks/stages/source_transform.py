@@ -12,9 +12,9 @@ from ...errors import SourceError, TargetError
 from ..params import SourceTransformParams
 from ..stage import Workspace
 from .loaded_code import LoadedCode
-from .method import build_model, choose_method, export_method
+from .method import choose_method, export_method
 from .module_transforms import Transforms, layer_names, transformed
-from .source import BuiltModel
+from .source import BuiltModel, build_model
 
 _SHOWN = 12  # names of layers in a message
 
@@ -33,7 +33,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: SourceTransformParams, work: 
     """
     del inputs
     loaded = LoadedCode.from_now()
-    outputs = transform_built(build_model(params, work), params, work.store)
+    outputs = transform_built(build_model(params.source, params.seed, work), params, work.store)
     return {**outputs, "observed": loaded.save(work)}
 
 

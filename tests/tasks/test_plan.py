@@ -29,8 +29,8 @@ def plan(tmp_path):
                 PlannedSpecialization(each.payload, find_target(each.target, dict(each.options)), each.required)
                 for each in recipe.specializations
             )
-            quantizer = TargetParams(name=recipe.quantize.quantizer) if recipe.quantize else None
-            planned.append(PlannedRecipe(name, recipe, specializations, recipe.verify, quantizer))
+            quantizers = (TargetParams(name="xnnpack"),) if recipe.quantize else ()
+            planned.append(PlannedRecipe(name, recipe, specializations, recipe.verify, quantizers))
         model = PlannedModel(
             name="model",
             config=ModelConfig.model_validate({"source": "planned_builder:build"}),
