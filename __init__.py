@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .configs.definition import MethodDefinition, ModelDefinition
 from .errors import PteforgeError
 
+if TYPE_CHECKING:
+    from .api.export import export
+    from .api.result import Exported
+
 __version__ = "0.1.0.dev0"
 
-__all__ = ["MethodDefinition", "ModelDefinition", "PteforgeError", "__version__"]
+__all__ = ["Exported", "MethodDefinition", "ModelDefinition", "PteforgeError", "__version__", "export"]
+
+_LAZY = {"Exported": "result", "export": "export"}
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is first asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib  # noqa: PLC0415 - not at every start of the command line
+
+    return getattr(importlib.import_module(f"{__name__}.api.{_LAZY[name]}"), name)

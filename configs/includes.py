@@ -122,8 +122,17 @@ class _Gathering:
         return dict(section.entries) if section else {}
 
 
-def _read(path: Path, shown: str, included_by: Node | None) -> Node:
-    """The file's tree with paths made absolute."""
+def read_tree(path: Path, shown: str, included_by: Node | None = None) -> Node:
+    """The tree of a YAML file.
+
+    Args:
+        path: the file.
+        shown: how messages name it.
+        included_by: where another file names it.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML.
+    """
     location = included_by.location if included_by else Location(shown)
     fields = _name(included_by) if included_by else None
     try:
@@ -137,7 +146,12 @@ def _read(path: Path, shown: str, included_by: Node | None) -> Node:
         before = content[: error.start].decode("utf-8-sig", errors="replace")
         location = Location(shown, before.count("\n") + 1, len(before) - before.rfind("\n"))
         raise ConfigError("not UTF-8 text", location=location) from error
-    tree = parse_yaml(text, shown)
+    return parse_yaml(text, shown)
+
+
+def _read(path: Path, shown: str, included_by: Node | None) -> Node:
+    """The file's tree with paths made absolute."""
+    tree = read_tree(path, shown, included_by)
     if tree.value is None:
         raise ConfigError("the file is empty; write at least `version: 1` and `models:`", location=tree.location)
     if not isinstance(tree.value, dict):

@@ -13,7 +13,7 @@ from ..artifacts.runs import StageOutcome
 from ..errors import ObjectDamaged, ObjectMissing
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.catalog import StageName
-from ..tasks.dataflow import Progress, Settle, find_steps, first_failure, run_steps
+from ..tasks.dataflow import Progress, Settle, find_steps, first_failure, run_steps, why_left_out
 from ..tasks.executor import Executor, StepResult
 from ..tasks.figures import Figures
 from ..tasks.model import PlannedModel
@@ -121,15 +121,8 @@ class ModelRun:
         return self._progress.results[output.step].outputs[output.role] if output else None
 
     def _left_out(self, recipe: str, names: Sequence[str]) -> dict[str, str]:
-        """Why specializations are not in the file that it does not require, by name."""
         planned = next(each for each in self.model.recipes if each.name == recipe)
-        failures, parts = self._progress.failures, self._plan.recipe_parts[recipe]
-        problems = {
-            part.rpartition(".")[2]: f"{step}: {str(failures[step]).splitlines()[0]}"
-            for part, step in parts.items()
-            if step in failures
-        }
-        return {name: planned.unavailable.get(name) or problems.get(name, "failed") for name in names}
+        return why_left_out(self._plan, self._progress, planned, names)
 
     def _failed(self, recipe: str, out: Path) -> RecipeOutcome:
         """A file that only its accuracy gate refused is kept for those who want to know why it scores so low."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from typing import Any
 
 from ..artifacts.ref import ArtifactRef
 from .executor import StepResult
+from .model import PlannedRecipe
 from .plan import FIRST_EXPORT, ModelPlan, complete_step
 from .steps import Step
 
@@ -142,3 +143,20 @@ def first_failure(plan: ModelPlan, progress: Progress, recipe: str) -> tuple[str
         if error := progress.failures.get(step):
             return step, error
     return None
+
+
+def why_left_out(plan: ModelPlan, progress: Progress, recipe: PlannedRecipe, names: Sequence[str]) -> dict[str, str]:
+    """Why specializations are not in the file that does not require them, by name.
+
+    Args:
+        plan: of the model.
+        progress: where the steps are.
+        recipe: the recipe.
+        names: of the specializations, as the report has them.
+    """
+    problems = {
+        part.rpartition(".")[2]: f"{step}: {str(progress.failures[step]).splitlines()[0]}"
+        for part, step in plan.recipe_parts[recipe.name].items()
+        if step in progress.failures
+    }
+    return {name: recipe.unavailable.get(name) or problems.get(name, "failed") for name in names}

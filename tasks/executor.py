@@ -149,10 +149,31 @@ class Executor:
         else:
             outputs, peak, log = _run_here(call), 0, None
             seconds = time.perf_counter() - started
-        for ref in outputs.values():
-            self.store.publish(ref)
+        self._publish(outputs)
         if isinstance(step.params, MethodParams):
             step, key = self._watch(model, step, key, outputs["observed"])
+        return self._commit(step, key, outputs, seconds, peak, log)
+
+    def adopt(
+        self, step: Step, inputs: Mapping[str, ArtifactRef], outputs: Mapping[str, ArtifactRef], seconds: float
+    ) -> StepResult:
+        """Files what the caller has made itself as the result of a step, as if its stage had just run."""
+        self._publish(outputs)
+        return self._commit(step, self.key(step, inputs), outputs, seconds, 0, None)
+
+    def _publish(self, outputs: Mapping[str, ArtifactRef]) -> None:
+        for ref in outputs.values():
+            self.store.publish(ref)
+
+    def _commit(
+        self,
+        step: Step,
+        key: StageKey,
+        outputs: Mapping[str, ArtifactRef],
+        seconds: float,
+        peak: int,
+        log: BlobRef | None,
+    ) -> StepResult:
         record = StageRecord(
             key=key.digest(),
             fields=key.fields(),

@@ -7,7 +7,7 @@ fails when upstream moves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from executorch.exir.backend.backend_details import BackendDetails, PreprocessRe
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.graph_module import contains_any_call_fn_target_op
-from executorch.exir.program import _program
+from executorch.exir.program import ExecutorchProgramManager, _program
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 
@@ -181,24 +181,16 @@ def keep_initial_state(program: ExportedProgram) -> None:
             node.meta["et_init_buffer"] = True
 
 
-def to_executorch_bytes(
-    programs: Mapping[str, ExportedProgram],
-    constant_methods: Mapping[str, object],
-    edge: EdgeCompileConfig,
-    config: ExecutorchBackendConfig,
-) -> bytes:
+def to_executorch(manager: EdgeProgramManager, config: ExecutorchBackendConfig) -> ExecutorchProgramManager:
     """Memory planning and emission: the `.pte` of all methods.
 
     Args:
-        programs: method name to program, delegates linked.
-        constant_methods: name to constant.
-        edge: how the programs were made; delegated ones are not verified as edge dialect again, as in exir.
+        manager: the methods, delegates linked. Not to be used again: passes change its programs.
         config: memory layout.
     """
-    manager = EdgeProgramManager(dict(programs), dict(constant_methods) or None, edge)
-    with torch.set_grad_enabled(not any(map(_writes_gradients, programs.values()))):
-        content: bytes = manager.to_executorch(config).buffer
-    return content
+    programs = [manager.exported_program(method) for method in manager.methods]
+    with torch.set_grad_enabled(not any(map(_writes_gradients, programs))):
+        return manager.to_executorch(config)
 
 
 def _writes_gradients(program: ExportedProgram) -> bool:

@@ -82,7 +82,7 @@ def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
         raise
     except Exception as error:
         raise SourceError(f"builder {builder} failed: {type(error).__name__}: {error}{_where(error)}") from error
-    _check(builder, definition)
+    check_definition(f"builder {builder}", definition)
     return BuiltModel(definition)
 
 
@@ -137,16 +137,17 @@ def _definition(builder: str, made: Any) -> ModelDefinition:
     )
 
 
-def _check(builder: str, definition: ModelDefinition) -> None:
+def check_definition(what: str, definition: ModelDefinition) -> None:
+    """Checks a definition; raises SourceError, whose message begins with `what` it is."""
     if not definition.methods:
-        raise SourceError(f"builder {builder} defines no method")
+        raise SourceError(f"{what} defines no method")
     for name, method in definition.methods.items():
         if not name.isidentifier():
-            raise SourceError(f"builder {builder}: method name {name!r} is not a Python identifier")
+            raise SourceError(f"{what}: method name {name!r} is not a Python identifier")
         if not isinstance(method.module, torch.nn.Module):
-            raise SourceError(f"builder {builder}: method {name!r} has a {type(method.module).__name__} as its module")
+            raise SourceError(f"{what}: method {name!r} has a {type(method.module).__name__} as its module")
         examples: Sequence[Any] = method.example_inputs
         if not examples or not all(isinstance(example, tuple) for example in examples):
-            raise SourceError(f"builder {builder}: example_inputs of {name!r} must be a list of tuples, at least one")
+            raise SourceError(f"{what}: example_inputs of {name!r} must be a list of tuples, at least one")
     if clash := set(definition.methods) & set(definition.constant_methods):
-        raise SourceError(f"builder {builder}: {sorted(clash)} are methods and constant methods at once")
+        raise SourceError(f"{what}: {sorted(clash)} are methods and constant methods at once")

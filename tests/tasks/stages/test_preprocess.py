@@ -98,7 +98,7 @@ def test_shared_data_is_in_the_payload_once(stages, recording):
 def test_delegates_are_linked_where_they_belong(stages, recording):
     """Each partition gets what the backend made of it, and not of another: payload, specs, handles and notes."""
     from pteforge.artifacts.programs import load_delegates
-    from pteforge.tasks.stages.compile import _link
+    from pteforge.tasks.stages.linking import _link
     from pteforge.tasks.stages.lowered import lowered_modules
 
     del recording

@@ -1,0 +1,1 @@
+"""The Python API: one model, lowered in the calling process, for scripts and notebooks."""

@@ -1,0 +1,77 @@
+"""`pteforge.export`: lowers one model in this process."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from ..artifacts.store import Store, open_store
+from ..configs.model import ModelConfig
+from ..configs.names import NAME_PATTERN
+from ..configs.sources import BuilderSource
+from ..errors import InputError
+from ..tasks.model import PlannedModel
+from ..tasks.params import ExportParams
+from .live_model import export_methods, with_exports
+from .recipes import RecipeLike, planned_recipe
+from .result import Exported
+from .run import one_at_a_time, run_model
+from .source import Inputs, Model, live_source
+
+
+def export(
+    model: Model | Mapping[str, torch.nn.Module | ExportedProgram],
+    example_inputs: Inputs | Mapping[str, Inputs] | None = None,
+    *,
+    recipe: RecipeLike,
+    dynamic_shapes: Any = None,
+    constant_methods: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    name: str = "model",
+    store: str | Path | None = None,
+) -> Exported:
+    """Lowers a model and verifies the file, in this process: no workers, no Prefect.
+
+    The stages are those of `pteforge export`, and so are their keys and the store: either finds what the other made.
+    The model, its buffers and its modes are left as they are.
+
+    Args:
+        model: an ``nn.Module``, an ``ExportedProgram`` or the path of a `.pt2` file, for the method ``forward``; a
+            mapping of method names to modules or programs; or a `pteforge.ModelDefinition`.
+        example_inputs: a tuple of positional arguments, a list of such tuples, or a mapping of method names to either.
+            The first one traces; all are verified, and observed by quantizers.
+        recipe: name of a shipped recipe, path of a YAML file with one recipe, or a `pteforge.configs.Recipe`.
+        dynamic_shapes: as ``torch.export.export`` takes it, or a mapping of method names to that.
+        constant_methods: name to a constant that the file returns without computing.
+        strict: trace with torch.export's strict mode.
+        name: what the model is called in the store's records and in the provenance.
+        store: folder or URL of the artifact store; ``$PTEFORGE_STORE``, or else a folder in the user's cache folder.
+
+    Raises:
+        InputError: something given cannot be used.
+        StageError: a stage failed that the recipe cannot do without; its cause is what the stage raised.
+    """
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise InputError(f"{name!r} cannot be a model's name; use letters, digits, '.', '_' and '-'")
+    planned = planned_recipe(recipe)
+    source = live_source(model, example_inputs, dynamic_shapes, constant_methods)
+    drawn = planned.bounds.drawn_inputs
+    params = ExportParams(source={}, strict=strict, drawn_inputs=drawn)
+    with one_at_a_time:
+        opened = _open_store(store)
+        exports = export_methods(source, params, opened.local)
+        config = ModelConfig(source=BuilderSource(builder="pteforge:export"), strict=strict)
+        plain = PlannedModel(name, config, (planned,), drawn, python_path=(), folder=Path.cwd())
+        live = with_exports(plain, exports)
+        return Exported.of(source, live, run_model(live, opened), opened)
+
+
+def _open_store(store: str | Path | None) -> Store:
+    url = os.environ.get("PTEFORGE_STORE") if store is None else str(store)
+    return open_store(url or None)

@@ -1,0 +1,80 @@
+"""Running a live model's steps in this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ..artifacts.runs import RunRecord, StageOutcome
+from ..artifacts.store import Store
+from ..tasks.catalog import StageName
+from ..tasks.dataflow import Progress, first_failure, input_refs, run_steps
+from ..tasks.executor import Executor, StepResult
+from ..tasks.in_process import InProcess
+from ..tasks.plan import ModelPlan, plan_model
+from ..tasks.run_notes import RunNotes
+from ..tasks.steps import Step
+from .live_model import LiveModel
+
+one_at_a_time = threading.Lock()  # torch and ExecuTorch neither trace nor lower in two threads at once
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has come to its end.
+
+    Attributes:
+        plan: the steps.
+        progress: where they are. What failed was not required.
+        stages: what became of each step.
+    """
+
+    plan: ModelPlan
+    progress: Progress
+    stages: tuple[StageOutcome, ...]
+
+
+def run_model(model: LiveModel, store: Store) -> FinishedRun:
+    """Settles every step of a live model's only recipe, and notes the run in the store.
+
+    Raises:
+        StageError: a stage failed that the recipe cannot do without.
+        StoreError: the store cannot be used.
+    """
+    began, started = datetime.now(UTC), time.monotonic()
+    executor = Executor(store, InProcess())
+    notes = RunNotes(model.name, store.ledger)
+    plan = plan_model(model, tuple(model.exports), {})
+    progress = Progress(results=_adopted(model, plan, executor, notes))
+
+    def settle(step: Step, inputs: Mapping[str, StepResult]) -> StepResult:
+        result = executor.settle(model, step, input_refs(step, inputs))
+        if not result.cached:
+            notes.note_changes(step, result)
+        return result
+
+    run_steps(plan, settle, progress, threads=0)
+    for result in progress.results.values():
+        notes.remember(result)
+    stages = notes.outcomes(plan, progress)
+    seconds = time.monotonic() - started
+    when = began.isoformat(timespec="milliseconds")
+    store.runs.write(RunRecord(uuid.uuid4().hex, "pteforge.export", when, seconds, {model.name: stages}))
+    (recipe,) = model.recipes
+    if failed := first_failure(plan, progress, recipe.name):
+        raise failed[1]
+    return FinishedRun(plan, progress, stages)
+
+
+def _adopted(model: LiveModel, plan: ModelPlan, executor: Executor, notes: RunNotes) -> dict[str, StepResult]:
+    """Results of the export steps, which have been run already."""
+    exports = (step for step in plan.steps if step.stage is StageName.EXPORT)
+    results = {}
+    for step, export in zip(exports, model.exports.values(), strict=True):
+        results[step.name] = executor.adopt(step, {}, export.outputs, export.seconds)
+        notes.note_changes(step, results[step.name])
+    return results

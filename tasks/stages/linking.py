@@ -1,0 +1,60 @@
+"""Programs with what their backends made of the partitions: what is emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+from torch.export import ExportedProgram
+
+from ...artifacts.local_store import LocalStore
+from ...artifacts.programs.codec import load_program
+from ...artifacts.programs.delegates import DelegateResult, load_delegates
+from ...artifacts.programs.values import load_value
+from ...artifacts.ref import ArtifactRef
+from ..params import EdgeParams
+from .exir import edge_config, keep_initial_state
+from .lowered import lowered_modules
+from .operators import find_operators
+
+
+def linked_manager(inputs: Mapping[str, ArtifactRef], edge: EdgeParams, store: LocalStore) -> EdgeProgramManager:
+    """All methods, delegates linked in.
+
+    Args:
+        inputs: `program/<method>` of every method, `constants` and, where something is delegated, `delegates`.
+        edge: how the programs were made. Delegated ones are not verified as edge dialect again, as in exir.
+        store: where the inputs are.
+    """
+    programs = {
+        role.partition("/")[2]: load_program(ref, store)
+        for role, ref in sorted(inputs.items())
+        if role.startswith("program/")
+    }
+    config = edge_config(edge, find_operators(edge.preserve_operators))
+    if "delegates" in inputs:
+        delegates = load_delegates(inputs["delegates"], store)
+        for method, program in programs.items():
+            _link(program, delegates.methods[method])
+        config = EdgeCompileConfig(_check_ir_validity=False)  # as EdgeProgramManager.to_backend does
+    for program in programs.values():
+        keep_initial_state(program)
+    constants = load_value(inputs["constants"], store)
+    return EdgeProgramManager(programs, dict(constants) or None, config)
+
+
+def _link(program: ExportedProgram, delegates: tuple[DelegateResult, ...]) -> None:
+    for (owner, name, unlinked), delegate in zip(list(lowered_modules(program)), delegates, strict=True):
+        lowered = LoweredBackendModule(
+            edge_program=unlinked.original_module,
+            backend_id=delegate.backend_id,
+            processed_bytes=delegate.processed_bytes,
+            compile_specs=[CompileSpec(key, value) for key, value in delegate.compile_specs],
+            named_data_store_output=delegate.named_data,
+        )
+        lowered.meta = {"debug_handle_map": delegate.debug_handle_map}
+        if delegate.delegate_info_meta is not None:
+            lowered.meta["_delegate_info_meta"] = delegate.delegate_info_meta
+        setattr(owner, name, lowered)

@@ -1,0 +1,66 @@
+"""Models that tests hand over as objects."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Net(torch.nn.Module):
+    """Takes [batch, 4], gives [batch, 3]; has parameters, buffers, and layers that training mode changes."""
+
+    def __init__(self) -> None:
+        """In training mode, as modules come."""
+        super().__init__()
+        self.first = torch.nn.Linear(4, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.dropout = torch.nn.Dropout(0.5)
+        self.second = torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Two layers."""
+        return self.second(self.dropout(torch.relu(self.norm(self.first(x)))))
+
+
+class Counter(torch.nn.Module):
+    """Adds its input to a buffer and gives the sum so far."""
+
+    def __init__(self) -> None:
+        """Begins at zero."""
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Mutates the buffer."""
+        self.total.add_(x)
+        return self.total.clone()
+
+
+class Encoder(torch.nn.Module):
+    """Embeds with a table that it shares with a decoder."""
+
+    def __init__(self, table: torch.nn.Embedding) -> None:
+        """Takes the table."""
+        super().__init__()
+        self.table = table
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Takes [n] indices, gives [n, width]."""
+        return self.table(tokens)
+
+
+class Decoder(torch.nn.Module):
+    """Scores by the table that it shares with an encoder."""
+
+    def __init__(self, table: torch.nn.Embedding) -> None:
+        """Takes the table."""
+        super().__init__()
+        self.table = table
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Takes [n, width], gives [n, vocabulary]."""
+        return torch.nn.functional.linear(hidden, self.table.weight)
+
+
+def linear() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
+    """A builder for zoo files."""
+    return Net(), (torch.randn(2, 4),)
