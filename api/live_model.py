@@ -16,7 +16,7 @@ from ..artifacts.ref import ArtifactRef
 from ..tasks.model import PlannedModel
 from ..tasks.params import ExportParams
 from ..tasks.stages.export import export_built
-from ..tasks.stages.fresh_state import fresh_torch_state
+from ..tasks.stages.fresh_state import fresh_state
 from .source import LiveSource
 
 
@@ -60,7 +60,7 @@ def export_methods(source: LiveSource, params: ExportParams, store: LocalStore) 
     exports = {}
     for method in source.definition.methods:
         started = time.perf_counter()
-        with fresh_torch_state():
+        with fresh_state():
             outputs = export_built(source.built(method), params.model_copy(update={"method": method}), store)
         exports[method] = LiveExport(outputs, time.perf_counter() - started)
     return exports

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from ..configs.accuracy import resolve_gate
 from ..configs.fields import format_field
 from ..configs.recipe import Recipe
 from ..configs.recipe_file import load_preset, load_recipe
 from ..errors import ConfigError
 from ..tasks.model import PlannedRecipe
-from ..tasks.recipe_targets import find_targets
+from ..tasks.recipe_targets import Complain, find_targets
 
 RecipeLike: TypeAlias = str | Path | Recipe
 """Name of a shipped recipe, path of a YAML file with one recipe, or a recipe."""
@@ -25,11 +27,8 @@ def planned_recipe(given: RecipeLike) -> PlannedRecipe:
         InputError: there is no such recipe or file, something is wrong in it, or a target is not available here.
     """
     if isinstance(given, Recipe):
-        return find_targets(
-            _UNNAMED,
-            given,
-            given.verify,
-            lambda problem, where: ConfigError(problem, field=format_field((_UNNAMED, *where))),
+        return _planned(
+            _UNNAMED, given, lambda problem, where: ConfigError(problem, field=format_field((_UNNAMED, *where)))
         )
     if not isinstance(given, str | Path):
         raise ConfigError(
@@ -39,4 +38,15 @@ def planned_recipe(given: RecipeLike) -> PlannedRecipe:
         )
     is_file = isinstance(given, Path) or given.endswith((".yaml", ".yml"))
     loaded = load_recipe(Path(given)) if is_file else load_preset(str(given))
-    return find_targets(loaded.name, loaded.recipe, loaded.recipe.verify, loaded.locations.error)
+    return _planned(loaded.name, loaded.recipe, loaded.locations.error)
+
+
+def _planned(name: str, recipe: Recipe, complain: Complain) -> PlannedRecipe:
+    try:
+        gate = resolve_gate(recipe.accuracy, None)
+    except ValueError as error:
+        raise complain(str(error), ("accuracy",)) from error
+    if gate and gate.max_drop is not None:
+        problem = "compares with the model as its builder makes it, and here is none; export a zoo, or set a `floor`"
+        raise complain(problem, ("accuracy", "max_drop"))
+    return replace(find_targets(name, recipe, recipe.verify, complain), gate=gate)

@@ -22,12 +22,12 @@ class InProcess:
             StageFailed: whatever it raised, chained.
         """
         del limits, python_path  # what the caller can import is what its own `sys.path` says
-        from .stages.fresh_state import fresh_torch_state  # noqa: PLC0415 - torch
+        from .stages.fresh_state import fresh_state  # noqa: PLC0415 - torch
 
         module, _, name = function.partition(":")
         body = getattr(importlib.import_module(module), name)
         started = time.perf_counter()
-        with fresh_torch_state():
+        with fresh_state():
             try:
                 result = body(argument)
             except StageError:

@@ -1,21 +1,22 @@
-"""The global state of torch, as a worker process has it, for as long as a stage runs in somebody else's process."""
+"""Global state as a worker process has it, for as long as a stage runs in somebody else's process."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
 
 
 @contextmanager
-def fresh_torch_state() -> Iterator[None]:
+def fresh_state() -> Iterator[None]:
     """Sets what tracing and eager's figures depend on to what it is in a fresh process, and puts it back at the end.
 
     These are: one thread (the order of sums depends on their number), gradients on, no inference mode, no autocast,
-    float32 as default dtype. The random generators are as they were before.
+    float32 as default dtype. The random generators and the current folder are as before, too, at the end.
     """
     threads, dtype, seeded = torch.get_num_threads(), torch.get_default_dtype(), random.getstate()
     seeded_numpy = np.random.get_state()  # noqa: NPY002 - bodies seed the global generator, so it is the one to keep
@@ -23,6 +24,7 @@ def fresh_torch_state() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
     try:
         with (
+            chdir(Path.cwd()),
             torch.random.fork_rng(devices=[]),
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(True),

@@ -192,6 +192,30 @@ def test_what_fails_is_chained(nets, tmp_path):
     assert again.figures.overall.cases == 3
 
 
+def test_an_accuracy_gate(net, example, store, monkeypatch):
+    """A recipe's evaluator scores the file in this process; one that compares with a builder's model is refused."""
+    monkeypatch.syspath_prepend(Path(__file__).parent / "zoo")
+    folder = Path.cwd()
+    gated = {"specializations": [{"target": "portable"}], "accuracy": {"evaluator": "scores:largest", "floor": -100.0}}
+    result = pteforge.export(net, example, recipe=Recipe.model_validate(gated), store=store)
+    scored = result.artifact("evaluate")["scores"]
+    assert scored[0]["score"] == pytest.approx(float(copy.deepcopy(net).eval()(torch_ones(2, 4)).max()), abs=1e-5)
+    assert Path.cwd() == folder
+    gated["accuracy"]["floor"] = 100.0
+    with pytest.raises(StageFailed, match="scores:largest"):
+        pteforge.export(net, example, recipe=Recipe.model_validate(gated), store=store)
+    gated["accuracy"] = {"evaluator": "scores:largest", "max_drop": 0.1}
+    with pytest.raises(ConfigError, match="max_drop: compares with the model as its builder makes it"):
+        pteforge.export(net, example, recipe=Recipe.model_validate(gated), store=store)
+
+
+def torch_ones(*shape):
+    """Imported late, as torch is everywhere here."""
+    import torch
+
+    return torch.ones(*shape)
+
+
 def test_threads_wait_for_each_other(net, example, store):
     """Two threads that lower at once do so one after the other, since torch cannot: both get their file."""
     results = []
