@@ -17,8 +17,7 @@ from ..configs.names import NAME_PATTERN
 from ..configs.sources import BuilderSource
 from ..errors import InputError
 from ..tasks.model import PlannedModel
-from ..tasks.params import ExportParams
-from .live_model import export_methods, with_exports
+from .live_model import live_model
 from .recipes import RecipeLike, planned_recipe
 from .result import Exported
 from .run import one_at_a_time, run_model
@@ -61,15 +60,12 @@ def export(
         raise InputError(f"{name!r} cannot be a model's name; use letters, digits, '.', '_' and '-'")
     planned = planned_recipe(recipe)
     source = live_source(model, example_inputs, dynamic_shapes, constant_methods)
-    drawn = planned.bounds.drawn_inputs
-    params = ExportParams(source={}, strict=strict, drawn_inputs=drawn)
+    config = ModelConfig(source=BuilderSource(builder="pteforge:export"), strict=strict)
+    plain = PlannedModel(name, config, (planned,), planned.bounds.drawn_inputs, python_path=(), folder=Path.cwd())
     with one_at_a_time:
         opened = _open_store(store)
-        exports = export_methods(source, params, opened.local)
-        config = ModelConfig(source=BuilderSource(builder="pteforge:export"), strict=strict)
-        plain = PlannedModel(name, config, (planned,), drawn, python_path=(), folder=Path.cwd())
-        live = with_exports(plain, exports)
-        return Exported.of(source, live, run_model(live, opened), opened)
+        live = live_model(plain, source, opened.local)
+        return Exported.of(live, run_model(live, opened), opened)
 
 
 def _open_store(store: str | Path | None) -> Store:

@@ -11,8 +11,10 @@ from ..configs.fields import format_field
 from ..configs.recipe import Recipe
 from ..configs.recipe_file import load_preset, load_recipe
 from ..errors import ConfigError
+from ..tasks.keys.search import ModuleSearch
 from ..tasks.model import PlannedRecipe
 from ..tasks.recipe_targets import Complain, find_targets
+from ..tasks.source_transforms import check_source_transforms
 
 RecipeLike: TypeAlias = str | Path | Recipe
 """Name of a shipped recipe, path of a YAML file with one recipe, or a recipe."""
@@ -42,6 +44,7 @@ def planned_recipe(given: RecipeLike) -> PlannedRecipe:
 
 
 def _planned(name: str, recipe: Recipe, complain: Complain) -> PlannedRecipe:
+    check_source_transforms(recipe, ModuleSearch(), complain)
     try:
         gate = resolve_gate(recipe.accuracy, None)
     except ValueError as error:

@@ -21,12 +21,12 @@ from ..tasks.catalog import StageName
 from ..tasks.dataflow import why_left_out
 from ..tasks.executor import StepResult
 from ..tasks.figures import Figures
+from ..tasks.model import PlannedRecipe
 from ..tasks.params import CompileParams
 from .artifacts import Part, find_part, load_artifact, output_of
 from .delegation import Delegation, delegation_of
 from .live_model import LiveModel
 from .run import FinishedRun
-from .source import LiveSource
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
@@ -48,15 +48,17 @@ class Exported:
     methods: tuple[str, ...]
     stages: tuple[StageOutcome, ...] = field(repr=False)
     _examples: Mapping[str, Sequence[tuple[Any, ...]]] = field(repr=False)
-    _planned: LiveModel = field(repr=False)
+    _planned: PlannedRecipe = field(repr=False)
     _run: FinishedRun = field(repr=False)
     _store: Store = field(repr=False)
 
     @classmethod
-    def of(cls, source: LiveSource, model: LiveModel, run: FinishedRun, store: Store) -> Exported:
+    def of(cls, model: LiveModel, run: FinishedRun, store: Store) -> Exported:
         """The result of a run."""
-        examples = {name: each.example_inputs for name, each in source.definition.methods.items()}
-        return cls(model.name, model.recipes[0].name, tuple(examples), run.stages, examples, model, run, store)
+        examples = {name: each.example_inputs for name, each in model.source.definition.methods.items()}
+        return cls(
+            model.name, model.recipes[0].name, tuple(examples), run.stages, examples, model.recipes[0], run, store
+        )
 
     @property
     def pte(self) -> bytes:
@@ -181,7 +183,7 @@ class Exported:
     def left_out(self) -> dict[str, str]:
         """Specializations that the file does without: why, by name."""
         names = self.provenance["left_out"]
-        return why_left_out(self._run.plan, self._run.progress, self._planned.recipes[0], names)
+        return why_left_out(self._run.plan, self._run.progress, self._planned, names)
 
     def why(self) -> str:
         """A line for each stage: whether it ran, and if so which fields of its key had changed since it last did."""

@@ -15,10 +15,11 @@ from ..tasks.catalog import StageName
 from ..tasks.dataflow import Progress, first_failure, input_refs, run_steps
 from ..tasks.executor import Executor, StepResult
 from ..tasks.in_process import InProcess
+from ..tasks.params import SourceTransformParams
 from ..tasks.plan import ModelPlan, plan_model
 from ..tasks.run_notes import RunNotes
 from ..tasks.steps import Step
-from .live_model import LiveModel
+from .live_model import LiveModel, transform_method
 
 one_at_a_time = threading.Lock()  # torch and ExecuTorch neither trace nor lower in two threads at once
 
@@ -48,7 +49,7 @@ def run_model(model: LiveModel, store: Store) -> FinishedRun:
     began, started = datetime.now(UTC), time.monotonic()
     executor = Executor(store, InProcess())
     notes = RunNotes(model.name, store.ledger)
-    plan = plan_model(model, tuple(model.exports), {})
+    plan = plan_model(model, tuple(model.exports), lambda _: ())
     progress = Progress(results=_adopted(model, plan, executor, notes))
 
     def settle(step: Step, inputs: Mapping[str, StepResult]) -> StepResult:
@@ -71,10 +72,16 @@ def run_model(model: LiveModel, store: Store) -> FinishedRun:
 
 
 def _adopted(model: LiveModel, plan: ModelPlan, executor: Executor, notes: RunNotes) -> dict[str, StepResult]:
-    """Results of the export steps, which have been run already."""
-    exports = (step for step in plan.steps if step.stage is StageName.EXPORT)
+    """Results of the steps that need the model itself: those are run each time, whatever the ledger has."""
+    exports = iter(model.exports.values())
     results = {}
-    for step, export in zip(exports, model.exports.values(), strict=True):
-        results[step.name] = executor.adopt(step, {}, export.outputs, export.seconds)
+    for step in plan.steps:
+        if isinstance(step.params, SourceTransformParams):
+            live = transform_method(model, step.params, executor.store.local)
+        elif step.stage is StageName.EXPORT:
+            live = next(exports)
+        else:
+            continue
+        results[step.name] = executor.adopt(step, {}, live.outputs, live.seconds)
         notes.note_changes(step, results[step.name])
     return results

@@ -192,28 +192,40 @@ def test_what_fails_is_chained(nets, tmp_path):
     assert again.figures.overall.cases == 3
 
 
+def test_source_transforms(net, example, exported, store):
+    """A recipe's transforms are done to a copy of the module, each time, and everything after them is cached."""
+    before = state(net)
+    transforms = [{"torchao": "int8_weight_only", "filter": ["first"]}]
+    written = {
+        "specializations": [{"target": "xnnpack"}],
+        "source_transforms": transforms,
+        "verify": {"min_sqnr_db": 20},
+    }
+    recipe = Recipe.model_validate(written)
+    first, again = [pteforge.export(net, example, recipe=recipe, name="small", store=store) for _ in range(2)]
+    assert same(before, state(net))
+    assert first.pte == again.pte != exported.pte
+    assert "first.weight" not in first.artifact("source_transform").state_dict
+    assert {stage.stage for stage in again.stages if stage.status == "ran"} == {"export", "source_transform"}
+
+
 def test_an_accuracy_gate(net, example, store, monkeypatch):
     """A recipe's evaluator scores the file in this process; one that compares with a builder's model is refused."""
+    import torch
+
     monkeypatch.syspath_prepend(Path(__file__).parent / "zoo")
     folder = Path.cwd()
     gated = {"specializations": [{"target": "portable"}], "accuracy": {"evaluator": "scores:largest", "floor": -100.0}}
     result = pteforge.export(net, example, recipe=Recipe.model_validate(gated), store=store)
     scored = result.artifact("evaluate")["scores"]
-    assert scored[0]["score"] == pytest.approx(float(copy.deepcopy(net).eval()(torch_ones(2, 4)).max()), abs=1e-5)
+    assert scored[0]["score"] == pytest.approx(copy.deepcopy(net).eval()(torch.ones(2, 4)).max().item(), abs=1e-5)
     assert Path.cwd() == folder
     gated["accuracy"]["floor"] = 100.0
     with pytest.raises(StageFailed, match="scores:largest"):
         pteforge.export(net, example, recipe=Recipe.model_validate(gated), store=store)
     gated["accuracy"] = {"evaluator": "scores:largest", "max_drop": 0.1}
-    with pytest.raises(ConfigError, match="max_drop: compares with the model as its builder makes it"):
+    with pytest.raises(ConfigError, match=r"max_drop: compares with the model as its builder makes it"):
         pteforge.export(net, example, recipe=Recipe.model_validate(gated), store=store)
-
-
-def torch_ones(*shape):
-    """Imported late, as torch is everywhere here."""
-    import torch
-
-    return torch.ones(*shape)
 
 
 def test_threads_wait_for_each_other(net, example, store):
