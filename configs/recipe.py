@@ -20,7 +20,7 @@ from .accuracy import Accuracy
 from .base import FrozenModel
 from .quantize import Quantize
 from .source_transforms import SourceTransform
-from .verify_bounds import VerifyBounds
+from .verify_bounds import Verification
 
 
 def _power_of_two(value: int) -> int:
@@ -126,7 +126,7 @@ class Recipe(FrozenModel):
     )
     edge: EdgeOptions = Field(default=EdgeOptions(), description="How ATen programs become Edge programs.")
     compile: CompileOptions = Field(default=CompileOptions(), description="How the file is laid out.")
-    verify: VerifyBounds = Field(default=VerifyBounds(), description="How far outputs may be from eager's.")
+    verify: Verification = Field(default=Verification(), description="How far outputs may be from eager's.")
     not_for: dict[str, Annotated[str, Field(min_length=1)]] = Field(
         default={},
         description="Globs of names of models that the recipe does not apply to, each with the reason. Such pairs are "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, Strict, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, Strict, StrictBool, model_serializer
 
 from .base import FrozenModel
 
@@ -37,6 +37,21 @@ class VerifyBounds(FrozenModel):
         ge=0,
         description="Random inputs to try per method besides the examples, drawn within the bounds of dynamic shapes.",
     )
+
+
+class Verification(VerifyBounds):
+    """How a recipe's files are judged: the bounds, and what else is to be found out."""
+
+    ladder: StrictBool = Field(
+        default=False,
+        description="true: besides the file, run every program on the way to it (exported, edge, ...) and say how far "
+        "each is from eager. Recipes that quantize always do.",
+    )
+
+    @property
+    def bounds(self) -> VerifyBounds:
+        """The bounds alone."""
+        return VerifyBounds.model_validate({name: getattr(self, name) for name in VerifyBounds.model_fields})
 
 
 class VerifyOverrides(VerifyBounds):

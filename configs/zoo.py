@@ -30,7 +30,7 @@ class Zoo(FrozenModel):
 
     def verify_bounds(self, model: str, recipe: str) -> VerifyBounds:
         """The bounds for one file: the recipe's, with what the model replaces."""
-        bounds, overrides = self.recipes[recipe].verify, self.models[model].verify
+        bounds, overrides = self.recipes[recipe].verify.bounds, self.models[model].verify
         return overrides.applied_to(bounds) if overrides else bounds
 
     def accuracy_gate(self, model: str, recipe: str) -> AccuracyGate | None:

@@ -17,10 +17,11 @@ from ..tasks.dataflow import Progress, Settle, find_steps, first_failure, run_st
 from ..tasks.executor import Executor, StepResult
 from ..tasks.figures import Figures
 from ..tasks.model import PlannedModel
+from ..tasks.numerics import Ladder
 from ..tasks.plan import FIRST_EXPORT, ModelPlan, plan_model
 from ..tasks.run_notes import RunNotes
 from .outcome import Failure, ModelOutcome, RecipeOutcome, not_applicable
-from .publish import Files, publish, read_provenance
+from .publish import Files, publish, read_json
 from .rejected import keep_rejected, rejected_path, remove_rejected
 
 _HEALINGS = 3  # rounds after an input turned out gone or damaged while the model ran
@@ -96,14 +97,14 @@ class ModelRun:
         settled = self._progress.results
         report = settled.get(self._plan.reports.get(recipe, ""))
         if report is None:
-            return self._failed(recipe, out)
+            return replace(self._failed(recipe, out), ladder=self.ladder(recipe))
         results = [settled[step] for step in self._plan.recipe_steps[recipe] if step in settled]
         file, data = self._input_of(report, "file"), self._input_of(report, "data")
         assert file  # noqa: S101 - every report reads one
         written = Files(file, data, report.outputs["provenance"])
         path = publish(self._executor.store, written, out / self.model.name, recipe)
         remove_rejected(rejected_path(out / self.model.name, recipe))
-        provenance = read_provenance(self._executor.store, report.outputs)
+        provenance = read_json(self._executor.store, report.outputs["provenance"])
         return RecipeOutcome(
             recipe=recipe,
             status="cached" if all(result.cached for result in results) else "made",
@@ -114,7 +115,13 @@ class ModelRun:
             left_out=self._left_out(recipe, provenance["left_out"]),
             accuracy=AccuracyReport.from_json(provenance["accuracy"]) if "accuracy" in provenance else None,
             seconds=sum(result.seconds for result in results),
+            ladder=self.ladder(recipe),
         )
+
+    def ladder(self, recipe: str) -> Ladder | None:
+        """How far each of a recipe's programs is from eager, where a settled step says so."""
+        settled = self._progress.results.get(self._plan.recipe_parts.get(recipe, {}).get(StageName.LADDER.value, ""))
+        return Ladder.from_json(read_json(self._executor.store, settled.outputs["numerics"])) if settled else None
 
     def _input_of(self, report: StepResult, role: str) -> ArtifactRef | None:
         output = report.step.inputs.get(role)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..errors import InputError, StageError
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.figures import Figures
+from ..tasks.numerics import Ladder
 
 Status = Literal["made", "cached", "failed", "not applicable"]
 
@@ -71,6 +72,7 @@ class RecipeOutcome:
     seconds: float = 0.0
     failure: Failure | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    ladder: Ladder | None = None
     reason: str = ""
     accuracy: AccuracyReport | None = None
     rejected: Path | None = None
@@ -138,6 +140,7 @@ def _total(models: Sequence[ModelOutcome], count: Literal["ran", "cached"]) -> i
 
 
 def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
+    numerics = {"numerics": outcome.ladder.to_json()} if outcome.ladder else {}
     if failure := outcome.failure:
         return {
             "status": outcome.status,
@@ -146,6 +149,7 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
             "bad_input": failure.bad_input,
             "log_tail": failure.log_tail,
             "rejected": outcome.rejected and str(outcome.rejected),
+            **numerics,
         }
     if outcome.status == "not applicable":
         return {"status": outcome.status, "reason": outcome.reason}
@@ -162,4 +166,5 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
         "accuracy": outcome.accuracy and outcome.accuracy.to_json(),
         "left_out": dict(outcome.left_out),
         "not_run": dict(outcome.figures.not_run) if outcome.figures else {},
+        **numerics,
     }

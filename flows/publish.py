@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,10 @@ def check_folders(folders: Iterable[Path]) -> None:
             raise InputError(f"results cannot be written to {folder}: {place} is read-only; choose another --out")
 
 
-def read_provenance(store: Store, outputs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
-    """The JSON of a report step's output."""
-    store.fetch(outputs["provenance"])
-    provenance: dict[str, Any] = json.loads(store.local.read_artifact(outputs["provenance"]))
-    return provenance
+def read_json(store: Store, ref: ArtifactRef) -> Any:
+    """The content of an artifact that is JSON."""
+    store.fetch(ref)
+    return json.loads(store.local.read_artifact(ref))
 
 
 def _write_payload(store: Store, payload: ArtifactRef, path: Path) -> None:

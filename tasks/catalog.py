@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from . import accuracy_params, params
+from . import accuracy_params, numerics_params, params
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class StageName(Enum):
     COMPILE = "compile"
     PACK = "pack"
     SERIALIZE = "serialize"
+    LADDER = "ladder"
+    BISECT = "bisect"
     VERIFY = "verify"
     BASELINE = "baseline"
     EVALUATE = "evaluate"
@@ -64,6 +66,8 @@ _KINDS = {
     StageName.COMPILE: StageKind(f"{_STAGES}.compile", params.CompileParams),
     StageName.PACK: StageKind(f"{_STAGES}.pack", params.PackParams, distributions=("flatbuffers",)),
     StageName.SERIALIZE: StageKind(f"{_STAGES}.serialize", params.SerializeParams, isolated=False, distributions=()),
+    StageName.LADDER: StageKind(f"{_STAGES}.ladder", numerics_params.LadderParams),
+    StageName.BISECT: StageKind(f"{_STAGES}.bisect", numerics_params.BisectParams),
     StageName.VERIFY: StageKind(f"{_STAGES}.verify", params.VerifyParams),
     StageName.BASELINE: StageKind(f"{_STAGES}.baseline", accuracy_params.BaselineParams),
     StageName.EVALUATE: StageKind(f"{_STAGES}.evaluate", accuracy_params.EvaluateParams),

@@ -11,6 +11,7 @@ from ..artifacts.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
 from .accuracy_plan import Evaluation
 from .catalog import StageName
 from .keys.versions import host_capability
+from .ladder_plan import has_ladder, plan_ladder
 from .model import PlannedRecipe, PlannedSpecialization
 from .params import (
     CalibrationParams,
@@ -169,6 +170,7 @@ class _RecipePlan:
     def _prove(self, file: Mapping[str, Output]) -> None:
         recipe = self.recipe
         examples = {f"examples/{method}": Output(export, "examples") for method, export in self.exports.items()}
+        numerics = {"numerics": Output(self._ladder(), "numerics")} if has_ladder(recipe, self.parts) else {}
         verifying = VerifyParams(bounds=recipe.bounds, host=host_capability())
         verify = self._add(StageName.VERIFY, verifying, {**file, **examples})
         reporting = ReportParams(
@@ -180,8 +182,13 @@ class _RecipePlan:
             versions=recipe.versions,
             bounds=recipe.bounds,
         )
-        proofs = {"figures": Output(verify, "figures"), **self._score(file)}
-        self._add(StageName.REPORT, reporting, {**file, **proofs, **examples})
+        proofs = {"figures": Output(verify, "figures"), **self._score(file), **numerics}
+        self._add(StageName.REPORT, reporting, {**file, **proofs, **examples}, optional=frozenset(numerics))
+
+    def _ladder(self) -> str:
+        """Adds the step that compares all programs with eager, whatever verification says."""
+        ladder = plan_ladder(self.recipe, self.exports, self.parts)
+        return self._add(StageName.LADDER, ladder.params, ladder.inputs, optional=ladder.optional)
 
     def _score(self, file: Mapping[str, Output]) -> Mapping[str, Output]:
         """Adds what scores the file and holds the score against its bounds, if anything; gives what that says."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from ...tasks.figures import Worst
 from ..outcome import RecipeOutcome, ZooOutcome
+from .ladder_table import format_sqnr, ladders_table, open_table
 
 _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
 
@@ -19,7 +17,7 @@ _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applica
 def print_summary(outcome: ZooOutcome) -> None:
     """One row per file."""
     console = open_console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = open_table()
     for name in ("model", "recipe"):
         table.add_column(name, overflow="fold")
     table.add_column("status")
@@ -32,6 +30,14 @@ def print_summary(outcome: ZooOutcome) -> None:
             accuracy = [_accuracy(recipe)] if scored and recipe.path else []
             table.add_row(model.model, recipe.recipe, _status(recipe), *_cells(recipe), *accuracy)
     console.print(table)
+    ladders = [
+        (f"{model.model}/{recipe.recipe}", recipe.ladder)
+        for model in outcome.models
+        for recipe in model.recipes
+        if recipe.ladder
+    ]
+    if ladders:
+        console.print(ladders_table(ladders))
     paths = [recipe.path for model in outcome.models for recipe in model.recipes if recipe.path]
     for line in _notes(outcome):
         console.print(line, soft_wrap=True)
@@ -86,11 +92,6 @@ def format_size(size: int) -> str:
     while amount >= 1024 and len(units) > 1:
         amount, units = amount / 1024, units[1:]
     return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
-
-
-def format_sqnr(worst: Worst) -> str:
-    """Decibels, or that nothing differs."""
-    return "exact" if worst.sqnr_db is None else f"{worst.sqnr_db:.1f} dB"
 
 
 def _cells(recipe: RecipeOutcome) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ FORMAT = 1
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: ReportParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `file`, `figures`, `examples/<method>`, perhaps `data` and `accuracy`; gives `provenance`, which is JSON.
+    """Takes `file`, `figures`, `examples/<method>`, perhaps `data`, `accuracy`, `numerics`; gives `provenance`, JSON.
 
     It says nothing of when, where or how long: equal work has equal provenance.
     """
@@ -48,8 +48,9 @@ def run(inputs: Mapping[str, ArtifactRef], params: ReportParams, work: Workspace
             "figures": json.loads(work.store.read_artifact(inputs["figures"])),
         },
     }
-    if "accuracy" in inputs:
-        provenance["accuracy"] = json.loads(work.store.read_artifact(inputs["accuracy"]))
+    for role in ("accuracy", "numerics"):
+        if role in inputs:
+            provenance[role] = json.loads(work.store.read_artifact(inputs[role]))
     return {"provenance": work.store.put_artifact("report/provenance", canonical_json(provenance))}
 
 

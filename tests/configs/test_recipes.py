@@ -28,7 +28,7 @@ def test_shipped_recipes():
         recipe = Recipe.model_validate(plain(read_preset(name)))
         assert [specialization.target for specialization in recipe.specializations] == [name.split("-")[0]]
         assert recipe.description
-        assert (recipe.verify == VerifyBounds()) is name.endswith("fp32")
+        assert (recipe.verify.bounds == VerifyBounds()) is name.endswith("fp32")
         assert (recipe.quantize is None and not recipe.source_transforms) is name.endswith("fp32")
     assert read_preset("nothing") is None
     assert read_preset("../presets/portable-fp32") is None

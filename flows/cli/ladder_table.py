@@ -1,0 +1,88 @@
+"""Ladders of numerics as tables: of several files in short, of one in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.table import Table
+
+from ...tasks.figures import Worst
+from ...tasks.numerics import Ladder, Rung
+
+_NAMES = ("exported", "transformed", "quantized", "edge", "payload")
+
+
+def format_sqnr(worst: Worst) -> str:
+    """Decibels, or that nothing differs."""
+    return "exact" if worst.sqnr_db is None else f"{worst.sqnr_db:.1f} dB"
+
+
+def format_top1(worst: Worst) -> str:
+    """A percentage; nothing where the outputs are not a classifier's."""
+    return "" if worst.top1 is None else f"{100 * worst.top1:.1f} %"
+
+
+def open_table() -> Table:
+    """A table in the style of all of them."""
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def rungs_table(ladder: Ladder) -> Table:
+    """All figures of one ladder, one row for each rung and method."""
+    table = open_table()
+    several = len({rung.method for rung in ladder.rungs}) > 1
+    for name in ("rung", "method") if several else ("rung",):
+        table.add_column(name, overflow="fold")
+    for name in ("max abs error", "relative", "SQNR", "top-1"):
+        table.add_column(name, justify="right")
+    for rung in ladder.rungs:
+        table.add_row(*((rung.label, rung.method) if several else (rung.label,)), *_figures(rung))
+    return table
+
+
+def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
+    """SQNR by rung, one row for each file, method and way to a payload."""
+    rows = [(file, way) for file, ladder in ladders for way in _ways(ladder)]
+    shown = [name for name in _NAMES if any(name in way for _, way in rows)]
+    table = open_table()
+    table.add_column("SQNR against eager", overflow="fold")
+    for name in (*shown, "top-1"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for file, way in rows:
+        last = list(way.values())[-1]
+        cells = (_short(way[name]) if name in way else "" for name in shown)
+        table.add_row(f"{file}{_which(last)}", *cells, format_top1(last.figures) if last.figures else "")
+    return table
+
+
+def _figures(rung: Rung) -> tuple[str, ...]:
+    worst = rung.figures
+    if worst is None:
+        return ("", "", f"not run: {rung.problem}", "")
+    return f"{worst.max_abs_error:.2g}", f"{worst.max_relative_error:.2g}", format_sqnr(worst), format_top1(worst)
+
+
+def _ways(ladder: Ladder) -> list[dict[str, Rung]]:
+    """From the first rung to each one that no other was made from, by rung name."""
+    made_from = {ladder.before(rung) for rung in ladder.rungs}
+    ways: list[dict[str, Rung]] = []
+    for last in ladder.rungs:
+        if last in made_from:
+            continue
+        way, rung = [last], ladder.before(last)
+        while rung:
+            way.append(rung)
+            rung = ladder.before(rung)
+        ways.append({rung.name: rung for rung in reversed(way)})
+    return ways
+
+
+def _which(last: Rung) -> str:
+    """What tells a file's rows apart: specializations of a fat one, and methods but the usual one."""
+    payload = f".{'+'.join(last.specializations)}" if last.specializations else ""
+    return payload if last.method == "forward" else f"{payload} {last.method}"
+
+
+def _short(rung: Rung) -> str:
+    return format_sqnr(rung.figures) if rung.figures else "not run"
