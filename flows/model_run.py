@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +20,13 @@ from ..tasks.model import PlannedModel
 from ..tasks.numerics import Ladder
 from ..tasks.plan import FIRST_EXPORT, ModelPlan, plan_model
 from ..tasks.run_notes import RunNotes
+from ..tasks.steps import Step
 from .outcome import Failure, ModelOutcome, RecipeOutcome, not_applicable
 from .publish import Files, publish, read_json
 from .rejected import keep_rejected, rejected_path, remove_rejected
+
+Planner = Callable[[PlannedModel, Sequence[str] | None, Callable[[str], tuple[str, ...]]], ModelPlan]
+"""Plans a model, as `plan_model` does."""
 
 _HEALINGS = 3  # rounds after an input turned out gone or damaged while the model ran
 
@@ -30,10 +34,11 @@ _HEALINGS = 3  # rounds after an input turned out gone or damaged while the mode
 class ModelRun:
     """The steps of one model and where they are. Used by one thread at a time."""
 
-    def __init__(self, model: PlannedModel, executor: Executor) -> None:
+    def __init__(self, model: PlannedModel, executor: Executor, planner: Planner = plan_model) -> None:
         """Plans what can be planned; runs nothing."""
         self.model = model
         self._executor = executor
+        self._planner = planner
         self._progress = Progress()
         self._plan = self._make_plan()
         self.notes = RunNotes(model.name, executor.store.ledger)
@@ -61,6 +66,10 @@ class ModelRun:
             if not any(isinstance(error, ObjectMissing | ObjectDamaged) for error in self._progress.failures.values()):
                 return
 
+    def settle_more(self, step: Step, settle: Settle) -> StepResult:
+        """Settles a step that is not in the plan and reads from settled ones only."""
+        return settle(step, {role: self._progress.results[output.step] for role, output in step.inputs.items()})
+
     def publish(self, out: Path) -> ModelOutcome:
         """Writes the files of the recipes whose steps are all settled."""
         results = self._progress.results
@@ -76,7 +85,7 @@ class ModelRun:
         return self.notes.outcomes(self._plan, self._progress)
 
     def _make_plan(self) -> ModelPlan:
-        return plan_model(self.model, self._methods(), self._executor.store.ledger.watched)
+        return self._planner(self.model, self._methods(), self._executor.store.ledger.watched)
 
     def _methods(self) -> tuple[str, ...] | None:
         first = self._progress.results.get(FIRST_EXPORT)
@@ -118,10 +127,19 @@ class ModelRun:
             ladder=self.ladder(recipe),
         )
 
+    def settled(self, recipe: str, part: str) -> StepResult | None:
+        """The result of the step that does something for a recipe, where it is settled."""
+        return self._progress.results.get(self._plan.recipe_parts.get(recipe, {}).get(part, ""))
+
     def ladder(self, recipe: str) -> Ladder | None:
         """How far each of a recipe's programs is from eager, where a settled step says so."""
-        settled = self._progress.results.get(self._plan.recipe_parts.get(recipe, {}).get(StageName.LADDER.value, ""))
-        return Ladder.from_json(read_json(self._executor.store, settled.outputs["numerics"])) if settled else None
+        made = self.settled(recipe, StageName.LADDER.value)
+        return Ladder.from_json(read_json(self._executor.store, made.outputs["numerics"])) if made else None
+
+    def failure(self, recipe: str) -> Failure | None:
+        """The failure that keeps a recipe from its end."""
+        failed = first_failure(self._plan, self._progress, recipe)
+        return Failure.of(*failed) if failed else None
 
     def _input_of(self, report: StepResult, role: str) -> ArtifactRef | None:
         output = report.step.inputs.get(role)
@@ -133,10 +151,9 @@ class ModelRun:
 
     def _failed(self, recipe: str, out: Path) -> RecipeOutcome:
         """A file that only its accuracy gate refused is kept for those who want to know why it scores so low."""
-        failed = first_failure(self._plan, self._progress, recipe)
-        if failed is None:
+        failure, parts = self.failure(recipe), self._plan.recipe_parts.get(recipe, {})
+        if failure is None:
             return RecipeOutcome(recipe, "failed")
-        failure, parts = Failure.of(*failed), self._plan.recipe_parts.get(recipe, {})
         if failure.step != parts.get(StageName.GATE.value):
             return RecipeOutcome(recipe, "failed", failure=failure)
         made = self._progress.results[parts[StageName.SERIALIZE.value]].outputs

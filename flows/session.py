@@ -184,7 +184,7 @@ def open_session(
     models: str = "*",
     recipes: str = "*",
     store: str | None = None,
-    out: Path = Path("out"),
+    out: Path | None = Path("out"),
     overrides: Sequence[str] = (),
     jobs: int | None = None,
 ) -> Iterator[Session]:
@@ -195,7 +195,7 @@ def open_session(
         models: glob of model names, or several with commas between.
         recipes: glob of recipe names, or several with commas between.
         store: URL or folder of the artifact store; None for the one in the user's cache folder.
-        out: folder for the produced files.
+        out: folder for the produced files; None where none will be written.
         overrides: ``KEY=VALUE`` each.
         jobs: stages at once; None for one per core.
 
@@ -204,7 +204,7 @@ def open_session(
     """
     loaded = load_zoo(zoo, overrides)
     chosen = select_models(loaded, models, recipes)
-    check_folders(out.absolute() / model.name for model in chosen)
+    check_folders(out.absolute() / model.name for model in chosen if out)
     jobs = jobs or os.cpu_count() or 1
     with open_store(store) as opened, Workers(jobs=jobs) as workers:
-        yield Session(loaded.zoo.name, chosen, Executor(opened, workers), workers, out.absolute(), jobs)
+        yield Session(loaded.zoo.name, chosen, Executor(opened, workers), workers, (out or Path()).absolute(), jobs)

@@ -16,6 +16,7 @@ from ..artifacts.ref import ArtifactRef, BlobRef
 from ..artifacts.store import Store
 from ..errors import PteforgeError, StageError, StageFailed
 from .call import StageCall, run_call
+from .catalog import StageName
 from .keys.key import StageKey
 from .keys.stage_code import stage_code_digest
 from .keys.versions import distribution_versions
@@ -216,9 +217,9 @@ def _toolchain(step: Step) -> _Toolchain:
 
 
 def _identity(step: Step, ref: ArtifactRef) -> Digest:
-    """A program's identity leaves out stack traces, so where they are emitted its stored bytes count instead."""
+    """A program's identity leaves out stack traces, so where they are told its stored bytes count instead."""
     emits_traces = isinstance(step.params, CompileParams) and step.params.options.emit_stacktrace
-    return ref.root.digest if emits_traces else ref.identity
+    return ref.root.digest if emits_traces or step.stage is StageName.BISECT else ref.identity
 
 
 def slot(model: str, step: Step) -> str:

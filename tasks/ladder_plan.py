@@ -12,7 +12,10 @@ from .numerics import RungName
 from .numerics_params import LadderParams, RungParams
 from .steps import Output
 
-_CHANGES_NUMERICS: tuple[tuple[str, RungName], ...] = (("source_transform", "transformed"), ("quantize", "quantized"))
+_CHANGES_NUMERICS: tuple[tuple[StageName, RungName], ...] = (
+    (StageName.SOURCE_TRANSFORM, "transformed"),
+    (StageName.QUANTIZE, "quantized"),
+)
 """Stages that are meant to change what a model computes, and what the ladder calls their programs."""
 
 
@@ -32,7 +35,7 @@ def has_ladder(recipe: PlannedRecipe, parts: Mapping[str, str]) -> bool:
         recipe: the recipe.
         parts: what is done for it to the step that does it, see `tasks.recipe_plan`.
     """
-    changing = {stage for stage, _ in _CHANGES_NUMERICS}
+    changing = {stage.value for stage, _ in _CHANGES_NUMERICS}
     return recipe.recipe.verify.ladder or any(part.partition("/")[0] in changing for part in parts)
 
 
@@ -64,8 +67,9 @@ def _rungs(
     """Each rung with its programs by method."""
     yield RungParams(name="exported"), {method: Output(step, "program") for method, step in exports.items()}
     for stage, rung in _CHANGES_NUMERICS:
-        if made := {method: f"{stage}/{method}" for method in exports if f"{stage}/{method}" in parts}:
-            yield RungParams(name=rung), {method: Output(parts[part], "program") for method, part in made.items()}
+        made = {method: parts.get(f"{stage.value}/{method}") for method in exports}
+        if outputs := {method: Output(step, "program") for method, step in made.items() if step}:
+            yield RungParams(name=rung), outputs
     fat = recipe.recipe.output.form == "fat"
     names = [each.name for each in recipe.specializations] if fat else [""]
     sharing: dict[tuple[str, ...], list[str]] = {}

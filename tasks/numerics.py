@@ -58,6 +58,18 @@ class Ladder:
         ]
         return shared[-1] if shared else None
 
+    def ways(self) -> list[list[Rung]]:
+        """From the first rung to each one that nothing was made from."""
+        made_from = {self.before(rung) for rung in self.rungs}
+        ways = []
+        for last in self.rungs:
+            if last not in made_from:
+                way = [last]
+                while above := self.before(way[0]):
+                    way.insert(0, above)
+                ways.append(way)
+        return ways
+
     def to_json(self) -> list[dict[str, Any]]:
         """A JSON array."""
         return [asdict(rung) for rung in self.rungs]

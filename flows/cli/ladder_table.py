@@ -43,7 +43,7 @@ def rungs_table(ladder: Ladder) -> Table:
 
 def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
     """SQNR by rung, one row for each file, method and way to a payload."""
-    rows = [(file, way) for file, ladder in ladders for way in _ways(ladder)]
+    rows = [(file, {rung.name: rung for rung in way}) for file, ladder in ladders for way in ladder.ways()]
     shown = [name for name in _NAMES if any(name in way for _, way in rows)]
     table = open_table()
     table.add_column("SQNR against eager", overflow="fold")
@@ -61,21 +61,6 @@ def _figures(rung: Rung) -> tuple[str, ...]:
     if worst is None:
         return ("", "", f"not run: {rung.problem}", "")
     return f"{worst.max_abs_error:.2g}", f"{worst.max_relative_error:.2g}", format_sqnr(worst), format_top1(worst)
-
-
-def _ways(ladder: Ladder) -> list[dict[str, Rung]]:
-    """From the first rung to each one that no other was made from, by rung name."""
-    made_from = {ladder.before(rung) for rung in ladder.rungs}
-    ways: list[dict[str, Rung]] = []
-    for last in ladder.rungs:
-        if last in made_from:
-            continue
-        way, rung = [last], ladder.before(last)
-        while rung:
-            way.append(rung)
-            rung = ladder.before(rung)
-        ways.append({rung.name: rung for rung in reversed(way)})
-    return ways
 
 
 def _which(last: Rung) -> str:

@@ -11,7 +11,7 @@ import typer
 from ... import __version__
 from ...errors import InputError, PteforgeError
 from ..interrupt import leave
-from . import export, files, schema, store, why
+from . import bisect, export, files, schema, store, why
 from .printable import printable
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 export.register(app)
 files.register(app)
+bisect.register(app)
 why.register(app)
 store.register(app)
 schema.register(app)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from torch.fx import Graph, Node
 
 from ...artifacts.digest import canonical_json
@@ -117,8 +118,8 @@ class _Comparison:
 
 def _operator(node: Node) -> str:
     """An operator as people write it, whichever dialect it is of."""
-    operator = getattr(node.target, "_op", node.target)
-    return str(operator)
+    target = node.target
+    return str(target._op if isinstance(target, EdgeOpOverload) else target)  # noqa: SLF001 - no public access
 
 
 def _count_operators(graph: Graph) -> int:

@@ -74,7 +74,19 @@ def test_help_names_every_command(made, pteforge):
     """`--help` names all commands, and no command is the same as asking for help."""
     said = pteforge(made, "--help")
     assert said.code == 0
-    for command in ("export", "inspect", "run", "verify", "thin", "extract", "merge", "why", "store", "schema"):
+    for command in (
+        "export",
+        "bisect",
+        "inspect",
+        "run",
+        "verify",
+        "thin",
+        "extract",
+        "merge",
+        "why",
+        "store",
+        "schema",
+    ):
         assert command in said.out
 
 

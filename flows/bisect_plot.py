@@ -1,0 +1,88 @@
+"""A drawing of where a recipe loses quality: SQNR by rung, and the operators that lose most."""
+
+from __future__ import annotations
+
+import io
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+from ..tasks.figures import Worst
+from ..tasks.quality import CLEAN_DB
+from .bisect import Bisection
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_NODES = 12
+_EXACT_DB = 160.0  # where outputs that are equal are drawn; fp32 gets to about 150
+
+
+def check_plot(path: Path) -> None:
+    """Checks that a plot can be made and written, before any work starts.
+
+    Raises:
+        InputError: there is no Matplotlib, or the path is none for a PNG file.
+    """
+    if find_spec("matplotlib") is None:
+        raise InputError("plots need Matplotlib: pip install 'pteforge[plot]'")
+    if path.suffix.lower() != ".png":
+        raise InputError(f"plots are PNG files: {path} should end in .png")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"the plot cannot be written to {path}: there is no folder {path.absolute().parent}")
+
+
+def draw(found: Bisection) -> bytes:
+    """The drawing as a PNG file."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra, and slow
+
+    nodes = [node for node in (found.nodes.nodes if found.nodes else ()) if node.problem or _loses(node.own)][:_NODES]
+    columns = 2 if nodes else 1
+    figure = Figure(figsize=(6.0 * columns, 4.5), layout="constrained")
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    _draw_rungs(axes[0], found)
+    if nodes:
+        names = [" + ".join(node.sources) for node in nodes]
+        axes[1].barh(names, [_decibels(node.own) for node in nodes], color="tab:orange")
+        axes[1].invert_yaxis()
+        axes[1].set_xlabel("SQNR of each operator alone, dB")
+        axes[1].set_title(f"loses most in {found.loss.rung.label}" if found.loss else "")
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    return content.getvalue()
+
+
+def write_plot(found: Bisection, path: Path) -> None:
+    """Draws into a file.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        path.write_bytes(draw(found))
+    except OSError as error:
+        raise InputError(f"the plot cannot be written to {path}: {error.strerror or error}") from error
+
+
+def _draw_rungs(axes: Axes, found: Bisection) -> None:
+    for way in found.ladder.ways():
+        measured = [rung for rung in way if rung.figures]
+        label = " ".join(filter(None, ("+".join(way[-1].specializations), way[-1].method)))
+        axes.plot([rung.name for rung in measured], [_decibels(rung.figures) for rung in measured], "o-", label=label)
+    if found.loss:
+        axes.plot([found.loss.rung.name], [_decibels(found.loss.rung.figures)], "rx", markersize=12, label="loses")
+    axes.axhspan(CLEAN_DB, _EXACT_DB + 5, color="tab:green", alpha=0.1)
+    axes.set_ylabel("SQNR against eager, dB (equal: on top)")
+    axes.set_title(found.name)
+    axes.legend()
+
+
+def _loses(worst: Worst | None) -> bool:
+    return worst is not None and worst.sqnr_db is not None
+
+
+def _decibels(worst: Worst | None) -> float:
+    if worst is None:
+        return 0.0
+    return _EXACT_DB if worst.sqnr_db is None else worst.sqnr_db

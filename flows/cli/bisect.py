@@ -1,0 +1,130 @@
+"""`pteforge bisect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ...errors import InputError
+from ...tasks.numerics import NodeLoss
+from ...tasks.quality import DROP_DB
+from ..bisect import Bisection, bisect
+from ..bisect_plot import check_plot, write_plot
+from ..interrupt import leave_interrupted
+from ..session import open_session
+from .ladder_table import format_sqnr, open_table, rungs_table
+from .options import STORE
+from .progress import observe
+from .summary import open_console
+
+_SHOWN = 10
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("bisect")(bisect_recipe)
+
+
+def bisect_recipe(
+    zoo: Annotated[Path, typer.Argument(help="The zoo file.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="MODEL/RECIPE", show_default=False, help="What to look into.")],
+    *,
+    store: STORE = None,
+    drop: Annotated[
+        float,
+        typer.Option(metavar="DB", min=0.1, help="A rung that is worse than the one before by more has lost quality."),
+    ] = DROP_DB,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw it: SQNR by rung, and the worst operators.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the zoo file, such as models.a.seed=3."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Stages at once.", show_default="one per core")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON on standard output.")] = False,
+) -> None:
+    """Say where a recipe loses quality: in which program on the way to the file, and at which operators of it.
+
+    Only what is not in the store is made. Verification is not part of it, so a file that fails it can be looked into.
+    """
+    model, _, recipe = name.partition("/")
+    if not model or not recipe or any(character in name for character in "*?[,"):
+        raise InputError(f"{name!r} is not MODEL/RECIPE, the name of a model of the zoo and of one of its recipes")
+    if plot:
+        check_plot(plot)
+    try:
+        with (
+            open_session(
+                zoo, models=model, recipes=recipe, store=store, out=None, overrides=tuple(set_ or ()), jobs=jobs
+            ) as session,
+            observe(session, quiet=as_json),
+        ):
+            found = bisect(session, drop)
+    except KeyboardInterrupt:
+        leave_interrupted()
+    if plot:
+        write_plot(found, plot)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        _print(open_console(), found)
+
+
+def _print(console: Console, found: Bisection) -> None:
+    console.print(rungs_table(found.ladder))
+    loss = found.loss
+    if loss is None:
+        console.print(f"{found.name} loses no quality on the way.", highlight=False)
+        return
+    method = "" if loss.rung.method == "forward" else f", method {loss.rung.method},"
+    console.print(Text(f"{loss.rung.label}{method} {loss.reason}.", "bold"), soft_wrap=True)
+    if loss.rung.name == "payload":
+        _print_payload(console, found)
+    elif found.nodes is None:
+        console.print("There is no program before it to compare with.")
+    else:
+        _print_nodes(console, found)
+
+
+def _print_payload(console: Console, found: Bisection) -> None:
+    delegates = ", ".join(f"{count} of {backend}" for backend, count in found.delegates.items())
+    console.print(f"It is lost inside the payload; delegates: {delegates or 'none'}.", highlight=False)
+
+
+def _print_nodes(console: Console, found: Bisection) -> None:
+    assert found.loss  # noqa: S101 - there are no nodes without one
+    assert found.nodes  # noqa: S101 - the caller has looked
+    assert found.loss.before  # noqa: S101 - as above
+    losing = [node for node in found.nodes.nodes if node.problem or (node.own and node.own.sqnr_db is not None)]
+    table = open_table()
+    table.add_column(f"operators that lose most against {found.loss.before.label}", overflow="fold")
+    table.add_column("operator", overflow="fold")
+    for column in ("own SQNR", "max abs error", "SQNR so far"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("where", overflow="fold")
+    for node in losing[:_SHOWN]:
+        table.add_row(" + ".join(node.sources), node.operator, *_cells(node), _where(node))
+    console.print(table)
+    more = f", {len(losing) - _SHOWN} more lose something" if len(losing) > _SHOWN else ""
+    console.print(
+        f"{found.nodes.compared} values compared of {found.nodes.operators} operators{more}. Own: with inputs as they "
+        f"are in {found.loss.before.label}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _cells(node: NodeLoss) -> tuple[str, str, str]:
+    if node.own is None or node.passed_on is None:
+        return node.problem, "", ""
+    return format_sqnr(node.own), f"{node.own.max_abs_error:.2g}", format_sqnr(node.passed_on)
+
+
+def _where(node: NodeLoss) -> str:
+    return ", ".join(filter(None, (node.module, node.line)))
