@@ -52,6 +52,8 @@ ASKED_FOR = {
     StageName.SOURCE_TRANSFORM,
     StageName.CALIBRATION,
     StageName.QUANTIZE,
+    StageName.LADDER,
+    StageName.BISECT,
     StageName.BASELINE,
     StageName.EVALUATE,
     StageName.GATE,
