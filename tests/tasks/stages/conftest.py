@@ -13,6 +13,7 @@ import pytest
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.pte.pieces import read_payload
 from pteforge.artifacts.ref import ArtifactRef
+from pteforge.configs.accuracy import resolve_gate
 from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.tasks.call import StageCall, run_call
@@ -96,7 +97,14 @@ class Stages:
             PlannedSpecialization(each.payload, find_target(each.target, dict(each.options)), each.required)
             for each in made.specializations
         )
-        planned = PlannedRecipe("tested", made, specializations, made.verify, check_quantizers(made.quantize))
+        planned = PlannedRecipe(
+            "tested",
+            made,
+            specializations,
+            made.verify,
+            check_quantizers(made.quantize),
+            gate=resolve_gate(made.accuracy, None),
+        )
         model = PlannedModel(
             name="model",
             config=ModelConfig.model_validate({"source": source, **config}),

@@ -256,3 +256,16 @@ def raising_batches():
     """Fails under way."""
     yield torch.ones(2, 4)
     raise ValueError("the disk is full")
+
+
+class NestedOutputs(nn.Module):
+    """Nested inputs and outputs."""
+
+    def forward(self, pair, offset):
+        first, second = pair
+        return {"sum": first + second + offset, "rest": [first - second, (first * second * offset,)]}
+
+
+def nested_outputs():
+    """A model whose inputs and outputs have a structure, which files do not."""
+    return NestedOutputs(), ((torch.zeros(2), torch.zeros(2)), torch.zeros(2))
