@@ -91,6 +91,15 @@ class Recorded:
 
         return eventually(find)
 
+    def table(self, key: str) -> Any:
+        """The rows of an artifact of the run."""
+        from prefect.client.schemas.filters import ArtifactFilter
+
+        wanted = ArtifactFilter.model_validate({"flow_run_id": {"any_": [self.flow_run().id]}, "key": {"any_": [key]}})
+        with self._client() as client:
+            (artifact,) = client.read_artifacts(artifact_filter=wanted)
+        return json.loads(artifact.data)
+
     @contextlib.contextmanager
     def _client(self) -> Iterator[Any]:
         from prefect.client.orchestration import get_client
@@ -180,6 +189,16 @@ def test_stages_are_recorded(warm, server, on_server):
         "recipe:portable-fp32",
         "recipe:xnnpack-fp32",
     }
+
+
+def test_scores_are_a_table(warm, server, on_server):
+    """What files scored is an artifact of the model's task run: a table with a row for each."""
+    gate = {"evaluator": "scoring:finite", "floor": 0.5}
+    warm.zoo({"Small_net": "nets:linear"}, ("scored",), {"scored": {"extends": "portable-fp32", "accuracy": gate}})
+    done = warm.export("--out", str(warm.out), env=on_server)
+    assert done.code == 0, done.err
+    table = Recorded(server, warm).table("accuracy-small-net")
+    assert [(row["recipe"], row["score"], row["floor"], row["eager"]) for row in table] == [("scored", 1.0, 0.5, None)]
 
 
 @pytest.mark.parametrize(
