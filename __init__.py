@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .configs.definition import MethodDefinition, ModelDefinition
+from .configs.definition import MethodCall, MethodDefinition, ModelDefinition
 from .errors import PteforgeError
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Exported", "MethodDefinition", "ModelDefinition", "PteforgeError", "__version__", "export"]
+__all__ = ["Exported", "MethodCall", "MethodDefinition", "ModelDefinition", "PteforgeError", "__version__", "export"]
 
 _LAZY = {"Exported": "result", "export": "export"}
 

@@ -147,7 +147,7 @@ class Exported:
         result = self._result(StageName.COMPILE.value, "", specialization)
         params, inputs = result.step.params, self._inputs(result)
         assert isinstance(params, CompileParams)  # noqa: S101 - of a compile step
-        return linked_manager(inputs, params.edge, self._store.local)
+        return linked_manager(inputs, params, self._store.local)
 
     def executorch_manager(self, specialization: str = "") -> ExecutorchProgramManager:
         """Exir's own result of emitting a payload, made again: it cannot be stored. Its buffer is the payload."""
@@ -156,7 +156,8 @@ class Exported:
 
         params = self._result(StageName.COMPILE.value, "", specialization).step.params
         assert isinstance(params, CompileParams)  # noqa: S101 - of a compile step
-        return to_executorch(self.edge_manager(specialization), backend_config(params.options))
+        manager = self.edge_manager(specialization)
+        return to_executorch(manager, backend_config(params, manager.methods))
 
     def delegation(self, specialization: str = "") -> tuple[Delegation, ...]:
         """What of each method went to a backend; printed, each is a table."""

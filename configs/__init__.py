@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from .accuracy import Accuracy
-from .definition import MethodDefinition, ModelDefinition
+from .definition import MethodCall, MethodDefinition, ModelDefinition
+from .edge import EdgeOptions
 from .load import LoadedZoo, load_zoo
 from .locations import Locations
+from .methods import MethodOptions
 from .model import Limits, ModelConfig
 from .presets import preset_names
 from .quantize import Quantize, QuantizerChoice
-from .recipe import CompileOptions, EdgeOptions, Output, Recipe, Specialization
+from .recipe import CompileOptions, Output, Recipe, Specialization
 from .schema import zoo_schema
 from .shapes import DimRange, DynamicShapes, InputShape
 from .sources import BuilderSource, ProgramSource
@@ -27,7 +29,9 @@ __all__ = [
     "Limits",
     "LoadedZoo",
     "Locations",
+    "MethodCall",
     "MethodDefinition",
+    "MethodOptions",
     "ModelConfig",
     "ModelDefinition",
     "Output",

@@ -27,13 +27,30 @@ class MethodDefinition:
 
 
 @dataclass(frozen=True)
+class MethodCall:
+    """One call of a method.
+
+    Attributes:
+        method: its name.
+        inputs: positional arguments.
+    """
+
+    method: str
+    inputs: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
 class ModelDefinition:
     """A model as a builder hands it over.
 
     Attributes:
         methods: method name (a Python identifier, ``forward`` for the usual single one) to its definition.
-        constant_methods: name to a constant that the file returns without computing (int, float, bool, str, tensor).
+        constant_methods: name to what the file returns without computing: int, float, bool, str, torch.dtype, tensors,
+            and lists, tuples and dicts of them, which the runtime gives flat.
+        sequences: calls that verification makes one after another on one loaded program, each sequence from fresh
+            state; for methods that share their state (``compile.share_mutable_buffers``).
     """
 
     methods: Mapping[str, MethodDefinition]
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
+    sequences: Sequence[Sequence[MethodCall]] = ()

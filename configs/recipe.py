@@ -18,7 +18,10 @@ from pydantic import (
 
 from .accuracy import Accuracy
 from .base import FrozenModel
+from .edge import EdgeOptions
+from .methods import MethodOptions
 from .quantize import Quantize
+from .shapes import MethodName
 from .source_transforms import SourceTransform
 from .verify_bounds import Verification
 
@@ -49,21 +52,14 @@ class Specialization(FrozenModel):
     required: StrictBool = Field(
         default=True, description="false: if this one fails, a file with several specializations is made without it."
     )
+    methods: dict[MethodName, MethodOptions] = Field(
+        default={}, description="By method name, what differs for single methods of a model that has several."
+    )
 
     @property
     def payload(self) -> str:
         """Name of the payload."""
         return self.name or self.target
-
-
-class EdgeOptions(FrozenModel):
-    """How ATen programs become Edge programs (``executorch.exir.EdgeCompileConfig``)."""
-
-    preserve_operators: tuple[str, ...] = Field(
-        default=(), description="ATen operators to leave whole that would be decomposed, such as aten.linear.default."
-    )
-    check_ir_validity: StrictBool = Field(default=True, description="Check that the program is in the Edge dialect.")
-    skip_dim_order: StrictBool = Field(default=False, description="Leave out the operators that carry dim order.")
 
 
 class CompileOptions(FrozenModel):
@@ -85,6 +81,11 @@ class CompileOptions(FrozenModel):
     )
     alloc_graph_output: StrictBool = Field(
         default=True, description="Plan memory for outputs inside the file's arenas (MemoryPlanningPass)."
+    )
+    share_mutable_buffers: StrictBool = Field(
+        default=False,
+        description="Buffers of one name that methods change are one state, which they read and write in turn "
+        "(MemoryPlanningPass); the model's first method that has it sets it to what it is at first.",
     )
     emit_stacktrace: StrictBool = Field(
         default=False, description="Keep Python stack traces in the file, for debugging."
@@ -160,3 +161,12 @@ class Recipe(FrozenModel):
         if fat and not value[-1].required:
             raise ValueError("the last one is what every device falls back to; it cannot be `required: false`")
         return value
+
+    @model_validator(mode="after")
+    def _state_is_shared_in_plain_files(self) -> Self:
+        if self.compile.share_mutable_buffers and self.output.form == "fat":
+            raise ValueError(
+                "`compile.share_mutable_buffers` needs `output: {form: plain}`: each method of a fat file is a "
+                "delegate of its own, with memory of its own"
+            )
+        return self

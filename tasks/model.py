@@ -9,6 +9,7 @@ from typing import Any
 
 from ..artifacts.digest import canonical_json
 from ..configs.accuracy import AccuracyGate
+from ..configs.methods import MethodOptions
 from ..configs.model import Limits, ModelConfig
 from ..configs.recipe import Recipe
 from ..configs.sources import BuilderSource, ProgramSource
@@ -19,6 +20,7 @@ from .keys.versions import distribution_versions, host_capability
 from .params import CalibrationParams, ExportParams, TargetParams
 from .targets import Target
 from .targets.find import find_target_class
+from .targets.portable import Portable
 
 TOOLCHAIN = ("pteforge", "torch", "executorch", "torchao")
 
@@ -31,16 +33,41 @@ class PlannedSpecialization:
         name: name of the payload, unique in the recipe.
         target: the target, options checked.
         required: whether the recipe fails without it.
+        method_targets: by method name, another target than that, options checked.
+        methods: by method name, what else differs for it.
     """
 
     name: str
     target: Target
     required: bool = True
+    method_targets: Mapping[str, Target] = field(default_factory=dict)
+    methods: Mapping[str, MethodOptions] = field(default_factory=dict)
 
     @property
     def target_params(self) -> TargetParams:
         """The target as stage params."""
-        return TargetParams(name=self.target.name, options=self.target.options.model_dump(mode="json"))
+        return params_of(self.target)
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """All targets that take part."""
+        return self.target, *self.method_targets.values()
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The runtime backends that the payload may need."""
+        return tuple(dict.fromkeys(backend for target in self.targets for backend in target.backends))
+
+    def target_of(self, method: str) -> Target:
+        """The target whose partitioners see a method."""
+        if method in self.methods and not self.methods[method].delegate:
+            return Portable(Portable.Options())
+        return self.method_targets.get(method, self.target)
+
+
+def params_of(target: Target) -> TargetParams:
+    """A target as stage params."""
+    return TargetParams(name=target.name, options=target.options.model_dump(mode="json"))
 
 
 @dataclass(frozen=True)
@@ -68,7 +95,7 @@ class PlannedRecipe:
     @property
     def versions(self) -> dict[str, str]:
         """Versions of what lowers it."""
-        targets = [type(each.target) for each in self.specializations]
+        targets = [type(target) for each in self.specializations for target in each.targets]
         targets += [find_target_class(each.name) for each in self.quantizers]
         return distribution_versions((*TOOLCHAIN, *(name for target in targets for name in target.distributions)))
 

@@ -153,10 +153,22 @@ class PreprocessParams(Params):
     """Parameters of `preprocess`. The backends and compile specs stand in the partitioned programs.
 
     Attributes:
-        target: imported so that its backends are known to ExecuTorch.
+        targets: imported so that their backends are known to ExecuTorch.
     """
 
-    target: TargetParams
+    targets: tuple[TargetParams, ...]
+
+
+class MethodMemory(Params):
+    """Memory planning of one method.
+
+    Attributes:
+        alloc_graph_input: plan memory for inputs.
+        alloc_graph_output: plan memory for outputs.
+    """
+
+    alloc_graph_input: bool
+    alloc_graph_output: bool
 
 
 class CompileParams(Params):
@@ -165,10 +177,14 @@ class CompileParams(Params):
     Attributes:
         options: memory layout and alignment of the payload.
         edge: how the programs were made (dimension order decides on a pass).
+        methods: memory planning by method, where it is not that of `options`.
+        state_order: methods whose state is shared, those first that say what it is at first; empty where it is not.
     """
 
     options: CompileOptions
     edge: EdgeParams
+    methods: dict[str, MethodMemory] = {}
+    state_order: tuple[str, ...] = ()
 
 
 class PackedPayload(Params):

@@ -12,10 +12,10 @@ from .accuracy_plan import Evaluation
 from .catalog import StageName
 from .keys.versions import host_capability
 from .ladder_plan import has_ladder, plan_ladder
-from .model import PlannedRecipe, PlannedSpecialization
+from .method_params import check_methods, compile_params, edge_params, targets_of
+from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .params import (
     CalibrationParams,
-    CompileParams,
     EdgeParams,
     PackedPayload,
     PackParams,
@@ -74,7 +74,12 @@ class _RecipePlan:
     def fat(self) -> bool:
         return self.recipe.recipe.output.form == "fat"
 
+    @property
+    def constants(self) -> Output:
+        return Output(next(iter(self.exports.values())), "constants")
+
     def add(self) -> Mapping[str, str]:
+        check_methods(self.recipe, self.exports)
         self.parts |= {step: step for step in self.exports.values()}
         self.programs = {method: self._quantize(method, export) for method, export in self.exports.items()}
         payloads = {each.name: Output(self._compile(each), "payload") for each in self.recipe.specializations}
@@ -120,38 +125,49 @@ class _RecipePlan:
 
     def _compile(self, each: PlannedSpecialization) -> str:
         """Adds what leads to a payload; gives the step that makes it."""
-        target, edge = each.target_params, _edge_params(self.recipe, each)
-        programs: dict[str, Output] = {}
-        for method, exported in self.programs.items():
-            inputs = {"program": Output(exported, "program")}
-            keepers = (target,) if edge.preserve_for else ()
-            program = self._add(StageName.EDGE, edge, inputs, method=method, payload=each.name, targets=keepers)
-            if each.target.delegates:
-                params = PartitionParams(target=target, edge=edge)
-                inputs = {"program": Output(program, "program")}
-                program = self._add(
-                    StageName.PARTITION, params, inputs, method=method, payload=each.name, targets=(target,)
-                )
-            programs[f"program/{method}"] = Output(program, "program")
-        linked = {**programs, "constants": Output(next(iter(self.exports.values())), "constants")}
-        if each.target.delegates:
-            preprocess = PreprocessParams(target=target)
-            step = self._add(StageName.PREPROCESS, preprocess, programs, payload=each.name, targets=(target,))
+        edges = {method: edge_params(self.recipe.recipe, each, method) for method in self.programs}
+        programs = {
+            f"program/{method}": Output(self._edge(each, method, edge), "program") for method, edge in edges.items()
+        }
+        delegated = {
+            role: Output(self._partition(each, role.partition("/")[2], edges, programs), "program")
+            for role in programs
+            if each.target_of(role.partition("/")[2]).delegates
+        }
+        linked = {**programs, **delegated, "constants": self.constants}
+        if delegated:
+            targets = targets_of(each, self.programs)
+            preprocess = PreprocessParams(targets=targets)
+            step = self._add(StageName.PREPROCESS, preprocess, delegated, payload=each.name, targets=targets)
             linked["delegates"] = Output(step, "delegates")
-        compiling = CompileParams(options=self.recipe.recipe.compile, edge=edge)
+        compiling = compile_params(self.recipe.recipe, each, edges)
         return self._add(StageName.COMPILE, compiling, linked, payload=each.name)
+
+    def _edge(self, each: PlannedSpecialization, method: str, edge: EdgeParams) -> str:
+        keepers = (params_of(each.target_of(method)),) if edge.preserve_for else ()
+        inputs = {"program": Output(self.programs[method], "program")}
+        return self._add(StageName.EDGE, edge, inputs, method=method, payload=each.name, targets=keepers)
+
+    def _partition(
+        self, each: PlannedSpecialization, method: str, edges: Mapping[str, EdgeParams], programs: Mapping[str, Output]
+    ) -> str:
+        target = params_of(each.target_of(method))
+        inputs = {"program": programs[f"program/{method}"]}
+        if self.recipe.recipe.compile.share_mutable_buffers:
+            others = (other for other in edges if other != method)
+            inputs |= {f"state/{other}": Output(programs[f"program/{other}"].step, "state") for other in others}
+        params = PartitionParams(target=target, edge=edges[method])
+        return self._add(StageName.PARTITION, params, inputs, method=method, payload=each.name, targets=(target,))
 
     def _serialize(self, payloads: Mapping[str, Output]) -> Mapping[str, Output]:
         """Adds what makes the file; gives its artifacts by role."""
         methods, fallback = tuple(self.exports), self.recipe.specializations[-1]
         if not self.fat:
-            backends = tuple(fallback.target.backends)
+            backends = fallback.backends
             params = SerializeParams(form="plain", methods=methods, backends=backends)
             step = self._add(StageName.SERIALIZE, params, {"payload": payloads[fallback.name]})
             return {"file": Output(step, "file")}
-        described = [
-            PackedPayload(name=each.name, backends=tuple(each.target.backends)) for each in self.recipe.specializations
-        ]
+        described = [PackedPayload(name=each.name, backends=each.backends) for each in self.recipe.specializations]
         packing = PackParams(
             payloads=tuple(described),
             methods=methods,
@@ -172,7 +188,7 @@ class _RecipePlan:
         examples = {f"examples/{method}": Output(export, "examples") for method, export in self.exports.items()}
         numerics = {"numerics": Output(self._ladder(), "numerics")} if has_ladder(recipe, self.parts) else {}
         verifying = VerifyParams(bounds=recipe.bounds, host=host_capability())
-        verify = self._add(StageName.VERIFY, verifying, {**file, **examples})
+        verify = self._add(StageName.VERIFY, verifying, {**file, **examples, "constants": self.constants})
         reporting = ReportParams(
             model=self.model,
             recipe=recipe.name,
@@ -203,14 +219,3 @@ class _RecipePlan:
 @cache
 def _executorch_version() -> str:
     return version("executorch")
-
-
-def _edge_params(recipe: PlannedRecipe, specialization: PlannedSpecialization) -> EdgeParams:
-    options = recipe.recipe.edge
-    keeping = specialization.target.preserving()
-    return EdgeParams(
-        preserve_for=None if keeping is None else TargetParams(name=specialization.target.name, options=keeping),
-        preserve_operators=options.preserve_operators,
-        check_ir_validity=options.check_ir_validity,
-        skip_dim_order=options.skip_dim_order,
-    )

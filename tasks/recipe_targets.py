@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from ..configs.recipe import Recipe
+from pydantic import JsonValue
+
+from ..configs.recipe import Recipe, Specialization
 from ..configs.verify_bounds import VerifyBounds
 from ..errors import InputError, TargetError
 from .model import PlannedRecipe, PlannedSpecialization
 from .params import TargetParams
+from .targets import Target
 from .targets.find import find_target
 from .targets.quantizers import check_quantizers
 
@@ -30,24 +33,54 @@ def find_targets(name: str, recipe: Recipe, bounds: VerifyBounds, complain: Comp
     """
     planned, unavailable = [], {}
     for position, specialization in enumerate(recipe.specializations):
-        where = ("specializations", position, "target")
-        try:
-            target = find_target(specialization.target, dict(specialization.options))
-        except TargetError as error:
-            raise complain(str(error), where) from error
-        if reason := target.available():
+        made = _find_specialization(specialization, ("specializations", position), complain)
+        if missing := _missing(made):
+            field, reason = missing
             if specialization.required:
-                raise complain(f"target {target.name!r} is not available here: {reason}", where)
-            unavailable[specialization.payload] = f"not available here: {reason}"
+                raise complain(reason, ("specializations", position, *field))
+            unavailable[specialization.payload] = reason.partition(" is ")[2]
         else:
-            planned.append(PlannedSpecialization(specialization.payload, target, specialization.required))
-    if recipe.output.form == "fat" and planned[-1].target.backends:
+            planned.append(made)
+    if recipe.output.form == "fat" and planned[-1].backends:
         raise complain(
-            f"{planned[-1].name!r} needs {', '.join(planned[-1].target.backends)}: the last specialization of a fat "
+            f"{planned[-1].name!r} needs {', '.join(planned[-1].backends)}: the last specialization of a fat "
             "file is what every device falls back to, so it must need no backend; add `- target: portable`",
             ("specializations",),
         )
     return PlannedRecipe(name, recipe, tuple(planned), bounds, _find_quantizers(recipe, complain), unavailable)
+
+
+def _find_specialization(
+    specialization: Specialization, where: tuple[str | int, ...], complain: Complain
+) -> PlannedSpecialization:
+    def find(name: str, options: Mapping[str, JsonValue], field: tuple[str | int, ...]) -> Target:
+        try:
+            return find_target(name, dict(options))
+        except TargetError as error:
+            raise complain(str(error), (*where, *field)) from error
+
+    others = {}
+    for method, differing in specialization.methods.items():
+        name, own = differing.target or specialization.target, differing.options
+        if own is None and name == specialization.target:
+            continue
+        others[method] = find(name, own or {}, ("methods", method, "options" if differing.target is None else "target"))
+    return PlannedSpecialization(
+        specialization.payload,
+        find(specialization.target, specialization.options, ("target",)),
+        specialization.required,
+        others,
+        specialization.methods,
+    )
+
+
+def _missing(planned: PlannedSpecialization) -> tuple[tuple[str, ...], str] | None:
+    """The field of the first target that this machine does not have, and why not."""
+    fields = [("target",), *(("methods", method, "target") for method in planned.method_targets)]
+    for field, target in zip(fields, planned.targets, strict=True):
+        if reason := target.available():
+            return field, f"target {target.name!r} is not available here: {reason}"
+    return None
 
 
 def _find_quantizers(recipe: Recipe, complain: Complain) -> tuple[TargetParams, ...]:

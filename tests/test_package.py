@@ -82,7 +82,15 @@ def run_python(program: str) -> str:
 
 def test_public_names():
     """`pteforge` offers exactly these names, and each of them exists: adding or removing one is a decision."""
-    expected = ["Exported", "MethodDefinition", "ModelDefinition", "PteforgeError", "__version__", "export"]
+    expected = [
+        "Exported",
+        "MethodCall",
+        "MethodDefinition",
+        "ModelDefinition",
+        "PteforgeError",
+        "__version__",
+        "export",
+    ]
     assert expected == pteforge.__all__
     assert all(hasattr(pteforge, name) for name in pteforge.__all__)
 

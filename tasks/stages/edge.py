@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ...artifacts.digest import canonical_json
 from ...artifacts.programs.codec import load_program, save_program
 from ...artifacts.ref import ArtifactRef
 from ..params import EdgeParams
@@ -12,17 +13,21 @@ from ..stage import Workspace
 from ..targets.find import find_target
 from .exir import edge_config, to_edge_program
 from .operators import find_operators
+from .state import state_names
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: EdgeParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `program` (program/aten), gives `program` (program/edge)."""
+    """Takes `program` (program/aten), gives `program` (program/edge) and `state`: names of the buffers it changes."""
     program = load_program(inputs["program"], work.store)
     config = edge_config(params, find_operators(params.preserve_operators))
     edge = to_edge_program(program, _keeping(params), config)
-    return {"program": save_program(edge, kind="program/edge", store=work.store)}
+    return {
+        "program": save_program(edge, kind="program/edge", store=work.store),
+        "state": work.store.put_artifact("program/state", canonical_json(sorted(state_names(edge)))),
+    }
 
 
 def _keeping(params: EdgeParams) -> Sequence[Partitioner]:

@@ -7,7 +7,7 @@ fails when upstream moves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 
 from ..params import EdgeParams
+from .state import keep_outside
 
 _METHOD = "forward"  # programs are handled one by one; the name only labels messages of exir
 
@@ -132,14 +133,16 @@ _BACKEND_ID = "pteforge.backend_id"
 
 
 class _Unlinking(Partitioner):  # type: ignore[misc]  # executorch is untyped here
-    """Another partitioner, whose delegation specs name `PteforgeUnlinked`."""
+    """Another partitioner, whose delegation specs name `PteforgeUnlinked`; state of other methods stays outside."""
 
-    def __init__(self, partitioner: Partitioner) -> None:
+    def __init__(self, partitioner: Partitioner, state: Collection[str]) -> None:
         super().__init__()
         self._partitioner = partitioner
+        self._state = state
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         result = self._partitioner(exported_program)
+        keep_outside(result.tagged_exported_program, self._state)
         return PartitionResult(
             tagged_exported_program=result.tagged_exported_program,
             partition_tags={tag: _unlinked_spec(spec) for tag, spec in result.partition_tags.items()},
@@ -159,26 +162,20 @@ def split_compile_specs(specs: Sequence[CompileSpec]) -> tuple[str, list[Compile
     return first.value.decode(), others
 
 
-def to_partitioned_program(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> ExportedProgram:
-    """Runs the partitioners one after another; partitions become unlinked lowered modules."""
+def to_partitioned_program(
+    program: ExportedProgram, partitioners: Sequence[Partitioner], state: Collection[str] = ()
+) -> ExportedProgram:
+    """Runs the partitioners one after another; partitions become unlinked lowered modules.
+
+    Args:
+        program: in the edge dialect.
+        partitioners: of one target.
+        state: names of buffers that other methods change, so that they are no constants.
+    """
     for partitioner in partitioners:
-        spec = MethodProgramsPartitionerSpec({_METHOD: program}, {_METHOD: _Unlinking(partitioner)})
+        spec = MethodProgramsPartitionerSpec({_METHOD: program}, {_METHOD: _Unlinking(partitioner, state)})
         program = to_backend(spec)[_METHOD]
     return program
-
-
-def keep_initial_state(program: ExportedProgram) -> None:
-    """Makes the file say what mutated buffers hold at first; without it they start as whatever memory holds.
-
-    Relies on the mark that exir.passes.init_mutable_pass.InitializedMutableBufferPass sets, which finds buffers by
-    parts of their names. The price is that the file has all bytes of the state.
-    """
-    signature = program.graph_signature
-    mutated = set(signature.buffers_to_mutate.values())
-    names = {name for name, buffer in signature.inputs_to_buffers.items() if buffer in mutated}
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in names:
-            node.meta["et_init_buffer"] = True
 
 
 def to_executorch(manager: EdgeProgramManager, config: ExecutorchBackendConfig) -> ExecutorchProgramManager:

@@ -15,10 +15,12 @@ from ...artifacts.programs.values import save_value
 from ...artifacts.ref import ArtifactRef
 from ..params import ExportParams
 from ..stage import Workspace
+from .constants import emitted_constants
 from .drawing import draw_inputs
 from .input_shapes import check_fits
 from .loaded_code import LoadedCode
 from .method import Call, choose_method, export_method, run_eager
+from .sequences import run_sequences_in_eager
 from .source import BuiltModel, build_model
 
 
@@ -26,7 +28,8 @@ def run(inputs: Mapping[str, ArtifactRef], params: ExportParams, work: Workspace
     """Takes nothing, gives everything that later stages need to know of the model.
 
     - `program` (program/aten): the method;
-    - `examples` (examples): flat inputs and eager's flat outputs, the examples first and then the drawn ones;
+    - `examples` (examples): flat inputs and eager's flat outputs, the examples first and then the drawn ones; with the
+      first method also the model's sequences of calls, if it has any;
     - `methods` (model/methods): names of all methods, the first one first;
     - `constants` (model/constants): values of the constant methods;
     - `observed` (model/observed): local modules and installed packages that were loaded on the way.
@@ -50,11 +53,12 @@ def export_built(model: BuiltModel, params: ExportParams, store: LocalStore) -> 
     program = model.program
     if program is None:
         program = export_method(name, model.definition.methods[name], params)
+    constants = emitted_constants(model.definition.constant_methods)
     return {
         "program": save_program(program, kind="program/aten", store=store),
         "examples": save_value(_examples(model, name, program, params), kind="examples", store=store),
         "methods": store.put_artifact("model/methods", canonical_json(methods)),
-        "constants": save_value(dict(model.definition.constant_methods), kind="model/constants", store=store),
+        "constants": save_value(constants, kind="model/constants", store=store),
     }
 
 
@@ -75,8 +79,11 @@ def _examples(model: BuiltModel, name: str, program: ExportedProgram, params: Ex
                 "(narrow the shapes, or set verify.drawn_inputs to 0)"
             )
         outputs.append(run_eager(method.module, call, what))
-    return {
+    stored = {
         "inputs": [pytree.tree_leaves(call) for call in (*calls, *drawn)],
         "outputs": outputs,
         "drawn": len(drawn),
     }
+    if model.definition.sequences and name == next(iter(model.definition.methods)):
+        stored["sequences"] = run_sequences_in_eager(model.definition)
+    return stored

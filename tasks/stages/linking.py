@@ -14,18 +14,19 @@ from ...artifacts.programs.codec import load_program
 from ...artifacts.programs.delegates import DelegateResult, load_delegates
 from ...artifacts.programs.values import load_value
 from ...artifacts.ref import ArtifactRef
-from ..params import EdgeParams
-from .exir import edge_config, keep_initial_state
+from ..params import CompileParams
+from .exir import edge_config
 from .lowered import lowered_modules
 from .operators import find_operators
+from .state import keep_initial_state, keep_shared_initial_state
 
 
-def linked_manager(inputs: Mapping[str, ArtifactRef], edge: EdgeParams, store: LocalStore) -> EdgeProgramManager:
+def linked_manager(inputs: Mapping[str, ArtifactRef], params: CompileParams, store: LocalStore) -> EdgeProgramManager:
     """All methods, delegates linked in.
 
     Args:
         inputs: `program/<method>` of every method, `constants` and, where something is delegated, `delegates`.
-        edge: how the programs were made. Delegated ones are not verified as edge dialect again, as in exir.
+        params: of `compile`. Delegated programs are not verified as edge dialect again, as in exir.
         store: where the inputs are.
     """
     programs = {
@@ -33,14 +34,17 @@ def linked_manager(inputs: Mapping[str, ArtifactRef], edge: EdgeParams, store: L
         for role, ref in sorted(inputs.items())
         if role.startswith("program/")
     }
-    config = edge_config(edge, find_operators(edge.preserve_operators))
+    config = edge_config(params.edge, find_operators(params.edge.preserve_operators))
     if "delegates" in inputs:
         delegates = load_delegates(inputs["delegates"], store)
         for method, program in programs.items():
-            _link(program, delegates.methods[method])
+            _link(program, delegates.methods.get(method, ()))
         config = EdgeCompileConfig(_check_ir_validity=False)  # as EdgeProgramManager.to_backend does
-    for program in programs.values():
-        keep_initial_state(program)
+    if params.state_order:
+        keep_shared_initial_state(programs, params.state_order)
+    else:
+        for program in programs.values():
+            keep_initial_state(program)
     constants = load_value(inputs["constants"], store)
     return EdgeProgramManager(programs, dict(constants) or None, config)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from ...artifacts.programs.codec import load_program, save_program
@@ -14,10 +15,15 @@ from .operators import find_operators
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: PartitionParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `program` (program/edge), gives `program` (program/partitioned)."""
+    """Takes `program` (program/edge), gives `program` (program/partitioned).
+
+    Where methods share their state it takes `state/<method>` of the others: what they change is no constant here.
+    """
     program = load_program(inputs["program"], work.store)
     partitioners = find_target(params.target.name, params.target.options).partitioners()
     config = edge_config(params.edge, find_operators(params.edge.preserve_operators))
-    partitioned = to_partitioned_program(program, partitioners)
+    others = [ref for role, ref in inputs.items() if role.startswith("state/")]
+    state = {name for ref in others for name in json.loads(work.store.read_artifact(ref))}
+    partitioned = to_partitioned_program(program, partitioners, state)
     check_preserved_operators_found_delegates(partitioned, partitioners, config)
     return {"program": save_program(partitioned, kind="program/partitioned", store=work.store)}

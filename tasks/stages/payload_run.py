@@ -9,6 +9,7 @@ from typing import Any
 import executorch.kernels.quantized  # noqa: F401 - kernels of quantized operators
 from executorch.runtime import Runtime, Verification
 
+from ...artifacts.pte.reader import open_pte, read_pte
 from ...errors import VerificationFailed
 from ..figures import Case
 from .compare import compare_all
@@ -32,22 +33,59 @@ def run_method(path: Path | bytes, method: str, stored: Mapping[str, Any], drawn
     Raises:
         VerificationFailed: the runtime cannot run it, or outputs are of another kind than eager's.
     """
+    stateful = _sharing_state(path)
     for label, flat, expected in labelled(stored, drawn):
-        yield from compare_all(_execute(path, method, flat, label), expected, method=method, label=label)
+        # Everything is loaded anew, so that no state of an earlier execution is seen.
+        loaded = load_methods(path, (*stateful, method))
+        yield from compare_all(execute(loaded, method, flat, label), expected, method=method, label=label)
 
 
-def _execute(path: Path | bytes, method: str, flat: Sequence[Any], label: str) -> Sequence[Any]:
-    """Outputs of one execution. Everything is loaded anew, so that no state of an earlier one is seen."""
+def run_sequences(path: Path | bytes, sequences: Sequence[Any]) -> Iterator[Case]:
+    """Runs sequences of calls, the calls of each on one loaded program: a method sees the state that others left.
+
+    Args:
+        path: the file, or its content.
+        sequences: what `export` stored: for each call of each sequence its method, flat inputs, eager's flat outputs.
+
+    Raises:
+        VerificationFailed: see `run_method`.
+    """
+    for number, calls in enumerate(sequences):
+        loaded = load_methods(path, (*_sharing_state(path), *(method for method, _, _ in calls)))
+        for position, (method, flat, expected) in enumerate(calls):
+            label = f"sequence {number}, call {position}"
+            yield from compare_all(execute(loaded, method, flat, label), expected, method=method, label=label)
+
+
+def load_methods(path: Path | bytes, methods: Sequence[str]) -> Mapping[str, Any]:
+    """A file's methods, all loaded before any runs: what loading says of shared state undoes nothing.
+
+    Raises:
+        VerificationFailed: the runtime cannot load one.
+    """
+    loaded: dict[str, Any] = {}
+    program = Runtime.get().load_program(path, verification=Verification.InternalConsistency)
+    for method in methods:
+        try:
+            loaded[method] = program.load_method(method)
+        except (KeyError, RuntimeError) as error:
+            raise VerificationFailed(
+                f"the runtime cannot load method {method!r}: {error}; "
+                "its log says whether an operator or a backend is missing"
+            ) from error
+    return loaded
+
+
+def execute(loaded: Mapping[str, Any], method: str, flat: Sequence[Any], label: str) -> Sequence[Any]:
+    """Outputs of one execution; raises VerificationFailed where the runtime fails."""
     try:
-        program = Runtime.get().load_program(path, verification=Verification.InternalConsistency)
-        loaded = program.load_method(method)
-    except (KeyError, RuntimeError) as error:
-        raise VerificationFailed(
-            f"the runtime cannot load method {method!r}: {error}; "
-            "its log says whether an operator or a backend is missing"
-        ) from error
-    try:
-        outputs: Sequence[Any] = loaded.execute(flat)
+        outputs: Sequence[Any] = loaded[method].execute(flat)
     except RuntimeError as error:
         raise VerificationFailed(f"method {method!r} fails on {label}: {error}") from error
     return outputs
+
+
+def _sharing_state(path: Path | bytes) -> tuple[str, ...]:
+    """Methods of a file that share their state: memory planning gives it an arena of its own."""
+    pte = read_pte(path) if isinstance(path, bytes) else open_pte(path)
+    return tuple(method.name for method in pte.methods if len(method.planned_memory) > 1)

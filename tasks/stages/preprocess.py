@@ -22,8 +22,9 @@ Partition = tuple[int, ExportedProgram, list]  # type: ignore[type-arg]  # posit
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: PreprocessParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `program/<method>` (program/partitioned) of every method, gives `delegates`."""
-    find_target(params.target.name, params.target.options).partitioners()  # its imports register the backends
+    """Takes `program/<method>` (program/partitioned) of every method that has any, gives `delegates`."""
+    for target in params.targets:
+        find_target(target.name, target.options).partitioners()  # its imports register the backends
     programs = {role.partition("/")[2]: load_program(ref, work.store) for role, ref in sorted(inputs.items())}
     delegates = Delegates(_preprocess_all(programs))
     return {"delegates": save_delegates(delegates, kind="delegates", store=work.store)}

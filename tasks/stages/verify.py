@@ -14,13 +14,14 @@ from ...errors import VerificationFailed
 from ..figures import Case, Figures, summarize, violations
 from ..params import VerifyParams
 from ..stage import Workspace
+from .constants import check_constants
 from .delivery import write_delivered
-from .payload_run import run_method
+from .payload_run import run_method, run_sequences
 from .runnable import runnable_payloads
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: VerifyParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `file` and `examples/<method>` of every method, gives `figures` (report/figures).
+    """Takes `file`, `constants` and `examples/<method>` of every method, gives `figures` (report/figures).
 
     Of a fat file every payload is run whose backends this machine's runtime has; it takes `data` where it has one.
 
@@ -34,6 +35,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: VerifyParams, work: Workspace
         if role.startswith("examples/")
     }
     figures = verify_file(path, examples, params, data_files)
+    check_constants(path, load_value(inputs["constants"], work.store))
     return {"figures": work.store.put_artifact("report/figures", canonical_json(figures.to_json()))}
 
 
@@ -44,7 +46,8 @@ def verify_file(
 
     Args:
         path: a `.pte` file, plain or fat.
-        examples: method name to what `export` stored: flat inputs, eager's flat outputs, how many were drawn.
+        examples: method name to what `export` stored: flat inputs, eager's flat outputs, how many were drawn, and
+            sequences of calls.
         params: the bounds.
         data_files: the `.ptd` files of a fat file.
 
@@ -75,6 +78,7 @@ def _bounded_cases(
 ) -> list[Case]:
     drawn = params.bounds.drawn_inputs
     cases = [case for method, stored in examples.items() for case in run_method(program, method, stored, drawn)]
+    cases += [case for stored in examples.values() for case in run_sequences(program, stored.get("sequences", ()))]
     if problems := [f"{case.where}: {line}" for case in cases for line in violations(case, params.bounds)]:
         raise VerificationFailed("the file does not compute what eager computes: " + "; ".join(problems))
     return cases

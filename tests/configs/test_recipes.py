@@ -5,9 +5,10 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-from pteforge.configs import CompileOptions, EdgeOptions, Recipe, Specialization, VerifyBounds, preset_names
+from pteforge.configs import CompileOptions, EdgeOptions, Recipe, Specialization, preset_names
 from pteforge.configs.extends import read_preset
 from pteforge.configs.nodes import plain
+from pteforge.configs.verify_bounds import Verification
 from pydantic import ValidationError
 
 MODELS = "models: {net: {source: 'p:net', recipes: [mine]}}\n"
@@ -82,7 +83,7 @@ def test_extends_merges(load):
     assert [specialization.target for specialization in mine.specializations] == ["xnnpack"]
     assert mine.compile == CompileOptions(segment_alignment=4096, delegate_alignment=None)
     assert mine.edge.preserve_operators == ("aten.silu.default",)
-    assert mine.verify == VerifyBounds(max_abs_error=0.1)
+    assert mine.verify == Verification(max_abs_error=0.1)
 
 
 def test_a_base_need_not_be_whole(load, failure):
@@ -224,3 +225,26 @@ def test_models_that_there_are_not(failure, not_for, telling):
     assert "zoo.yaml:6:" in error
     for part in telling:
         assert part in error
+
+
+def test_method_options():
+    """What differs for a method is read; what cannot be meant together is refused in words."""
+    own = {"decode": {"delegate": False, "edge": {"skip_dim_order": True}, "alloc_graph_input": False}}
+    (made,) = Recipe.model_validate({"specializations": [{"target": "xnnpack", "methods": own}]}).specializations
+    assert made.methods["decode"].edge == EdgeOptions(skip_dim_order=True)
+    assert made.methods["decode"].alloc_graph_output is None
+
+    for wrong, message in [
+        ({"decode": {"delegate": False, "target": "xnnpack"}}, "leaves nothing for `target` and `options` to say"),
+        ({"two words": {}}, "'two words' is not a method name"),
+        ({"decode": {"delgate": False}}, "Extra inputs are not permitted"),
+    ]:
+        with pytest.raises(ValidationError, match=message):
+            Recipe.model_validate({"specializations": [{"target": "xnnpack", "methods": wrong}]})
+
+
+def test_state_is_shared_in_plain_files_only():
+    """In a fat file each method's delegate has memory of its own, so shared state is refused and not lost."""
+    fat = {"specializations": [{"target": "portable"}], "output": {"form": "fat"}}
+    with pytest.raises(ValidationError, match="each method of a fat file is a delegate of its own"):
+        Recipe.model_validate({**fat, "compile": {"share_mutable_buffers": True}})

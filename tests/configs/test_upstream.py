@@ -22,16 +22,19 @@ def _fields(found: ast.ClassDef) -> dict[str, ast.expr]:
     return {node.target.id: node.value for node in found.body if isinstance(node, ast.AnnAssign)}
 
 
-@pytest.mark.parametrize("name", sorted(set(CompileOptions.model_fields) - {"alloc_graph_input", "alloc_graph_output"}))
+PLANNING = ["alloc_graph_input", "alloc_graph_output", "share_mutable_buffers"]
+
+
+@pytest.mark.parametrize("name", sorted(set(CompileOptions.model_fields) - set(PLANNING)))
 def test_compile_options_are_those_of_the_backend_config(name):
     """Each option is a field of ExecutorchBackendConfig, and leaving it out means the same on both sides."""
     field = _fields(_class("exir/capture/_config.py", "ExecutorchBackendConfig"))[name]
     assert ast.literal_eval(field) == getattr(CompileOptions(), name)
 
 
-@pytest.mark.parametrize("name", ["alloc_graph_input", "alloc_graph_output"])
+@pytest.mark.parametrize("name", PLANNING)
 def test_planning_options_are_those_of_the_planning_pass(name):
-    """The two options about memory planning are arguments of MemoryPlanningPass, with the same defaults."""
+    """The options about memory planning are arguments of MemoryPlanningPass, with the same defaults."""
     found = _class("exir/passes/memory_planning_pass.py", "MemoryPlanningPass")
     (init,) = [node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     arguments = init.args.args[-len(init.args.defaults) :]

@@ -39,7 +39,7 @@ EXAMPLES = {
     StageName.QUANTIZE: params.QuantizeParams(quantizers=(params.TargetParams(name="x", options={"dynamic": True}),)),
     StageName.EDGE: EDGE,
     StageName.PARTITION: params.PartitionParams(target=TARGET, edge=EDGE),
-    StageName.PREPROCESS: params.PreprocessParams(target=TARGET),
+    StageName.PREPROCESS: params.PreprocessParams(targets=(TARGET,)),
     StageName.COMPILE: params.CompileParams(options=CompileOptions(segment_alignment=4096), edge=EDGE),
     StageName.PACK: params.PackParams(
         payloads=(params.PackedPayload(name="x", backends=("XnnpackBackend",)),),

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
+from pteforge.errors import InputError, SourceError
 from pteforge.tasks.catalog import StageName
-from pteforge.tasks.model import PlannedModel, PlannedRecipe, PlannedSpecialization
-from pteforge.tasks.params import TargetParams
+from pteforge.tasks.model import PlannedModel
 from pteforge.tasks.plan import complete_step, plan_model
+from pteforge.tasks.recipe_targets import find_targets
 from pteforge.tasks.steps import Output
-from pteforge.tasks.targets import find_target
 
 
 @pytest.fixture
@@ -25,12 +25,9 @@ def plan(tmp_path):
         planned = []
         for name, (target, options, fields) in recipes.items():
             recipe = Recipe.model_validate({"specializations": [{"target": target, "options": options}], **fields})
-            specializations = tuple(
-                PlannedSpecialization(each.payload, find_target(each.target, dict(each.options)), each.required)
-                for each in recipe.specializations
+            planned.append(
+                find_targets(name, recipe, recipe.verify, lambda problem, field: InputError(f"{field}: {problem}"))
             )
-            quantizers = (TargetParams(name="xnnpack"),) if recipe.quantize else ()
-            planned.append(PlannedRecipe(name, recipe, specializations, recipe.verify, quantizers))
         model = PlannedModel(
             name="model",
             config=ModelConfig.model_validate({"source": "planned_builder:build"}),
@@ -115,7 +112,11 @@ def test_methods(plan):
         "examples/forward": Output("export", "examples"),
         "examples/encode": Output("export/encode", "examples"),
     }
-    assert step(made, "verify/x").inputs == {"file": Output("serialize/x", "file")} | examples
+    assert step(made, "verify/x").inputs == {
+        "file": Output("serialize/x", "file"),
+        "constants": Output("export", "constants"),
+        **examples,
+    }
     assert step(made, "serialize/x").params.methods == ("forward", "encode")
 
 
@@ -373,3 +374,35 @@ def test_the_code_of_callables_is_in_the_params(plan, tmp_path: Path):
     (tmp_path / "planned_transform.py").write_text("def fold(module):\n    return module.eval()\n")
     after = work(plan(t=("portable", {}, fields)))
     assert {name for name in after if after[name] != before[name]} == {"source_transform/forward/t"}
+
+
+def test_methods_without_partitioner_go_from_edge_to_compile(plan):
+    """`delegate: false` leaves a method out of partition and preprocess, and its edge program is the portable one."""
+    one = {"specializations": [{"target": "xnnpack", "methods": {"decode": {"delegate": False}}}]}
+    made = plan(["encode", "decode"], p=PORTABLE, x=("xnnpack", {}, one))
+
+    assert names(made, StageName.PARTITION) == ["partition/encode/x"]
+    assert set(step(made, "preprocess/x").inputs) == {"program/encode"}
+    assert step(made, "compile/x").inputs["program/decode"] == Output("edge/decode/p", "program")
+
+
+def test_methods_may_have_targets_of_their_own(plan):
+    """Another target's code takes part for its method only; what backends make of all methods is one call."""
+    own = {"methods": {"decode": {"target": "vulkan", "options": {"force_fp16": True}}}}
+    made = plan(["encode", "decode"], x=("xnnpack", {}, {"specializations": [{"target": "xnnpack", **own}]}))
+
+    def targets(name):
+        return [each.name for each in step(made, name).targets]
+
+    assert targets("partition/encode/x") == ["xnnpack"]
+    assert targets("partition/decode/x") == ["vulkan"]
+    assert step(made, "partition/decode/x").params.target.options["force_fp16"] is True
+    assert targets("preprocess/x") == ["xnnpack", "vulkan"]
+    assert step(made, "serialize/x").params.backends == ("XnnpackBackend", "VulkanBackend")
+
+
+def test_methods_that_the_model_does_not_have(plan):
+    """A recipe that says something of an unknown method is refused when the methods are known, with their names."""
+    own = {"specializations": [{"target": "xnnpack", "methods": {"decoed": {"delegate": False}}}]}
+    with pytest.raises(SourceError, match=r"'x' names the methods \['decoed'\]; the model has \['encode', 'decode'\]"):
+        plan(["encode", "decode"], x=("xnnpack", {}, own))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from pteforge.artifacts.ref import ArtifactRef
 from pteforge.configs.accuracy import resolve_gate
 from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
+from pteforge.errors import InputError
 from pteforge.tasks.call import StageCall, run_call
 from pteforge.tasks.catalog import StageName
-from pteforge.tasks.model import PlannedModel, PlannedRecipe, PlannedSpecialization
+from pteforge.tasks.model import PlannedModel
 from pteforge.tasks.params import ExportParams, Params
 from pteforge.tasks.plan import ModelPlan, complete_step, plan_model
+from pteforge.tasks.recipe_targets import find_targets
 from pteforge.tasks.targets.find import find_target
-from pteforge.tasks.targets.quantizers import check_quantizers
 
 ZOO = Path(__file__).parent / "zoo"
 
@@ -93,18 +94,8 @@ class Stages:
     def lower(self, source: str | Mapping[str, Any], recipe: Mapping[str, Any], **config: Any) -> Lowered:
         """Everything from the source to the report, as a zoo of one model with one recipe would."""
         made = Recipe.model_validate(recipe)
-        specializations = tuple(
-            PlannedSpecialization(each.payload, find_target(each.target, dict(each.options)), each.required)
-            for each in made.specializations
-        )
-        planned = PlannedRecipe(
-            "tested",
-            made,
-            specializations,
-            made.verify,
-            check_quantizers(made.quantize),
-            gate=resolve_gate(made.accuracy, None),
-        )
+        found = find_targets("tested", made, made.verify, lambda problem, field: InputError(f"{field}: {problem}"))
+        planned = replace(found, gate=resolve_gate(made.accuracy, None))
         model = PlannedModel(
             name="model",
             config=ModelConfig.model_validate({"source": source, **config}),

@@ -41,7 +41,7 @@ def preprocessed(stages, builder, methods, **options):
         linked[f"program/{method}"] = stages.run(StageName.PARTITION, params, edge)["program"]
         linked.setdefault("constants", exported["constants"])
     programs = {role: ref for role, ref in linked.items() if role.startswith("program/")}
-    return {**linked, **stages.run(StageName.PREPROCESS, PreprocessParams(target=target), programs)}
+    return {**linked, **stages.run(StageName.PREPROCESS, PreprocessParams(targets=(target,)), programs)}
 
 
 def compiled(stages, inputs):

@@ -30,7 +30,7 @@ def payload(stages, install_target):
             edge = stages.run(StageName.EDGE, EdgeParams(), {"program": exported["program"]})
             partition = PartitionParams(target=target, edge=EdgeParams())
             programs[f"program/{method}"] = stages.run(StageName.PARTITION, partition, edge)["program"]
-        delegates = stages.run(StageName.PREPROCESS, PreprocessParams(target=target), programs)
+        delegates = stages.run(StageName.PREPROCESS, PreprocessParams(targets=(target,)), programs)
         inputs = {**programs, **delegates, "constants": exported["constants"]}
         compiled = stages.run(StageName.COMPILE, CompileParams(options=CompileOptions(), edge=EdgeParams()), inputs)
         return read_payload(compiled["payload"], stages.store)

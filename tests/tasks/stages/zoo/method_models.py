@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from pteforge.configs.definition import MethodDefinition, ModelDefinition
+from pteforge.configs.definition import MethodCall, MethodDefinition, ModelDefinition
 from torch import nn
 
 
@@ -62,3 +62,110 @@ def readers_and_writers(methods: Sequence[str] = ("encode", "decode")):
         "decode": MethodDefinition(Writer(embedding, body), [(torch.arange(1).reshape(1, 1),)]),
     }
     return ModelDefinition({method: made[method] for method in methods})
+
+
+class Cache(nn.Module):
+    """Two rows of state."""
+
+    def __init__(self, first: float = 0.5) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.full((2, 4), first))
+
+
+class Write(nn.Module):
+    """Adds to the state."""
+
+    def __init__(self, cache: nn.Module) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def forward(self, values):
+        self.cache.rows.add_(values)
+        return values * 2
+
+
+class WriteAndRead(Write):
+    """Adds to the state and gives what it is then."""
+
+    def forward(self, values):
+        super().forward(values)
+        return self.cache.rows * 1.0
+
+
+class Read(Write):
+    """Only reads the state: to a partitioner it looks like a constant."""
+
+    def forward(self, values):
+        return self.cache.rows + values
+
+
+def cached(*, one_cache: bool = True):
+    """Methods with state in common, and calls whose results depend on the calls before them."""
+    cache = Cache()
+    methods = {"prefill": Write(cache), "decode": WriteAndRead(cache), "peek": Read(cache if one_cache else Cache(2))}
+    ones = (torch.ones(2, 4),)
+    calls = [MethodCall(method, ones) for method in ("peek", "prefill", "peek", "decode", "decode", "prefill", "peek")]
+    return ModelDefinition(
+        {name: MethodDefinition(module, [ones]) for name, module in methods.items()}, sequences=[calls, calls[1:3]]
+    )
+
+
+def unknown_call():
+    """A sequence of calls with one of a method that is not there."""
+    return ModelDefinition(
+        {"forward": MethodDefinition(nn.ReLU(), [(torch.ones(2),)])}, sequences=[[MethodCall("decode", ())]]
+    )
+
+
+def constants():
+    """A constant method of each type that a file can have."""
+    return ModelDefinition(
+        {"forward": MethodDefinition(nn.ReLU(), [(torch.ones(2),)])},
+        {
+            "integer": 2**40,
+            "real": 0.5,
+            "not_a_number": float("nan"),
+            "flag": True,
+            "text": "caf\u00e9",
+            "type": torch.float16,
+            "memory": torch.strided,
+            "tensor": torch.arange(6).reshape(2, 3),
+            "transposed": torch.arange(6.0).reshape(2, 3).t(),
+            "half": torch.ones(2, dtype=torch.bfloat16),
+            "several": [1, 2.5, "x", (False, torch.ones(1))],
+            "named": {"low": -1, "high": [2]},
+            "nothing": [],
+        },
+    )
+
+
+def odd_constant():
+    """A constant that no file can have."""
+    return ModelDefinition({"forward": MethodDefinition(nn.ReLU(), [(torch.ones(2),)])}, {"odd": [1, 1j]})
+
+
+class Shuffle(nn.Module):
+    """An operator that is decomposed unless it is kept, and that the portable kernels have."""
+
+    def forward(self, image):
+        return torch.pixel_shuffle(image, 2) + 1
+
+
+def shuffles():
+    """Two methods that do the same."""
+    return ModelDefinition({name: MethodDefinition(Shuffle(), [(torch.randn(1, 8, 2, 2),)]) for name in ("one", "two")})
+
+
+def sequential():
+    """Two methods of three layers each, with something between that XNNPACK does not take."""
+
+    class Arcs(nn.Module):
+        """XNNPACK has no `atan`."""
+
+        def forward(self, values):
+            return torch.atan(values)
+
+    def layers():
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Arcs(), nn.Linear(4, 4))
+
+    return ModelDefinition({name: MethodDefinition(layers(), [(torch.randn(2, 4),)]) for name in ("encode", "decode")})
