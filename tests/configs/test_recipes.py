@@ -8,7 +8,7 @@ import pytest
 from pteforge.configs import CompileOptions, EdgeOptions, Recipe, Specialization, preset_names
 from pteforge.configs.extends import read_preset
 from pteforge.configs.nodes import plain
-from pteforge.configs.verify_bounds import Verification
+from pteforge.configs.verify_bounds import Verification, VerifyBounds
 from pydantic import ValidationError
 
 MODELS = "models: {net: {source: 'p:net', recipes: [mine]}}\n"
