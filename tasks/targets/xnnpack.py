@@ -43,7 +43,8 @@ class XnnpackQuantizerOptions(TargetOptions):
 
     Attributes:
         per_channel: weights have a scale for each output channel instead of one for all.
-        dynamic: scales of activations are computed where the model runs; only linear layers are quantized.
+        dynamic: scales of activations are computed where the model runs; only linear layers are quantized, and
+            convolutions that no ReLU follows.
     """
 
     per_channel: bool = True

@@ -1,0 +1,167 @@
+"""Quantizes the starter zoo with pteforge and with ExecuTorch's own recipes, and compares how exact the files compute.
+
+`benchmarks/README.md` says what is measured and how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ZOO = Path(__file__).parents[1] / "examples" / "zoo" / "quantized.yaml"
+
+RECIPE_TYPES = {
+    "xnnpack-int8-static": "PT2E_INT8_STATIC_PER_CHANNEL",
+    "xnnpack-int8-static-per-tensor": "PT2E_INT8_STATIC_PER_TENSOR",
+    "xnnpack-int8-dynamic": "PT2E_INT8_DYNAMIC_PER_CHANNEL",
+    "xnnpack-int8da-int4w-per-channel": "TORCHAO_INT8_DYNAMIC_ACT_INT4_WEIGHT_PER_CHANNEL",
+    "xnnpack-int8da-int4w-per-tensor": "TORCHAO_INT8_DYNAMIC_ACT_INT4_WEIGHT_PER_TENSOR",
+}
+"""The recipe type of `executorch.export` that each of pteforge's recipes stands for."""
+
+WITHIN = 1.0
+"""How many decibels the two sides may be apart."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One file.
+
+    Attributes:
+        sqnr_db: signal to quantization noise ratio against eager of each output on each input, in a fixed order; None
+            where they are equal.
+        size: bytes of the file.
+    """
+
+    sqnr_db: tuple[float | None, ...]
+    size: int
+
+    @property
+    def worst(self) -> float | None:
+        """The least ratio, None where every output equals eager's."""
+        return min((each for each in self.sqnr_db if each is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model and a recipe, lowered by both sides."""
+
+    model: str
+    recipe: str
+    ours: Side
+    peer: Side
+
+    @property
+    def difference(self) -> float:
+        """Worst ratio of ours less the peer's, in dB."""
+        return _difference(self.ours.worst, self.peer.worst)
+
+    @property
+    def largest_difference(self) -> float:
+        """The largest difference of any one output on any one input, in dB, without sign."""
+        return max(abs(_difference(*both)) for both in zip(self.ours.sqnr_db, self.peer.sqnr_db, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures."""
+        return {
+            **asdict(self),
+            "difference": self.difference,
+            "largest_difference": self.largest_difference,
+            "size_ratio": self.ours.size / self.peer.size,
+        }
+
+
+def _difference(ours: float | None, peer: float | None) -> float:
+    ours, peer = (math.inf if each is None else each for each in (ours, peer))
+    return 0.0 if ours == peer else ours - peer
+
+
+def lower_zoo(room: Path, models: str, recipes: str) -> dict[str, Any]:
+    """Lowers the zoo with pteforge; gives the outcome that `pteforge export --json` prints."""
+    pteforge = Path(sys.executable).with_name("pteforge")
+    choice = ["--model", models, "--recipe", recipes]
+    done = subprocess.run(
+        [pteforge, "export", ZOO, *choice, "--store", room / "store", "--out", room / "out", "--json"],
+        env=os.environ | {"PTEFORGE_CACHE": str(room / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"{done.stdout}\n{done.stderr}\nthe zoo could not be lowered")
+    outcome: dict[str, Any] = json.loads(done.stdout)
+    return outcome
+
+
+def compare_all(room: Path, outcome: dict[str, Any]) -> Iterator[Pair]:
+    """Makes the peer of every file that pteforge made, and runs both on the same inputs."""
+    from pteforge.artifacts.store import open_store
+    from pteforge.configs.load import load_zoo
+    from quantization_peer import Work, lower, measure
+
+    loaded = load_zoo(ZOO)
+    sys.path[:0] = map(str, loaded.zoo.python_path)
+    with open_store(str(room / "store")) as store:
+        for model, recipes in outcome["models"].items():
+            for recipe, made in recipes.items():
+                if made["status"] == "not applicable":
+                    continue
+                file = Path(made["file"])
+                work = Work.of(loaded.zoo.models[model], json.loads(file.with_suffix(".json").read_text()), store)
+                ours, peer = file.read_bytes(), lower(work, RECIPE_TYPES[recipe])
+                yield Pair(
+                    model,
+                    recipe,
+                    Side(measure(ours, work), len(ours)),
+                    Side(measure(peer, work), len(peer)),
+                )
+
+
+def show(pairs: list[Pair], outcome: dict[str, Any]) -> None:
+    """Prints the figures for people."""
+    print(f"{'SQNR in dB':<52}{'pteforge':>10}{'peer':>10}{'apart':>8}{'by case':>9}{'size':>8}")
+    for pair in pairs:
+        ours, peer = ("exact" if side.worst is None else f"{side.worst:.1f}" for side in (pair.ours, pair.peer))
+        print(
+            f"{pair.model:<18}{pair.recipe:<34}{ours:>10}{peer:>10}{pair.difference:>8.2f}"
+            f"{pair.largest_difference:>9.2f}{pair.ours.size / pair.peer.size:>8.3f}"
+        )
+    for model, recipes in outcome["models"].items():
+        for recipe, made in recipes.items():
+            if made["status"] == "not applicable":
+                print(f"{model:<18}{recipe:<34}does not apply: {made['reason']}")
+
+
+def main() -> None:
+    """Measures and prints; leaves nothing behind. Ends with 1 where the sides are too far apart."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="*", metavar="GLOB", help="only these models; several with commas between")
+    parser.add_argument("--recipe", default="*", metavar="GLOB", help="only these recipes; several with commas between")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)  # lowering is chatty
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
+        outcome = lower_zoo(Path(folder), arguments.model, arguments.recipe)
+        pairs = list(compare_all(Path(folder), outcome))
+    if arguments.json:
+        print(json.dumps([pair.to_json() for pair in pairs], indent=2))
+    else:
+        show(pairs, outcome)
+    if apart := [f"{pair.model}/{pair.recipe}" for pair in pairs if not abs(pair.difference) <= WITHIN]:
+        sys.exit(f"more than {WITHIN} dB apart: {', '.join(apart)}")
+
+
+if __name__ == "__main__":
+    main()
