@@ -55,13 +55,12 @@ def find_part(parts: Mapping[str, str], first_method: str, wanted: Part) -> str:
     Raises:
         InputError: there is no such step, or several.
     """
-    if wanted.stage not in {stage.value for stage in StageName}:
-        raise InputError(f"there is no stage {wanted.stage!r}; stages: {', '.join(stage.value for stage in StageName)}")
+    StageName.named(wanted.stage)
     known = {Part.named(name, first_method): step for name, step in parts.items()}
     of_stage = [part for part in known if part.stage == wanted.stage]
     if not of_stage:
         there = dict.fromkeys(part.stage for part in known)
-        raise InputError(f"this recipe has no stage {wanted.stage!r}; it has {', '.join(there)}")
+        raise InputError(f"there is no stage {wanted.stage!r} in this run; it has {', '.join(there)}")
     fitting = [
         part
         for part in of_stage

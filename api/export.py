@@ -16,6 +16,7 @@ from ..configs.model import ModelConfig
 from ..configs.names import NAME_PATTERN
 from ..configs.sources import BuilderSource
 from ..errors import InputError
+from ..tasks.catalog import StageName
 from ..tasks.model import PlannedModel
 from .live_model import live_model
 from .recipes import RecipeLike, planned_recipe
@@ -24,7 +25,7 @@ from .run import one_at_a_time, run_model
 from .source import Inputs, Model, live_source
 
 
-def export(
+def export(  # noqa: PLR0913 - what there is to say of one model
     model: Model | Mapping[str, torch.nn.Module | ExportedProgram],
     example_inputs: Inputs | Mapping[str, Inputs] | None = None,
     *,
@@ -32,6 +33,7 @@ def export(
     dynamic_shapes: Any = None,
     constant_methods: Mapping[str, Any] | None = None,
     strict: bool = False,
+    until: str | None = None,
     name: str = "model",
     store: str | Path | None = None,
 ) -> Exported:
@@ -49,6 +51,7 @@ def export(
         dynamic_shapes: as ``torch.export.export`` takes it, or a mapping of method names to that.
         constant_methods: name to a constant that the file returns without computing.
         strict: trace with torch.export's strict mode.
+        until: name of the last stage to go through, such as ``edge``; the file where left out.
         name: what the model is called in the store's records and in the provenance.
         store: folder or URL of the artifact store; ``$PTEFORGE_STORE``, or else a folder in the user's cache folder.
 
@@ -62,6 +65,8 @@ def export(
     source = live_source(model, example_inputs, dynamic_shapes, constant_methods)
     config = ModelConfig(source=BuilderSource(builder="pteforge:export"), strict=strict)
     plain = PlannedModel(name, config, (planned,), planned.bounds.drawn_inputs, python_path=(), folder=Path.cwd())
+    if until:
+        plain = plain.ending_with(StageName.named(until))
     with one_at_a_time:
         opened = _open_store(store)
         live = live_model(plain, source, opened.local)

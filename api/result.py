@@ -211,7 +211,7 @@ class Exported:
         return refs
 
     def _file(self, role: str) -> ArtifactRef | None:
-        """What the report has read: the verified file, or its data."""
+        """What the report has read: the verified file, or its data; InputError where the run was cut short."""
         return self._inputs(self._result(StageName.REPORT.value, "", "")).get(role)
 
     def _load(self, ref: ArtifactRef) -> Any:

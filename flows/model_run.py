@@ -21,7 +21,7 @@ from ..tasks.numerics import Ladder
 from ..tasks.plan import FIRST_EXPORT, ModelPlan, plan_model
 from ..tasks.run_notes import RunNotes
 from ..tasks.steps import Step
-from .outcome import Failure, ModelOutcome, RecipeOutcome, not_applicable
+from .outcome import Failure, ModelOutcome, RecipeOutcome, Status, not_applicable
 from .publish import Files, publish, read_json
 from .rejected import keep_rejected, rejected_path, remove_rejected
 
@@ -46,7 +46,7 @@ class ModelRun:
     @property
     def complete(self) -> bool:
         """Whether every step is settled."""
-        planned = len(self._plan.reports) == len(self.model.recipes)
+        planned = bool(self._plan.methods) or not self.model.recipes
         return planned and all(step.name in self._progress.results for step in self._plan.steps)
 
     def find(self) -> None:
@@ -97,7 +97,7 @@ class ModelRun:
 
     def _learn_methods(self) -> bool:
         """Plans the rest once the first export is there; says whether there is more to do."""
-        if self._plan.reports or FIRST_EXPORT not in self._progress.results:
+        if self._plan.methods or FIRST_EXPORT not in self._progress.results:
             return False
         self._plan = self._make_plan()
         return True
@@ -105,9 +105,14 @@ class ModelRun:
     def _publish(self, recipe: str, out: Path) -> RecipeOutcome:
         settled = self._progress.results
         report = settled.get(self._plan.reports.get(recipe, ""))
+        steps = self._plan.recipe_steps.get(recipe, ())
+        results = [settled[step] for step in steps if step in settled]
+        status: Status = "cached" if all(result.cached for result in results) else "made"
+        seconds = sum(result.seconds for result in results)
+        if self._plan.methods and recipe not in self._plan.reports and len(results) == len(steps):
+            return RecipeOutcome(recipe, status, seconds=seconds)  # cut short, and there is no file
         if report is None:
             return replace(self._failed(recipe, out), ladder=self.ladder(recipe))
-        results = [settled[step] for step in self._plan.recipe_steps[recipe] if step in settled]
         file, data = self._input_of(report, "file"), self._input_of(report, "data")
         assert file  # noqa: S101 - every report reads one
         written = Files(file, data, report.outputs["provenance"])
@@ -116,14 +121,14 @@ class ModelRun:
         provenance = read_json(self._executor.store, report.outputs["provenance"])
         return RecipeOutcome(
             recipe=recipe,
-            status="cached" if all(result.cached for result in results) else "made",
+            status=status,
             path=path,
             size=path.stat().st_size,
             sha256=payload_sha256(file, self._executor.store.local),
             figures=Figures.from_json(provenance["verification"]["figures"]),
             left_out=self._left_out(recipe, provenance["left_out"]),
             accuracy=AccuracyReport.from_json(provenance["accuracy"]) if "accuracy" in provenance else None,
-            seconds=sum(result.seconds for result in results),
+            seconds=seconds,
             ladder=self.ladder(recipe),
         )
 

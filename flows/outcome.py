@@ -51,7 +51,7 @@ class RecipeOutcome:
     Attributes:
         recipe: name of the recipe.
         status: `made` if any of its stages ran, `cached` if none did; `not applicable` where the recipe says so.
-        path: where the file is.
+        path: where the file is; None where it was not to be made, or failed.
         size: bytes.
         sha256: of the file.
         figures: of its verification.
@@ -156,7 +156,7 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
     overall = outcome.figures.overall if outcome.figures else None
     return {
         "status": outcome.status,
-        "file": str(outcome.path),
+        "file": outcome.path and str(outcome.path),
         "size": outcome.size,
         "sha256": outcome.sha256,
         "seconds": round(outcome.seconds, 3),

@@ -18,6 +18,7 @@ from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store, open_store
 from ..configs.load import load_zoo
 from ..errors import StageFailed, TargetError
+from ..tasks.catalog import StageName
 from ..tasks.executor import Executor, StepResult
 from ..tasks.model import PlannedModel
 from ..tasks.steps import Step
@@ -187,6 +188,7 @@ def open_session(
     out: Path | None = Path("out"),
     overrides: Sequence[str] = (),
     jobs: int | None = None,
+    until: str | None = None,
 ) -> Iterator[Session]:
     """Reads and checks everything that can be checked without work; the session's processes end with it.
 
@@ -198,12 +200,16 @@ def open_session(
         out: folder for the produced files; None where none will be written.
         overrides: ``KEY=VALUE`` each.
         jobs: stages at once; None for one per core.
+        until: name of the last stage to go through; None where files are to be made.
 
     Raises:
         InputError: something given cannot be used.
     """
     loaded = load_zoo(zoo, overrides)
     chosen = select_models(loaded, models, recipes)
+    if until:
+        last = StageName.named(until)
+        chosen = tuple(model.ending_with(last) for model in chosen)
     check_folders(out.absolute() / model.name for model in chosen if out)
     jobs = jobs or os.cpu_count() or 1
     with open_store(store) as opened, Workers(jobs=jobs) as workers:

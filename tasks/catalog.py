@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ..errors import InputError
 from . import accuracy_params, numerics_params, params
 
 
@@ -48,6 +49,20 @@ class StageName(Enum):
     EVALUATE = "evaluate"
     GATE = "gate"
     REPORT = "report"
+
+    @classmethod
+    def named(cls, name: str) -> StageName:
+        """The stage of that name; raises InputError, with the names there are."""
+        try:
+            return cls(name)
+        except ValueError:
+            known = ", ".join(stage.value for stage in cls)
+            raise InputError(f"there is no stage {name!r}; stages: {known}") from None
+
+    @property
+    def position(self) -> int:
+        """Its place in the order of stages."""
+        return list(StageName).index(self)
 
     @property
     def kind(self) -> StageKind:

@@ -139,7 +139,8 @@ def first_failure(plan: ModelPlan, progress: Progress, recipe: str) -> tuple[str
         recipe: name of the recipe.
     """
     report = plan.reports.get(recipe)
-    for step in plan.required_by(report) if report else (FIRST_EXPORT,):
+    steps = plan.required_by(report) if report else plan.recipe_steps.get(recipe, (FIRST_EXPORT,))
+    for step in steps:
         if error := progress.failures.get(step):
             return step, error
     return None

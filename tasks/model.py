@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ..artifacts.digest import canonical_json
 from ..configs.accuracy import AccuracyGate
@@ -14,6 +14,7 @@ from ..configs.model import Limits, ModelConfig
 from ..configs.recipe import Recipe
 from ..configs.sources import BuilderSource, ProgramSource
 from ..configs.verify_bounds import VerifyBounds
+from .catalog import StageName
 from .keys.search import ModuleSearch
 from .keys.source import source_fields
 from .keys.versions import distribution_versions, host_capability
@@ -82,6 +83,7 @@ class PlannedRecipe:
         quantizers: the targets that quantize, with their quantizers' options; empty where nothing is quantized.
         unavailable: names of specializations that this machine cannot lower and that are not required: why, by name.
         gate: what scores the file, with its bounds; None where it is not scored.
+        until: the last stage to go through; None where the file is to be made.
     """
 
     name: str
@@ -91,6 +93,7 @@ class PlannedRecipe:
     quantizers: tuple[TargetParams, ...] = ()
     unavailable: Mapping[str, str] = field(default_factory=dict)
     gate: AccuracyGate | None = None
+    until: StageName | None = None
 
     @property
     def versions(self) -> dict[str, str]:
@@ -122,6 +125,10 @@ class PlannedModel:
     python_path: tuple[Path, ...]
     folder: Path
     not_applicable: Mapping[str, str] = field(default_factory=dict)
+
+    def ending_with(self, stage: StageName) -> Self:
+        """The same, but going no further than a stage."""
+        return replace(self, recipes=tuple(replace(recipe, until=stage) for recipe in self.recipes))
 
     @property
     def limits(self) -> Limits:

@@ -22,7 +22,7 @@ class ModelPlan:
     Attributes:
         steps: the steps.
         methods: the model's methods; empty while only the first export is known.
-        reports: recipe name to its last step.
+        reports: recipe name to its last step, of those that are not cut short.
         recipe_steps: recipe name to the names of all steps it needs.
         recipe_parts: recipe name to what its steps do for it: name without the recipe to name of the step.
     """
@@ -75,9 +75,38 @@ def plan_model(
         evaluation = plan_evaluation(model, recipe.gate, exporting.source)
         transforms = _transforms(model, recipe, methods, watched)
         parts[recipe.name] = plan_recipe(steps, model.name, recipe, exports, datasets, transforms, evaluation)
-    reports = {name: done[StageName.REPORT.value] for name, done in parts.items()}
-    needed = {name: steps.needed_by(report) for name, report in reports.items()}
-    return ModelPlan(steps.all(), tuple(methods), reports, needed, parts)
+    whole = ModelPlan(
+        steps=steps.all(),
+        methods=tuple(methods),
+        reports={name: done[StageName.REPORT.value] for name, done in parts.items()},
+        recipe_steps={name: steps.needed_by(done[StageName.REPORT.value]) for name, done in parts.items()},
+        recipe_parts=parts,
+    )
+    cuts = {recipe.name: recipe.until for recipe in model.recipes if recipe.until}
+    return _cut(whole, cuts) if cuts else whole
+
+
+def _cut(plan: ModelPlan, cuts: Mapping[str, StageName]) -> ModelPlan:
+    """The plan with some of its recipes going no further than a stage: recipe name to stage."""
+    stages = {step.name: step.stage for step in plan.steps}
+
+    def kept(recipe: str, step: str) -> bool:
+        return recipe not in cuts or stages[step].position <= cuts[recipe].position
+
+    needed = {
+        recipe: tuple(name for name in names if kept(recipe, name)) for recipe, names in plan.recipe_steps.items()
+    }
+    used = {plan.steps[0].name}.union(*needed.values())
+    return ModelPlan(
+        steps=tuple(step for step in plan.steps if step.name in used),
+        methods=plan.methods,
+        reports={recipe: step for recipe, step in plan.reports.items() if kept(recipe, step)},
+        recipe_steps=needed,
+        recipe_parts={
+            recipe: {part: step for part, step in parts.items() if kept(recipe, step)}
+            for recipe, parts in plan.recipe_parts.items()
+        },
+    )
 
 
 def _transforms(

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
     app.command()(export)
 
 
-def export(
+def export(  # noqa: PLR0913 - its options
     zoo: Annotated[Path, typer.Argument(help="The zoo file.", show_default=False)],
     *,
     model: Annotated[
@@ -40,6 +40,9 @@ def export(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the zoo file, such as models.a.seed=3."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Stages at once.", show_default="one per core")] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="Stop after this stage.", show_default="files are made")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")] = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
@@ -52,6 +55,7 @@ def export(
             out=out,
             overrides=tuple(set_ or ()),
             jobs=jobs,
+            until=until,
         ) as session:
             outcome = _run(session, zoo, quiet=as_json)
     except KeyboardInterrupt:

@@ -51,7 +51,7 @@ def test_other_artifacts_by_stage(exported):
     ("request_", "problem"),
     [
         ({"stage": "lower"}, "there is no stage 'lower'; stages: export, "),
-        ({"stage": "quantize"}, "this recipe has no stage 'quantize'; it has export, edge, "),
+        ({"stage": "quantize"}, "there is no stage 'quantize' in this run; it has export, edge, "),
         ({"stage": "edge", "method": "decode"}, "the model has no method 'decode'; it has 'forward'"),
         (
             {"stage": "edge", "specialization": "vulkan"},
@@ -134,3 +134,14 @@ def test_provenance_is_json(exported):
 def test_repr_is_short(exported):
     """What a notebook shows is a line."""
     assert repr(exported) == "Exported(model='net', recipe='xnnpack-fp32', methods=('forward',))"
+
+
+def test_cut_short(net, example, exported, store):
+    """A run that goes no further than a stage has what leads there, all of it cached, and no file."""
+    result = pteforge.export(net, example, recipe="xnnpack-fp32", name="net", store=store, until="partition")
+    assert [(stage.stage, stage.status) for stage in result.stages[1:]] == [("edge", "cached"), ("partition", "cached")]
+    assert result.delegation() == exported.delegation()
+    with pytest.raises(InputError, match="there is no stage 'report' in this run; it has export, edge, partition"):
+        _ = result.pte
+    with pytest.raises(InputError, match="there is no stage 'lower'; stages: export, "):
+        pteforge.export(net, example, recipe="xnnpack-fp32", store=store, until="lower")

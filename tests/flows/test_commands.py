@@ -90,6 +90,18 @@ def test_help_names_every_command(made, pteforge):
         assert command in said.out
 
 
+def test_export_until_a_stage(own, pteforge):
+    """`--until` goes no further than a stage: what leads there is cached, and no file is written."""
+    shutil.rmtree(own.out)
+    said = pteforge(own, "export", "zoo.yaml", "--until", "edge", "--json")
+    assert said.code == 0, said.err
+    outcomes = [recipe for model in said.json["models"].values() for recipe in model.values()]
+    assert {(each["status"], each["file"]) for each in outcomes} == {("cached", None)}
+    assert not own.out.exists()
+    assert "0 files" in pteforge(own, "export", "zoo.yaml", "--until", "edge").out
+    pteforge(own, "export", "zoo.yaml", "--until", "lower").refused("there is no stage 'lower'; stages: export, ")
+
+
 def test_verify(made, pteforge):
     """A file as it was made passes: the examples and the drawn inputs, method by method."""
     said = pteforge(made, "verify", FILE)

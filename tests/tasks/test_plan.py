@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,12 @@ def plan(tmp_path):
     """Plans a model with recipes: name to target, options, and further fields of the recipe."""
     (tmp_path / "planned_builder.py").write_text("def build():\n    return None\n")
 
-    def make(methods=("forward",), watched=None, **recipes):
+    def make(methods=("forward",), watched=None, until=None, **recipes):
         planned = []
         for name, (target, options, fields) in recipes.items():
             recipe = Recipe.model_validate({"specializations": [{"target": target, "options": options}], **fields})
-            planned.append(
-                find_targets(name, recipe, recipe.verify, lambda problem, field: InputError(f"{field}: {problem}"))
-            )
+            found = find_targets(name, recipe, recipe.verify, lambda problem, field: InputError(f"{field}: {problem}"))
+            planned.append(replace(found, until=(until or {}).get(name)))
         model = PlannedModel(
             name="model",
             config=ModelConfig.model_validate({"source": "planned_builder:build"}),
@@ -406,3 +406,14 @@ def test_methods_that_the_model_does_not_have(plan):
     own = {"specializations": [{"target": "xnnpack", "methods": {"decoed": {"delegate": False}}}]}
     with pytest.raises(SourceError, match=r"'x' names the methods \['decoed'\]; the model has \['encode', 'decode'\]"):
         plan(["encode", "decode"], x=("xnnpack", {}, own))
+
+
+def test_a_recipe_that_is_cut_short(plan):
+    """It has the steps up to its last stage and no report; other recipes of the model are whole."""
+    made = plan(a=XNNPACK, b=PORTABLE, until={"a": StageName.PARTITION})
+    assert made.recipe_steps["a"] == ("export", "edge/forward/a", "partition/forward/a")
+    assert set(made.recipe_parts["a"]) == {"export", "edge/forward", "partition/forward"}
+    assert made.reports == {"b": "report/b"}
+    assert {each.name for each in made.steps if "a" in each.recipes} == set(made.recipe_steps["a"])
+    whole = plan(a=XNNPACK, b=PORTABLE)
+    assert [each for each in whole.steps if each in made.steps] == list(made.steps)
