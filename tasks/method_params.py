@@ -33,9 +33,10 @@ def edge_params(recipe: Recipe, specialization: PlannedSpecialization, method: s
     own = specialization.methods.get(method)
     options = (own and own.edge) or recipe.edge
     target = specialization.target_of(method)
-    keeping = target.preserving()
+    keeping, transforming = target.preserving(), target.transforming()
     return EdgeParams(
         preserve_for=None if keeping is None else TargetParams(name=target.name, options=keeping),
+        passes_of=None if transforming is None else TargetParams(name=target.name, options=transforming),
         preserve_operators=options.preserve_operators,
         check_ir_validity=options.check_ir_validity,
         skip_dim_order=options.skip_dim_order,

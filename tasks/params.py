@@ -126,12 +126,14 @@ class EdgeParams(Params):
     Attributes:
         preserve_for: the target whose operators stay undecomposed, with only those of its options that matter for
             that; None where everything is decomposed.
+        passes_of: the target whose passes run, with only those of its options that matter for that; None: none run.
         preserve_operators: further operators to keep, such as ``aten.hardswish.default``.
         check_ir_validity: verify the edge dialect.
         skip_dim_order: leave memory formats to the operators instead of dim-order operators.
     """
 
     preserve_for: TargetParams | None = None
+    passes_of: TargetParams | None = None
     preserve_operators: tuple[str, ...] = ()
     check_ir_validity: bool = True
     skip_dim_order: bool = False

@@ -144,9 +144,9 @@ class _RecipePlan:
         return self._add(StageName.COMPILE, compiling, linked, payload=each.name)
 
     def _edge(self, each: PlannedSpecialization, method: str, edge: EdgeParams) -> str:
-        keepers = (params_of(each.target_of(method)),) if edge.preserve_for else ()
+        taking_part = (params_of(each.target_of(method)),) if edge.preserve_for or edge.passes_of else ()
         inputs = {"program": Output(self.programs[method], "program")}
-        return self._add(StageName.EDGE, edge, inputs, method=method, payload=each.name, targets=keepers)
+        return self._add(StageName.EDGE, edge, inputs, method=method, payload=each.name, targets=taking_part)
 
     def _partition(
         self, each: PlannedSpecialization, method: str, edges: Mapping[str, EdgeParams], programs: Mapping[str, Output]

@@ -1,4 +1,4 @@
-"""edge: one method from ATen to the edge dialect, decomposed except for what the target keeps."""
+"""edge: one method from ATen to the edge dialect, decomposed except for what the target keeps, after its passes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from .state import state_names
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
+    from executorch.exir.pass_base import ExportedProgramPassBase
+    from executorch.exir.pass_manager import PassType
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: EdgeParams, work: Workspace) -> Mapping[str, ArtifactRef]:
     """Takes `program` (program/aten), gives `program` (program/edge) and `state`: names of the buffers it changes."""
     program = load_program(inputs["program"], work.store)
     config = edge_config(params, find_operators(params.preserve_operators))
-    edge = to_edge_program(program, _keeping(params), config)
+    edge = to_edge_program(program, _keeping(params), config, _passes(params))
     return {
         "program": save_program(edge, kind="program/edge", store=work.store),
         "state": work.store.put_artifact("program/state", canonical_json(sorted(state_names(edge)))),
@@ -33,3 +35,8 @@ def run(inputs: Mapping[str, ArtifactRef], params: EdgeParams, work: Workspace) 
 def _keeping(params: EdgeParams) -> Sequence[Partitioner]:
     keeper = params.preserve_for
     return find_target(keeper.name, keeper.options).partitioners() if keeper else ()
+
+
+def _passes(params: EdgeParams) -> Sequence[PassType | ExportedProgramPassBase]:
+    given = params.passes_of
+    return find_target(given.name, given.options).edge_passes() if given else ()

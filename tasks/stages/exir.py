@@ -18,6 +18,8 @@ from executorch.exir.backend.backend_details import BackendDetails, PreprocessRe
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.graph_module import contains_any_call_fn_target_op
+from executorch.exir.pass_base import ExportedProgramPassBase
+from executorch.exir.pass_manager import ExportedProgramPassManager, PassType
 from executorch.exir.program import ExecutorchProgramManager, _program
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
@@ -43,16 +45,27 @@ def edge_config(params: EdgeParams, operators: Sequence[torch._ops.OpOverload]) 
 
 
 def to_edge_program(
-    program: ExportedProgram, partitioners: Sequence[Partitioner], config: EdgeCompileConfig
+    program: ExportedProgram,
+    partitioners: Sequence[Partitioner],
+    config: EdgeCompileConfig,
+    passes: Sequence[PassType | ExportedProgramPassBase] = (),
 ) -> ExportedProgram:
     """The first half of `to_edge_transform_and_lower`: decompose what the partitioners do not keep, go to edge dialect.
 
     Relies on `_gen_edge_manager_for_partitioners` (exir/program/_program.py).
+
+    Args:
+        program: an ATen program.
+        partitioners: those whose operators stay whole.
+        config: of the edge dialect.
+        passes: run over the result, as `transform_passes` are.
     """
     with _no_idle_decompositions():
         manager = _program._gen_edge_manager_for_partitioners(  # noqa: SLF001 - see the module's docstring
             {_METHOD: list(partitioners)}, {_METHOD: program}, config, None
         )
+    if passes:
+        manager = manager.transform(ExportedProgramPassManager(list(passes)))
     edge: ExportedProgram = manager.exported_program(_METHOD)
     return edge
 

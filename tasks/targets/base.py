@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
+    from executorch.exir.pass_base import ExportedProgramPassBase
+    from executorch.exir.pass_manager import PassType
     from torchao.quantization.pt2e.quantizer import Quantizer
 
 
@@ -78,6 +80,21 @@ class Target:
             options: of the class that `QuantizerOptions` names.
         """
         raise NotImplementedError(f"target {cls.name!r} has no quantizer: {options}")
+
+    def transforming(self) -> dict[str, Any] | None:
+        """The options that decide which passes `edge` runs, as JSON; None where the target has no passes of its own.
+
+        Targets without passes can share their edge programs, see `preserving`.
+        """
+        return None
+
+    def edge_passes(self) -> Sequence[PassType | ExportedProgramPassBase]:
+        """The passes to run over each method's edge program, before the partitioners; see `transforming`.
+
+        Called in worker processes only. A pass that hands on the `meta` of what it replaces (as ExportPass does) keeps
+        its operators comparable with the model's own: `pteforge bisect` finds out by it what they came from.
+        """
+        return ()
 
     def partitioners(self) -> Sequence[Partitioner]:
         """The partitioners to run one after another on each method; empty where nothing is delegated.

@@ -54,3 +54,11 @@ def test_no_case_is_worse_than_the_worst(found):
         assert case.max_abs_error <= worst.max_abs_error
         assert case.max_relative_error <= worst.max_relative_error
         assert case.sqnr_db is None or case.sqnr_db >= worst.sqnr_db
+
+
+def test_top1_is_a_share_of_all_rows():
+    """Agreement counts rows over all cases; where no output is a classifier's, there is none."""
+    one = Case("forward", "example 0", 0, 0.5, 0.5, 30.0, classified=3, agreeing=3)
+    other = Case("forward", "example 1", 0, 0.5, 0.5, 30.0, classified=1, agreeing=0)
+    assert summarize([one, other]).overall.top1 == 0.75
+    assert summarize([Case("forward", "example 0", 0, 0.0, 0.0, None)]).overall.top1 is None

@@ -10,6 +10,7 @@ import pytest
 from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.errors import InputError, SourceError
+from pteforge.tasks.bisect_plan import plan_ladders
 from pteforge.tasks.catalog import StageName
 from pteforge.tasks.model import PlannedModel
 from pteforge.tasks.plan import complete_step, plan_model
@@ -22,7 +23,7 @@ def plan(tmp_path):
     """Plans a model with recipes: name to target, options, and further fields of the recipe."""
     (tmp_path / "planned_builder.py").write_text("def build():\n    return None\n")
 
-    def make(methods=("forward",), watched=None, until=None, **recipes):
+    def make(methods=("forward",), watched=None, until=None, planner=plan_model, **recipes):
         planned = []
         for name, (target, options, fields) in recipes.items():
             recipe = Recipe.model_validate({"specializations": [{"target": target, "options": options}], **fields})
@@ -37,7 +38,7 @@ def plan(tmp_path):
             folder=tmp_path,
         )
         lists = {model.watch_name(method): modules for method, modules in (watched or {}).items()}
-        return plan_model(model, methods, lambda name: lists.get(name, ()))
+        return planner(model, methods, lambda name: lists.get(name, ()))
 
     return make
 
@@ -417,3 +418,54 @@ def test_a_recipe_that_is_cut_short(plan):
     assert {each.name for each in made.steps if "a" in each.recipes} == set(made.recipe_steps["a"])
     whole = plan(a=XNNPACK, b=PORTABLE)
     assert [each for each in whole.steps if each in made.steps] == list(made.steps)
+
+
+def test_passes_make_an_edge_program_of_its_own(plan, monkeypatch):
+    """A target with passes shares no edge program with others, and its code is in the key; without, it does."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "flows" / "packages" / "flawed")
+    passes = {"flaw": "subtracts"}
+    made = plan(p=PORTABLE, none=("flawed", {}, {}), a=("flawed", passes, {}), b=("flawed", passes | {"note": "x"}, {}))
+    assert names(made, StageName.EDGE) == ["edge/forward/p", "edge/forward/a"]
+    assert step(made, "edge/forward/p").recipes == ("p", "none")
+    shared = step(made, "edge/forward/a")
+    assert shared.recipes == ("a", "b")
+    assert [target.name for target in shared.targets] == ["flawed"]
+    assert shared.params.passes_of.options == passes
+
+
+def test_ladder(plan):
+    """A recipe that asks for a ladder has one, which verification does not wait for, and its report does without."""
+    made = plan(("forward", "encode"), a=("xnnpack", {}, {"verify": {"ladder": True}}), b=XNNPACK)
+    ladder = step(made, "ladder/a")
+    assert [rung.name for rung in ladder.params.rungs] == ["exported", "edge", "payload"]
+    assert ladder.inputs == {
+        "examples/forward": Output("export", "examples"),
+        "examples/encode": Output("export/encode", "examples"),
+        "rung/exported/forward": Output("export", "program"),
+        "rung/exported/encode": Output("export/encode", "program"),
+        "rung/edge/forward": Output("edge/forward/a", "program"),
+        "rung/edge/encode": Output("edge/encode/a", "program"),
+        "rung/payload": Output("compile/a", "payload"),
+    }
+    assert ladder.optional == frozenset(role for role in ladder.inputs if role.startswith("rung/"))
+    assert names(made, StageName.LADDER) == ["ladder/a"]
+    assert "ladder/a" not in {output.step for output in step(made, "verify/a").inputs.values()}
+    assert step(made, "report/a").optional == {"numerics"}
+    assert "numerics" not in step(made, "report/b").inputs
+
+
+def test_plan_up_to_ladders(plan):
+    """Finding out where quality is lost takes no file, no verification and no report, and the same steps otherwise."""
+    recipes = {"a": XNNPACK, "b": PORTABLE}
+    made = plan(planner=plan_ladders, **recipes)
+    left_out = {StageName.SERIALIZE, StageName.VERIFY, StageName.REPORT}
+    whole = [each for each in plan(**recipes).steps if each.stage not in left_out]
+    assert [each for each in made.steps if each.stage is not StageName.LADDER] == whole
+    assert made.reports == {"a": "ladder/a", "b": "ladder/b"}
+    assert plan(None, planner=plan_ladders, **recipes) == plan(None, **recipes)
+
+
+def test_ladder_that_is_there_already(plan):
+    """A recipe that has a ladder anyway is looked into with the very step that its own runs have made."""
+    asking = ("xnnpack", {}, {"verify": {"ladder": True}})
+    assert step(plan(planner=plan_ladders, a=asking), "ladder/a") == step(plan(a=asking), "ladder/a")

@@ -148,3 +148,21 @@ def test_equal_outputs_are_within_any_ratio():
 
     exact = Case("forward", "example 0", 0, 0.0, 0.0, None)
     assert not list(violations(exact, VerifyBounds(min_sqnr_db=1000.0, max_abs_error=0.0)))
+
+
+@pytest.mark.parametrize(
+    ("ours", "eager", "agreement"),
+    [
+        ([[1.0, 2.0], [3.0, 1.0]], [[0.0, 9.0], [0.0, 1.0]], (2, 1)),
+        ([[1.0], [3.0]], [[0.0], [1.0]], (0, 0)),
+        ([1.0, 2.0], [2.0, 1.0], (0, 0)),
+        ([[1, 2]], [[2, 1]], (0, 0)),
+    ],
+)
+def test_top1(ours, eager, agreement):
+    """Outputs of shape (rows, classes >= 2) of a floating type are a classifier's: its rows count by their largest."""
+    import torch
+    from pteforge.tasks.stages.compare import compare
+
+    case = compare(torch.tensor(ours), torch.tensor(eager), method="forward", label="example 0", output_position=0)
+    assert (case.classified, case.agreeing) == agreement

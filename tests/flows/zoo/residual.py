@@ -1,0 +1,32 @@
+"""A network in which operators of a kind are told apart by where they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Residual(nn.Module):
+    """Two convolutions, of which the second one is added to what the first one gives, and a classifier."""
+
+    def __init__(self) -> None:
+        """Has a batch norm that is not the identity."""
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.classes = nn.Linear(8, 4)
+        with torch.no_grad():
+            self.norm.running_mean.normal_()
+            self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Takes [batch, 3, 8, 8], gives [batch, 4]."""
+        kept = torch.relu(self.norm(self.first(image)))
+        total = kept + self.second(kept)
+        return self.classes(torch.relu(total).mean((2, 3)))
+
+
+def residual() -> tuple[nn.Module, list[tuple[torch.Tensor]]]:
+    """Two examples."""
+    return Residual(), [(torch.randn(2, 3, 8, 8),), (torch.randn(2, 3, 8, 8),)]

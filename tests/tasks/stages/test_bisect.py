@@ -1,0 +1,107 @@
+"""bisect: operators of two programs are matched by what they came from, and the one that is wrong is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pteforge.tasks.catalog import StageName
+from pteforge.tasks.numerics import NodeLosses
+from pteforge.tasks.numerics_params import BisectParams
+from pteforge.tasks.params import EdgeParams, QuantizeParams, TargetParams
+
+FLOWS = Path(__file__).parents[2] / "flows"
+XNNPACK = TargetParams(name="xnnpack", options={"precisions": None, "force_non_static_weights_for_f32_linear": False})
+
+
+@pytest.fixture
+def exported(stages, monkeypatch):
+    """A network with a branch."""
+    monkeypatch.syspath_prepend(FLOWS / "zoo")
+    monkeypatch.syspath_prepend(FLOWS / "packages" / "flawed")
+    return stages.export("residual:residual")
+
+
+def edge(stages, program, **params):
+    """The edge program."""
+    return stages.run(StageName.EDGE, EdgeParams(**params), {"program": program})["program"]
+
+
+def quantize(stages, exported):
+    """The quantized program."""
+    params = QuantizeParams(quantizers=(TargetParams(name="xnnpack", options={"per_channel": True, "dynamic": False}),))
+    inputs = {"program": exported["program"], "examples": exported["examples"]}
+    return stages.run(StageName.QUANTIZE, params, inputs)["program"]
+
+
+def losses(stages, exported, before, after, **params):
+    """What the stage finds."""
+    inputs = {"before": before, "after": after, "origin": exported["program"], "examples": exported["examples"]}
+    nodes = stages.run(StageName.BISECT, BisectParams(**params), inputs)["nodes"]
+    return NodeLosses.from_json(json.loads(stages.store.read_artifact(nodes)))
+
+
+def flaw(name):
+    """Parameters of an edge stage with a wrong pass."""
+    return {"passes_of": TargetParams(name="flawed", options={"flaw": name})}
+
+
+def sqnr(node):
+    """A node's own ratio, equal values as a large one."""
+    return 200 if node.own.sqnr_db is None else node.own.sqnr_db
+
+
+def test_right_edge_program(stages, exported):
+    """Every operator of the model is compared, and none loses more than rounding."""
+    found = losses(stages, exported, exported["program"], edge(stages, exported["program"]))
+    assert {node.sources for node in found.nodes} == {
+        (name,) for name in ("conv2d", "batch_norm", "relu", "conv2d_1", "add", "relu_1", "mean", "linear")
+    }
+    assert all(sqnr(node) > 120 for node in found.nodes)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "operator", "module", "code"),
+    [
+        ("subtracts", "add", "aten.sub.Tensor", "", "total = kept + self.second(kept)"),
+        ("subtracts and forgets", "add", "aten.sub.Tensor", "", "total = kept + self.second(kept)"),
+        ("scales a weight", "conv2d_1", "aten.convolution.default", "second", "total = kept + self.second(kept)"),
+    ],
+)
+def test_wrong_pass(stages, exported, name, source, operator, module, code):
+    """A wrong pass is found: one operator loses much, named by its source, module and line; no other loses anything."""
+    found = losses(stages, exported, exported["program"], edge(stages, exported["program"], **flaw(name)))
+    worst, *others = found.nodes
+
+    assert (worst.sources, worst.operator, worst.module) == ((source,), operator, module)
+    file, number, _, function = worst.line.replace(":", " ").split()
+    assert (file, function) == ("residual.py", "forward")
+    assert (FLOWS / "zoo" / file).read_text().splitlines()[int(number) - 1].strip() == code
+    assert sqnr(worst) < 20
+    assert all(sqnr(node) > 120 for node in others)
+    after = [node for node in found.nodes if node.sources in (("relu_1",), ("mean",), ("linear",))]
+    assert all(node.passed_on.sqnr_db < 40 for node in after)  # they are right, and get what is wrong
+
+
+@pytest.mark.slow
+def test_quantized_program(stages, exported):
+    """Each operator's loss is its own, and what a pass does wrong afterwards is found against the quantized program.
+
+    A batch norm counts with the convolution that it was merged into, quantized values with what they are values of.
+    """
+    quantized = quantize(stages, exported)
+    found = losses(stages, exported, exported["program"], quantized)
+    assert {node.sources for node in found.nodes} == {
+        (name,) for name in ("image", "relu", "conv2d_1", "add", "relu_1", "mean", "linear")
+    } | {("conv2d", "batch_norm")}
+    *ratios, last = [sqnr(node) for node in found.nodes]
+    assert ratios == sorted(ratios)
+    assert all(25 < ratio < 70 for ratio in ratios)
+    assert last > 120  # the sum, which goes to the next operator as it is
+
+    wrong = edge(stages, quantized, preserve_for=XNNPACK, **flaw("subtracts"))
+    worst, *others = losses(stages, exported, quantized, wrong).nodes
+    assert (worst.sources, worst.operator) == (("add",), "aten.sub.Tensor")
+    assert sqnr(worst) < 20
+    assert all(sqnr(node) > 120 for node in others)
