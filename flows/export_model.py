@@ -52,7 +52,7 @@ def run_models(session: Session) -> Any:
     """Settles all models of a session in the current flow; its state is failed if any recipe was not made."""
     with stop_workers_on_abort(session):
         if not session.settle_from_ledger():
-            session.check_operators()
+            session.check_names()
             session.workers.start()
         futures = [_named(model).submit(opaque(model), opaque(session)) for model in session.models]
         for future in futures:

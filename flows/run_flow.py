@@ -57,7 +57,7 @@ def run_flow(session: Session, zoo: Path) -> ZooOutcome:
         if not _log.isEnabledFor(logging.INFO):
             quiet_console()
         export_zoo, server = _import_prefect(embedded=not server_configured())
-        session.check_operators()
+        session.check_names()
         if server:
             stack.callback(server.stop)
             server.wait_until_ready()

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store, open_store
@@ -21,6 +21,7 @@ from ..errors import StageFailed, TargetError
 from ..tasks.catalog import StageName
 from ..tasks.executor import Executor, StepResult
 from ..tasks.model import PlannedModel
+from ..tasks.source_transforms import torchao_calls
 from ..tasks.steps import Step
 from ..tasks.workers import WorkerLimits, Workers
 from .model_run import ModelRun
@@ -31,6 +32,7 @@ from .select import select_models
 _log = logging.getLogger(__name__)
 
 _CHECK_OPERATORS = "pteforge.tasks.stages.entry:check_operators"
+_CHECK_TRANSFORMS = "pteforge.tasks.stages.entry:check_transforms"
 
 
 class Observer(Protocol):
@@ -108,15 +110,22 @@ class Session:
         """The model's run, begun at the first call."""
         return self.runs.setdefault(model.name, ModelRun(model, self.executor))
 
-    def check_operators(self) -> None:
-        """Checks the operators that recipes name, which takes a worker; raises TargetError for an unknown one."""
-        names = [
-            name for model in self.models for recipe in model.recipes for name in recipe.recipe.edge.preserve_operators
-        ]
-        if not names or self.complete_from_ledger:
+    def check_names(self) -> None:
+        """Checks, in a worker, what recipes name of torch's operators and of torchao's configs.
+
+        Raises:
+            TargetError: there is no such operator, or a config does not take its values.
+        """
+        if self.complete_from_ledger:
             return
+        recipes = [recipe.recipe for model in self.models for recipe in model.recipes]
+        self._check(_CHECK_OPERATORS, sorted({name for recipe in recipes for name in recipe.edge.preserve_operators}))
+        self._check(_CHECK_TRANSFORMS, [list(config) for recipe in recipes for config in torchao_calls(recipe)])
+
+    def _check(self, body: str, names: list[Any]) -> None:
         try:
-            self.workers.run(_CHECK_OPERATORS, sorted(set(names)), WorkerLimits(timeout=60, memory=2**30))
+            if names:
+                self.workers.run(body, names, WorkerLimits(timeout=60, memory=2**30))
         except StageFailed as error:
             if error.bad_input:
                 raise TargetError(str(error)) from error

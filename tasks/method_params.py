@@ -40,6 +40,7 @@ def edge_params(recipe: Recipe, specialization: PlannedSpecialization, method: s
         preserve_operators=options.preserve_operators,
         check_ir_validity=options.check_ir_validity,
         skip_dim_order=options.skip_dim_order,
+        decompose_affine=bool(recipe.source_transforms) and not target.delegates,
     )
 
 

@@ -130,6 +130,7 @@ class EdgeParams(Params):
         preserve_operators: further operators to keep, such as ``aten.hardswish.default``.
         check_ir_validity: verify the edge dialect.
         skip_dim_order: leave memory formats to the operators instead of dim-order operators.
+        decompose_affine: write out the arithmetic of torchao's quantization, since nothing is delegated.
     """
 
     preserve_for: TargetParams | None = None
@@ -137,6 +138,7 @@ class EdgeParams(Params):
     preserve_operators: tuple[str, ...] = ()
     check_ir_validity: bool = True
     skip_dim_order: bool = False
+    decompose_affine: bool = False
 
 
 class PartitionParams(Params):

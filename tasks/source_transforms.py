@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
+from pydantic import JsonValue
+
 from ..artifacts.digest import canonical_json
 from ..configs.recipe import Recipe
 from ..configs.source_transforms import CallableTransform, SourceTransform, TorchaoTransform
@@ -39,6 +43,13 @@ def check_source_transforms(recipe: Recipe, search: ModuleSearch, complain: Comp
         for number, file in enumerate(transform.files):
             if not file.is_file():
                 raise complain(f"there is no file {file}", (*where, "files", number))
+
+
+def torchao_calls(recipe: Recipe) -> Iterator[tuple[str, Mapping[str, JsonValue]]]:
+    """Class name and fields of each of torchao's configs in a recipe, for a check of their values with torch."""
+    for transform in recipe.source_transforms:
+        if isinstance(transform, TorchaoTransform):
+            yield class_name(transform.torchao), transform.params
 
 
 def source_transform_params(

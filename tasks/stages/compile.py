@@ -11,14 +11,21 @@ from ...artifacts.pte.pieces import save_payload
 from ...artifacts.ref import ArtifactRef
 from ..params import CompileParams
 from ..stage import Workspace
+from .affine import check_no_affine
 from .exir import to_executorch
 from .linking import linked_manager
 from .memory import memory_planning
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: CompileParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `program/<method>`, `constants` and, where something is delegated, `delegates`; gives `payload`."""
+    """Takes `program/<method>`, `constants` and, where something is delegated, `delegates`; gives `payload`.
+
+    Raises:
+        TargetError: quantized operators are left that no kernel computes.
+    """
     manager = linked_manager(inputs, params, work.store)
+    for method in sorted(manager.methods):
+        check_no_affine(method, manager.exported_program(method))
     content = to_executorch(manager, backend_config(params, manager.methods)).buffer
     return {"payload": save_payload(content, kind="payload/pte", store=work.store)}
 

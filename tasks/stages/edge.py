@@ -11,6 +11,7 @@ from ...artifacts.ref import ArtifactRef
 from ..params import EdgeParams
 from ..stage import Workspace
 from ..targets.find import find_target
+from .affine import decompose_affine
 from .exir import edge_config, to_edge_program
 from .operators import find_operators
 from .state import state_names
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 def run(inputs: Mapping[str, ArtifactRef], params: EdgeParams, work: Workspace) -> Mapping[str, ArtifactRef]:
     """Takes `program` (program/aten), gives `program` (program/edge) and `state`: names of the buffers it changes."""
     program = load_program(inputs["program"], work.store)
+    if params.decompose_affine:
+        program = decompose_affine(program)
     config = edge_config(params, find_operators(params.preserve_operators))
     edge = to_edge_program(program, _keeping(params), config, _passes(params))
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..call import StageCall, run_call
-from . import operators
+from . import operators, torchao_values
 
 
 def run(argument: Any) -> Any:
@@ -16,3 +16,9 @@ def run(argument: Any) -> Any:
 def check_operators(names: Any) -> Any:
     """Checks names of operators; raises TargetError for an unknown one."""
     operators.check_operators(names)
+
+
+def check_transforms(transforms: Any) -> Any:
+    """Makes torchao's configs of pairs of a class's name and its fields; raises TargetError for one that cannot be."""
+    for name, fields in transforms:
+        torchao_values.make_config(name, fields)

@@ -378,7 +378,7 @@ def test_unknown_operator(room, servers, monkeypatch):
     with open_session(Path("zoo.yaml"), store=str(room.store), out=room.out) as session:
         assert not session.settle_from_ledger()
         with pytest.raises(TargetError, match=r"'aten\.no_such_thing\.default' in edge\.preserve_operators"):
-            session.check_operators()
+            session.check_names()
     assert len(servers) == 1
     assert not list((room.store / "objects").rglob("*"))
 

@@ -108,9 +108,9 @@ def test_the_models_own_module_is_left_alone(transform):
     import torch
     import transform_models
 
-    before = {name: value.clone() for name, value in transform_models.KEPT[0].state_dict().items()}
+    before = {name: value.clone() for name, value in transform_models.kept()[0].state_dict().items()}
     transform("kept", call("double"), TorchaoParams(config=EIGHT_FOUR, fields=INT4))
-    after = transform_models.KEPT[0].state_dict()
+    after = transform_models.kept()[0].state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 
 import torch
 from pteforge.configs.definition import MethodDefinition, ModelDefinition
@@ -48,13 +49,13 @@ def two_methods():
     )
 
 
-KEPT = stack()
 HIDDEN = "hidden"
 
 
+@cache
 def kept():
-    """A model that its module keeps."""
-    return KEPT
+    """A model that is made once."""
+    return stack()
 
 
 def double(module):
