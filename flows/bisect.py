@@ -69,7 +69,7 @@ def bisect(session: Session, drop_db: float) -> Bisection:
     settle = settle_plainly(session, run)
     if not run.complete:
         session.workers.start()
-        session.check_operators()
+        session.check_names()
         run.run(settle, threads=2 * session.jobs + 2)
     ladder = run.ladder(recipe.name)
     if ladder is None:
