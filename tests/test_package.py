@@ -33,7 +33,14 @@ MAY_IMPORT = {
 
 # The only modules that may load torch and ExecuTorch when they are imported: they run in worker processes, or in the
 # process of somebody who has torch already.
-HEAVY = ("api.", "artifacts.programs", "tasks.stages", "tasks.targets.xnnpack_patterns", "tasks.workers.preload")
+HEAVY = (
+    "api.",
+    "artifacts.programs",
+    "tasks.stages",
+    "tasks.targets.xnnpack_branches",
+    "tasks.targets.xnnpack_patterns",
+    "tasks.workers.preload",
+)
 
 LIGHT = tuple(
     f"pteforge{part}" for part in ("", ".artifacts", ".configs", ".flows", ".flows.cli", ".runtime", ".tasks")

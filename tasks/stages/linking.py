@@ -15,6 +15,7 @@ from ...artifacts.programs.delegates import DelegateResult, load_delegates
 from ...artifacts.programs.values import load_value
 from ...artifacts.ref import ArtifactRef
 from ..params import CompileParams
+from .control_flow import check_control_flow
 from .exir import edge_config
 from .lowered import lowered_modules
 from .operators import find_operators
@@ -40,6 +41,8 @@ def linked_manager(inputs: Mapping[str, ArtifactRef], params: CompileParams, sto
         for method, program in programs.items():
             _link(program, delegates.methods.get(method, ()))
         config = EdgeCompileConfig(_check_ir_validity=False)  # as EdgeProgramManager.to_backend does
+    for method, program in programs.items():
+        check_control_flow(method, program)
     if params.state_order:
         keep_shared_initial_state(programs, params.state_order)
     else:

@@ -82,21 +82,19 @@ class Xnnpack(Target):
         return quantizer
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One XNNPACK partitioner."""
+        """One XNNPACK partitioner, which looks into control flow."""
         from executorch.backends.xnnpack.partition.config.xnnpack_config import (  # noqa: PLC0415 - workers only
             ConfigPrecisionType,
         )
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import (  # noqa: PLC0415 - workers only
-            XnnpackPartitioner,
-        )
 
+        from .xnnpack_branches import XnnpackBranchesPartitioner  # noqa: PLC0415 - workers only
         from .xnnpack_patterns import trace_patterns_where_needed  # noqa: PLC0415 - workers only
 
         trace_patterns_where_needed()
         options = self.options
         precisions = options.precisions and [ConfigPrecisionType[name.upper()] for name in options.precisions]
         return [
-            XnnpackPartitioner(
+            XnnpackBranchesPartitioner(
                 config_precisions=precisions,
                 per_op_mode=options.per_operator,
                 force_non_static_weights_for_f32_linear=options.force_non_static_weights_for_f32_linear,

@@ -37,7 +37,8 @@ def test_chain_equals_upstream(builder, recipe, stages, upstream):
     ("builder", "recipe"),
     [
         pytest.param("chain_models:conditional", PORTABLE, id="conditional portable"),
-        pytest.param("chain_models:conditional_elementwise", XNNPACK, id="conditional xnnpack"),
+        pytest.param("chain_models:conditional", XNNPACK, id="conditional xnnpack"),
+        pytest.param("chain_models:conditional_elementwise", XNNPACK, id="conditional elementwise xnnpack"),
         pytest.param("chain_models:conv_net", xnnpack(per_operator=True), id="per operator"),
         pytest.param("chain_models:conv_net", xnnpack(precisions=["fp32"]), id="fp32 only"),
         pytest.param("chain_models:conv_net", xnnpack(precisions=["static_quant", "dynamic_quant"]), id="no fp32"),
@@ -77,12 +78,28 @@ def test_options_change_the_file(builder, one, other, upstream, stages):
     assert upstream(builder, one) != upstream(builder, other)
 
 
-def test_what_upstream_refuses_is_refused(stages, upstream):
-    """An operator that was kept whole for XNNPACK, which does not look into branches, has no kernel: both say so."""
+def test_what_upstream_refuses_is_refused(stages):
+    """An operator that was kept whole for a backend that then does not take it has no kernel: both say so.
+
+    Upstream's XNNPACK partitioner keeps linear layers in branches and does not look there for what to delegate.
+    """
+    import torch
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+    from pteforge.tasks.params import EdgeParams
+    from pteforge.tasks.stages import exir
+
+    del stages
+    import chain_models
+
+    module, inputs = chain_models.conditional()
+    partitioners, config = [XnnpackPartitioner()], exir.edge_config(EdgeParams(), [])
     with pytest.raises(RuntimeError, match="was not decomposed or delegated") as theirs:
-        upstream("chain_models:conditional", XNNPACK)
+        to_edge_transform_and_lower(torch.export.export(module, inputs[0]), partitioner=partitioners)
+    edge = exir.to_edge_program(torch.export.export(module, inputs[0]), partitioners, config)
+    partitioned = exir.to_partitioned_program(edge, partitioners)
     with pytest.raises(RuntimeError, match="was not decomposed or delegated") as ours:
-        stages.lower("chain_models:conditional", XNNPACK)
+        exir.check_preserved_operators_found_delegates(partitioned, partitioners, config)
     assert str(ours.value).splitlines()[:2] == str(theirs.value).splitlines()[:2]
 
 
