@@ -113,6 +113,7 @@ def _read_json(ref: ArtifactRef, store: LocalStore) -> Any:
 
 _LOADERS: dict[str, Callable[[ArtifactRef, LocalStore], Any]] = {
     "program": load_program,
+    "program/state": _read_json,
     "delegates": load_delegates,
     "payload/pte": read_payload,
     "payload/ptd": read_payload,

@@ -151,7 +151,7 @@ class Exported:
 
     def executorch_manager(self, specialization: str = "") -> ExecutorchProgramManager:
         """Exir's own result of emitting a payload, made again: it cannot be stored. Its buffer is the payload."""
-        from ..tasks.stages.compile import backend_config  # noqa: PLC0415 - takes seconds
+        from ..tasks.stages.backend_config import backend_config  # noqa: PLC0415 - takes seconds
         from ..tasks.stages.exir import to_executorch  # noqa: PLC0415 - takes seconds
 
         params = self._result(StageName.COMPILE.value, "", specialization).step.params

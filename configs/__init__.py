@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .accuracy import Accuracy
+from .compile_options import CompileOptions
 from .definition import MethodCall, MethodDefinition, ModelDefinition
 from .edge import EdgeOptions
 from .load import LoadedZoo, load_zoo
@@ -11,7 +12,7 @@ from .methods import MethodOptions
 from .model import Limits, ModelConfig
 from .presets import preset_names
 from .quantize import Quantize, QuantizerChoice
-from .recipe import CompileOptions, Output, Recipe, Specialization
+from .recipe import Output, Recipe, Specialization
 from .schema import zoo_schema
 from .shapes import DimRange, DynamicShapes, InputShape
 from .sources import BuilderSource, ProgramSource

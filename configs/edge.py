@@ -15,3 +15,8 @@ class EdgeOptions(FrozenModel):
     )
     check_ir_validity: StrictBool = Field(default=True, description="Check that the program is in the Edge dialect.")
     skip_dim_order: StrictBool = Field(default=False, description="Leave out the operators that carry dim order.")
+    core_aten_ops_exception_list: tuple[str, ...] = Field(
+        default=(),
+        description="Operators that are not core ATen and may stay, such as aten.linalg_vector_norm.default; the rest "
+        "is checked.",
+    )

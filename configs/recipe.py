@@ -6,11 +6,9 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     Field,
     JsonValue,
     StrictBool,
-    StrictInt,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -18,22 +16,13 @@ from pydantic import (
 
 from .accuracy import Accuracy
 from .base import FrozenModel
+from .compile_options import CompileOptions
 from .edge import EdgeOptions
 from .methods import MethodOptions
 from .quantize import Quantize
 from .shapes import MethodName
 from .source_transforms import SourceTransform
 from .verify_bounds import Verification
-
-
-def _power_of_two(value: int) -> int:
-    if value < 1 or value & (value - 1):
-        raise ValueError("must be a power of two")
-    return value
-
-
-Alignment = Annotated[StrictInt, AfterValidator(_power_of_two), Field(json_schema_extra={"minimum": 1})]
-"""A number of bytes that is a power of two."""
 
 
 class Specialization(FrozenModel):
@@ -60,36 +49,6 @@ class Specialization(FrozenModel):
     def payload(self) -> str:
         """Name of the payload."""
         return self.name or self.target
-
-
-class CompileOptions(FrozenModel):
-    """How the file is laid out: the part of ``executorch.exir.ExecutorchBackendConfig`` that is plain data."""
-
-    extract_delegate_segments: StrictBool = Field(
-        default=True,
-        description="Put delegate data into segments of its own, which the runtime can free after loading.",
-    )
-    segment_alignment: Alignment = Field(default=128, description="Alignment of segments, in bytes.")
-    constant_tensor_alignment: Alignment | None = Field(
-        default=None, description="Least alignment of constant tensors, in bytes; null: ExecuTorch's own."
-    )
-    delegate_alignment: Alignment | None = Field(
-        default=None, description="Least alignment of delegate data, in bytes; null: ExecuTorch's own."
-    )
-    alloc_graph_input: StrictBool = Field(
-        default=True, description="Plan memory for inputs inside the file's arenas (MemoryPlanningPass)."
-    )
-    alloc_graph_output: StrictBool = Field(
-        default=True, description="Plan memory for outputs inside the file's arenas (MemoryPlanningPass)."
-    )
-    share_mutable_buffers: StrictBool = Field(
-        default=False,
-        description="Buffers of one name that methods change are one state, which they read and write in turn "
-        "(MemoryPlanningPass); the model's first method that has it sets it to what it is at first.",
-    )
-    emit_stacktrace: StrictBool = Field(
-        default=False, description="Keep Python stack traces in the file, for debugging."
-    )
 
 
 class Output(FrozenModel):
@@ -141,6 +100,13 @@ class Recipe(FrozenModel):
     accuracy: Accuracy | None = Field(
         default=None, description="How good the file must be at its task; null: that is not asked."
     )
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Every operator that it names."""
+        edges = [self.edge, *(own.edge for each in self.specializations for own in each.methods.values() if own.edge)]
+        named = [name for edge in edges for name in (*edge.preserve_operators, *edge.core_aten_ops_exception_list)]
+        return (*named, *self.compile.reinplace_extra_ops)
 
     @field_validator("specializations")
     @classmethod

@@ -41,6 +41,7 @@ def edge_params(recipe: Recipe, specialization: PlannedSpecialization, method: s
         check_ir_validity=options.check_ir_validity,
         skip_dim_order=options.skip_dim_order,
         decompose_affine=bool(recipe.source_transforms) and not target.delegates,
+        core_aten_exceptions=options.core_aten_ops_exception_list,
     )
 
 
@@ -76,8 +77,10 @@ def _common(edges: list[EdgeParams]) -> EdgeParams:
     if all(each == first for each in others):
         return first
     kept = dict.fromkeys(operator for each in edges for operator in each.preserve_operators)
+    spared = dict.fromkeys(operator for each in edges for operator in each.core_aten_exceptions)
     return EdgeParams(
         preserve_operators=tuple(kept),
         check_ir_validity=False,
         skip_dim_order=all(each.skip_dim_order for each in edges),
+        core_aten_exceptions=tuple(spared),
     )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ..configs.recipe import CompileOptions
+from ..configs.compile_options import CompileOptions
 from ..configs.verify_bounds import VerifyBounds
 
 
@@ -131,6 +131,7 @@ class EdgeParams(Params):
         check_ir_validity: verify the edge dialect.
         skip_dim_order: leave memory formats to the operators instead of dim-order operators.
         decompose_affine: write out the arithmetic of torchao's quantization, since nothing is delegated.
+        core_aten_exceptions: operators that need not be core ATen.
     """
 
     preserve_for: TargetParams | None = None
@@ -139,6 +140,7 @@ class EdgeParams(Params):
     check_ir_validity: bool = True
     skip_dim_order: bool = False
     decompose_affine: bool = False
+    core_aten_exceptions: tuple[str, ...] = ()
 
 
 class PartitionParams(Params):

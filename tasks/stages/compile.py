@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import executorch.kernels.quantized  # noqa: F401 - the forms of quantized operators that files name
-from executorch.exir import ExecutorchBackendConfig
 
 from ...artifacts.pte.pieces import save_payload
 from ...artifacts.ref import ArtifactRef
 from ..params import CompileParams
 from ..stage import Workspace
 from .affine import check_no_affine
+from .backend_config import backend_config
 from .exir import to_executorch
 from .linking import linked_manager
-from .memory import memory_planning
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: CompileParams, work: Workspace) -> Mapping[str, ArtifactRef]:
@@ -28,16 +27,3 @@ def run(inputs: Mapping[str, ArtifactRef], params: CompileParams, work: Workspac
         check_no_affine(method, manager.exported_program(method))
     content = to_executorch(manager, backend_config(params, manager.methods)).buffer
     return {"payload": save_payload(content, kind="payload/pte", store=work.store)}
-
-
-def backend_config(params: CompileParams, methods: Collection[str]) -> ExecutorchBackendConfig:
-    """Exir's configuration for our options."""
-    options = params.options
-    return ExecutorchBackendConfig(
-        extract_delegate_segments=options.extract_delegate_segments,
-        segment_alignment=options.segment_alignment,
-        constant_tensor_alignment=options.constant_tensor_alignment,
-        delegate_alignment=options.delegate_alignment,
-        emit_stacktrace=options.emit_stacktrace,
-        memory_planning_pass=memory_planning(params, methods),
-    )

@@ -13,7 +13,6 @@ from ..stage import Workspace
 from ..targets.find import find_target
 from .affine import decompose_affine
 from .exir import edge_config, to_edge_program
-from .operators import find_operators
 from .state import state_names
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: EdgeParams, work: Workspace) 
     program = load_program(inputs["program"], work.store)
     if params.decompose_affine:
         program = decompose_affine(program)
-    config = edge_config(params, find_operators(params.preserve_operators))
+    config = edge_config(params)
     edge = to_edge_program(program, _keeping(params), config, _passes(params))
     return {
         "program": save_program(edge, kind="program/edge", store=work.store),

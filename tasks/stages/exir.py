@@ -25,22 +25,19 @@ from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 
 from ..params import EdgeParams
+from .operators import find_operators
 from .state import keep_outside
 
 _METHOD = "forward"  # programs are handled one by one; the name only labels messages of exir
 
 
-def edge_config(params: EdgeParams, operators: Sequence[torch._ops.OpOverload]) -> EdgeCompileConfig:
-    """Exir's edge configuration for our params.
-
-    Args:
-        params: of the edge stage.
-        operators: `params.preserve_operators`, resolved.
-    """
+def edge_config(params: EdgeParams) -> EdgeCompileConfig:
+    """Exir's edge configuration for our params; TargetError for an operator that is not registered."""
     return EdgeCompileConfig(
         _check_ir_validity=params.check_ir_validity,
         _skip_dim_order=params.skip_dim_order,
-        preserve_ops=list(operators),
+        _core_aten_ops_exception_list=find_operators(params.core_aten_exceptions),
+        preserve_ops=find_operators(params.preserve_operators),
     )
 
 

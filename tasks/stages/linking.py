@@ -18,7 +18,6 @@ from ..params import CompileParams
 from .control_flow import check_control_flow
 from .exir import edge_config
 from .lowered import lowered_modules
-from .operators import find_operators
 from .state import keep_initial_state, keep_shared_initial_state
 
 
@@ -35,7 +34,7 @@ def linked_manager(inputs: Mapping[str, ArtifactRef], params: CompileParams, sto
         for role, ref in sorted(inputs.items())
         if role.startswith("program/")
     }
-    config = edge_config(params.edge, find_operators(params.edge.preserve_operators))
+    config = edge_config(params.edge)
     if "delegates" in inputs:
         delegates = load_delegates(inputs["delegates"], store)
         for method, program in programs.items():

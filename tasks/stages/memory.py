@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, greedy, naive
 from executorch.exir.passes import MemoryPlanningPass
 
+from ...configs.compile_options import CompileOptions
 from ..params import CompileParams, MethodMemory
 
 
@@ -36,20 +38,24 @@ def memory_planning(
     options = params.options
     usual = MethodMemory(alloc_graph_input=options.alloc_graph_input, alloc_graph_output=options.alloc_graph_output)
     if not params.methods:
-        return _planning(MemoryPlanningPass, usual, share=options.share_mutable_buffers)
-    passes = {
-        method: _planning(_PlanningOnce, params.methods.get(method, usual), share=options.share_mutable_buffers)
-        for method in methods
-    }
+        return _planning(MemoryPlanningPass, usual, options)
+    passes = {method: _planning(_PlanningOnce, params.methods.get(method, usual), options) for method in methods}
     first, *others = passes.values()
     for each in others:
         each.state = first.state
     return passes
 
 
-def _planning(kind: type[MemoryPlanningPass], memory: MethodMemory, *, share: bool) -> MemoryPlanningPass:
+_ALGORITHMS = {"greedy": greedy, "naive": naive}
+
+
+def _planning(kind: type[MemoryPlanningPass], memory: MethodMemory, options: CompileOptions) -> MemoryPlanningPass:
     return kind(
+        memory_planning_algo=MemoryPlanningAlgorithmSuite([_ALGORITHMS[options.memory_planning_algo]]),
+        allow_lifetime_and_storage_overlap=options.allow_lifetime_and_storage_overlap,
         alloc_graph_input=memory.alloc_graph_input,
         alloc_graph_output=memory.alloc_graph_output,
-        share_mutable_buffers=share,
+        alloc_mutable_buffers=options.alloc_mutable_buffers,
+        share_mutable_buffers=options.share_mutable_buffers,
+        alignment=options.tensor_alignment,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from executorch.exir.dialects._ops import ops as exir_ops
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
 
 from ...errors import TargetError
 
@@ -18,6 +20,16 @@ def find_operators(names: Sequence[str]) -> list[torch._ops.OpOverload]:
     return [_find_operator(name) for name in names]
 
 
+def find_edge_operators(names: Sequence[str]) -> list[EdgeOpOverload]:
+    """The same operators of the edge dialect; raises TargetError as `find_operators`."""
+    found = []
+    for operator in find_operators(names):
+        namespace, name = operator.name().split("::")
+        packet = getattr(getattr(exir_ops.edge, namespace), name.partition(".")[0])
+        found.append(getattr(packet, operator._overloadname))  # noqa: SLF001 - torch has no public name for it
+    return found
+
+
 def _find_operator(name: str) -> torch._ops.OpOverload:
     namespace, _, rest = name.partition(".")
     operator, _, overload = rest.partition(".")
@@ -27,8 +39,7 @@ def _find_operator(name: str) -> torch._ops.OpOverload:
         found = None
     if not isinstance(found, torch._ops.OpOverload):  # noqa: SLF001 - torch has no public name for it
         raise TargetError(
-            f"unknown operator {name!r} in edge.preserve_operators; write it as namespace.operator.overload, "
-            "for example aten.hardswish.default"
+            f"unknown operator {name!r} ; write it as namespace.operator.overload, for example aten.hardswish.default"
         )
     return found
 

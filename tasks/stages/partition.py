@@ -11,7 +11,6 @@ from ..params import PartitionParams
 from ..stage import Workspace
 from ..targets.find import find_target
 from .exir import check_preserved_operators_found_delegates, edge_config, to_partitioned_program
-from .operators import find_operators
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: PartitionParams, work: Workspace) -> Mapping[str, ArtifactRef]:
@@ -21,7 +20,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: PartitionParams, work: Worksp
     """
     program = load_program(inputs["program"], work.store)
     partitioners = find_target(params.target.name, params.target.options).partitioners()
-    config = edge_config(params.edge, find_operators(params.edge.preserve_operators))
+    config = edge_config(params.edge)
     others = [ref for role, ref in inputs.items() if role.startswith("state/")]
     state = {name for ref in others for name in json.loads(work.store.read_artifact(ref))}
     partitioned = to_partitioned_program(program, partitioners, state)

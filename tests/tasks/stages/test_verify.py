@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from pteforge.artifacts.pte.reader import read_pte
+from pteforge.configs import CompileOptions
 from pteforge.configs.verify_bounds import VerifyBounds
 from pteforge.errors import VerificationFailed
 from pteforge.tasks.catalog import StageName
 from pteforge.tasks.figures import Figures
-from pteforge.tasks.params import CompileOptions, CompileParams, EdgeParams, VerifyParams
+from pteforge.tasks.params import CompileParams, EdgeParams, VerifyParams
 
 PORTABLE = {"specializations": [{"target": "portable"}]}
 

@@ -1,0 +1,97 @@
+"""Options of recipes do to a file what ExecuTorch's own configuration says they do."""
+
+from __future__ import annotations
+
+import pteforge
+import pytest
+from pteforge.artifacts.pte.reader import read_pte
+from pteforge.configs import Recipe
+from pteforge.errors import StageFailed
+
+
+@pytest.fixture
+def lower(net, example, store):
+    """Lowers the network for the portable kernels with options of `edge` and `compile`."""
+
+    def lowered(**options):
+        recipe = Recipe.model_validate({"specializations": [{"target": "portable"}], **options})
+        return pteforge.export(net, example, recipe=recipe, store=store)
+
+    return lowered
+
+
+@pytest.mark.filterwarnings("ignore:`HintBasedSymShapeEvalPass` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory_planning_algo": "naive"},
+        {"tensor_alignment": 64},
+        {"remove_view_copy": False, "do_quant_fusion_and_const_prop": True},
+        {"run_reinplace_pass": True, "reinplace_extra_ops": ["aten.index_put.default"]},
+        {"sym_shape_eval": "hint_based", "enable_non_cpu_memory_planning": False},
+        {"alloc_graph_input": False, "alloc_mutable_buffers": False, "emit_mutable_buffer_names": True},
+        {"skip_h2d_for_method_inputs": True, "skip_d2h_for_method_outputs": True, "ignore_to_out_var_failure": True},
+        {"allow_lifetime_and_storage_overlap": True},
+    ],
+)
+def test_files_compute_the_same(lower, options):
+    """Whatever is set, the file is verified against eager; only `compile` and what follows run again."""
+    lower()
+    result = lower(compile=options)
+    assert result.figures.overall.max_abs_error < 1e-5
+    ran = {stage.stage for stage in result.stages if stage.status == "ran"}
+    assert not ran & {"edge", "partition", "preprocess"}
+
+
+def test_memory_planning(lower):
+    """Greedy planning reuses memory that naive planning does not."""
+    sizes = {}
+    for algorithm in ("greedy", "naive"):
+        (method,) = read_pte(lower(compile={"memory_planning_algo": algorithm}).pte).methods
+        sizes[algorithm] = sum(method.planned_memory)
+    assert sizes["greedy"] < sizes["naive"]
+
+
+def test_unknown_operators(lower):
+    """An operator that is not registered is named, whichever option names it."""
+    with pytest.raises(StageFailed, match=r"unknown operator 'aten.rleu.default'") as caught:
+        lower(compile={"reinplace_extra_ops": ["aten.rleu.default"]})
+    assert caught.value.bad_input
+    with pytest.raises(StageFailed, match=r"unknown operator 'aten.nrom.Scalar'"):
+        lower(edge={"core_aten_ops_exception_list": ["aten.nrom.Scalar"]})
+
+
+def test_core_aten_exceptions(store):
+    """An operator beyond core ATen is refused by the dialect's check, unless it is excepted."""
+    import torch
+
+    class Norm(torch.nn.Module):
+        """Keeps an operator that is not core ATen."""
+
+        def forward(self, x):
+            """Takes and gives [n]."""
+            return torch.ops.aten.linalg_vector_norm(x, keepdim=True) * x
+
+    edge = {"preserve_operators": ["aten.linalg_vector_norm.default"]}
+    written = {"specializations": [{"target": "portable"}], "edge": edge}
+    result = pteforge.export(
+        Norm(),
+        (torch.ones(3),),
+        recipe=Recipe.model_validate(
+            {**written, "edge": {**edge, "core_aten_ops_exception_list": ["aten.linalg_vector_norm.default"]}}
+        ),
+        store=store,
+        until="edge",
+    )
+    assert "linalg_vector_norm" in str(result.artifact("edge").graph)
+
+
+def test_shared_state_must_be_planned():
+    """State cannot be shared that has no memory planned for it."""
+    with pytest.raises(ValueError, match="`share_mutable_buffers` needs `alloc_mutable_buffers`"):
+        Recipe.model_validate(
+            {
+                "specializations": [{"target": "portable"}],
+                "compile": {"share_mutable_buffers": True, "alloc_mutable_buffers": False},
+            }
+        )
