@@ -11,6 +11,7 @@ from .packages import missing_packages
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
+    from torchao.quantization.pt2e.quantizer import Quantizer
 
 Accelerator = Literal[
     "ethos-u55-32",
@@ -43,6 +44,18 @@ class EthosUOptions(TargetOptions):
     extra_flags: tuple[str, ...] = ()
 
 
+class EthosUQuantizerOptions(TargetOptions):
+    """Options of the quantizer for Ethos-U: int8, weights symmetric.
+
+    Attributes:
+        accelerator: as the target's: families of them support different operators.
+        per_channel: weights have a scale for each output channel instead of one for all.
+    """
+
+    accelerator: Accelerator = "ethos-u55-128"
+    per_channel: bool = True
+
+
 @dataclass(frozen=True)
 class EthosU(Target):
     """Inference on an Ethos-U NPU; what it does not support, all of floating point included, runs by other kernels."""
@@ -51,6 +64,7 @@ class EthosU(Target):
 
     name: ClassVar[str] = "ethos_u"
     Options: ClassVar[type[TargetOptions]] = EthosUOptions
+    QuantizerOptions: ClassVar[type[TargetOptions] | None] = EthosUQuantizerOptions
     backends: ClassVar[tuple[str, ...]] = ("EthosUBackend",)
     extra: ClassVar[str | None] = "ethos-u"
     distributions: ClassVar[tuple[str, ...]] = ("ethos-u-vela", "tosa-tools")
@@ -64,6 +78,19 @@ class EthosU(Target):
     def preserving(self) -> dict[str, Any]:
         """The accelerator: families of them support different operators."""
         return self.options.model_dump(mode="json", include={"accelerator"})
+
+    @classmethod
+    def quantizer(cls, options: TargetOptions) -> Quantizer:
+        """Arm's, for every operator that the accelerator has."""
+        from executorch.backends.arm.ethosu import EthosUCompileSpec  # noqa: PLC0415 - workers only
+        from executorch.backends.arm.quantizer import (  # noqa: PLC0415 - workers only
+            EthosUQuantizer,
+            get_symmetric_quantization_config,
+        )
+
+        given = EthosUQuantizerOptions.model_validate(options.model_dump())
+        quantizer = EthosUQuantizer(EthosUCompileSpec(given.accelerator))
+        return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=given.per_channel))
 
     def partitioners(self) -> Sequence[Partitioner]:
         """One Ethos-U partitioner."""

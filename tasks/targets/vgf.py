@@ -16,6 +16,7 @@ from .packages import missing_packages
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
+    from torchao.quantization.pt2e.quantizer import Quantizer
 
 _CONVERTER = "model-converter"
 _GLIBC = (2, 38)
@@ -34,6 +35,18 @@ class VgfOptions(TargetOptions):
     compiler_flags: tuple[str, ...] = ()
 
 
+class VgfQuantizerOptions(TargetOptions):
+    """Options of the quantizer for VGF: int8, weights symmetric.
+
+    Attributes:
+        tosa_spec: as the target's.
+        per_channel: weights have a scale for each output channel instead of one for all.
+    """
+
+    tosa_spec: str | None = None
+    per_channel: bool = True
+
+
 @dataclass(frozen=True)
 class Vgf(Target):
     """Inference by the ML extensions for Vulkan; what they do not support runs by the portable kernels."""
@@ -42,6 +55,7 @@ class Vgf(Target):
 
     name: ClassVar[str] = "vgf"
     Options: ClassVar[type[TargetOptions]] = VgfOptions
+    QuantizerOptions: ClassVar[type[TargetOptions] | None] = VgfQuantizerOptions
     backends: ClassVar[tuple[str, ...]] = ("VgfBackend",)
     extra: ClassVar[str | None] = "vgf"
     distributions: ClassVar[tuple[str, ...]] = ("ai-ml-sdk-model-converter", "tosa-tools")
@@ -60,6 +74,19 @@ class Vgf(Target):
     def preserving(self) -> dict[str, Any]:
         """The version of TOSA decides what is supported."""
         return self.options.model_dump(mode="json", include={"tosa_spec"})
+
+    @classmethod
+    def quantizer(cls, options: TargetOptions) -> Quantizer:
+        """Arm's, for every operator that TOSA has."""
+        from executorch.backends.arm.quantizer import (  # noqa: PLC0415 - workers only
+            VgfQuantizer,
+            get_symmetric_quantization_config,
+        )
+        from executorch.backends.arm.vgf import VgfCompileSpec  # noqa: PLC0415 - workers only
+
+        given = VgfQuantizerOptions.model_validate(options.model_dump())
+        quantizer = VgfQuantizer(VgfCompileSpec(given.tosa_spec))
+        return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=given.per_channel))
 
     def partitioners(self) -> Sequence[Partitioner]:
         """One VGF partitioner."""

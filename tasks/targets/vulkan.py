@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,7 @@ from .base import Target, TargetOptions
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
+    from torchao.quantization.pt2e.quantizer import Quantizer
 
 Extent = Annotated[int, Field(ge=1, le=(1 << 32) - 1)]
 
@@ -45,6 +46,18 @@ class VulkanOptions(TargetOptions):
     only_operators: tuple[str, ...] | None = None
 
 
+class VulkanQuantizerOptions(TargetOptions):
+    """Options of Vulkan's quantizer: linear layers, with a scale for each output channel.
+
+    Attributes:
+        dynamic: activations become int8 as well, with scales that are computed where the model runs.
+        weight_bits: of each weight.
+    """
+
+    dynamic: bool = False
+    weight_bits: Literal[4, 8] = 8
+
+
 @dataclass(frozen=True)
 class Vulkan(Target):
     """Inference on the GPU through Vulkan; what it does not support runs by the portable kernels.
@@ -56,11 +69,24 @@ class Vulkan(Target):
 
     name: ClassVar[str] = "vulkan"
     Options: ClassVar[type[TargetOptions]] = VulkanOptions
+    QuantizerOptions: ClassVar[type[TargetOptions] | None] = VulkanQuantizerOptions
     backends: ClassVar[tuple[str, ...]] = ("VulkanBackend",)
 
     def preserving(self) -> dict[str, Any]:
         """No option: the same operators stay whole whatever the options are."""
         return {}
+
+    @classmethod
+    def quantizer(cls, options: TargetOptions) -> Quantizer:
+        """Vulkan's own."""
+        from executorch.backends.vulkan.quantizer.vulkan_quantizer import (  # noqa: PLC0415 - workers only
+            VulkanQuantizer,
+            get_symmetric_quantization_config,
+        )
+
+        given = VulkanQuantizerOptions.model_validate(options.model_dump())
+        config = get_symmetric_quantization_config(is_dynamic=given.dynamic, weight_bits=given.weight_bits)
+        return VulkanQuantizer().set_global(config)
 
     def partitioners(self) -> Sequence[Partitioner]:
         """One Vulkan partitioner."""
