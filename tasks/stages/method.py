@@ -13,6 +13,7 @@ from ...configs.definition import MethodDefinition
 from ...errors import SourceError
 from ..params import MethodParams
 from .dynamic_shapes import check_entries, to_dims
+from .prepared import convert_prepared, freeze_prepared, is_prepared
 from .source import BuiltModel
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -32,12 +33,18 @@ def choose_method(model: BuiltModel, params: MethodParams) -> str:
     if unknown := set(params.dynamic_shapes or ()) - set(methods):
         raise SourceError(f"dynamic_shapes names the methods {sorted(unknown)}; the model has {methods}")
     if model.program is None:
-        model.definition.methods[name].module.eval()
+        module = model.definition.methods[name].module
+        if is_prepared(module):
+            freeze_prepared(module)
+        else:
+            module.eval()
     return name
 
 
 def export_method(name: str, method: MethodDefinition, params: MethodParams, stage: str = "") -> ExportedProgram:
-    """Exports a method with its first example.
+    """Exports a method with its first example. A module that PT2E has prepared is converted before.
+
+    Its observers and fake quantization would not survive the export as something that could be converted later.
 
     Args:
         name: its name.
@@ -46,7 +53,7 @@ def export_method(name: str, method: MethodDefinition, params: MethodParams, sta
         stage: what has been done to its module, for messages: `` after source_transforms``.
 
     Raises:
-        SourceError: it does not take its example inputs, or its dynamic shapes.
+        SourceError: it does not take its example inputs, or its dynamic shapes, or was prepared and never trained.
     """
     example = method.example_inputs[0]
     shapes: Any = method.dynamic_shapes
@@ -54,8 +61,11 @@ def export_method(name: str, method: MethodDefinition, params: MethodParams, sta
         entries = params.dynamic_shapes[name]
         check_entries(entries, example, f"method {name!r}")
         shapes = to_dims(entries)
+    module = method.module
+    if is_prepared(module):
+        module = convert_prepared(module, f"method {name!r}")
     try:
-        return torch.export.export(method.module, example, dynamic_shapes=shapes, strict=params.strict)
+        return torch.export.export(module, example, dynamic_shapes=shapes, strict=params.strict)
     except Exception as error:
         # Example inputs that do not fit the model are told apart from a model that cannot be exported.
         run_eager(method.module, (example, {}), f"its own example inputs of method {name!r}{stage}")

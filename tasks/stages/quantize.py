@@ -45,7 +45,7 @@ def _fitting(program: ExportedProgram, samples: Iterable[Sequence[Any]]) -> Iter
 def quantize(
     program: ExportedProgram, example: Sequence[Any], samples: Iterable[Sequence[Any]], params: QuantizeParams
 ) -> ExportedProgram:
-    """Quantizes a program.
+    """Quantizes a program; one that is quantized already, as by QAT, is given as it is.
 
     Args:
         program: an ATen program.
@@ -56,6 +56,8 @@ def quantize(
     Raises:
         TargetError: there is nothing that it quantizes.
     """
+    if _is_quantized(program):
+        return program
     prepared = prepare_pt2e(program.module(check_guards=False), make_quantizer(params.quantizers))
     if not any(isinstance(module, ObserverOrFakeQuantize) for module in prepared.modules()):
         names = " and ".join(dict.fromkeys(each.name for each in params.quantizers))
@@ -67,6 +69,11 @@ def quantize(
         converted = convert_pt2e(prepared, fold_quantize=fold_weights(params.quantizers))
     args, kwargs = pytree.tree_unflatten(list(example), program.call_spec.in_spec)
     return torch.export.export(converted, args, kwargs, dynamic_shapes=_shapes(program, example), strict=False)
+
+
+def _is_quantized(program: ExportedProgram) -> bool:
+    """Whether the operators are in it that PT2E puts around those that it quantizes."""
+    return any(getattr(node.target, "namespace", "") == "quantized_decomposed" for node in program.graph.nodes)
 
 
 def _shapes(program: ExportedProgram, sample: Sequence[Any]) -> ShapesCollection | None:

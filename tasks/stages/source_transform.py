@@ -14,6 +14,7 @@ from ..stage import Workspace
 from .loaded_code import LoadedCode
 from .method import choose_method, export_method
 from .module_transforms import Transforms, layer_names, transformed
+from .prepared import is_prepared
 from .source import BuiltModel, build_model
 
 _SHOWN = 12  # names of layers in a message
@@ -48,6 +49,8 @@ def transform_built(model: BuiltModel, params: SourceTransformParams, store: Loc
     if model.program is not None:
         raise SourceError("source_transforms change a model's modules, and a .pt2 file has none; give a builder")
     method = model.definition.methods[name]
+    if is_prepared(method.module):
+        raise SourceError(f"method {name!r} has a module that PT2E has prepared; source_transforms cannot change those")
     module, matched = transformed(method.module, params.transforms)
     _check_all_match(model, name, params.transforms, matched)
     program = export_method(name, dataclasses.replace(method, module=module), params, " after source_transforms")

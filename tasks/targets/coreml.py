@@ -18,6 +18,7 @@ from .base import Target, TargetOptions
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
     from executorch.exir.backend.partitioner import Partitioner
+    from torchao.quantization.pt2e.quantizer import Quantizer
 
 ComputeUnit = Literal["all", "cpu_and_gpu", "cpu_only", "cpu_and_ne"]
 DeploymentTarget = Literal[
@@ -58,6 +59,20 @@ class CoreMlOptions(TargetOptions):
         return value
 
 
+class CoreMlQuantizerOptions(TargetOptions):
+    """Options of Core ML's quantizer: int8 weights and uint8 activations, for which a device needs iOS17 or macOS14.
+
+    Attributes:
+        weight_only: activations stay floating point; nothing is calibrated.
+        per_channel: weights have a scale for each output channel instead of one for all.
+        scheme: ``affine`` lets the zero point of weights and activations be anywhere.
+    """
+
+    weight_only: bool = False
+    per_channel: bool = True
+    scheme: Literal["symmetric", "affine"] = "symmetric"
+
+
 @dataclass(frozen=True)
 class CoreMl(Target):
     """Inference by Core ML; what it does not support runs by the portable kernels.
@@ -70,6 +85,7 @@ class CoreMl(Target):
 
     name: ClassVar[str] = "coreml"
     Options: ClassVar[type[TargetOptions]] = CoreMlOptions
+    QuantizerOptions: ClassVar[type[TargetOptions] | None] = CoreMlQuantizerOptions
     backends: ClassVar[tuple[str, ...]] = ("CoreMLBackend",)
     distributions: ClassVar[tuple[str, ...]] = ("coremltools",)
     reproducible: ClassVar[bool] = False
@@ -87,6 +103,25 @@ class CoreMl(Target):
     def preserving(self) -> dict[str, Any]:
         """The operators to skip: all others that Core ML supports stay whole."""
         return self.options.model_dump(mode="json", include={"skip_operators"})
+
+    @classmethod
+    def quantizer(cls, options: TargetOptions) -> Quantizer:
+        """Core ML's own."""
+        import torch  # noqa: PLC0415 - workers only
+        from coremltools.optimize.torch.quantization import (  # noqa: PLC0415 - workers only
+            LinearQuantizerConfig,
+            ModuleLinearQuantizerConfig,
+        )
+        from executorch.backends.apple.coreml.quantizer import CoreMLQuantizer  # noqa: PLC0415 - workers only
+
+        given = CoreMlQuantizerOptions.model_validate(options.model_dump())
+        config = ModuleLinearQuantizerConfig(
+            quantization_scheme=given.scheme,
+            activation_dtype=torch.float32 if given.weight_only else torch.quint8,
+            weight_dtype=torch.qint8,
+            weight_per_channel=given.per_channel,
+        )
+        return CoreMLQuantizer(LinearQuantizerConfig(global_config=config))
 
     def partitioners(self) -> Sequence[Partitioner]:
         """One Core ML partitioner."""

@@ -50,7 +50,8 @@ def _checked_options(what: str, kind: type[TargetOptions], options: dict[str, An
     try:
         return kind.model_validate(options or {})
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, line['loc']))}: {line['msg']}" for line in error.errors())
+        places = {".".join(map(str, line["loc"])): line["msg"] for line in error.errors()}
+        problems = "; ".join(f"{place}: {problem}" if place else problem for place, problem in places.items())
         known = ", ".join(sorted(kind.model_fields)) or "none"
         raise TargetError(f"{what}: {problems} (its options: {known})") from error
 

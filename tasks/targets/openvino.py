@@ -48,7 +48,9 @@ class OpenVinoQuantizerOptions(TargetOptions):
     @model_validator(mode="after")
     def _only_for_int4(self) -> Self:
         if (self.group_size or self.all_layers) and not self.mode.startswith("int4"):
-            raise ValueError(f"group_size and all_layers are for int4wo_sym and int4wo_asym, and the mode is {self.mode}")
+            raise ValueError(
+                f"group_size and all_layers are for int4wo_sym and int4wo_asym, and the mode is {self.mode}"
+            )
         return self
 
 

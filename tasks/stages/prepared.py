@@ -1,0 +1,54 @@
+"""Modules that PT2E has prepared: trained with fake quantization (QAT), or calibrated by whoever gives them."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch.fx import GraphModule
+from torchao.quantization.pt2e import ObserverOrFakeQuantize, disable_observer, move_exported_model_to_eval
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+
+from ...errors import SourceError
+
+
+def is_prepared(module: torch.nn.Module) -> bool:
+    """Whether a module comes from torchao's ``prepare_qat_pt2e`` or ``prepare_pt2e``."""
+    return isinstance(module, GraphModule) and any(
+        isinstance(each, ObserverOrFakeQuantize) for each in module.modules()
+    )
+
+
+def freeze_prepared(module: torch.nn.Module) -> None:
+    """Puts a prepared module into inference mode, in place: fake quantization stays on, and nothing is observed any more.
+
+    Otherwise each call of it would move the scales that it was trained to.
+    """
+    move_exported_model_to_eval(module)
+    module.apply(disable_observer)
+
+
+def convert_prepared(module: GraphModule, what: str) -> GraphModule:
+    """A copy of a prepared module with quantized operators.
+
+    Args:
+        module: the module; it stays as it is.
+        what: whose it is, for messages.
+
+    Raises:
+        SourceError: it has not been trained or calibrated, so that it has no scales.
+    """
+    # A module that several operators share has one observer under several names.
+    for name, each in module.named_modules():
+        if isinstance(each, ObserverOrFakeQuantize) and _has_seen_nothing(each):
+            raise SourceError(
+                f"{what} has a module that was prepared for quantization, but {name} in it has observed nothing; train "
+                "it, or run it on samples, before the builder returns it"
+            )
+    with torch.no_grad():
+        return convert_pt2e(copy.deepcopy(module))
+
+
+def _has_seen_nothing(module: torch.nn.Module) -> bool:
+    lowest = getattr(getattr(module, "activation_post_process", module), "min_val", None)
+    return isinstance(lowest, torch.Tensor) and (lowest.numel() == 0 or bool(lowest.isinf().all()))

@@ -1,0 +1,100 @@
+"""Modules that PT2E prepared, trained with fake quantization or calibrated, are converted with the scales they have."""
+
+from __future__ import annotations
+
+import pytest
+from pteforge.artifacts.pte.reader import read_pte
+from pteforge.configs import Quantize
+from pteforge.errors import SourceError
+from pteforge.tasks.catalog import StageName
+from pteforge.tasks.params import CallableParams, QuantizeParams, SourceTransformParams
+from pteforge.tasks.targets.quantizers import check_quantizers
+
+PLAIN = {"specializations": [{"target": "xnnpack"}], "verify": {"min_sqnr_db": 30}}
+TRAINED = "prepared_models:trained"
+
+
+def scales_of(module) -> list[float]:
+    """The scales to which activations were trained."""
+    from torchao.quantization.pt2e import FakeQuantizeBase
+
+    found = {id(each): each for each in module.modules() if isinstance(each, FakeQuantizeBase)}
+    return sorted({each.scale.item() for each in found.values() if each.scale.numel() == 1})
+
+
+@pytest.mark.slow
+def test_qat(stages):
+    """A model trained with fake quantization runs in int8 on XNNPACK as it did in training.
+
+    Its scales are those of the training, its batch may vary as it could there, and no recipe calibrates it again: one
+    that quantizes makes the same file as one that does not.
+    """
+    import prepared_models
+    import torch
+
+    torch.manual_seed(0)
+    trained = prepared_models.trained().methods["forward"].module
+    lowered = stages.lower(TRAINED, PLAIN)
+    program = stages.program(lowered.outputs["export"]["program"])
+    quantizing = [node for node in program.graph.nodes if "quantize_per_tensor.default" in str(node.target)]
+    assert sorted({node.args[1] for node in quantizing}) == pytest.approx(scales_of(trained))
+    assert [(bound.lower, bound.upper) for bound in program.range_constraints.values()] == [(1, 12)]
+    assert not_delegated(lowered.file) == []
+    assert stages.lower(TRAINED, PLAIN | {"quantize": {"options": {"per_channel": False}}}).file == lowered.file
+
+
+@pytest.mark.slow
+def test_qat_with_batch_norm(stages):
+    """Batch norms that took part in the training are folded into the convolutions before them."""
+    lowered = stages.lower({"builder": TRAINED, "kwargs": {"norm": True}}, PLAIN)
+    operators = [str(node.target) for node in stages.program(lowered.outputs["export"]["program"]).graph.nodes]
+    assert any("conv2d" in each for each in operators)
+    assert not any("batch_norm" in each for each in operators)
+    assert not_delegated(lowered.file) == []
+
+
+def not_delegated(file: bytes) -> list[str]:
+    """Operators that the portable kernels run, but for those at the ends of the program."""
+    ends = {f"quantized_decomposed::{name}_per_tensor.out" for name in ("quantize", "dequantize")}
+    return sorted({operator for method in read_pte(file).methods for operator in method.operators} - ends)
+
+
+def test_eager_is_the_trained_module(stages):
+    """What files are compared with is the trained module with its fake quantization, without dropout or observers."""
+    import prepared_models
+    import torch
+    from torchao.quantization.pt2e import disable_observer, move_exported_model_to_eval
+
+    examples = stages.value(stages.export(TRAINED)["examples"])
+    torch.manual_seed(0)
+    definition = prepared_models.trained().methods["forward"]
+    move_exported_model_to_eval(definition.module)
+    definition.module.apply(disable_observer)
+    with torch.no_grad():
+        expected = [definition.module(*inputs) for inputs in definition.example_inputs]
+    assert all(torch.equal(*pair) for pair in zip([each[0] for each in examples["outputs"]], expected, strict=False))
+
+
+def test_calibrated_by_the_builder(stages):
+    """A module that its builder has calibrated is converted as it is, and not calibrated on the examples."""
+    exported = stages.export("prepared_models:calibrated")
+    inputs = {role: exported[role] for role in ("program", "examples")}
+    params = QuantizeParams(quantizers=check_quantizers(Quantize(quantizer="xnnpack")))
+    quantized = stages.run(StageName.QUANTIZE, params, inputs)
+    before, after = (str(stages.program(each["program"]).graph) for each in (exported, quantized))
+    assert before == after
+    assert "quantized_decomposed" in after
+
+
+def test_untrained(stages):
+    """A module that was prepared and then neither trained nor calibrated has no scales, and is refused in words."""
+    with pytest.raises(SourceError, match=r"method 'forward' .* prepared .* has observed nothing; train it"):
+        stages.export("prepared_models:untrained")
+
+
+def test_no_transforms(stages):
+    """The weights of a prepared module are quantized already, so source transforms refuse it."""
+    callable_ = CallableParams(source={"builder": "prepared_models:network", "kwargs": {}})
+    params = SourceTransformParams(source={"builder": TRAINED, "kwargs": {}}, transforms=(callable_,))
+    with pytest.raises(SourceError, match="PT2E has prepared; source_transforms cannot change"):
+        stages.run(StageName.SOURCE_TRANSFORM, params)
