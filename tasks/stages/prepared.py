@@ -20,7 +20,7 @@ def is_prepared(module: torch.nn.Module) -> bool:
 
 
 def freeze_prepared(module: torch.nn.Module) -> None:
-    """Puts a prepared module into inference mode, in place: fake quantization stays on, and nothing is observed any more.
+    """Puts a prepared module into inference mode, in place: it goes on to fake quantization, and observes no more.
 
     Otherwise each call of it would move the scales that it was trained to.
     """
