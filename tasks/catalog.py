@@ -72,7 +72,11 @@ class StageName(Enum):
 
 _KINDS = {
     StageName.EXPORT: StageKind(f"{_STAGES}.export", params.ExportParams),
-    StageName.SOURCE_TRANSFORM: StageKind(f"{_STAGES}.source_transform", params.SourceTransformParams),
+    StageName.SOURCE_TRANSFORM: StageKind(
+        f"{_STAGES}.source_transform",
+        params.SourceTransformParams,
+        distributions=("torch", "executorch", "torchao", "coremltools"),  # the last one makes codebooks
+    ),
     StageName.CALIBRATION: StageKind(f"{_STAGES}.calibration", params.CalibrationParams),
     StageName.QUANTIZE: StageKind(f"{_STAGES}.quantize", params.QuantizeParams),
     StageName.EDGE: StageKind(f"{_STAGES}.edge", params.EdgeParams),

@@ -1,4 +1,4 @@
-"""The configs of `torchao.quantization`, found by reading its sources: importing it would import torch."""
+"""The configs of torchao's `quantize_`, found by reading its sources: importing it would import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ..errors import TargetError
 from .keys.code import parse_module
 from .keys.search import ModuleSearch
 
-_PACKAGE = "torchao.quantization"
+PACKAGES = ("torchao.quantization", "torchao.prototype.quantization.codebook_coreml")
+"""Where they are; the second one is for codebooks, which Core ML takes."""
+
 _BASE = "AOBaseConfig"
 _ENDING = "Config"
 
@@ -44,10 +46,11 @@ def torchao_configs() -> Mapping[str, tuple[str, ...]]:
     """Public config classes to their fields, those left out that are made of other configs."""
     search = ModuleSearch()
     modules: dict[str, set[str]] = {}
-    for node in _statements(search.locate(_PACKAGE)):
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
-            names = {alias.name for alias in node.names if alias.asname is None and alias.name.endswith(_ENDING)}
-            modules.setdefault(f"{_PACKAGE}.{node.module}", set()).update(names)
+    for package in PACKAGES:
+        for node in _statements(search.locate(package)):
+            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
+                names = {alias.name for alias in node.names if alias.asname is None and alias.name.endswith(_ENDING)}
+                modules.setdefault(f"{package}.{node.module}", set()).update(names)
     found: dict[str, tuple[str, ...]] = {}
     for module, names in modules.items():
         for node in _statements(search.locate(module)) if names else ():

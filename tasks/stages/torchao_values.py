@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, ForwardRef, Union, get_args, get_origin
 
 import torch
-from torchao import quantization
 from torchao.core.config import AOBaseConfig
 from torchao.quantization import granularity
 from torchao.quantization.granularity import Granularity
 
 from ...configs.problems import did_you_mean
 from ...errors import TargetError
+from ..torchao_configs import PACKAGES
 
 
 def make_config(name: str, fields: Mapping[str, Any]) -> AOBaseConfig:
-    """A config of `torchao.quantization`.
+    """A config of torchao's `quantize_`.
 
     Args:
         name: name of its class.
@@ -29,7 +30,8 @@ def make_config(name: str, fields: Mapping[str, Any]) -> AOBaseConfig:
     Raises:
         TargetError: there is no such class or field, a value is not of the field's type, or torchao refuses it.
     """
-    found = getattr(quantization, name, None)
+    package = next((each for each in PACKAGES if hasattr(importlib.import_module(each), name)), PACKAGES[0])
+    found = getattr(importlib.import_module(package), name, None)
     if not (isinstance(found, type) and issubclass(found, AOBaseConfig) and dataclasses.is_dataclass(found)):
         raise TargetError(f"torchao.quantization has no config {name!r}")
     types = {field.name: field.type for field in dataclasses.fields(found)}

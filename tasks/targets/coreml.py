@@ -114,6 +114,9 @@ class CoreMl(Target):
         )
         from executorch.backends.apple.coreml.quantizer import CoreMLQuantizer  # noqa: PLC0415 - workers only
 
+        from .coreml_patterns import trace_patterns_where_needed  # noqa: PLC0415 - workers only
+
+        trace_patterns_where_needed()
         given = CoreMlQuantizerOptions.model_validate(options.model_dump())
         config = ModuleLinearQuantizerConfig(
             quantization_scheme=given.scheme,

@@ -15,8 +15,20 @@ MODELS = "models: {net: {source: 'p:net', recipes: [mine]}}\n"
 
 
 def test_shipped_recipes():
-    """The shipped recipes are known by name, valid as they are, one target each, and say what they are for."""
+    """The shipped recipes are known by name, valid as they are, and say what they are for.
+
+    Each is for the target it is named after; those that are fat fall back to the portable kernels.
+    """
     assert preset_names() == (
+        "coreml-codebook-weight-only",
+        "coreml-fp16",
+        "coreml-fp32",
+        "coreml-int4-weight-only-per-channel",
+        "coreml-int4-weight-only-per-group",
+        "coreml-int8-static",
+        "coreml-int8-weight-only",
+        "coreml-int8-weight-only-per-channel",
+        "coreml-int8-weight-only-per-group",
         "portable-fp32",
         "xnnpack-fp32",
         "xnnpack-int8-dynamic",
@@ -27,10 +39,11 @@ def test_shipped_recipes():
     )
     for name in preset_names():
         recipe = Recipe.model_validate(plain(read_preset(name)))
-        assert [specialization.target for specialization in recipe.specializations] == [name.split("-")[0]]
+        fallback = ["portable"] if recipe.output.form == "fat" else []
+        assert [each.target for each in recipe.specializations] == [name.split("-")[0], *fallback]
         assert recipe.description
-        assert (recipe.verify.bounds == VerifyBounds()) is name.endswith("fp32")
-        assert (recipe.quantize is None and not recipe.source_transforms) is name.endswith("fp32")
+        assert (recipe.verify.bounds == VerifyBounds()) is (name in {"portable-fp32", "xnnpack-fp32"})
+        assert (recipe.quantize is None and not recipe.source_transforms) is name.endswith(("fp32", "fp16"))
     assert read_preset("nothing") is None
     assert read_preset("../presets/portable-fp32") is None
 
