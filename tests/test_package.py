@@ -37,6 +37,7 @@ HEAVY = (
     "api.",
     "artifacts.programs",
     "tasks.stages",
+    "tasks.targets.coreml_patterns",
     "tasks.targets.xnnpack_branches",
     "tasks.targets.xnnpack_patterns",
     "tasks.workers.preload",
