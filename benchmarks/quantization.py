@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -150,6 +151,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="*", metavar="GLOB", help="only these recipes; several with commas between")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that nothing is left behind then either
     logging.disable(logging.WARNING)  # lowering is chatty
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:

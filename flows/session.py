@@ -41,6 +41,9 @@ class Observer(Protocol):
     def started(self, model: str, step: Step) -> None:
         """A stage begins to run."""
 
+    def progressed(self, model: str, step: Step, done: int, total: int | None) -> None:
+        """A stage is through with so many samples of so many."""
+
     def finished(self, model: str, result: StepResult) -> None:
         """A step is settled."""
 
@@ -55,6 +58,9 @@ class Unobserved:
     """Tells nobody."""
 
     def started(self, model: str, step: Step) -> None:
+        """Nothing."""
+
+    def progressed(self, model: str, step: Step, done: int, total: int | None) -> None:
         """Nothing."""
 
     def finished(self, model: str, result: StepResult) -> None:

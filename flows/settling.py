@@ -7,15 +7,37 @@ from collections.abc import Mapping
 from ..artifacts.ref import ArtifactRef
 from ..tasks.dataflow import Settle, input_refs
 from ..tasks.executor import StepResult
+from ..tasks.progress import Progressed, unheard
 from ..tasks.steps import Step
 from .model_run import ModelRun
 from .session import Session
 
 
-def settle_told(session: Session, run: ModelRun, step: Step, refs: Mapping[str, ArtifactRef]) -> StepResult:
-    """Finds a step's result or makes it; the observer hears of it, and the run's record of what had changed."""
+def settle_told(
+    session: Session,
+    run: ModelRun,
+    step: Step,
+    refs: Mapping[str, ArtifactRef],
+    progressed: Progressed = unheard,
+) -> StepResult:
+    """Finds a step's result or makes it; the observer hears of it, and the run's record of what had changed.
+
+    Args:
+        session: the run of the zoo.
+        run: that of the model.
+        step: one of its steps.
+        refs: role to artifact.
+        progressed: hears how far the step is, besides the observer.
+    """
     model = run.model.name
-    result = session.executor.settle(run.model, step, refs, starting=lambda: session.observer.started(model, step))
+
+    def tell(done: int, total: int | None) -> None:
+        session.observer.progressed(model, step, done, total)
+        progressed(done, total)
+
+    result = session.executor.settle(
+        run.model, step, refs, starting=lambda: session.observer.started(model, step), progressed=tell
+    )
     session.observer.finished(model, result)
     if not result.cached:
         run.notes.note_changes(step, result)

@@ -15,8 +15,10 @@ from prefect.utilities.annotations import opaque
 from ..errors import PteforgeError, StageError, StoreError, StoreUnusable
 from ..tasks.dataflow import Settle, input_refs
 from ..tasks.executor import StepResult
+from ..tasks.progress import Progressed
 from ..tasks.steps import Step
 from .model_run import ModelRun
+from .seldom import Seldom, samples_done
 from .session import Session
 from .settling import settle_plainly, settle_told
 
@@ -46,7 +48,7 @@ def settle_step(step: Step, inputs: dict[str, StepResult], session: Session, run
     """Settles one step; a hit in the ledger ends in the state `Cached`, as Prefect's own cache hits do."""
     _add_tags(f"model:{run.model.name}", *(f"recipe:{recipe}" for recipe in step.recipes))
     try:
-        result = settle_told(session, run, step, input_refs(step, inputs))
+        result = settle_told(session, run, step, input_refs(step, inputs), _logged_now_and_then())
     except StageError as error:
         if error.log_tail:  # the end of the process's log belongs to the task run, where people look for it
             get_run_logger().error("%s", error.log_tail)
@@ -54,6 +56,17 @@ def settle_step(step: Step, inputs: dict[str, StepResult], session: Session, run
     if result.cached:
         return Completed(name="Cached", message=f"found by stage key {result.key.digest()}", data=result)
     return result
+
+
+def _logged_now_and_then() -> Progressed:
+    """Logs for the current task run how far a long stage is."""
+    seldom = Seldom()
+
+    def log(done: int, total: int | None) -> None:
+        if seldom.due():
+            get_run_logger().info(samples_done(done, total))
+
+    return log
 
 
 def _add_tags(*tags: str) -> None:

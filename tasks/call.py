@@ -12,6 +12,7 @@ from ..artifacts.local_store import LocalStore
 from ..artifacts.ref import ArtifactRef
 from .catalog import StageName
 from .params import Params
+from .progress import reporter
 from .stage import Stage, Workspace
 
 
@@ -69,6 +70,5 @@ def run_call(call: StageCall) -> Mapping[str, ArtifactRef]:
     body: Stage[Params] = importlib.import_module(call.stage.kind.module).run
     store = LocalStore(call.store)
     with store.scratch() as scratch:
-        return body(
-            call.inputs, call.params, Workspace(store, scratch, call.folder, call.python_path, call.program_file)
-        )
+        work = Workspace(store, scratch, call.folder, call.python_path, call.program_file, reporter.get())
+        return body(call.inputs, call.params, work)

@@ -22,6 +22,7 @@ from .keys.stage_code import stage_code_digest
 from .keys.versions import distribution_versions
 from .model import PlannedModel
 from .params import CompileParams, MethodParams
+from .progress import Progressed, unheard
 from .steps import Step
 from .targets.find import find_target_class
 from .watching import watch
@@ -93,6 +94,7 @@ class Executor:
         inputs: Mapping[str, ArtifactRef],
         *,
         starting: Callable[[], None] = lambda: None,
+        progressed: Progressed = unheard,
     ) -> StepResult:
         """Finds the step's result, or makes it.
 
@@ -104,6 +106,7 @@ class Executor:
             step: one of its steps.
             inputs: role to artifact.
             starting: called once it is known that there is no result yet.
+            progressed: told how far the stage is, where it says so.
 
         Raises:
             StageError: the stage failed.
@@ -118,7 +121,7 @@ class Executor:
                 return found
             for ref in inputs.values():
                 self.store.fetch(ref)
-            return self._make(model, step, key, inputs)
+            return self._make(model, step, key, inputs, progressed)
 
     def _find(self, step: Step, key: StageKey) -> StepResult | None:
         record = self._sound_record(key.digest())
@@ -130,7 +133,14 @@ class Executor:
             return None
         return record
 
-    def _make(self, model: PlannedModel, step: Step, key: StageKey, inputs: Mapping[str, ArtifactRef]) -> StepResult:
+    def _make(
+        self,
+        model: PlannedModel,
+        step: Step,
+        key: StageKey,
+        inputs: Mapping[str, ArtifactRef],
+        progressed: Progressed,
+    ) -> StepResult:
         call = StageCall(
             stage=step.stage,
             inputs=inputs,
@@ -144,7 +154,7 @@ class Executor:
         if step.isolated:
             limits = WorkerLimits(timeout=model.limits.timeout, memory=model.limits.memory)
             path = tuple(map(str, model.python_path))
-            report = self._workers.run(_ENTRY, call.to_json(), limits, python_path=path)
+            report = self._workers.run(_ENTRY, call.to_json(), limits, python_path=path, progressed=progressed)
             outputs = {role: ArtifactRef.from_json(ref) for role, ref in report.result.items()}
             seconds, peak, log = report.seconds, report.peak_memory, self._publish_log(report.log)
         else:

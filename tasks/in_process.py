@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from ..errors import InputError, StageError, StageFailed
+from .progress import Progressed, reporter, unheard
 from .workers import WorkerLimits, WorkerReport
 
 
@@ -14,7 +15,13 @@ class InProcess:
     """A `StageRunner` for one thread at a time: torch and ExecuTorch do not lower two programs at once."""
 
     def run(
-        self, function: str, argument: Any, limits: WorkerLimits, *, python_path: tuple[str, ...] = ()
+        self,
+        function: str,
+        argument: Any,
+        limits: WorkerLimits,
+        *,
+        python_path: tuple[str, ...] = (),
+        progressed: Progressed = unheard,
     ) -> WorkerReport:
         """Calls a function under the global torch state of a fresh process, so that it gives what a worker gives.
 
@@ -27,6 +34,7 @@ class InProcess:
         module, _, name = function.partition(":")
         body = getattr(importlib.import_module(module), name)
         started = time.perf_counter()
+        token = reporter.set(progressed)
         with fresh_state():
             try:
                 result = body(argument)
@@ -35,4 +43,6 @@ class InProcess:
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
                 raise StageFailed(problem, bad_input=isinstance(error, InputError)) from error
+            finally:
+                reporter.reset(token)
         return WorkerReport(result, time.perf_counter() - started, peak_memory=0, log=b"")

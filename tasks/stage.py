@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from ..artifacts.local_store import LocalStore
 from ..artifacts.ref import ArtifactRef
 from .params import Params
+from .progress import Progressed, unheard
 
 P_contra = TypeVar("P_contra", bound=Params, contravariant=True)
 
@@ -24,6 +25,7 @@ class Workspace:
         folder: the zoo file's folder: where a model's builder runs.
         python_path: folders that come first on ``sys.path``: the zoo's.
         program_file: the `.pt2` file of a model that comes as one.
+        progressed: to be told how many samples of how many are done, by a stage that takes many.
     """
 
     store: LocalStore
@@ -31,6 +33,7 @@ class Workspace:
     folder: Path
     python_path: tuple[Path, ...] = ()
     program_file: Path | None = None
+    progressed: Progressed = unheard
 
 
 class Stage(Protocol[P_contra]):

@@ -69,9 +69,17 @@ def load_values(ref: ArtifactRef, store: LocalStore) -> Iterator[Any]:
         ObjectMissing, ObjectDamaged: a part of the artifact.
         StoreError: the artifact is something else.
     """
+    for item in _items(ref, store):
+        yield load_value(ArtifactRef.from_json(item), store)
+
+
+def count_values(ref: ArtifactRef, store: LocalStore) -> int:
+    """How many values `load_values` gives. Raises what it raises."""
+    return len(_items(ref, store))
+
+
+def _items(ref: ArtifactRef, store: LocalStore) -> list[Any]:
     match store.manifest(ref).body:
         case {"items": list() as items}:
-            for item in items:
-                yield load_value(ArtifactRef.from_json(item), store)
-            return
+            return items
     raise StoreError(f"the {ref.kind} {ref.root.digest} is not a sequence of values")

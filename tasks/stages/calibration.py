@@ -6,6 +6,7 @@ import importlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -15,6 +16,7 @@ from ...artifacts.ref import ArtifactRef
 from ...errors import SourceError, StoreError
 from ..params import CalibrationParams
 from ..stage import Workspace
+from .counted import counted
 from .source import seed_everything
 
 
@@ -28,26 +30,49 @@ def run(inputs: Mapping[str, ArtifactRef], params: CalibrationParams, work: Work
     os.chdir(work.folder)
     seed_everything(params.seed)
     name = params.source["builder"]
-    samples = itertools.islice(_samples(name, params.source["kwargs"]), params.samples)
+    dataset = _dataset(name, params.source["kwargs"])
+    total = _length(dataset, params.samples)
+    samples = itertools.islice(_samples(name, dataset), params.samples)
     first = next(samples, None)
     if first is None:
         raise SourceError(f"dataset {name} gives no sample")
     try:
-        return {"samples": save_values(itertools.chain([first], samples), kind="samples", store=work.store)}
+        every = counted(itertools.chain([first], samples), total, work.progressed)
+        return {"samples": save_values(every, kind="samples", store=work.store)}
     except StoreError as error:
         raise SourceError(f"dataset {name}: a sample cannot be an input: {error}") from error
 
 
-def _samples(name: str, kwargs: Mapping[str, Any]) -> Iterator[list[Any]]:
-    """Flat inputs of the dataset's samples."""
+def _dataset(name: str, kwargs: Mapping[str, Any]) -> Iterable[Any]:
     module, _, path = name.partition(":")
-    try:
+    with _blaming(name):
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
         dataset: Iterable[Any] = found(**kwargs) if callable(found) else found
+        return dataset
+
+
+def _length(dataset: Any, most: int) -> int | None:
+    """How many samples there will be; None for a dataset that does not say."""
+    try:
+        return min(len(dataset), most)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _samples(name: str, dataset: Iterable[Any]) -> Iterator[list[Any]]:
+    """Flat inputs of the dataset's samples."""
+    with _blaming(name):
         for sample in dataset:
             yield pytree.tree_leaves(sample if isinstance(sample, tuple) else (sample,))
+
+
+@contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    """Says of which dataset an error is."""
+    try:
+        yield
     except SourceError:
         raise
     except Exception as error:

@@ -12,12 +12,13 @@ from torchao.quantization.pt2e import ObserverOrFakeQuantize
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ...artifacts.programs.codec import load_program, save_program
-from ...artifacts.programs.values import load_value, load_values
+from ...artifacts.programs.values import count_values, load_value, load_values
 from ...artifacts.ref import ArtifactRef
 from ...errors import TargetError
 from ..params import QuantizeParams
 from ..stage import Workspace
 from ..targets.quantizers import fold_weights, make_quantizer
+from .counted import counted
 from .input_shapes import check_fits, input_shapes
 
 
@@ -31,8 +32,13 @@ def run(inputs: Mapping[str, ArtifactRef], params: QuantizeParams, work: Workspa
     program = load_program(inputs["program"], work.store)
     stored = load_value(inputs["examples"], work.store)
     real = stored["inputs"][: len(stored["inputs"]) - stored["drawn"]]
-    samples = _fitting(program, load_values(inputs["samples"], work.store)) if "samples" in inputs else real
-    quantized = quantize(program, real[0], samples, params)
+    samples, count = real, len(real)
+    if stored_samples := inputs.get("samples"):
+        samples, count = (
+            _fitting(program, load_values(stored_samples, work.store)),
+            count_values(stored_samples, work.store),
+        )
+    quantized = quantize(program, real[0], counted(samples, count, work.progressed), params)
     return {"program": save_program(quantized, kind="program/quantized", store=work.store)}
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import InputError
+from ..progress import reporter
 from .parent_death import die_with_parent
 from .process_memory import own_memory
+from .progress import ProgressWriter
 from .protocol import Answer, Request
 
 _MESSAGE_LIMIT = 4000
@@ -29,7 +31,7 @@ class StageProcess:
         self._server = server
         self._set_death_signal = set_death_signal
 
-    def run(self, request_fd: int, answer_fd: int, log_fd: int) -> NoReturn:
+    def run(self, request_fd: int, answer_fd: int, log_fd: int, progress_fd: int) -> NoReturn:
         """Runs the requested body, writes its answer and exits with code 0, whether it gave a result or raised.
 
         The exit skips Python's finalization: threads and atexit functions of a body cannot keep the process alive.
@@ -41,6 +43,7 @@ class StageProcess:
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         os.close(log_fd)
+        reporter.set(ProgressWriter(progress_fd))
         answer = _answer(request_fd)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # closed by the body

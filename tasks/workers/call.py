@@ -12,9 +12,11 @@ import time
 from contextlib import ExitStack
 
 from ...errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, StageTimedOut
+from ..progress import Progressed
 from .capped_log import CappedLog, tail_lines
 from .limits import WorkerLimits, WorkerReport
 from .process_memory import descendants_memory, own_memory
+from .progress import ProgressReader
 from .protocol import Answer, Ended, Request, Started, decode_link, signal_name
 from .warm_server import WarmServer
 
@@ -23,7 +25,7 @@ _KILL_LIMIT = 30.0  # seconds until a killed process that does not end (stuck in
 _CHUNK = 1 << 18
 
 
-def run_call(server: WarmServer, request: Request, limits: WorkerLimits) -> WorkerReport:
+def run_call(server: WarmServer, request: Request, limits: WorkerLimits, progressed: Progressed) -> WorkerReport:
     """Runs one call on a warm server, blocking; raises StageError. However it is left, the call's processes end."""
     with ExitStack() as kept, ExitStack() as handed_over:
         request_file = handed_over.enter_context(tempfile.TemporaryFile())
@@ -31,12 +33,13 @@ def run_call(server: WarmServer, request: Request, limits: WorkerLimits) -> Work
         request_file.seek(0)
         answer, far_answer = _pipe(kept, handed_over)
         log, far_log = _pipe(kept, handed_over)
+        progress, far_progress = _pipe(kept, handed_over)
         link, far_link = socket.socketpair()
         kept.enter_context(link)
         handed_over.enter_context(far_link)
-        watch = _Watch(limits, link, answer, log)
+        watch = _Watch(limits, link, answer, log, progress, ProgressReader(progressed))
         try:
-            server.send([request_file.fileno(), far_answer, far_log, far_link.fileno()])
+            server.send([request_file.fileno(), far_answer, far_log, far_progress, far_link.fileno()])
         except OSError:
             raise server.loss() from None
         handed_over.close()
@@ -61,11 +64,21 @@ class _Bound(enum.Enum):
 class _Watch:
     """Collects what comes from a call and kills it at its bounds. Killing is asked of the server, over the link."""
 
-    def __init__(self, limits: WorkerLimits, link: socket.socket, answer: int, log: int) -> None:
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        link: socket.socket,
+        answer: int,
+        log: int,
+        progress: int,
+        progress_reader: ProgressReader,
+    ) -> None:
         self._limits = limits
         self._link = link
         self._answer_fd = answer
         self._log_fd = log
+        self._progress_fd = progress
+        self._progress = progress_reader
         self._link_stream = b""
         self._answer = bytearray()
         self._log = CappedLog()
@@ -79,7 +92,7 @@ class _Watch:
     def until_end(self) -> None:
         """Returns when the server has closed the link: the call's process has ended, or the server has."""
         poll = select.poll()
-        for fd in (self._link.fileno(), self._answer_fd, self._log_fd):
+        for fd in (self._link.fileno(), self._answer_fd, self._log_fd, self._progress_fd):
             os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
         while self._linked and self._ended is None:
@@ -88,7 +101,7 @@ class _Watch:
                     poll.unregister(fd)
             if self._started and self._ended is None:
                 self._check_bounds(self._started, time.monotonic())
-        for fd in (self._answer_fd, self._log_fd):
+        for fd in (self._answer_fd, self._log_fd, self._progress_fd):
             self._read(fd)  # what still stands in the pipe, all of it: a pipe holds less than a chunk
 
     def report(self, server: WarmServer) -> WorkerReport:
@@ -125,6 +138,8 @@ class _Watch:
             self._answer += chunk
         elif fd == self._log_fd:
             self._log.add(chunk)
+        elif fd == self._progress_fd:
+            self._progress.add(chunk)
         else:
             self._read_link(chunk)
         return chunk

@@ -7,6 +7,7 @@ import threading
 from typing import Any, Self
 
 from ...errors import StageCrashed
+from ..progress import Progressed, unheard
 from .admission import Admission, AdmissionClosed
 from .call import run_call
 from .limits import WorkerLimits, WorkerReport
@@ -85,6 +86,7 @@ class Workers:
         limits: WorkerLimits,
         *,
         python_path: tuple[str, ...] = (),
+        progressed: Progressed = unheard,
     ) -> WorkerReport:
         """Calls a function with one JSON value in a process of its own, and waits for the JSON value it returns.
 
@@ -93,6 +95,7 @@ class Workers:
             argument: a JSON value.
             limits: bounds of this call.
             python_path: folders that come first on the process's ``sys.path``.
+            progressed: told how far the function is, where it says so, in the thread that waits here.
 
         Raises:
             StageFailed: the function raised, or the server's warm-up did.
@@ -111,7 +114,7 @@ class Workers:
                 server.wait_until_ready()
                 with self._lock:
                     self._calls += 1
-                return run_call(server, request, limits)
+                return run_call(server, request, limits, progressed)
         except AdmissionClosed:
             raise StageCrashed("stopped") from None
 

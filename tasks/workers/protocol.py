@@ -1,9 +1,10 @@
 """What goes between the pool, its server and the stage processes. JSON and plain numbers only; nothing is pickled.
 
-For each call the pool makes four things and hands their far ends to the server in one message of one byte:
+For each call the pool makes five things and hands their far ends to the server in one message of one byte:
     request     a file that holds a `Request`
     answer      a pipe: the stage process writes an `Answer` and closes it
     log         a pipe: stdout and stderr of the stage process
+    progress    a pipe: how far the stage process is, see `progress`
     link        a socket: the server sends a `Started`, and an `Ended` after the process; when the pool closes its end
                 (or dies), the server kills the process group of the call
 """
@@ -16,7 +17,7 @@ import struct
 from dataclasses import asdict, dataclass
 from typing import Any
 
-CALL_FDS = 4
+CALL_FDS = 5
 READY = b"R"
 CALL = b"C"
 

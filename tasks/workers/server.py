@@ -136,7 +136,7 @@ class _Server:
             for fd in fds:
                 os.close(fd)
             return
-        request_fd, answer_fd, log_fd, link_fd = fds
+        *own_fds, link_fd = fds
         link = socket.socket(fileno=link_fd)
         baseline = own_memory(os.getpid())
         try:
@@ -144,8 +144,8 @@ class _Server:
         except OSError as error:
             pid = -(error.errno or 1)
         if pid == 0:
-            self._become_stage_process(link, request_fd, answer_fd, log_fd)
-        for fd in (request_fd, answer_fd, log_fd):
+            self._become_stage_process(link, own_fds)
+        for fd in own_fds:
             os.close(fd)
         with contextlib.suppress(OSError):  # the pool gave the call up: the selector will tell
             link.sendall(encode_started(Started(pid, baseline)))
@@ -168,7 +168,7 @@ class _Server:
                 call.link.sendall(encode_ended(Ended(os.waitstatus_to_exitcode(status))))
             call.link.close()
 
-    def _become_stage_process(self, link: socket.socket, request_fd: int, answer_fd: int, log_fd: int) -> NoReturn:
+    def _become_stage_process(self, link: socket.socket, own_fds: list[int]) -> NoReturn:
         """Closes what belongs to the server, so that the ends of its sockets are seen at once, and runs the body."""
         try:
             signal.set_wakeup_fd(-1)
@@ -178,7 +178,7 @@ class _Server:
             links = [link, *(call.link for call in self._calls.values())]
             for shared in (self._control, self._wakeup, self._wakeup_end, *links):
                 shared.close()
-            self._stage_process.run(request_fd, answer_fd, log_fd)
+            self._stage_process.run(*own_fds)
         except BaseException:  # noqa: BLE001 - a process boundary
             traceback.print_exc()
         finally:  # whatever happens, a stage process never goes on as a server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,3 +20,18 @@ def patient() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
 def prompt() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
     """Waits for nothing."""
     return torch.nn.Linear(4, 2), (torch.ones(1, 4),)
+
+
+class Batches:
+    """Samples for `nets:linear`. The second one waits for the end of the pipe `proceed`, where there is one."""
+
+    def __len__(self) -> int:
+        """How many."""
+        return 3
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor]]:
+        """Each of shape [2, 4]."""
+        for number in range(3):
+            if number == 1 and Path("proceed").exists():
+                Path("proceed").read_text()
+            yield (torch.full((2, 4), float(number)),)

@@ -11,6 +11,7 @@ from pteforge.artifacts.programs.values import load_values
 from pteforge.errors import SourceError
 from pteforge.tasks.catalog import StageName
 from pteforge.tasks.params import CalibrationParams
+from pteforge.tasks.stage import Workspace
 
 RECIPE = {
     "quantize": {"quantizer": "xnnpack"},
@@ -38,6 +39,22 @@ def test_the_cap(stages):
     """No more samples are taken than asked for, also of a dataset that would fail later."""
     assert len(list(load_values(samples_of(stages, "batches", samples=3, count=10**9), stages.store))) == 3
     assert len(list(load_values(samples_of(stages, "raising_batches", samples=1), stages.store))) == 1
+
+
+@pytest.mark.parametrize(
+    ("dataset", "cap", "told"),
+    [("BATCHES", 9, [(1, 2), (2, 2)]), ("BATCHES", 1, [(1, 1)]), ("batches", 2, [(1, None), (2, None)])],
+)
+def test_samples_are_counted(stages, tmp_path, monkeypatch, dataset, cap, told):
+    """Each sample is told of once it is stored, with how many there will be where the dataset says that."""
+    from pteforge.tasks.stages import calibration
+
+    monkeypatch.chdir(tmp_path)
+    heard = []
+    params = CalibrationParams(source={"builder": f"chain_models:{dataset}", "kwargs": {}}, seed=0, samples=cap)
+    work = Workspace(stages.store, tmp_path, tmp_path, progressed=lambda *each: heard.append(each))
+    calibration.run({}, params, work)
+    assert heard == told
 
 
 def test_the_same_samples_are_the_same_artifact(stages):

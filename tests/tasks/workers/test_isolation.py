@@ -35,7 +35,7 @@ def test_random_numbers_differ_between_processes(run):
 
 
 def test_only_its_own_descriptors_are_open(shared_workers, run, bodies, announcement):
-    """A process holds its log, its answer and nothing of the server or of calls that run beside it."""
+    """A process holds its log, its answer, its progress and nothing of the server or of calls that run beside it."""
 
     def hang() -> None:
         limits = WorkerLimits(60, 1 << 30)
@@ -47,7 +47,7 @@ def test_only_its_own_descriptors_are_open(shared_workers, run, bodies, announce
         descriptors = run("environment").result["descriptors"]
         os.kill(pid, signal.SIGTERM)
         assert isinstance(hanging.exception(), StageCrashed)
-    assert sum(name.startswith("pipe:") for name in descriptors) == 3  # stdout, stderr, answer
+    assert sum(name.startswith("pipe:") for name in descriptors) == 4  # stdout, stderr, answer, progress
     assert not any(name.startswith(("socket:", "anon_inode:")) for name in descriptors)
 
 

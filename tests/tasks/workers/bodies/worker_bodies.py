@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from pteforge.errors import SourceError
+from pteforge.tasks.progress import reporter
 
 
 def echo(argument):
@@ -198,3 +199,14 @@ def start_flooding_daemon(_argument):
 
 def close_all_descriptors(_argument):
     os.closerange(3, 1000)
+
+
+def count_samples(argument):
+    """Tells of the first sample, waits for what is written into the pipe, then tells of the others."""
+    path, total = argument
+    progressed = reporter.get()
+    progressed(1, total)
+    answer = Path(path).read_text()
+    for done in (2, 3):
+        progressed(done, total)
+    return answer
