@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+_RUNTIME = Path(__file__).parents[1] / "runtime"
 _ROOM = pytest.StashKey[tempfile.TemporaryDirectory]()
 
 # Settings of the person who runs the tests must not reach them.
@@ -93,3 +95,46 @@ def run_here(monkeypatch, capfd) -> Iterator[Callable[..., Said]]:
 
     yield run
     log.handlers[:], log.level, log.propagate = before
+
+
+def _cmake(source: Path, build: Path, *options: str) -> Path:
+    for command in (
+        ["cmake", "-S", source, "-B", build, f"-DPython_EXECUTABLE={sys.executable}", *options],
+        ["cmake", "--build", build, "--parallel", "1"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return build
+
+
+@pytest.fixture(scope="session")
+def cmake() -> Callable[..., Path]:
+    """Configures and builds a source folder in a build folder, with options; gives the latter."""
+    return _cmake
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the library and of nfat_run, as they are shipped."""
+    return _cmake(_RUNTIME, tmp_path_factory.mktemp("build"), "-DNFAT_BUILD_HOST=ON")
+
+
+@pytest.fixture(scope="session")
+def python_path() -> Path:
+    """Where the Python package of the runtime is imported from."""
+    return _RUNTIME / "python"
+
+
+@pytest.fixture
+def install_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], None]:
+    """Installs a distribution whose entry points are targets: name to ``module:Class``."""
+
+    def install(targets: Mapping[str, str], distribution: str = "acme_targets") -> None:
+        folder = tmp_path / "site" / f"{distribution}-1.0.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        lines = [f"{name} = {value}" for name, value in targets.items()]
+        (folder / "entry_points.txt").write_text("\n".join(["[pteforge.targets]", *lines, ""]))
+        monkeypatch.syspath_prepend(folder.parent)
+
+    return install

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "tasks": {"artifacts", "configs", "errors"},
     "runtime": {"artifacts", "errors"},
     "api": {"artifacts", "configs", "errors", "runtime", "tasks"},
+    "native": {"artifacts", "configs", "errors", "runtime", "tasks"},
     "flows": {"__init__", "artifacts", "configs", "errors", "runtime", "tasks"},
 }
 
@@ -36,6 +37,7 @@ MAY_IMPORT = {
 HEAVY = (
     "api.",
     "artifacts.programs",
+    "native",
     "tasks.stages",
     "tasks.targets.coreml_patterns",
     "tasks.targets.xnnpack_branches",

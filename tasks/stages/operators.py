@@ -39,7 +39,7 @@ def _find_operator(name: str) -> torch._ops.OpOverload:
         found = None
     if not isinstance(found, torch._ops.OpOverload):  # noqa: SLF001 - torch has no public name for it
         raise TargetError(
-            f"unknown operator {name!r} ; write it as namespace.operator.overload, for example aten.hardswish.default"
+            f"unknown operator {name!r}; write it as namespace.operator.overload, for example aten.hardswish.default"
         )
     return found
 

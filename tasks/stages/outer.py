@@ -6,13 +6,12 @@ classes of executorch.exir.schema are the file format's own (schema/program.fbs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
-from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
+from executorch.exir._serialize.data_serializer import DataPayload
 from executorch.exir.schema import (
     AllocationDetails,
     BackendDelegate,
@@ -36,6 +35,7 @@ from ...artifacts.nfat.fat_file import BACKEND_ID
 from ...artifacts.nfat.pack import PackedContainer
 from ...artifacts.pte.contents import Method, TensorSpec, ValueSpec
 from ...artifacts.pte.reader import read_pte
+from .named_blobs import named_blobs
 
 _MEMORY_ID = 1
 _MEMORY_ALIGNMENT = 16
@@ -67,22 +67,20 @@ def write_fat(
         segments=[],
         constant_segment=SubsegmentOffsets(0, []),
     )
-    blobs = [bytes(blob) for blob in packed.blobs.values()]
-    entries = {str(key): DataEntry(index, packed.alignment, None) for index, key in enumerate(packed.blobs)}
-    inside = NamedDataStoreOutput(blobs, entries, {}) if data_path is None else None
+    blobs = named_blobs(packed)
     content = serialize_pte_binary(
-        PTEFile(program=program, named_data=inside),
+        PTEFile(program=program, named_data=blobs if data_path is None else None),
         extract_delegate_segments=True,
         segment_alignment=packed.alignment,
     )
     if data_path is not None:
-        _write(_data_file(blobs, entries, packed.alignment), data_path)
+        _write(_data_file(blobs, packed.alignment), data_path)
     _write(bytes(content), path)
 
 
-def _data_file(blobs: list[bytes], entries: Mapping[str, DataEntry], alignment: int) -> bytes:
+def _data_file(blobs: NamedDataStoreOutput, alignment: int) -> bytes:
     serializer = FlatTensorSerializer(FlatTensorConfig(segment_alignment=alignment))
-    return bytes(serializer.serialize(DataPayload(blobs, dict(entries))))
+    return bytes(serializer.serialize(DataPayload(blobs.buffers, blobs.pte_data)))
 
 
 def _write(content: bytes, path: Path) -> None:

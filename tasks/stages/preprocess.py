@@ -44,7 +44,7 @@ def _preprocess_all(programs: Mapping[str, ExportedProgram]) -> dict[str, tuple[
 
 
 def _preprocess_backend(backend: str, methods: Mapping[str, list[Partition]]) -> dict[str, dict[int, DelegateResult]]:
-    details = _find_backend(backend)
+    details = find_backend(backend)
     made: Mapping[str, list[PreprocessResult]] = details.preprocess_multimethod(
         {
             method: [details.copy_exported_program_for_preprocess(p, s) for _, p, s in parts]
@@ -61,8 +61,11 @@ def _preprocess_backend(backend: str, methods: Mapping[str, list[Partition]]) ->
     }
 
 
-def _find_backend(name: str) -> type[BackendDetails]:
-    """Exir looks backends up by bare class name (backend_api.py); two of one name would mis-lower silently."""
+def find_backend(name: str) -> type[BackendDetails]:
+    """The class of a backend; raises TargetError unless there is exactly one of that name.
+
+    Exir looks backends up by bare class name (backend_api.py); two of one name would mis-lower silently.
+    """
     found: list[type[BackendDetails]] = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name]
     if len(found) != 1:
         where = ", ".join(cls.__module__ for cls in found) or "none"

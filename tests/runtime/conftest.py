@@ -1,4 +1,4 @@
-"""Builds the runtime, once per session; and the programs that it runs, in a process of their own."""
+"""Builds the runtime with sanitizers, once per session; and the programs that it runs, in a process of their own."""
 
 from __future__ import annotations
 
@@ -15,41 +15,12 @@ from pathlib import Path
 import pytest
 
 _HERE = Path(__file__).parent
-_RUNTIME = _HERE.parents[1] / "runtime"
-
-
-def _cmake(source: Path, build: Path, *options: str) -> Path:
-    for command in (
-        ["cmake", "-S", source, "-B", build, f"-DPython_EXECUTABLE={sys.executable}", *options],
-        ["cmake", "--build", build, "--parallel", "1"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return build
 
 
 @pytest.fixture(scope="session")
-def cmake() -> Callable[..., Path]:
-    """Configures and builds a source folder in a build folder, with options; gives the latter."""
-    return _cmake
-
-
-@pytest.fixture(scope="session")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the library and of nfat_run, as they are shipped."""
-    return _cmake(_RUNTIME, tmp_path_factory.mktemp("build"), "-DNFAT_BUILD_HOST=ON")
-
-
-@pytest.fixture(scope="session")
-def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sanitized(cmake: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the programs in native/, which stop at what AddressSanitizer or UndefinedBehaviorSanitizer report."""
-    return _cmake(_HERE / "native", tmp_path_factory.mktemp("sanitized"), "-DNFAT_SANITIZE=ON")
-
-
-@pytest.fixture(scope="session")
-def python_path() -> Path:
-    """Where the Python package of the runtime is imported from."""
-    return _RUNTIME / "python"
+    return cmake(_HERE / "native", tmp_path_factory.mktemp("sanitized"), "-DNFAT_SANITIZE=ON")
 
 
 @pytest.fixture(scope="session")

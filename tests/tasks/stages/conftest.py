@@ -193,18 +193,3 @@ def _export_upstream(builder: str) -> tuple[dict[str, Any], dict[str, Any]]:
         key: torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
         for key, (model, inputs, shapes) in methods.items()
     }, constants
-
-
-@pytest.fixture
-def install_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], None]:
-    """Installs a distribution whose entry points are targets: name to ``module:Class``."""
-
-    def install(targets: Mapping[str, str], distribution: str = "acme_targets") -> None:
-        folder = tmp_path / "site" / f"{distribution}-1.0.dist-info"
-        folder.mkdir(parents=True)
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-        lines = [f"{name} = {value}" for name, value in targets.items()]
-        (folder / "entry_points.txt").write_text("\n".join(["[pteforge.targets]", *lines, ""]))
-        monkeypatch.syspath_prepend(folder.parent)
-
-    return install

@@ -1,0 +1,150 @@
+"""Which nodes of a program the native backend can take: whatever the portable kernels can run in the end."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator
+
+import torch
+from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.utils import _pytree as pytree
+
+from .branches import branch_nodes, graph_modules, inner_module
+
+NON_CORE_OPERATORS = (
+    "aten.linear.default",
+    "aten.matmul.default",
+    "aten.scaled_dot_product_attention.default",
+)
+"""Operators that are kept whole for specializations, although they are not core ATen. The fallback decomposes them."""
+
+_DIALECTS = ("dim_order_ops", "quantized_decomposed")
+"""Namespaces of ExecuTorch's own operators, of which those with out variants have kernels."""
+
+_AFFINE = "torchao"
+"""Namespace of torchao's quantized operators, which are decomposed for the fallback."""
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Support(OperatorSupportBase):  # type: ignore[misc]  # torch is untyped here
+    """Which nodes can be claimed, one by one.
+
+    Args:
+        listed: operators that are supported although they are neither core ATen nor decomposed into it.
+        refused: nodes that are not, whatever they are.
+    """
+
+    def __init__(self, listed: Collection[torch._ops.OpOverload], refused: Collection[Node] = ()) -> None:
+        self._listed = frozenset(listed)
+        self._refused = frozenset(refused)
+        self._decomposed = torch.export.default_decompositions()
+
+    def is_node_supported(self, submodules: object, node: Node) -> bool:
+        """Whether a node can be claimed. `submodules` is torch's; branches are found through their own graphs."""
+        del submodules
+        if node.op != "call_function" or node in self._refused or _depends_on_unbacked_symbols(node):
+            return False
+        if node.target is torch.ops.higher_order.cond:
+            return self._is_cond_supported(node)
+        if node.target is operator.getitem:  # of several results; it goes where they go
+            return self.is_node_supported({}, node.args[0])
+        called = unwrapped(node)
+        return is_symbolic(node) if called is None else self._is_operator_supported(called)
+
+    def can_keep(self, overload: torch._ops.OpOverload) -> bool:
+        """Whether an operator that would be decomposed can be left whole, since it is claimed, and decomposed later."""
+        return torch.Tag.core not in overload.tags and self._is_operator_supported(overload)
+
+    def _is_operator_supported(self, overload: torch._ops.OpOverload) -> bool:
+        if not is_functional(overload):
+            return False
+        return (
+            torch.Tag.core in overload.tags
+            or torch.Tag.view_copy in overload.tags
+            or overload in self._listed
+            or overload in self._decomposed
+            or overload.namespace == _AFFINE
+            or (overload.namespace in _DIALECTS and _has_out_variant(overload))
+        )
+
+    def _is_cond_supported(self, cond: Node) -> bool:
+        """Whether all of both branches is supported."""
+        branches = branch_nodes(cond)
+        return len(branches) == 2 and all(
+            len(branch.users) == 1 and self._is_branch_supported(inner_module(branch)) for branch in branches
+        )
+
+    def _is_branch_supported(self, branch: GraphModule) -> bool:
+        inner = {module for node in branch.graph.nodes for module in branch_nodes(node)}
+        return all(
+            node.op in {"placeholder", "output"}
+            or node in inner
+            or scalar_constant(branch, node) is not None
+            or self.is_node_supported({}, node)
+            for node in branch.graph.nodes
+        )
+
+
+def unwrapped(node: Node) -> torch._ops.OpOverload | None:
+    """The ATen operator that a node calls, out of its edge wrapper; None where it calls something else."""
+    target = node.target
+    if isinstance(target, EdgeOpOverload):
+        target = target._op  # noqa: SLF001 - the wrapper has no other name for it
+    return target if isinstance(target, torch._ops.OpOverload) else None  # noqa: SLF001 - torch has no public name
+
+
+def is_functional(overload: torch._ops.OpOverload) -> bool:
+    """Whether it returns something, writes to no argument and returns no view of one."""
+    schema = overload._schema  # noqa: SLF001 - torch has no public name for it
+    values = (*schema.arguments, *schema.returns)
+    return bool(schema.returns) and all(value.alias_info is None for value in values)
+
+
+def is_lowered(graph_module: GraphModule) -> bool:
+    """Whether a program was lowered before, as its delegate calls tell."""
+    return any(
+        node.target is executorch_call_delegate for module in graph_modules(graph_module) for node in module.graph.nodes
+    )
+
+
+def scalar_constant(owner: GraphModule, node: Node) -> torch.Tensor | None:
+    """The tensor that a node names, if its graph module owns one without dimensions: ExecuTorch's form of numbers."""
+    constant = getattr(owner, str(node.target), None) if node.op == "get_attr" else None
+    return constant if isinstance(constant, torch.Tensor) and constant.dim() == 0 else None
+
+
+def is_symbolic(node: Node) -> bool:
+    """Whether a node's value is a number that is known when the program runs."""
+    return isinstance(node.meta.get("val"), _SYMBOLIC)
+
+
+def calls(graph_module: GraphModule) -> Iterator[tuple[torch._ops.OpOverload, Node]]:
+    """Each call of an operator, in branches and bodies of loops, too."""
+    for module in graph_modules(graph_module):
+        for node in module.graph.nodes:
+            if node.op == "call_function" and (called := unwrapped(node)) is not None:
+                yield called, node
+
+
+def is_affine(program: ExportedProgram) -> bool:
+    """Whether it has quantized operators of torchao's, for which ExecuTorch has no kernels."""
+    return any(overload.namespace == _AFFINE for overload, _ in calls(program.graph_module))
+
+
+def _has_out_variant(overload: torch._ops.OpOverload) -> bool:
+    return any("out" in name for name in overload.overloadpacket.overloads())
+
+
+def _depends_on_unbacked_symbols(node: Node) -> bool:
+    """Whether sizes come out of data. What a partition takes or gives must be described by what it takes."""
+    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    return any(
+        isinstance(value, (torch.Tensor, *_SYMBOLIC)) and free_unbacked_symbols(value)
+        for value in pytree.tree_leaves(values)
+    )

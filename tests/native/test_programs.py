@@ -1,0 +1,137 @@
+"""Programs lowered by NativePartitioner, run with the C++ library and compared with eager."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test builds the library and lowers everything
+
+
+@pytest.fixture(scope="module")
+def programs(zoo, model) -> Mapping[str, Any]:
+    """All programs by name."""
+    import torch
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+    torch.manual_seed(0)
+    image, rows, ones = torch.randn(1, 3, 8, 8), torch.randn(3, 8), torch.ones(3, 4)
+    layer = torch.nn.Linear(64, 64)
+    batch = torch.export.Dim("batch", min=2, max=8)
+    convolution = zoo.Convolution().eval()
+    models = {
+        "convolution": model({"forward": (convolution, (image,), None)}, [("forward", (image * 3,))]),
+        "fallback": model({"forward": (convolution, (image,), None)}, specializations=()),
+        "branches": model(
+            {"forward": (zoo.Branches(), (ones,), None)}, [("forward", (-ones,)), ("forward", (ones * -5,))]
+        ),
+        "outside": model({"forward": (zoo.Outside(), (ones,), None)}, [("forward", (-ones,))]),
+        "methods": model(
+            {
+                "encode": (zoo.Encoder(layer), (torch.randn(2, 64),), None),
+                "decode": (zoo.Decoder(layer), (torch.randn(2, 64), torch.randn(3, 64)), None),
+            }
+        ),
+        "sizes": model(
+            {"forward": (zoo.Sizes(), (rows,), ({0: batch},))},
+            [("forward", (torch.randn(size, 8),)) for size in (8, 2)],
+        ),
+        "behind another backend": model(
+            {"forward": (zoo.Sizes(), (rows,), ({0: batch},))},
+            [("forward", (torch.randn(size, 8),)) for size in (8, 2)],
+            before=lambda: [XnnpackPartitioner()],
+        ),
+        "counter": model({"forward": (zoo.Counter(), (ones,), None)}, [("forward", (ones * 2,))]),
+    }
+    return {name: each.lower() for name, each in models.items()}
+
+
+@pytest.fixture(scope="module")
+def outcomes(programs, run_programs) -> Mapping[str, Any]:
+    """What they do on the runtime."""
+    return run_programs(programs)
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("convolution", "xnnpack"),
+        ("fallback", "portable"),
+        ("branches", "xnnpack"),
+        ("outside", "xnnpack"),
+        ("methods", "xnnpack"),
+        ("sizes", "xnnpack"),
+        ("behind another backend", "portable"),
+        ("counter", "xnnpack"),
+    ],
+)
+def test_equals_eager(programs, outcomes, name, chosen):
+    """Each call gives what eager gives, by the first payload that this runtime has the backend for."""
+    import torch
+
+    outcome = outcomes[name]
+    assert [report[-1].partition(":")[0] for report in outcome.reports.values()] == [chosen] * len(outcome.reports)
+    for outputs, expected in zip(outcome.outputs, programs[name].expected, strict=True):
+        assert len(outputs) == len(expected)
+        for output, wanted in zip(outputs, expected, strict=True):
+            torch.testing.assert_close(output, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_kept_whole(programs):
+    """What is kept whole reaches the specialization as it is, and the fallback decomposed."""
+    program = programs["convolution"]
+    (container,) = program.containers
+    assert [payload.name for payload in container.payloads] == ["xnnpack", "portable"]
+    (accelerated,) = program.payload("xnnpack").methods
+    assert [delegate.id for delegate in accelerated.delegates] == ["XnnpackBackend"]
+    assert accelerated.operators == ()
+    (portable,) = program.payload("portable").methods
+    assert "aten::addmm.out" in portable.operators
+    assert {"aten::linear.out", "aten::hardswish.out"}.isdisjoint(portable.operators)
+
+
+def test_methods(programs, outcomes):
+    """Payloads have the methods of the program. A weight that methods and payloads share is in the file once."""
+    program = programs["methods"]
+    named = [{payload.description.methods for payload in container.payloads} for container in program.containers]
+    assert named == [{("decode",)}, {("encode",)}]
+    weight = program.model.methods["encode"][0].layer.weight.detach().numpy().tobytes()
+    assert program.content.count(weight) == 1
+    assert set(outcomes["methods"].reports) == {"encode", "decode"}
+
+
+def test_branches(programs):
+    """A cond whose branches are supported is inside of one delegate, in all payloads."""
+    program = programs["branches"]
+    assert len(program.containers) == 1
+    for name in ("xnnpack", "portable"):
+        (method,) = program.payload(name).methods
+        assert method.instructions.jumps > 0
+
+
+def test_partitions(programs):
+    """Where something is not claimed, or belongs to another backend, there are several delegates, each by itself."""
+    assert len(programs["outside"].containers) == 4
+    assert [each.payloads[-1].name for each in programs["outside"].containers] == ["portable"] * 4
+    assert len(programs["behind another backend"].containers) == 2
+
+
+def test_dynamic(programs):
+    """Payloads take what the program takes: as many rows as it does at most."""
+    for name in ("xnnpack", "portable"):
+        (method,) = programs["sizes"].payload(name).methods
+        assert [(spec.shape, spec.dynamism) for spec in method.inputs] == [((8, 8), "bound")]
+
+
+def test_state(programs):
+    """The state is the program's; payloads have none, whichever of them runs."""
+    program = programs["counter"]
+    for name in ("xnnpack", "portable"):
+        assert not any(constant.mutable for constant in program.payload(name).constants)
+
+
+def test_same_bytes(programs):
+    """Lowering a program again gives the same bytes."""
+    assert programs["branches"].model.lower().content == programs["branches"].content

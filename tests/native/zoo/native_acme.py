@@ -1,0 +1,121 @@
+"""A target whose backend no device has: what specializations can do wrong, and how its constants are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from executorch.exir.dialects._ops import ops
+from pteforge.tasks.targets.base import Target, TargetOptions
+from torch.export import ExportedProgram
+
+
+class AcmeOptions(TargetOptions):
+    """Options of the target.
+
+    Attributes:
+        fill: what its constants are filled with; all of them are called ``weight``.
+        clash: each partition's constant has other bytes.
+        program: something else to lower than it is given, by what differs.
+    """
+
+    fill: int = 0
+    clash: bool = False
+    program: Literal["same", "outputs", "inputs", "shape", "dtype"] = "same"
+
+
+class AcmeNativeTest(BackendDetails):
+    """Data of its own under one key."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """One constant."""
+        del edge_program
+        store = NamedDataStore()
+        store.add_named_data("weight", bytes(compile_specs[0].value) * 512)
+        return PreprocessResult(b"acme", data_store_output=store.get_named_data_store_output())
+
+
+class Other(torch.nn.Module):
+    """Computes something else."""
+
+    def __init__(self, compute: Callable[..., Any]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, *inputs: torch.Tensor) -> Any:  # noqa: D102 - the class says it
+        return self.compute(*inputs)
+
+
+_OTHERS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "outputs": (lambda x: (x + 1, x + 2), (torch.ones(2, 4),)),
+    "inputs": (lambda x, y: x + y, (torch.ones(2, 4), torch.ones(2, 4))),
+    "shape": (lambda x: torch.cat([x, x + 1]), (torch.ones(2, 4),)),
+    "dtype": (lambda x: x.to(torch.float64) + 1, (torch.ones(2, 4),)),
+}
+
+
+class AcmePartitioner(Partitioner):
+    """Claims each sum by itself."""
+
+    def __init__(self, options: AcmeOptions) -> None:
+        super().__init__()
+        self._options = options
+
+    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        """Another program, if the options say so."""
+        if self._options.program == "same":
+            return exported_program
+        compute, inputs = _OTHERS[self._options.program]
+        return torch.export.export(Other(compute), inputs)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """A delegate for each sum."""
+        specs = {}
+        for node in exported_program.graph.nodes:
+            if node.target == ops.edge.aten.add.Tensor:
+                fill = self._options.fill + (len(specs) if self._options.clash else 0)
+                node.meta["delegation_tag"] = tag = f"acme{len(specs)}"
+                specs[tag] = DelegationSpec(AcmeNativeTest.__name__, [CompileSpec("fill", bytes([fill]))])
+        return PartitionResult(exported_program, specs)
+
+
+@dataclass(frozen=True)
+class Acme(Target):
+    """Lowers, and runs nowhere."""
+
+    options: AcmeOptions
+
+    name: ClassVar[str] = "acme"
+    Options: ClassVar[type[TargetOptions]] = AcmeOptions
+    backends: ClassVar[tuple[str, ...]] = ("AcmeNativeTest",)
+
+    def partitioners(self) -> Sequence[Partitioner]:
+        """One partitioner."""
+        return [AcmePartitioner(self.options)]
+
+
+@dataclass(frozen=True)
+class Unnamed(Acme):
+    """Does not say which backend it needs."""
+
+    name: ClassVar[str] = "unnamed"
+    backends: ClassVar[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True)
+class Absent(Acme):
+    """Is never available."""
+
+    name: ClassVar[str] = "absent"
+
+    @classmethod
+    def available(cls) -> str | None:
+        """Says why."""
+        return "pip install acme-compiler"

@@ -1,0 +1,109 @@
+"""Models that the tests of the native backend lower. Torch is imported: tests import this when they run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import hardswish
+
+
+class Convolution(torch.nn.Module):
+    """Three operators that XNNPACK has, two of which are not core ATen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 8, 3)
+        self.second = torch.nn.Linear(288, 64)
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
+        return hardswish(self.second(self.first(x).relu().flatten(1)))
+
+
+class Branches(torch.nn.Module):
+    """Two branches with weights and numbers of their own, between layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.second = torch.nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
+        y = self.second(x)
+        chosen = torch.cond(
+            x.sum() > 0,
+            lambda z: self.first(z) * 2.5,
+            lambda z: torch.cond(z.sum() < -20, torch.neg, lambda w: self.second(w).sin() + 1, (z,)),
+            (x,),
+        )
+        return chosen.relu() - y
+
+
+class Encoder(torch.nn.Module):
+    """A layer."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
+        return self.layer(x).tanh()
+
+
+class Decoder(Encoder):
+    """The same layer for other inputs."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: D102 - the class says it
+        return self.layer(x) @ y.mT
+
+
+class Sizes(torch.nn.Module):
+    """Computes with the size of its input, before and behind a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102 - the class says it
+        halves = x.erf().view(x.shape[0] * 2, 4)
+        whole = self.middle(halves.view(x.shape[0], 8))
+        return whole.erf().view(x.shape[0] * 4, 2), halves
+
+
+class Counter(torch.nn.Module):
+    """Keeps state from call to call, and finds how much there is to say in its data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102 - the class says it
+        self.total.add_(self.layer(x).sum(0))
+        return self.total * 2, torch.nonzero(self.total > 0)
+
+
+class Outside(torch.nn.Module):
+    """Has a branch with an operator that is not core ATen, and uses a weight in it and elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
+        y = self.layer(x)
+        z = torch.cond(x.sum() > 0, lambda w: self.layer(w) - w.min(), lambda w: self.layer(w).abs(), (y,))
+        return z * y.min()
+
+
+class Sums(torch.nn.Module):
+    """Two sums."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
+        return (x + x).cos() + x
+
+
+class Comparison(torch.nn.Module):
+    """Nothing that XNNPACK has."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
+        return x > 0
