@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ...artifacts.programs.codec import load_program, save_program
 from ...artifacts.ref import ArtifactRef
+from ...errors import TargetError
 from ..params import PartitionParams
 from ..stage import Workspace
 from ..targets.find import find_target
@@ -17,9 +18,15 @@ def run(inputs: Mapping[str, ArtifactRef], params: PartitionParams, work: Worksp
     """Takes `program` (program/edge), gives `program` (program/partitioned).
 
     Where methods share their state it takes `state/<method>` of the others: what they change is no constant here.
+
+    Raises:
+        TargetError: the backend would fail on what the partitioners claim.
     """
     program = load_program(inputs["program"], work.store)
-    partitioners = find_target(params.target.name, params.target.options).partitioners()
+    target = find_target(params.target.name, params.target.options)
+    if problem := target.refuses(program):
+        raise TargetError(f"target {target.name!r} cannot take this program: {problem}")
+    partitioners = target.partitioners()
     config = edge_config(params.edge)
     others = [ref for role, ref in inputs.items() if role.startswith("state/")]
     state = {name for ref in others for name in json.loads(work.store.read_artifact(ref))}

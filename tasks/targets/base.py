@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
     from executorch.exir.pass_base import ExportedProgramPassBase
     from executorch.exir.pass_manager import PassType
+    from torch.export import ExportedProgram
     from torchao.quantization.pt2e.quantizer import Quantizer
 
 
@@ -95,6 +96,14 @@ class Target:
         its operators comparable with the model's own: `pteforge bisect` finds out by it what they came from.
         """
         return ()
+
+    def refuses(self, program: ExportedProgram) -> str | None:  # noqa: ARG002 - for those that do refuse something
+        """What of a program the partitioners would claim and the backend then fail on, in words that say what to do.
+
+        Args:
+            program: an Edge program, before it is partitioned.
+        """
+        return None
 
     def partitioners(self) -> Sequence[Partitioner]:
         """The partitioners to run one after another on each method; empty where nothing is delegated.

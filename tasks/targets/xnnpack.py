@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import field_validator
 
 from .base import Target, TargetOptions
+from .xnnpack_groups import refused_groups
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
+    from torch.export import ExportedProgram
     from torchao.quantization.pt2e.quantizer import Quantizer
 
 Precision = Literal["fp32", "static_quant", "dynamic_quant"]
@@ -80,6 +82,10 @@ class Xnnpack(Target):
             get_symmetric_quantization_config(is_per_channel=given.per_channel, is_dynamic=given.dynamic)
         )
         return quantizer
+
+    def refuses(self, program: ExportedProgram) -> str | None:
+        """Groups of weights of a size that XNNPACK does not take."""
+        return refused_groups(program)
 
     def partitioners(self) -> Sequence[Partitioner]:
         """One XNNPACK partitioner, which looks into control flow."""

@@ -58,6 +58,15 @@ def test_what_a_target_does_not_take(stages):
 
 
 @pytest.mark.slow
+def test_what_a_backend_would_fail_on(stages):
+    """Layers whose rows are no group that XNNPACK takes are named with their sizes before anything is delegated."""
+    fields = {"weight_dtype": "int4", "weight_granularity": {"per_axis": 0}}
+    given = recipe("int8_dynamic_activation_intx_weight", fields, "xnnpack")
+    with pytest.raises(TargetError, match=r"multiples of 32, and these layers have other ones: '1' \(30\);"):
+        stages.lower("transform_models:odd_stack", given)
+
+
+@pytest.mark.slow
 def test_weights_alone(stages):
     """Weights in int8 alone need no operator that a backend would have to know: XNNPACK's file is smaller as well."""
     given = recipe("int8_weight_only", {}, "xnnpack") | {"verify": {"min_sqnr_db": 30}}
