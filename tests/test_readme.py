@@ -11,7 +11,7 @@ from pteforge.configs import load_zoo
 
 ROOT = Path(pteforge.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-ZOO, RECIPES, TRANSFORMS, FAT = re.findall(r"^```yaml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+ZOO, RECIPES, TRANSFORMS, GATES, FAT = re.findall(r"^```yaml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[str]:
@@ -52,6 +52,14 @@ def test_zoo_example_is_valid(tmp_path: Path):
         "int8_dynamic_activation_intx_weight",
     ]
     assert [each.payload for each in zoo.recipes["fat"].specializations] == ["vulkan", "xnnpack", "portable"]
+
+
+def test_gate_example_is_valid(tmp_path: Path):
+    """The gate that the README shows is one, of what the model and the recipe say."""
+    (tmp_path / "zoo.yaml").write_text("version: 1\n" + GATES, encoding="utf-8")
+    gate = load_zoo(tmp_path / "zoo.yaml").zoo.accuracy_gate("scenes", "int8-scored")
+    assert (gate.evaluator.builder, gate.evaluator.kwargs) == ("vision.score:mean_iou", {"images": 500})
+    assert (gate.floor, gate.max_drop) == (0.7, 0.005)
 
 
 def test_builder_example_runs():
