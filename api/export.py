@@ -62,6 +62,8 @@ def export(  # noqa: PLR0913 - what there is to say of one model
     if not re.fullmatch(NAME_PATTERN, name):
         raise InputError(f"{name!r} cannot be a model's name; use letters, digits, '.', '_' and '-'")
     planned = planned_recipe(recipe)
+    if reason := planned.recipe.reason_against(name):
+        raise InputError(f"the recipe {planned.name!r} does not apply to {name!r}: {reason}")
     source = live_source(model, example_inputs, dynamic_shapes, constant_methods)
     config = ModelConfig(source=BuilderSource(builder="pteforge:export"), strict=strict)
     plain = PlannedModel(name, config, (planned,), planned.bounds.drawn_inputs, python_path=(), folder=Path.cwd())

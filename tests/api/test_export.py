@@ -244,6 +244,9 @@ def test_threads_wait_for_each_other(net, example, store):
     assert results[0].pte == results[1].pte
 
 
+NOT_FOR_NETS = Recipe(specializations=(Specialization(target="portable"),), not_for={"net*": "no kernels"})
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -251,6 +254,7 @@ def test_threads_wait_for_each_other(net, example, store):
         ({"recipe": "nowhere.yaml"}, "cannot read nowhere.yaml"),
         ({"recipe": {"specializations": []}}, "recipe: is a dict; give the name of a shipped recipe"),
         ({"name": "a/b"}, "'a/b' cannot be a model's name"),
+        ({"recipe": NOT_FOR_NETS, "name": "net1"}, "the recipe 'recipe' does not apply to 'net1': no kernels"),
         ({"example_inputs": None}, "example_inputs of method 'forward' are missing"),
         ({"example_inputs": "x"}, "example_inputs of method 'forward' is a str; give a tuple"),
         ({"example_inputs": []}, "example_inputs of method 'forward' is a list; give a tuple"),
