@@ -25,6 +25,7 @@ from torch.utils._mode_utils import no_dispatch
 _LIBRARIES = {
     "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
     "torchao": "torchao",
+    "quant": "torchao.prototype.quantization.codebook_coreml.codebook_ops",
     "dim_order_ops": "executorch.exir.passes.dim_order_ops_registry",
 }
 
