@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..artifacts.pte.pieces import read_payload
@@ -31,6 +31,7 @@ class Bisection:
         loss: the first rung that loses; None where none does.
         nodes: the operators of that rung; None where they cannot be looked into.
         delegates: for a payload that loses, how many delegates of which backend its method has.
+        not_made: steps that failed, for want of which rungs are missing: why, by name.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Bisection:
     loss: Loss | None
     nodes: NodeLosses | None = None
     delegates: Mapping[str, int] = field(default_factory=dict)
+    not_made: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -49,7 +51,12 @@ class Bisection:
             "nodes": self.nodes.to_json() if self.nodes else None,
             "delegates": dict(self.delegates),
         }
-        return {"name": self.name, "numerics": self.ladder.to_json(), "loss": loss}
+        return {
+            "name": self.name,
+            "numerics": self.ladder.to_json(),
+            "not_made": dict(self.not_made),
+            "loss": loss,
+        }
 
 
 def bisect(session: Session, drop_db: float) -> Bisection:
@@ -74,17 +81,18 @@ def bisect(session: Session, drop_db: float) -> Bisection:
     ladder = run.ladder(recipe.name)
     if ladder is None:
         raise _failed(run, model, recipe)
-    name, loss = f"{model.name}/{recipe.name}", find_loss(ladder, recipe.bounds, drop_db)
+    loss = find_loss(ladder, recipe.bounds, drop_db)
+    found = Bisection(f"{model.name}/{recipe.name}", ladder, loss, not_made=run.problems())
     if loss is None:
-        return Bisection(name, ladder, None)
+        return found
     if loss.rung.name == "payload":
-        return Bisection(name, ladder, loss, delegates=_delegates(session, run, recipe, loss))
+        return replace(found, delegates=_delegates(session, run, recipe, loss))
     made = run.settled(recipe.name, StageName.LADDER.value)
     step = plan_nodes(loss, made.step) if made else None
     if step is None:
-        return Bisection(name, ladder, loss)
+        return found
     nodes = read_json(session.store, run.settle_more(step, settle).outputs["nodes"])
-    return Bisection(name, ladder, loss, NodeLosses.from_json(nodes))
+    return replace(found, nodes=NodeLosses.from_json(nodes))
 
 
 def _failed(run: ModelRun, model: PlannedModel, recipe: PlannedRecipe) -> PteforgeError:

@@ -11,6 +11,7 @@ from prefect.states import Completed, Failed
 from prefect.utilities.annotations import opaque
 
 from ..tasks.model import PlannedModel
+from .numerics_artifacts import show_ladders
 from .outcome import ModelOutcome
 from .prefect_settings import stop_workers_on_abort
 from .scores_artifact import show_scores
@@ -77,6 +78,7 @@ def settle_model(model: PlannedModel, session: Session) -> Any:
     outcome = session.outcomes.get(model.name) or _run(model, session)
     try:
         show_scores(outcome)
+        show_ladders(outcome)
     except Exception as error:  # noqa: BLE001 - Prefect's: what was made is none the worse for it
         session.lose_server(f"{type(error).__name__}: {error}")
     if failed := [recipe for recipe in outcome.recipes if recipe.failure]:

@@ -141,6 +141,13 @@ class ModelRun:
         made = self.settled(recipe, StageName.LADDER.value)
         return Ladder.from_json(read_json(self._executor.store, made.outputs["numerics"])) if made else None
 
+    def problems(self) -> dict[str, str]:
+        """Steps that failed: the first line of why, by name."""
+        return {
+            step: (str(error) or type(error).__name__).splitlines()[0]
+            for step, error in self._progress.failures.items()
+        }
+
     def failure(self, recipe: str) -> Failure | None:
         """The failure that keeps a recipe from its end."""
         failed = first_failure(self._plan, self._progress, recipe)

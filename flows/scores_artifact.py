@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from prefect.artifacts import create_table_artifact
 
+from .artifact_key import artifact_key
 from .outcome import ModelOutcome
 
 
@@ -26,5 +26,5 @@ def show_scores(outcome: ModelOutcome) -> None:
         for score in recipe.accuracy.file.scores
     ]
     if rows:
-        name = re.sub("[^a-z0-9]+", "-", outcome.model.lower()).strip("-")  # what keys of artifacts may consist of
-        create_table_artifact(rows, key=f"accuracy-{name}", description=f"Accuracy of {outcome.model}")
+        key = artifact_key("accuracy", outcome.model)
+        create_table_artifact(rows, key=key, description=f"Accuracy of {outcome.model}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +16,9 @@ from ...errors import InputError
 from ...tasks.numerics import NodeLoss
 from ...tasks.quality import DROP_DB
 from ..bisect import Bisection, bisect
-from ..bisect_plot import check_plot, write_plot
+from ..bisect_plot import check_plot, draw, write_plot
 from ..interrupt import leave_interrupted
+from ..prefect_settings import quiet_console, server_configured
 from ..session import open_session
 from .ladder_table import format_sqnr, open_table, rungs_table
 from .options import STORE
@@ -23,6 +26,7 @@ from .progress import observe
 from .summary import open_console
 
 _SHOWN = 10
+_log = logging.getLogger(__name__)
 
 
 def register(app: typer.Typer) -> None:
@@ -70,14 +74,30 @@ def bisect_recipe(
         leave_interrupted()
     if plot:
         write_plot(found, plot)
+    if server_configured():
+        _show_on_server(found)
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
     else:
         _print(open_console(), found)
 
 
+def _show_on_server(found: Bisection) -> None:
+    """Adds it to Prefect's artifacts. It is shown here in any case, so a server that is not there is no failure."""
+    if not _log.isEnabledFor(logging.INFO):
+        quiet_console()
+    try:
+        from ..numerics_artifacts import show_bisection  # noqa: PLC0415 - imports Prefect
+
+        show_bisection(found, draw(found) if find_spec("matplotlib") else None)
+    except Exception as error:  # noqa: BLE001 - whatever Prefect raises
+        _log.warning("Prefect could not take the result (is its server there?): %s: %s", type(error).__name__, error)
+
+
 def _print(console: Console, found: Bisection) -> None:
     console.print(rungs_table(found.ladder))
+    for step, problem in found.not_made.items():
+        console.print(Text(f"not made: {step}: {problem}", "yellow"), soft_wrap=True)
     loss = found.loss
     if loss is None:
         console.print(f"{found.name} loses no quality on the way.", highlight=False)

@@ -109,6 +109,15 @@ class Recorded:
             logs = client.read_logs(wanted)
         return [log.message for log in logs if log.message.endswith("samples")]
 
+    def artifact(self, key: str) -> Any:
+        """Content of the newest artifact of that key."""
+        from prefect.client.schemas.filters import ArtifactCollectionFilter
+
+        wanted = ArtifactCollectionFilter.model_validate({"key": {"any_": [key]}})
+        with self._client() as client:
+            (artifact,) = client.read_latest_artifacts(artifact_filter=wanted)
+        return artifact.data
+
     @contextlib.contextmanager
     def _client(self) -> Iterator[Any]:
         from prefect.client.orchestration import get_client
@@ -228,6 +237,37 @@ print(json.dumps(export_zoo(**json.loads(sys.argv[1]), return_state=True).result
     tasks = recorded.task_runs(1 + result["stages"]["ran"])
     logged = eventually(lambda: recorded.messages(tasks["net quantize/forward/int8"]))
     assert logged[-1] == "3 of 3 samples"
+
+
+def test_numerics_are_tables(warm, server, on_server):
+    """A ladder is a table of the model's task run; what bisect finds is a page and a plot on the server, too."""
+    laddered = {"extends": "portable-fp32", "verify": {"ladder": True}}
+    warm.zoo({"conv": "nets:conv"}, ("laddered",), {"laddered": laddered})
+    done = warm.export("--out", str(warm.out), env=on_server)
+    assert done.code == 0, done.err
+    table = Recorded(server, warm).table("numerics-conv")
+    assert {row["recipe"] for row in table} == {"laddered"}
+    assert table[0]["SQNR dB"] == "exact"
+    assert [row["rung"] for row in table] == ["exported", "edge", "payload"]
+
+    looked = warm.run("bisect", "zoo.yaml", "conv/laddered", env=on_server)
+    assert (looked.code, looked.err) == (0, "")
+    known = Recorded(server, warm)
+    page = known.artifact("bisect-conv-laddered")
+    assert "# conv/laddered" in page
+    assert "| exported | forward | 0.0 | 0.0 | exact |" in page
+    assert known.artifact("bisect-conv-laddered-plot").startswith("data:image/png;base64,iVBOR")
+
+
+def test_bisect_without_its_server(warm):
+    """A server that does not answer costs a warning: the result is on the terminal."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    environment = {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api", "PREFECT_CLIENT_MAX_RETRIES": "0"}
+    done = warm.run("bisect", "zoo.yaml", "conv/portable-fp32", env=environment)
+    assert done.code == 0
+    assert "loses no quality" in done.out
+    assert "Prefect could not take the result" in done.err
 
 
 @pytest.mark.parametrize(
