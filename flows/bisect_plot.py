@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..tasks.figures import Worst
+from ..tasks.numerics import NodeLoss
 from ..tasks.quality import CLEAN_DB
 from .bisect import Bisection
 
@@ -43,11 +45,7 @@ def draw(found: Bisection) -> bytes:
     axes = figure.subplots(1, columns, squeeze=False)[0]
     _draw_rungs(axes[0], found)
     if nodes:
-        names = [" + ".join(node.sources) for node in nodes]
-        axes[1].barh(names, [_decibels(node.own) for node in nodes], color="tab:orange")
-        axes[1].invert_yaxis()
-        axes[1].set_xlabel("SQNR of each operator alone, dB")
-        axes[1].set_title(f"loses most in {found.loss.rung.label}" if found.loss else "")
+        _draw_nodes(axes[1], nodes, found)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)
     return content.getvalue()
@@ -75,6 +73,18 @@ def _draw_rungs(axes: Axes, found: Bisection) -> None:
     axes.axhspan(CLEAN_DB, _EXACT_DB + 5, color="tab:green", alpha=0.1)
     axes.set_ylabel("SQNR against eager, dB (equal: on top)")
     axes.set_title(found.name)
+    axes.legend()
+
+
+def _draw_nodes(axes: Axes, nodes: Sequence[NodeLoss], found: Bisection) -> None:
+    names = [" + ".join(node.sources) for node in nodes]
+    axes.plot([_decibels(node.own) for node in nodes], names, "o", color="tab:orange", label="alone")
+    axes.plot([_decibels(node.passed_on) for node in nodes], names, "x", color="tab:gray", label="so far")
+    axes.invert_yaxis()
+    axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel("SQNR of operators, dB")
+    axes.set_title(f"loses most in {found.loss.rung.label}" if found.loss else "")
     axes.legend()
 
 

@@ -122,9 +122,10 @@ def _print_nodes(console: Console, found: Bisection) -> None:
     assert found.nodes  # noqa: S101 - the caller has looked
     assert found.loss.before  # noqa: S101 - as above
     losing = [node for node in found.nodes.nodes if node.problem or (node.own and node.own.sqnr_db is not None)]
+    console.print(f"The operators of {found.loss.rung.label} that lose most, and what they were made from:")
     table = open_table()
-    table.add_column(f"operators that lose most against {found.loss.before.label}", overflow="fold")
-    table.add_column("operator", overflow="fold")
+    for column in (found.loss.before.label, found.loss.rung.label):
+        table.add_column(column, overflow="fold")
     for column in ("own SQNR", "max abs error", "SQNR so far"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("where", overflow="fold")
@@ -147,4 +148,5 @@ def _cells(node: NodeLoss) -> tuple[str, str, str]:
 
 
 def _where(node: NodeLoss) -> str:
-    return ", ".join(filter(None, (node.module, node.line)))
+    """The module, and file and line; which function that is, the JSON has."""
+    return ", ".join(filter(None, (node.module, node.line.partition(" ")[0])))

@@ -1,7 +1,7 @@
 """Backends that have no delegate: graph passes turn operators into calls of kernels that are made for the processor.
 
-A target's chain is partition and preprocess; it does not run passes that write other operators into the graph. These
-targets are here so that recipes that name them are told.
+A target can run passes (`Target.edge_passes`), but these two want more: operators of their own known wherever a program
+is loaded, and for Cadence passes before the edge dialect. They are here so that recipes that name them are told.
 """
 
 from __future__ import annotations
@@ -41,6 +41,6 @@ class Cadence(Target):
 
 def _reason(processor: str, upstream: str) -> str:
     return (
-        f"ExecuTorch lowers for {processor} by graph passes and not by a partitioner, which pteforge does not run; use "
-        f"{upstream} on a program of your own, or the target portable here"
+        f"ExecuTorch lowers for {processor} by graph passes that bring operators of their own, which pteforge does not "
+        f"know; use {upstream} on a program of your own, or the target portable here"
     )
