@@ -9,7 +9,7 @@ from ..errors import ConfigError
 from .fields import format_field
 from .nodes import Node, deep_merge
 from .presets import preset_names, preset_text
-from .problems import did_you_mean
+from .suggestions import did_you_mean
 from .yaml_nodes import parse_yaml
 
 EXTENDS = "extends"

@@ -16,7 +16,8 @@ from .locations import Locations
 from .nodes import Node
 from .overrides import Override, assign, parse_override
 from .paths import absolute_paths
-from .problems import check, did_you_mean, raise_all
+from .problems import check, raise_all
+from .suggestions import did_you_mean
 from .zoo import Zoo
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -14,6 +13,7 @@ from .fields import FieldPath
 from .known_keys import known_keys
 from .locations import Locations
 from .nodes import Node, plain
+from .suggestions import did_you_mean
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -56,13 +56,6 @@ def raise_all(problems: Iterable[ConfigError]) -> None:
         first, *others = sorted(distinct.values(), key=place)
         text = "\n".join([first.problem, *map(str, others)])
         raise ConfigError(text, location=first.location, field=first.field) from first.__cause__
-
-
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """``; did you mean 'seed'?`` where a known name is close, else a list of the known ones, else nothing."""
-    if close := difflib.get_close_matches(name, known, n=1):
-        return f"; did you mean {close[0]!r}?"
-    return f"; known here: {', '.join(sorted(known))}" if known else ""
 
 
 def _explain(detail: ErrorDetails, model: type[BaseModel], locations: Locations) -> ConfigError:

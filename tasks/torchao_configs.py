@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from ..configs.problems import did_you_mean
 from ..configs.source_transforms import TorchaoTransform
+from ..configs.suggestions import did_you_mean
 from ..errors import TargetError
 from .keys.code import parse_module
 from .keys.search import ModuleSearch

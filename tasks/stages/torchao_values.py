@@ -14,7 +14,7 @@ from torchao.core.config import AOBaseConfig
 from torchao.quantization import granularity
 from torchao.quantization.granularity import Granularity
 
-from ...configs.problems import did_you_mean
+from ...configs.suggestions import did_you_mean
 from ...errors import TargetError
 from ..torchao_configs import PACKAGES
 

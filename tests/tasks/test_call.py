@@ -14,7 +14,7 @@ from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.configs.recipe import CompileOptions
 from pteforge.configs.verify_bounds import VerifyBounds
-from pteforge.tasks import params
+from pteforge.tasks import accuracy_params, numerics_params, params
 from pteforge.tasks.call import StageCall, run_call
 from pteforge.tasks.catalog import StageName
 
@@ -48,6 +48,15 @@ EXAMPLES = {
         executorch_version="1.5.1",
     ),
     StageName.SERIALIZE: params.SerializeParams(form="plain", methods=("forward",), backends=("XnnpackBackend",)),
+    StageName.LADDER: numerics_params.LadderParams(
+        rungs=(numerics_params.RungParams(name="edge", specializations=("x",)),), methods=("forward",), drawn_inputs=1
+    ),
+    StageName.BISECT: numerics_params.BisectParams(exported_anew=True, inputs=2),
+    StageName.BASELINE: accuracy_params.BaselineParams(
+        source={"builder": "pkg.mod:build"}, evaluator={"builder": "pkg.mod:score"}, seed=1
+    ),
+    StageName.EVALUATE: accuracy_params.EvaluateParams(evaluator={"builder": "pkg.mod:score"}, seed=1),
+    StageName.GATE: accuracy_params.GateParams(evaluator="pkg.mod:score", floor=0.9, max_drop=None),
     StageName.VERIFY: params.VerifyParams(bounds=VerifyBounds(max_abs_error=0.1), host="x86_64 avx2"),
     StageName.REPORT: params.ReportParams(
         model="m",
