@@ -23,7 +23,7 @@ from ..tasks.run_notes import RunNotes
 from ..tasks.steps import Step
 from .outcome import Failure, ModelOutcome, RecipeOutcome, Status, not_applicable
 from .publish import Files, publish, read_json
-from .rejected import keep_rejected, rejected_path, remove_rejected
+from .rejected import keep_rejected, remove_rejected
 
 Planner = Callable[[PlannedModel, Sequence[str] | None, Callable[[str], tuple[str, ...]]], ModelPlan]
 """Plans a model, as `plan_model` does."""
@@ -117,7 +117,7 @@ class ModelRun:
         assert file  # noqa: S101 - every report reads one
         written = Files(file, data, report.outputs["provenance"])
         path = publish(self._executor.store, written, out / self.model.name, recipe)
-        remove_rejected(rejected_path(out / self.model.name, recipe))
+        remove_rejected(out / self.model.name, recipe)
         provenance = read_json(self._executor.store, report.outputs["provenance"])
         return RecipeOutcome(
             recipe=recipe,
@@ -169,7 +169,7 @@ class ModelRun:
         if failure.step != parts.get(StageName.GATE.value):
             return RecipeOutcome(recipe, "failed", failure=failure)
         made = self._progress.results[parts[StageName.SERIALIZE.value]].outputs
-        path = rejected_path(out / self.model.name, recipe)
-        keep_rejected(self._executor.store, made["file"], made.get("data"), path)
+        folder = out / self.model.name
+        path = keep_rejected(self._executor.store, made["file"], made.get("data"), folder, recipe)
         failure = replace(failure, problem=f"{failure.problem}; the file is kept as {path}")
         return RecipeOutcome(recipe, "failed", failure=failure, rejected=path)

@@ -10,28 +10,37 @@ from ..artifacts.store import Store
 from ..errors import StoreUnusable
 
 
-def rejected_path(folder: Path, recipe: str) -> Path:
-    """Where a recipe's rejected `.pte` file goes: ``<recipe>.rejected.pte``."""
-    return folder / f"{recipe}.rejected.pte"
-
-
-def keep_rejected(store: Store, file: ArtifactRef, data: ArtifactRef | None, path: Path) -> None:
-    """Writes a rejected file, and its `.ptd` where weights are beside it.
+def keep_rejected(store: Store, file: ArtifactRef, data: ArtifactRef | None, folder: Path, recipe: str) -> Path:
+    """Writes a rejected file, and its `.ptd` where weights are beside it; gives the path of the `.pte` file.
 
     Raises:
         StoreUnusable: the folder cannot be written.
     """
+    path, beside = _paths(folder, recipe)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for payload, place in ((data, path.with_suffix(".ptd")), (file, path)):
+        folder.mkdir(parents=True, exist_ok=True)
+        for payload, place in ((data, beside), (file, path)):
             if payload:
                 store.fetch(payload)
                 write_payload(payload, store.local, place)
     except OSError as error:
         raise StoreUnusable(f"cannot write {path}: {error.strerror or error}; choose another --out folder") from error
+    return path
 
 
-def remove_rejected(path: Path) -> None:
-    """Removes what an earlier run had kept, now that the recipe gives a file that is good enough."""
-    for each in (path, path.with_suffix(".ptd")):
-        each.unlink(missing_ok=True)
+def remove_rejected(folder: Path, recipe: str) -> None:
+    """Removes what an earlier run had kept, now that the recipe gives a file that is good enough.
+
+    Raises:
+        StoreUnusable: it cannot be removed.
+    """
+    for path in _paths(folder, recipe):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreUnusable(f"cannot remove {path}, which is out of date: {error.strerror or error}") from error
+
+
+def _paths(folder: Path, recipe: str) -> tuple[Path, Path]:
+    path = folder / f"{recipe}.rejected.pte"
+    return path, path.with_suffix(".ptd")

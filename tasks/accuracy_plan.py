@@ -1,4 +1,4 @@
-"""From a recipe's accuracy gate to the steps that score its file."""
+"""From the accuracy gates of a model's recipes to what their stages read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..configs.accuracy import AccuracyGate
 from .accuracy_params import BaselineParams, EvaluateParams, GateParams
 from .keys.search import ModuleSearch
 from .keys.source import source_fields
@@ -29,21 +28,28 @@ class Evaluation:
     gate: GateParams
 
 
-def plan_evaluation(model: PlannedModel, gate: AccuracyGate | None, source: Mapping[str, Any]) -> Evaluation | None:
-    """What scoring a recipe's file takes.
+def plan_evaluations(model: PlannedModel, source: Mapping[str, Any]) -> dict[str, Evaluation]:
+    """What scoring the files of a model's recipes takes: by recipe, of those that have a gate.
 
     Args:
         model: the model.
-        gate: of one of its recipes; None where its file is not scored.
         source: key fields of the model's source.
     """
-    if gate is None:
-        return None
-    evaluator = source_fields(gate.evaluator, ModuleSearch(model.python_path), folder=model.folder)
-    seed, host = model.config.seed, host_capability()
-    compared = gate.max_drop is not None  # building the model again is not for nothing
-    return Evaluation(
-        BaselineParams(source=dict(source), evaluator=evaluator, seed=seed, host=host) if compared else None,
-        EvaluateParams(evaluator=evaluator, seed=seed, host=host),
-        GateParams(evaluator=gate.evaluator.builder, floor=gate.floor, max_drop=gate.max_drop),
-    )
+    search, seed, host = ModuleSearch(model.python_path), model.config.seed, host_capability()
+    evaluators: dict[str, dict[str, Any]] = {}  # recipes tend to have the same one, and its files may be large
+    evaluations = {}
+    for recipe in model.recipes:
+        gate = recipe.gate
+        if gate is None:
+            continue
+        written = gate.evaluator.model_dump_json()
+        if written not in evaluators:
+            evaluators[written] = source_fields(gate.evaluator, search, folder=model.folder)
+        evaluator = evaluators[written]
+        compared = gate.max_drop is not None  # building the model again is not for nothing
+        evaluations[recipe.name] = Evaluation(
+            BaselineParams(source=dict(source), evaluator=evaluator, seed=seed, host=host) if compared else None,
+            EvaluateParams(evaluator=evaluator, seed=seed, host=host),
+            GateParams(evaluator=gate.evaluator.builder, floor=gate.floor, max_drop=gate.max_drop),
+        )
+    return evaluations

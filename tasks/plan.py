@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import SourceError
-from .accuracy_plan import plan_evaluation
+from .accuracy_plan import plan_evaluations
 from .catalog import StageName
 from .model import PlannedModel, PlannedRecipe
 from .params import PackParams, ReportParams, SourceTransformParams
@@ -70,9 +70,10 @@ def plan_model(
     datasets = model.calibration_params()
     if unknown := sorted(set(datasets) - set(methods)):
         raise SourceError(f"calibration names the methods {unknown}; the model has {list(methods)}")
+    evaluations = plan_evaluations(model, exporting.source)
     parts = {}
     for recipe in model.recipes:
-        evaluation = plan_evaluation(model, recipe.gate, exporting.source)
+        evaluation = evaluations.get(recipe.name)
         transforms = _transforms(model, recipe, methods, watched)
         parts[recipe.name] = plan_recipe(steps, model.name, recipe, exports, datasets, transforms, evaluation)
     whole = ModelPlan(

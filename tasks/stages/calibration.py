@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
+import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +18,7 @@ from ..params import CalibrationParams
 from ..stage import Workspace
 from .counted import counted
 from .source import seed_everything
+from .user_code import failed
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: CalibrationParams, work: Workspace) -> Mapping[str, ArtifactRef]:
@@ -44,11 +45,8 @@ def run(inputs: Mapping[str, ArtifactRef], params: CalibrationParams, work: Work
 
 
 def _dataset(name: str, kwargs: Mapping[str, Any]) -> Iterable[Any]:
-    module, _, path = name.partition(":")
     with _blaming(name):
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        found: Any = pkgutil.resolve_name(name)
         dataset: Iterable[Any] = found(**kwargs) if callable(found) else found
         return dataset
 
@@ -76,4 +74,4 @@ def _blaming(name: str) -> Iterator[None]:
     except SourceError:
         raise
     except Exception as error:
-        raise SourceError(f"dataset {name} failed: {type(error).__name__}: {error}") from error
+        raise failed(f"dataset {name}", error) from error

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import importlib
+import pkgutil
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -16,6 +15,7 @@ from torchao.utils import TorchAOBaseTensor, unwrap_tensor_subclass
 from ...errors import SourceError, TargetError
 from ..params import CallableParams, TorchaoParams
 from .torchao_values import group_size, make_config
+from .user_code import failed
 
 Transforms = Sequence[TorchaoParams | CallableParams]
 """What is done to a module, one after another."""
@@ -77,14 +77,10 @@ def _copied(module: nn.Module) -> nn.Module:
 
 def _called(transform: CallableParams, module: nn.Module, what: str) -> nn.Module:
     name = transform.source["builder"]
-    module_name, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in path.split("."):
-            found = getattr(found, part)
-        made = found(module, **transform.source["kwargs"])
+        made = pkgutil.resolve_name(name)(module, **transform.source["kwargs"])
     except Exception as error:
-        raise SourceError(f"{what}: {name} failed: {type(error).__name__}: {error}") from error
+        raise failed(f"{what}: {name}", error) from error
     if made is not None and not isinstance(made, nn.Module):
         raise SourceError(f"{what}: {name} returned {type(made).__name__}; it must return a module, or None")
     return module if made is None else made

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import math
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import PteforgeError, SourceError
 from .source import seed_everything
+from .user_code import failed
 
 Predict = Callable[..., Any]
 """``predict(*inputs, method="forward")``: runs a method, as eager's module is called.
@@ -42,7 +43,7 @@ def score(evaluator: Mapping[str, Any], predict: Predict, what: str, *, seed: in
     except PteforgeError:
         raise
     except Exception as error:
-        raise SourceError(f"evaluator {name} failed on {what}: {type(error).__name__}: {error}") from error
+        raise failed(f"evaluator {name} on {what}", error) from error
     if not isinstance(returned, Real) or isinstance(returned, bool):
         raise SourceError(
             f"evaluator {name} returned {type(returned).__name__} for {what}; it must return a number, "
@@ -64,13 +65,10 @@ def shown_inputs(inputs: Sequence[Any]) -> str:
 
 
 def _imported(name: str) -> Callable[..., Any]:
-    module, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        found: Any = pkgutil.resolve_name(name)
     except Exception as error:
-        raise SourceError(f"evaluator {name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise failed(f"importing evaluator {name}", error) from error
     if not callable(found):
         raise SourceError(f"evaluator {name} is {type(found).__name__}, and not a callable that takes `predict`")
     function: Callable[..., Any] = found

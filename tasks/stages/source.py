@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import random
-import sysconfig
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +17,7 @@ from torch.export import ExportedProgram
 from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from ..stage import Workspace
-
-_OWN_CODE = Path(__file__).parents[1]
+from .user_code import failed
 
 
 @dataclass(frozen=True)
@@ -71,17 +68,13 @@ def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
     Raises:
         SourceError: it cannot be imported, raises, or returns something else than a model definition.
     """
-    module_name, _, name = builder.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            found = getattr(found, part)
-        made = found(**arguments)
+        made = pkgutil.resolve_name(builder)(**arguments)
         definition = _eager_model(made) if hasattr(made, "get_eager_model") else _definition(builder, made)
     except SourceError:
         raise
     except Exception as error:
-        raise SourceError(f"builder {builder} failed: {type(error).__name__}: {error}{_where(error)}") from error
+        raise failed(f"builder {builder}", error) from error
     check_definition(f"builder {builder}", definition)
     return BuiltModel(definition)
 
@@ -103,17 +96,6 @@ def load_program_file(path: Path) -> BuiltModel:
     args, kwargs = program.example_inputs
     method = MethodDefinition(module=program.module(), example_inputs=[tuple(args)])
     return BuiltModel(ModelDefinition({"forward": method}), program, kwargs)
-
-
-def _where(error: Exception) -> str:
-    """The last line of the user's own code that the exception came from, if it came from any: `` (nets.py:12)``."""
-    not_theirs = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, str(_OWN_CODE), "<")
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [(Path(each.filename), each.lineno) for each in frames if not each.filename.startswith(not_theirs)]
-    if not lines:
-        return ""
-    path, number = lines[-1]
-    return f" ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{number})"
 
 
 def _eager_model(made: Any) -> ModelDefinition:

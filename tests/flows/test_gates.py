@@ -156,7 +156,7 @@ def test_an_evaluator_that_fails(made, lower):
     run = lower(made)
     assert run.outcome.exit_code == 2
     problem = run.outcome.models[0].recipes[0].failure.problem
-    assert "evaluator scoring:raising failed on the produced file: OSError: the labels are not there" in problem
+    assert "scoring:raising on the produced file failed: OSError: the labels are not there (scoring.py:" in problem
     assert not list(made.out.rglob("*.rejected.*"))
 
 

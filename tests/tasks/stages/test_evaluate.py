@@ -73,9 +73,12 @@ class TestAlike:
     @pytest.mark.parametrize(
         ("evaluator", "message"),
         [
-            ("missing", "evaluator evaluators:missing cannot be imported: AttributeError: "),
+            ("missing", "importing evaluator evaluators:missing failed: AttributeError: "),
             ("NUMBER", "evaluator evaluators:NUMBER is float, and not a callable"),
-            ("raising", "evaluator evaluators:raising failed on .*: OSError: the labels are not there"),
+            (
+                "raising",
+                r"evaluators:raising on .* failed: OSError: the labels are not there \(.*evaluators\.py:\d+\)",
+            ),
             ("wrong_method", "evaluator runs the method 'decode'; .* has .*'forward'"),
             ("nothing", r"returned NoneType for .*; it must return a number"),
             ("a_tensor", r"returned Tensor for .*; it must return a number, which of a tensor `.item\(\)` gives"),
