@@ -9,13 +9,23 @@ from .errors import PteforgeError
 
 if TYPE_CHECKING:
     from .api.export import export
+    from .api.recipes import recipe_from_executorch
     from .api.result import Exported
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Exported", "MethodCall", "MethodDefinition", "ModelDefinition", "PteforgeError", "__version__", "export"]
+__all__ = [
+    "Exported",
+    "MethodCall",
+    "MethodDefinition",
+    "ModelDefinition",
+    "PteforgeError",
+    "__version__",
+    "export",
+    "recipe_from_executorch",
+]
 
-_LAZY = {"Exported": "result", "export": "export"}
+_LAZY = {"Exported": "result", "export": "export", "recipe_from_executorch": "recipes"}
 
 
 def __getattr__(name: str) -> Any:

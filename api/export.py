@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..errors import InputError
 from ..tasks.catalog import StageName
 from ..tasks.model import PlannedModel
 from .live_model import live_model
-from .recipes import RecipeLike, planned_recipe
+from .recipes import RecipeLike, asked_recipe
 from .result import Exported
 from .run import one_at_a_time, run_model
 from .source import Inputs, Model, live_source
@@ -32,7 +33,7 @@ def export(  # noqa: PLR0913 - what there is to say of one model
     recipe: RecipeLike,
     dynamic_shapes: Any = None,
     constant_methods: Mapping[str, Any] | None = None,
-    strict: bool = False,
+    strict: bool | None = None,
     until: str | None = None,
     name: str = "model",
     store: str | Path | None = None,
@@ -47,10 +48,11 @@ def export(  # noqa: PLR0913 - what there is to say of one model
             mapping of method names to modules or programs; or a `pteforge.ModelDefinition`.
         example_inputs: a tuple of positional arguments, a list of such tuples, or a mapping of method names to either.
             The first one traces; all are verified, and observed by quantizers.
-        recipe: name of a shipped recipe, path of a YAML file with one recipe, or a `pteforge.configs.Recipe`.
+        recipe: name of a shipped recipe, path of a YAML file with one, ``package.module:name`` of a function that gives
+            one, a `pteforge.configs.Recipe`, or an ExportRecipe or recipe type of `executorch.export`.
         dynamic_shapes: as ``torch.export.export`` takes it, or a mapping of method names to that.
         constant_methods: name to a constant that the file returns without computing.
-        strict: trace with torch.export's strict mode.
+        strict: trace with torch.export's strict mode; where left out, as an ExportRecipe says, and otherwise not.
         until: name of the last stage to go through, such as ``edge``; the file where left out.
         name: what the model is called in the store's records and in the provenance.
         store: folder or URL of the artifact store; ``$PTEFORGE_STORE``, or else a folder in the user's cache folder.
@@ -61,14 +63,15 @@ def export(  # noqa: PLR0913 - what there is to say of one model
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise InputError(f"{name!r} cannot be a model's name; use letters, digits, '.', '_' and '-'")
-    planned = planned_recipe(recipe)
-    if reason := planned.recipe.reason_against(name):
-        raise InputError(f"the recipe {planned.name!r} does not apply to {name!r}: {reason}")
+    asked = asked_recipe(recipe)
+    if reason := asked.planned.recipe.reason_against(name):
+        raise InputError(f"the recipe {asked.planned.name!r} does not apply to {name!r}: {reason}")
     source = live_source(model, example_inputs, dynamic_shapes, constant_methods)
-    config = ModelConfig(source=BuilderSource(builder="pteforge:export"), strict=strict)
+    planned = replace(asked.planned, until=StageName.named(until)) if until else asked.planned
+    config = ModelConfig(
+        source=BuilderSource(builder="pteforge:export"), strict=asked.strict if strict is None else strict
+    )
     plain = PlannedModel(name, config, (planned,), planned.bounds.drawn_inputs, python_path=(), folder=Path.cwd())
-    if until:
-        plain = plain.ending_with(StageName.named(until))
     with one_at_a_time:
         opened = _open_store(store)
         live = live_model(plain, source, opened.local)

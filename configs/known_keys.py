@@ -21,7 +21,7 @@ def known_keys(model: type[BaseModel], path: FieldPath) -> tuple[str, ...]:
     for annotation in types:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             keys |= dict.fromkeys(annotation.model_fields)
-            keys |= {"extends": None} if annotation is Recipe else {}
+            keys |= dict.fromkeys(("extends", "function", "kwargs")) if annotation is Recipe else {}
     return tuple(keys)
 
 

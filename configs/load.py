@@ -109,7 +109,8 @@ def _apply(change: Override, gathered: Gathered) -> None:
 
 def _resolve_recipes(gathered: Gathered) -> tuple[dict[str, Node], list[ConfigError]]:
     """The recipes that models use and the zoo's own ones, and what is wrong with the names."""
-    recipes = Recipes(gathered.recipes)
+    folders = tuple(Path(str(node.value)) for node in gathered.python_path)
+    recipes = Recipes(gathered.recipes, python_path=folders)
     problems: list[ConfigError] = []
     asked = [(name, node) for name, node in gathered.recipes.items()]
     used = set()

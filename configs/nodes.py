@@ -61,6 +61,15 @@ def plain(node: Node) -> Plain:
     return node.value
 
 
+def located(value: Plain, place: Node) -> Node:
+    """The tree of a plain value all of which stands where `place` does."""
+    if isinstance(value, dict):
+        return replace(place, value={key: located(entry, place) for key, entry in value.items()})
+    if isinstance(value, list):
+        return replace(place, value=[located(item, place) for item in value])
+    return replace(place, value=value)
+
+
 def nearest(root: Node, path: FieldPath) -> tuple[Node, FieldPath]:
     """The node at `path`, or else its nearest ancestor that exists, and the part of the path that was not found."""
     node = root

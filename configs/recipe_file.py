@@ -43,7 +43,7 @@ def load_recipe(path: Path) -> LoadedRecipe:
     tree = read_tree(path, str(path))
     if not isinstance(tree.value, dict):
         raise ConfigError("a recipe is a mapping, with `specializations` or `extends`", location=tree.location)
-    return _resolve(path.stem, Recipes({path.stem: tree}), tree)
+    return _resolve(path.stem, Recipes({path.stem: tree}, python_path=(path.absolute().parent,)), tree)
 
 
 def _resolve(name: str, recipes: Recipes, asked_by: Node) -> LoadedRecipe:

@@ -30,6 +30,16 @@ def zoo_schema() -> dict[str, Any]:
         "description": "Another recipe, of this zoo or shipped, that this one is merged over: mappings entry by entry, "
         "lists as a whole.",
     }
+    parts["Recipe"]["properties"]["function"] = {
+        "type": "string",
+        "examples": ["package.module:function"],
+        "description": "A Python function that returns a pteforge.configs.Recipe, over which this one is merged. "
+        "Imported from python_path or from the environment, in the process that reads the file.",
+    }
+    parts["Recipe"]["properties"]["kwargs"] = {
+        "type": "object",
+        "description": "Keyword arguments of the function.",
+    }
     for bound in parts["VerifyOverrides"]["properties"].values():
         bound.pop("default")  # what is left out is the recipe's
     parts["ModelConfig"]["properties"]["source"] = _source(parts["ModelConfig"]["properties"]["source"])

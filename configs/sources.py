@@ -14,14 +14,14 @@ _BUILDER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*\
 _EITHER = "must be 'package.module:callable', the path of a .pt2 file, or a mapping with either `builder` or `program`"
 
 
-def _builder_name(text: str) -> str:
+def check_builder_name(text: str) -> str:
     """Checks the form ``package.module:callable``; raises ValueError for another one."""
     if not _BUILDER.match(text):
         raise ValueError(f"{text!r} is neither 'package.module:callable' nor the path of a .pt2 file")
     return text
 
 
-BuilderName = Annotated[str, AfterValidator(_builder_name)]
+BuilderName = Annotated[str, AfterValidator(check_builder_name)]
 """``package.module:name`` of something in the user's code."""
 
 

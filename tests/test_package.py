@@ -100,6 +100,7 @@ def test_public_names():
         "PteforgeError",
         "__version__",
         "export",
+        "recipe_from_executorch",
     ]
     assert expected == pteforge.__all__
     assert all(hasattr(pteforge, name) for name in pteforge.__all__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +18,7 @@ def nets() -> ModuleType:
     """The models of zoo/live_nets.py."""
     spec = importlib.util.spec_from_file_location("live_nets", NETS)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # strict tracing imports it by name
     spec.loader.exec_module(module)
     return module
 

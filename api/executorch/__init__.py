@@ -1,0 +1,1 @@
+"""Recipes of `executorch.export`, written as ours: what they say, field by field, or which field cannot be said."""

@@ -1,0 +1,99 @@
+"""An ExecutorchBackendConfig as compile options."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from executorch.exir import ExecutorchBackendConfig
+from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, greedy, naive
+from executorch.exir.passes import MemoryPlanningPass, ToOutVarPass
+from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass, HintBasedSymShapeEvalPass
+
+from ...configs.compile_options import CompileOptions
+from .refusal import untranslatable
+
+_FIELD = "executorch_backend_config"
+_SAME = (
+    "emit_stacktrace",
+    "extract_delegate_segments",
+    "segment_alignment",
+    "constant_tensor_alignment",
+    "delegate_alignment",
+    "remove_view_copy",
+    "emit_mutable_buffer_names",
+    "do_quant_fusion_and_const_prop",
+    "run_reinplace_pass",
+    "enable_non_cpu_memory_planning",
+)
+_PLANNING = (
+    "allow_lifetime_and_storage_overlap",
+    "alloc_graph_input",
+    "alloc_graph_output",
+    "alloc_mutable_buffers",
+    "share_mutable_buffers",
+)
+_DEVICES = ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs")
+_SYM_SHAPE_EVAL: dict[type, Literal["constraint_based", "hint_based"]] = {
+    ConstraintBasedSymShapeEvalPass: "constraint_based",
+    HintBasedSymShapeEvalPass: "hint_based",
+}
+_NOT_OURS = {
+    "passes": "name passes by import path under edge.passes",
+    "external_constants": "weights beside the file go with `output: {form: fat, external_data: true}`",
+    "external_mutable_weights": "there is nothing like it",
+    "dynamic_memory_planning_mode": "ExecuTorch does not read it",
+}
+
+
+def compile_options(given: ExecutorchBackendConfig | None) -> CompileOptions:
+    """The same settings as options.
+
+    Raises:
+        ConfigError: a field holds a function, a pass of another class, or something else for single methods.
+    """
+    if given is None:
+        return CompileOptions()
+    for name, hint in _NOT_OURS.items():
+        if getattr(given, name):
+            raise untranslatable(f"{_FIELD}.{name}", hint)
+    sym_shape_eval = _SYM_SHAPE_EVAL.get(type(given.sym_shape_eval_pass))
+    if sym_shape_eval is None:
+        raise untranslatable(f"{_FIELD}.sym_shape_eval_pass", "it is neither constraint based nor hint based")
+    if type(given.to_out_var_pass) is not ToOutVarPass:
+        raise untranslatable(f"{_FIELD}.to_out_var_pass", "it is another class than ToOutVarPass")
+    fields: dict[str, Any] = {name: getattr(given, name) for name in _SAME}
+    return CompileOptions(
+        **fields,
+        **_planning(given.memory_planning_pass),
+        **_devices(given.propagate_device_config),
+        sym_shape_eval=sym_shape_eval,
+        ignore_to_out_var_failure=given.to_out_var_pass.ignore_to_out_var_failure,
+        reinplace_extra_ops=tuple(sorted(map(_operator, given.reinplace_extra_ops or ()))),
+    )
+
+
+def _planning(given: Any) -> dict[str, Any]:
+    field = f"{_FIELD}.memory_planning_pass"
+    if type(given) is not MemoryPlanningPass:
+        raise untranslatable(field, f"it is a {type(given).__name__}; for single methods, see `methods`")
+    suite = given.memory_planning_algo
+    algorithms = suite.algo_list if isinstance(suite, MemoryPlanningAlgorithmSuite) else [suite]
+    if algorithms not in ([greedy], [naive]):
+        raise untranslatable(f"{field}.memory_planning_algo", "it is neither greedy nor naive")
+    return {
+        **{name: getattr(given, name) for name in _PLANNING},
+        "memory_planning_algo": algorithms[0].__name__,
+        "tensor_alignment": given.alignment,
+    }
+
+
+def _devices(given: Any) -> dict[str, Any]:
+    fields = {name: getattr(given, name, None) for name in _DEVICES}
+    for name, value in fields.items():
+        if not isinstance(value, bool):
+            raise untranslatable(f"{_FIELD}.propagate_device_config.{name}", "it differs by method")
+    return fields
+
+
+def _operator(given: Any) -> str:
+    return str(given._op)  # noqa: SLF001 - of an edge operator, the ATen one that it stands for

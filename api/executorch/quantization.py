@@ -1,0 +1,109 @@
+"""What an ExportRecipe says of quantization."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from typing import Any
+
+import torch
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer
+from executorch.export import QuantizationRecipe
+from torchao.quantization.granularity import Granularity
+from torchao.quantization.pt2e.quantizer import Quantizer
+
+from ...configs.quantize import Quantize, QuantizerChoice
+from ...configs.source_transforms import TorchaoTransform
+from ...tasks.targets.find import find_quantizer_options, find_target_class
+from .refusal import untranslatable
+
+_CODE = "it is code, which a recipe names by import path or not at all"
+_NOT_OURS = {
+    "calibration_inputs_fn": "samples are the model's: its example inputs, or `calibration` in a zoo",
+    "train_fn": _CODE,
+    "pre_prepare_passes": _CODE,
+    "post_prepare_passes": _CODE,
+    "pre_convert_passes": _CODE,
+    "post_convert_passes": _CODE,
+    "is_qat": "there is no quantization-aware training",
+    "dynamic_batch_size": "samples are of the shapes that the model takes",
+}
+_XNNPACK = tuple({"per_channel": channel, "dynamic": dynamic} for channel in (True, False) for dynamic in (True, False))
+
+
+def quantize(given: QuantizationRecipe | None) -> Quantize | None:
+    """PT2E quantization; None where there is none.
+
+    Raises:
+        ConfigError: the recipe has functions, trains, or has a quantizer that no target makes.
+    """
+    if given is None:
+        return None
+    for name, hint in _NOT_OURS.items():
+        if getattr(given, name):
+            raise untranslatable(f"quantization_recipe.{name}", hint)
+    found = [_choice(each, position) for position, each in enumerate(given.quantizers or ())]
+    if len(found) <= 1:
+        return Quantize(quantizer=found[0].quantizer, options=found[0].options) if found else None
+    return Quantize(quantizers=tuple(found))
+
+
+def source_transforms(given: QuantizationRecipe | None) -> tuple[TorchaoTransform, ...]:
+    """Calls of torchao's `quantize_`; ConfigError where one chooses layers by a function."""
+    transforms = []
+    for position, each in enumerate((given and given.ao_quantization_configs) or ()):
+        field = f"quantization_recipe.ao_quantization_configs[{position}]"
+        if each.filter_fn is not None:
+            raise untranslatable(f"{field}.filter_fn", "choose layers by patterns of their names, under `filter`")
+        config = each.ao_base_config
+        params = {
+            item.name: _plain(getattr(config, item.name), f"{field}.{item.name}")
+            for item in dataclasses.fields(config)
+            if not _is_default(item, getattr(config, item.name))
+        }
+        transforms.append(TorchaoTransform(torchao=type(config).__name__, params=params))
+    return tuple(transforms)
+
+
+def _choice(given: Quantizer, position: int) -> QuantizerChoice:
+    field = f"quantization_recipe.quantizers[{position}]"
+    if type(given) is not XNNPACKQuantizer:
+        raise untranslatable(field, f"only XNNPACKQuantizer is known here, not {type(given).__name__}")
+    for name in ("operator_type_config", "module_type_config", "module_name_config", "filter_fn"):
+        if getattr(given, name):
+            raise untranslatable(f"{field}.{name}", "the quantizer of target xnnpack has one config for all operators")
+    target = find_target_class("xnnpack")
+    for options in _XNNPACK:
+        own = target.quantizer(find_quantizer_options("xnnpack", dict(options)))
+        if _shown(own.global_config) == _shown(given.global_config):
+            return QuantizerChoice(quantizer="xnnpack", options=dict(options))
+    raise untranslatable(f"{field}.global_config", "it is not int8 and symmetric, as get_symmetric_quantization_config")
+
+
+def _shown(config: Any) -> Any:
+    """A quantization config without its observers' constructors, which are equal to none but themselves."""
+    if not dataclasses.is_dataclass(config):
+        return config
+    names = [item.name for item in dataclasses.fields(config) if item.name != "observer_or_fake_quant_ctr"]
+    return {name: _shown(getattr(config, name)) for name in names}
+
+
+def _is_default(item: dataclasses.Field[Any], value: Any) -> bool:
+    if item.default is not dataclasses.MISSING:
+        return bool(item.default == value)
+    return item.default_factory is not dataclasses.MISSING and bool(item.default_factory() == value)
+
+
+def _plain(value: Any, field: str) -> Any:
+    """A field's value as a recipe writes it: see `tasks.stages.torchao_values`."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, Granularity):
+        name = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(value).__name__).strip("_")
+        sizes = list(vars(value).values())
+        return {name: list(sizes[0]) if isinstance(sizes[0], tuple) else sizes[0]} if sizes else name
+    raise untranslatable(field, f"{value!r} is no plain value")

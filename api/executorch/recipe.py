@@ -1,0 +1,141 @@
+"""From an `executorch.export.ExportRecipe`, or one of its recipe types, to a recipe of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from executorch.export import ExportRecipe, LoweringRecipe, RecipeType, StageType
+
+from ...configs.edge import EdgeOptions
+from ...configs.recipe import Output, Recipe
+from ...configs.recipe_file import load_preset
+from ...configs.verify_bounds import Verification
+from ...errors import ConfigError
+from ...tasks.catalog import StageName
+from .backend_config import compile_options
+from .partitioners import specializations
+from .quantization import quantize, source_transforms
+from .refusal import untranslatable
+
+PRESETS = {
+    "xnnpack_fp32": "xnnpack-fp32",
+    "xnnpack_pt2e_int8_static_per_channel": "xnnpack-int8-static",
+    "xnnpack_pt2e_int8_static_per_tensor": "xnnpack-int8-static-per-tensor",
+    "xnnpack_pt2e_int8_dynamic_per_channel": "xnnpack-int8-dynamic",
+    "xnnpack_torchao_int8da_int4w_per_channel": "xnnpack-int8da-int4w-per-channel",
+    "xnnpack_torchao_int8da_int4w_per_tensor": "xnnpack-int8da-int4w-per-tensor",
+    "coreml_fp32": "coreml-fp32",
+    "coreml_fp16": "coreml-fp16",
+    "coreml_pt2e_int8_static": "coreml-int8-static",
+    "coreml_pt2e_int8_weight_only": "coreml-int8-weight-only",
+    "coreml_torchao_int4_weight_only_per_channel": "coreml-int4-weight-only-per-channel",
+    "coreml_torchao_int4_weight_only_per_group": "coreml-int4-weight-only-per-group",
+    "coreml_torchao_int8_weight_only_per_channel": "coreml-int8-weight-only-per-channel",
+    "coreml_torchao_int8_weight_only_per_group": "coreml-int8-weight-only-per-group",
+    "coreml_codebook_weight_only": "coreml-codebook-weight-only",
+}
+"""Value of a recipe type to the shipped recipe that does the same."""
+
+_BOUNDS = {"quantize": 20.0, "source_transforms": 12.0}
+"""Least SQNR in dB of what is quantized in one way or the other, as in the shipped recipes."""
+
+_UNTIL = {
+    StageType.TORCH_EXPORT: StageName.EXPORT,
+    StageType.QUANTIZE: StageName.QUANTIZE,
+    StageType.TO_EDGE: StageName.EDGE,
+    StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: StageName.EDGE,
+    StageType.TO_BACKEND: StageName.PREPROCESS,
+    StageType.TO_EDGE_TRANSFORM_AND_LOWER: StageName.PREPROCESS,
+    StageType.TO_EXECUTORCH: None,
+}
+"""The stage of ours that a stage of theirs ends with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A recipe of ours, and what an ExportRecipe says besides.
+
+    Attributes:
+        name: what it is called.
+        recipe: the recipe.
+        strict: trace in torch.export's strict mode.
+        until: the last stage to go through; None for the file.
+    """
+
+    name: str
+    recipe: Recipe
+    strict: bool = False
+    until: StageName | None = None
+
+
+def translate_type(kind: RecipeType) -> Translated:
+    """The recipe that a recipe type stands for; ConfigError where there is none."""
+    if kind.value in PRESETS:
+        loaded = load_preset(PRESETS[kind.value])
+        return Translated(loaded.name, loaded.recipe)
+    raise ConfigError(f"there is no recipe for the type {kind.value!r}; known: {', '.join(PRESETS)}", field="recipe")
+
+
+def translate(given: ExportRecipe) -> Translated:
+    """The same recipe in our words.
+
+    A recipe with several partitioners, as `ExportRecipe.combine` makes them, becomes one with a fat file: a payload for
+    each, in their order, and the portable one at last.
+
+    Raises:
+        ConfigError: a field holds what cannot be said: functions, other partitioners and quantizers than those that
+            targets make. It is named.
+    """
+    if given.aten_transform_passes:
+        raise untranslatable("aten_transform_passes", "give source_transforms, which enter the key by their code")
+    lowering = given.lowering_recipe or LoweringRecipe()
+    for field in ("edge_transform_passes", "edge_manager_transform_passes"):
+        if getattr(lowering, field):
+            raise untranslatable(f"lowering_recipe.{field}", "name passes by import path under edge.passes")
+    fields: dict[str, Any] = {
+        "quantize": quantize(given.quantization_recipe),
+        "source_transforms": source_transforms(given.quantization_recipe),
+    }
+    payloads = specializations(lowering.partitioners)
+    bound = min([80.0, *(least for field, least in _BOUNDS.items() if fields[field])])
+    return Translated(
+        name=given.name or "recipe",
+        recipe=Recipe(
+            output=Output(form="fat" if len(payloads) > 1 else "plain"),
+            specializations=payloads,
+            edge=_edge(lowering),
+            compile=compile_options(given.executorch_backend_config),
+            verify=Verification(min_sqnr_db=bound),
+            **fields,
+        ),
+        strict=given.strict,
+        until=_last_stage(given),
+    )
+
+
+def _edge(lowering: LoweringRecipe) -> EdgeOptions:
+    config = lowering.edge_compile_config
+    if config is None:
+        return EdgeOptions()
+    fields: Mapping[str, Any] = vars(config)
+    return EdgeOptions(
+        check_ir_validity=fields["_check_ir_validity"],
+        skip_dim_order=fields["_skip_dim_order"],
+        core_aten_ops_exception_list=tuple(map(str, fields["_core_aten_ops_exception_list"])),
+        preserve_operators=tuple(map(str, fields["preserve_ops"])),
+    )
+
+
+def _last_stage(given: ExportRecipe) -> StageName | None:
+    stages = given.pipeline_stages
+    if not stages:
+        return None
+    skipped = {StageType.SOURCE_TRANSFORM, StageType.QUANTIZE} - set(stages)
+    if given.quantization_recipe and skipped:
+        names = ", ".join(sorted(stage.value for stage in skipped))
+        raise untranslatable("pipeline_stages", f"they leave out {names}, and there is a quantization_recipe")
+    if stages[-1] not in _UNTIL:
+        raise untranslatable("pipeline_stages", f"there is no stage that ends with {stages[-1]!r}")
+    return _UNTIL[stages[-1]]

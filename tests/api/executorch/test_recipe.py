@@ -1,0 +1,226 @@
+"""Recipes of `executorch.export` become recipes of ours, or say which field cannot."""
+
+from __future__ import annotations
+
+import warnings
+
+import pteforge
+import pytest
+from pteforge.configs import preset_names
+from pteforge.configs.recipe_file import load_preset
+from pteforge.errors import ConfigError
+from pteforge.tasks.targets.find import find_quantizer_options
+from pteforge.tasks.torchao_configs import class_name
+
+pytestmark = pytest.mark.filterwarnings("ignore:This API and all of its related functionality")
+
+with warnings.catch_warnings():  # these modules warn when they are imported
+    warnings.simplefilter("ignore")
+    import executorch.backends.xnnpack.recipes  # noqa: F401 - registers the types
+    import torch
+    from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from executorch.backends.xnnpack.recipes.xnnpack_recipe_types import XNNPackRecipeType
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig
+    from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, naive
+    from executorch.exir.passes import MemoryPlanningPass
+    from executorch.export import (
+        AOQuantizationConfig,
+        ExportRecipe,
+        LoweringRecipe,
+        QuantizationRecipe,
+        RecipeType,
+        StageType,
+    )
+    from pteforge.tasks.stages.torchao_values import make_config
+    from torchao.quantization.quant_api import Int8DynamicActivationIntxWeightConfig
+
+
+class Unknown(RecipeType):
+    """A backend that we know nothing of."""
+
+    FP8 = "nowhere_fp8"
+
+    @classmethod
+    def get_backend_name(cls) -> str:
+        """Its name."""
+        return "nowhere"
+
+
+def quantizers(recipe):
+    """Names and options of a recipe's quantizers, defaults filled in."""
+    chosen = recipe.quantize.chosen if recipe.quantize else ()
+    return [(each.quantizer, find_quantizer_options(each.quantizer, dict(each.options))) for each in chosen]
+
+
+@pytest.mark.parametrize("kind", list(XNNPackRecipeType), ids=lambda kind: kind.name)
+def test_recipe_types(kind):
+    """Every type of XNNPACK's is a shipped recipe; the ExportRecipe that it gives says the same as that one."""
+    ours = pteforge.recipe_from_executorch(kind)
+    theirs = pteforge.recipe_from_executorch(ExportRecipe.get_recipe(kind))
+    assert ours.specializations == theirs.specializations
+    assert quantizers(ours) == quantizers(theirs)
+    assert ours.verify.min_sqnr_db == theirs.verify.min_sqnr_db
+    for transform, translated in zip(ours.source_transforms, theirs.source_transforms, strict=True):
+        assert class_name(transform.torchao) == translated.torchao
+        made = [make_config(translated.torchao, each.params) for each in (transform, translated)]
+        assert made[0] == made[1]
+
+
+def test_shipped_recipes_have_a_type():
+    """Every shipped recipe but the portable one is that of a type, and every type's recipe is shipped."""
+    from pteforge.api.executorch.recipe import PRESETS
+
+    assert {*PRESETS.values(), "portable-fp32"} == set(preset_names())
+
+
+def test_a_type_that_is_not_known():
+    """A type without a recipe of ours is refused, with those that have one."""
+    with pytest.raises(ConfigError, match="there is no recipe for the type 'nowhere_fp8'; known: xnnpack_fp32, "):
+        pteforge.recipe_from_executorch(Unknown.FP8)
+    with pytest.raises(ConfigError, match="recipe: is a dict"):
+        pteforge.recipe_from_executorch({})
+
+
+def test_combined():
+    """What `combine` makes of several backends is a fat file with a payload for each, and the portable one at last."""
+    vulkan = ExportRecipe(name="vulkan", lowering_recipe=LoweringRecipe(partitioners=[VulkanPartitioner()]))
+    xnnpack = ExportRecipe(name="xnnpack", lowering_recipe=LoweringRecipe(partitioners=[XnnpackPartitioner()]))
+    recipe = pteforge.recipe_from_executorch(ExportRecipe.combine([vulkan, xnnpack]))
+    assert recipe.output.form == "fat"
+    assert [each.payload for each in recipe.specializations] == ["vulkan", "xnnpack", "portable"]
+    twice = ExportRecipe(lowering_recipe=LoweringRecipe(partitioners=[XnnpackPartitioner(), XnnpackPartitioner()]))
+    names = [each.payload for each in pteforge.recipe_from_executorch(twice).specializations]
+    assert names == ["xnnpack-0", "xnnpack-1", "portable"]
+
+
+def test_partitioners_by_method():
+    """A mapping gives methods targets of their own; what it does not delegate is portable."""
+    partitioners = {"prefill": [XnnpackPartitioner(per_op_mode=True)], "decode": []}
+    recipe = pteforge.recipe_from_executorch(ExportRecipe(lowering_recipe=LoweringRecipe(partitioners=partitioners)))
+    (payload,) = recipe.specializations
+    assert payload.target == "portable"
+    assert (payload.methods["prefill"].target, payload.methods["prefill"].options) == (
+        "xnnpack",
+        {"per_operator": True},
+    )
+    assert payload.methods["decode"].delegate is False
+
+
+def test_configs():
+    """Edge and backend configuration become options, field by field."""
+    recipe = pteforge.recipe_from_executorch(
+        ExportRecipe(
+            lowering_recipe=LoweringRecipe(
+                edge_compile_config=EdgeCompileConfig(
+                    _check_ir_validity=False,
+                    _skip_dim_order=True,
+                    _core_aten_ops_exception_list=[torch.ops.aten.linalg_vector_norm.default],
+                    preserve_ops=[torch.ops.aten.hardswish.default],
+                )
+            ),
+            executorch_backend_config=ExecutorchBackendConfig(
+                segment_alignment=4096,
+                memory_planning_pass=MemoryPlanningPass(
+                    memory_planning_algo=MemoryPlanningAlgorithmSuite([naive]), alloc_graph_input=False
+                ),
+                do_quant_fusion_and_const_prop=True,
+            ),
+        )
+    )
+    assert recipe.edge.model_dump() == {
+        "preserve_operators": ("aten.hardswish.default",),
+        "check_ir_validity": False,
+        "skip_dim_order": True,
+        "core_aten_ops_exception_list": ("aten.linalg_vector_norm.default",),
+        **{name: () for name in recipe.edge.model_dump() if name == "passes"},
+    }
+    changed = recipe.compile.model_dump(exclude_defaults=True)
+    assert changed == {
+        "segment_alignment": 4096,
+        "memory_planning_algo": "naive",
+        "alloc_graph_input": False,
+        "do_quant_fusion_and_const_prop": True,
+    }
+    assert [each.target for each in recipe.specializations] == ["portable"]
+
+
+def quantizer_with_a_filter():
+    """Chooses operators by a function."""
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())
+    quantizer.set_filter_function(bool)
+    return quantizer
+
+
+REFUSED = {
+    "aten_transform_passes": lambda: ExportRecipe(aten_transform_passes=[lambda _name, program: program]),
+    "lowering_recipe.edge_transform_passes": lambda: ExportRecipe(
+        lowering_recipe=LoweringRecipe(edge_transform_passes=[lambda _name, _program: []])
+    ),
+    "lowering_recipe.partitioners[0]": lambda: ExportRecipe(
+        lowering_recipe=LoweringRecipe(partitioners=[VulkanPartitioner({"texture_limits": (1, 2, 3)})])
+    ),
+    "quantization_recipe.is_qat": lambda: ExportRecipe(quantization_recipe=QuantizationRecipe(is_qat=True)),
+    "quantization_recipe.calibration_inputs_fn": lambda: ExportRecipe(
+        quantization_recipe=QuantizationRecipe(calibration_inputs_fn=list)
+    ),
+    "quantization_recipe.quantizers[0].filter_fn": lambda: ExportRecipe(
+        quantization_recipe=QuantizationRecipe(quantizers=[quantizer_with_a_filter()])
+    ),
+    "quantization_recipe.ao_quantization_configs[0].filter_fn": lambda: ExportRecipe(
+        quantization_recipe=QuantizationRecipe(
+            ao_quantization_configs=[
+                AOQuantizationConfig(Int8DynamicActivationIntxWeightConfig(), lambda _module, _name: True)
+            ]
+        )
+    ),
+    "executorch_backend_config.passes": lambda: ExportRecipe(
+        executorch_backend_config=ExecutorchBackendConfig(passes=[lambda module: module])
+    ),
+    "executorch_backend_config.external_constants": lambda: ExportRecipe(
+        executorch_backend_config=ExecutorchBackendConfig(external_constants=True)
+    ),
+    "executorch_backend_config.memory_planning_pass": lambda: ExportRecipe(
+        executorch_backend_config=ExecutorchBackendConfig(memory_planning_pass={"forward": MemoryPlanningPass()})
+    ),
+    "pipeline_stages": lambda: ExportRecipe(
+        quantization_recipe=QuantizationRecipe(), pipeline_stages=[StageType.TORCH_EXPORT, StageType.TO_EDGE]
+    ),
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_cannot_be_said(field):
+    """Functions and unknown objects are refused by the name of their field."""
+    with pytest.raises(ConfigError) as caught:
+        pteforge.recipe_from_executorch(REFUSED[field]())
+    assert caught.value.field == f"ExportRecipe.{field}"
+
+
+def test_lowering_by_an_export_recipe(net, example, exported, store):
+    """An ExportRecipe lowers to the bytes that `executorch.export` gives, as far as its stages say."""
+    given = ExportRecipe.get_recipe(XNNPackRecipeType.FP32)
+    given.strict = False
+    result = pteforge.export(net, example, recipe=given, name="net", store=store)
+    assert (result.recipe, result.pte) == ("xnnpack_fp32", exported.pte)
+    given.pipeline_stages = [StageType.TORCH_EXPORT, StageType.TO_EDGE]
+    cut = pteforge.export(net, example, recipe=given, name="net", store=store)
+    assert [stage.stage for stage in cut.stages] == ["export", "edge"]
+    by_type = pteforge.export(net, example, recipe=XNNPackRecipeType.FP32, name="net", store=store)
+    assert (by_type.recipe, by_type.pte) == ("xnnpack-fp32", exported.pte)
+    assert load_preset("xnnpack-fp32").recipe.specializations[0].target == "xnnpack"
+
+
+def test_strict_is_theirs(net, example, store):
+    """An ExportRecipe traces in strict mode unless it says otherwise; the caller's word counts more."""
+    given = ExportRecipe.get_recipe(XNNPackRecipeType.FP32)
+    programs = [
+        pteforge.export(net, example, recipe=given, strict=strict, store=store, until="export").exported_program()
+        for strict in (None, True, False)
+    ]
+    names = [[node.name for node in program.graph.nodes] for program in programs]
+    assert names[0] == names[1]
