@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -101,7 +101,7 @@ def _copied(source: LiveSource) -> LiveSource:
         name: MethodDefinition(copies.get(name, each.module), each.example_inputs, each.dynamic_shapes)
         for name, each in definition.methods.items()
     }
-    return LiveSource(ModelDefinition(methods, definition.constant_methods), source.programs, source.keyword_inputs)
+    return LiveSource(replace(definition, methods=methods), source.programs, source.keyword_inputs)
 
 
 def _refuse_beside_definition(*given: Any) -> None:
