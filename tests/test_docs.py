@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pteforge
 from pteforge.configs import load_zoo
 
-DOCS = Path(pteforge.__file__).parent / "docs"
+ROOT = Path(pteforge.__file__).parent
+DOCS = ROOT / "docs"
 MODELS = "version: 1\ndefaults: {recipes: [portable-fp32]}\nmodels: {net: {source: nets:net}}\n"
 
 
@@ -24,3 +26,21 @@ def test_recipes_for_methods(tmp_path):
     assert not mixed.methods["decode"].delegate
     assert mixed.methods["embed"].target == "vulkan"
     assert made["chat"].compile.share_mutable_buffers
+
+
+def test_every_ability_has_a_test():
+    """Each row of docs/correspondence.md names what it is called here and a test that exists; no cell is empty."""
+    text = (DOCS / "correspondence.md").read_text(encoding="utf-8")
+    rows = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in row] for row in rows if row[0].strip() != "ability"]
+    assert len(rows) > 40
+    for row in rows:
+        assert len(row) == 3, row
+        assert all(row), row
+        path, _, name = row[2].strip("`").partition("::")
+        functions = {
+            node.name
+            for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+            if isinstance(node, ast.FunctionDef)
+        }
+        assert name in functions, row[2]
