@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from executorch.exir._serialize._cord import FileBackedData
@@ -50,6 +50,12 @@ class Delegates:
     methods: Mapping[str, tuple[DelegateResult, ...]] = field(default_factory=dict)
 
 
+def keep_named_data(output: NamedDataStoreOutput, store: LocalStore) -> NamedDataStoreOutput:
+    """Named data whose buffers are files of the store, so that they need no memory any more."""
+    blobs = [store.put_bytes(_content(buffer)) for buffer in output.buffers]
+    return replace(output, buffers=[_stored(blob, store) for blob in blobs])
+
+
 def save_delegates(delegates: Delegates, *, kind: str, store: LocalStore) -> ArtifactRef:
     """Stores delegates; payloads and named data are blobs of their own.
 
@@ -82,6 +88,7 @@ def load_delegates(ref: ArtifactRef, store: LocalStore) -> Delegates:
 
 class _DelegateEncoder:
     def __init__(self, store: LocalStore) -> None:
+        self._store = store
         self.trees = TreeEncoder(store.put_bytes)
 
     def result(self, result: DelegateResult) -> dict[str, Any]:
@@ -101,12 +108,25 @@ class _DelegateEncoder:
             raise StoreError(f"the {what} that {result.backend_id} gives cannot be stored: {error}") from error
 
     def _named_data(self, output: NamedDataStoreOutput) -> dict[str, Any]:
-        buffers = [
-            self.trees.blob(buffer.to_bytes() if isinstance(buffer, FileBackedData) else buffer)
-            for buffer in output.buffers
-        ]
+        buffers = [self._buffer(buffer) for buffer in output.buffers]
         external = [[tag, _entries(entries)] for tag, entries in output.external_data.items()]
         return {"buffers": buffers, "pte": _entries(output.pte_data), "external": external}
+
+    def _buffer(self, buffer: bytes | FileBackedData) -> int:
+        """A buffer's blob; what `keep_named_data` has put into the store is not read again."""
+        if isinstance(buffer, FileBackedData):
+            blob = BlobRef(buffer.sha256().hex(), len(buffer))
+            if self._store.contains(blob):
+                return self.trees.published(blob)
+        return self.trees.blob(_content(buffer))
+
+
+def _content(buffer: bytes | FileBackedData) -> bytes:
+    return buffer.to_bytes() if isinstance(buffer, FileBackedData) else buffer
+
+
+def _stored(blob: BlobRef, store: LocalStore) -> FileBackedData:
+    return FileBackedData(str(store.path(blob)), sha256=bytes.fromhex(blob.digest))
 
 
 def _entries(entries: Mapping[str, DataEntry]) -> list[Any]:
@@ -139,12 +159,9 @@ class _DelegateDecoder:
         return self._store.read(self._blobs[number])
 
     def _named_data(self, stored: Mapping[str, Any]) -> NamedDataStoreOutput:
-        buffers = [self._file(self._blobs[number]) for number in stored["buffers"]]
+        buffers = [_stored(self._blobs[number], self._store) for number in stored["buffers"]]
         external = {tag: _read_entries(entries) for tag, entries in stored["external"]}
         return NamedDataStoreOutput(buffers, _read_entries(stored["pte"]), external)
-
-    def _file(self, blob: BlobRef) -> FileBackedData:
-        return FileBackedData(str(self._store.path(blob)), sha256=bytes.fromhex(blob.digest))
 
 
 def _read_entries(entries: list[Any]) -> dict[str, DataEntry]:

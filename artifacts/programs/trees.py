@@ -45,7 +45,11 @@ class TreeEncoder:
 
     def blob(self, content: bytes | memoryview) -> int:
         """Publishes bytes; returns the blob's number."""
-        return self.blobs.setdefault(self._put(content), len(self.blobs))
+        return self.published(self._put(content))
+
+    def published(self, blob: BlobRef) -> int:
+        """The number of a blob that is in the store already."""
+        return self.blobs.setdefault(blob, len(self.blobs))
 
     def _measure(self, value: Any) -> None:
         """Notes which bytes of its storage each tensor uses."""

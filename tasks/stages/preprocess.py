@@ -1,15 +1,17 @@
-"""preprocess: a backend turns all partitions of all methods into delegates, in one call."""
+"""preprocess: a backend turns all partitions of all methods into delegates, in one call where it asks for that."""
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from torch.export import ExportedProgram
 
+from ...artifacts.local_store import LocalStore
 from ...artifacts.programs.codec import load_program
-from ...artifacts.programs.delegates import DelegateResult, Delegates, save_delegates
+from ...artifacts.programs.delegates import DelegateResult, Delegates, keep_named_data, save_delegates
 from ...artifacts.ref import ArtifactRef
 from ...errors import TargetError
 from ..params import PreprocessParams
@@ -20,17 +22,23 @@ from .lowered import lowered_modules
 
 Partition = tuple[int, ExportedProgram, list]  # type: ignore[type-arg]  # position, program, executorch's compile specs
 
+Made = tuple[str, int, list, PreprocessResult]  # type: ignore[type-arg]  # method, position, compile specs, result
+
+_COLLECT_AFTER = 128 << 20  # bytes of weights
+
 
 def run(inputs: Mapping[str, ArtifactRef], params: PreprocessParams, work: Workspace) -> Mapping[str, ArtifactRef]:
     """Takes `program/<method>` (program/partitioned) of every method that has any, gives `delegates`."""
     for target in params.targets:
         find_target(target.name, target.options).partitioners()  # its imports register the backends
     programs = {role.partition("/")[2]: load_program(ref, work.store) for role, ref in sorted(inputs.items())}
-    delegates = Delegates(_preprocess_all(programs))
+    delegates = Delegates(_preprocess_all(programs, work.store))
     return {"delegates": save_delegates(delegates, kind="delegates", store=work.store)}
 
 
-def _preprocess_all(programs: Mapping[str, ExportedProgram]) -> dict[str, tuple[DelegateResult, ...]]:
+def _preprocess_all(
+    programs: Mapping[str, ExportedProgram], store: LocalStore
+) -> dict[str, tuple[DelegateResult, ...]]:
     by_backend: dict[str, dict[str, list[Partition]]] = defaultdict(lambda: defaultdict(list))
     for method, program in programs.items():
         for position, (_, _, lowered) in enumerate(lowered_modules(program)):
@@ -38,13 +46,34 @@ def _preprocess_all(programs: Mapping[str, ExportedProgram]) -> dict[str, tuple[
             by_backend[backend][method].append((position, lowered.original_module, specs))
     results: dict[str, dict[int, DelegateResult]] = {method: {} for method in programs}
     for backend, methods in by_backend.items():
-        for method, done in _preprocess_backend(backend, methods).items():
-            results[method].update(done)
+        details = find_backend(backend)
+        preprocess = _one_by_one if _has_default_multimethod(details) else _in_one_call
+        for method, position, specs, result in preprocess(details, methods):
+            results[method][position] = _delegate(backend, specs, result, store)
     return {method: tuple(done[position] for position in sorted(done)) for method, done in results.items()}
 
 
-def _preprocess_backend(backend: str, methods: Mapping[str, list[Partition]]) -> dict[str, dict[int, DelegateResult]]:
-    details = find_backend(backend)
+def _has_default_multimethod(details: type[BackendDetails]) -> bool:
+    """Whether a backend has no `preprocess_multimethod` of its own: the default goes through partitions one by one."""
+    own, default = details.preprocess_multimethod, BackendDetails.preprocess_multimethod
+    return bool(own.__func__ is default.__func__)
+
+
+def _one_by_one(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Made]:
+    """What the default does, but for memory: a partition's copy and result are gone before the next one begins."""
+    copied = 0
+    for method, parts in methods.items():
+        for position, program, specs in parts:
+            copy = details.copy_exported_program_for_preprocess(program, specs)
+            yield method, position, specs, details.preprocess(copy, specs)
+            copied += sum(tensor.untyped_storage().nbytes() for tensor in program.state_dict.values())
+            del copy
+            if copied > _COLLECT_AFTER:  # graphs refer to themselves, so copies stay until they are looked for
+                copied = 0
+                gc.collect()
+
+
+def _in_one_call(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Made]:
     made: Mapping[str, list[PreprocessResult]] = details.preprocess_multimethod(
         {
             method: [details.copy_exported_program_for_preprocess(p, s) for _, p, s in parts]
@@ -52,13 +81,9 @@ def _preprocess_backend(backend: str, methods: Mapping[str, list[Partition]]) ->
         },
         {method: [specs for _, _, specs in parts] for method, parts in methods.items()},
     )
-    return {
-        method: {
-            position: _delegate(backend, specs, result)
-            for (position, _, specs), result in zip(parts, made[method], strict=True)
-        }
-        for method, parts in methods.items()
-    }
+    for method, parts in methods.items():
+        for (position, _, specs), result in zip(parts, made[method], strict=True):
+            yield method, position, specs, result
 
 
 def find_backend(name: str) -> type[BackendDetails]:
@@ -73,12 +98,18 @@ def find_backend(name: str) -> type[BackendDetails]:
     return found[0]
 
 
-def _delegate(backend: str, specs: list, result: PreprocessResult) -> DelegateResult:  # type: ignore[type-arg]
+def _delegate(
+    backend: str,
+    specs: list,  # type: ignore[type-arg]  # executorch's CompileSpec
+    result: PreprocessResult,
+    store: LocalStore,
+) -> DelegateResult:
+    named = result.data_store_output
     return DelegateResult(
         backend_id=backend,
         processed_bytes=result.processed_bytes,
         compile_specs=tuple((spec.key, spec.value) for spec in specs),
-        named_data=result.data_store_output,
+        named_data=None if named is None else keep_named_data(named, store),
         debug_handle_map=result.debug_handle_map,
         delegate_info_meta=result._delegate_info_meta,  # noqa: SLF001 - exir's own name for a public hand-over
     )

@@ -167,3 +167,33 @@ def test_equal_runs_give_equal_delegates(stages, recording):
     one, other = (preprocessed(stages, "waves", ["forward"])["delegates"] for _ in range(2))
     assert one == other
     assert json.loads(json.dumps(one.to_json())) == one.to_json()
+
+
+def test_the_default_is_one_partition_after_another(stages, install_target, monkeypatch):
+    """Without `preprocess_multimethod`, a partition is copied when it is its turn, and gone before the next one."""
+    import gc
+    import weakref
+
+    install_target({"sharing": "sharing_target:Sharing"})
+    import sharing_target
+
+    copy = sharing_target.AloneBackend.copy_exported_program_for_preprocess
+    copies, alive = [], []
+
+    def watched(program, specs):
+        gc.collect()
+        alive.append(sum(made() is not None for made in copies))
+        made = copy(program, specs)
+        copies.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(sharing_target.AloneBackend, "copy_exported_program_for_preprocess", watched)
+    target = TargetParams(name="sharing", options={"backend": "AloneBackend"})
+    programs = {}
+    for method in ("forward", "encode"):
+        exported = stages.export("method_models:scales", method=method)
+        edge = stages.run(StageName.EDGE, EdgeParams(), {"program": exported["program"]})
+        partition = PartitionParams(target=target, edge=EdgeParams())
+        programs[f"program/{method}"] = stages.run(StageName.PARTITION, partition, edge)["program"]
+    stages.run(StageName.PREPROCESS, PreprocessParams(targets=(target,)), programs)
+    assert alive == [0] * 4
