@@ -100,15 +100,6 @@ class Recorded:
             (artifact,) = client.read_artifacts(artifact_filter=wanted)
         return json.loads(artifact.data)
 
-    def messages(self, task: Any) -> list[str]:
-        """What a task run has logged of samples."""
-        from prefect.client.schemas.filters import LogFilter
-
-        wanted = LogFilter.model_validate({"task_run_id": {"any_": [task.id]}})
-        with self._client() as client:
-            logs = client.read_logs(wanted)
-        return [log.message for log in logs if log.message.endswith("samples")]
-
     def artifact(self, key: str) -> Any:
         """Content of the newest artifact of that key."""
         from prefect.client.schemas.filters import ArtifactCollectionFilter
@@ -217,26 +208,6 @@ def test_scores_are_a_table(warm, server, on_server):
     assert done.code == 0, done.err
     table = Recorded(server, warm).table("accuracy-small-net")
     assert [(row["recipe"], row["score"], row["floor"], row["eager"]) for row in table] == [("scored", 1.0, 0.5, None)]
-
-
-def test_progress_is_logged(room, server):
-    """How far a long stage is, is in the log of its task run; here each sample is told, and not one in a while."""
-    recipe = {"extends": "xnnpack-int8-static", "verify": {"min_sqnr_db": None}}
-    calibration = {"forward": {"dataset": "waiting:Batches"}}
-    room.zoo({"net": {"source": "nets:linear", "calibration": calibration}}, ("int8",), {"int8": recipe})
-    program = """
-import json, sys
-from pteforge.flows.seldom import Seldom
-Seldom.due = lambda self: True
-from pteforge.flows.export_zoo import export_zoo
-print(json.dumps(export_zoo(**json.loads(sys.argv[1]), return_state=True).result()))
-"""
-    given = {"zoo": str(room.folder / "zoo.yaml"), "store": str(room.store), "out": str(room.out)}
-    result = run_python(room.folder, program, given, {"PREFECT_API_URL": server})
-    recorded = Recorded(server, room)
-    tasks = recorded.task_runs(1 + result["stages"]["ran"])
-    logged = eventually(lambda: recorded.messages(tasks["net quantize/forward/int8"]))
-    assert logged[-1] == "3 of 3 samples"
 
 
 def test_numerics_are_tables(warm, server, on_server):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import pty
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -64,15 +66,26 @@ def test_bar_of_a_stage(step):
         assert [task.description for task in progress.tasks[1:]] == ["other quantize/forward"]
 
 
+_DRIVER = """
+import sys
+from pteforge.flows.cli import run_command
+from pteforge.flows.seldom import Seldom
+Seldom.due = lambda self: True  # each sample is logged, and not one in a while
+sys.argv = ["pteforge", "export", "zoo.yaml"]
+sys.exit(run_command())
+"""
+
+
 @pytest.mark.slow
-def test_calibration_in_a_terminal(room):
-    """While samples are stored, the terminal shows how many of how many there are; the run goes on to its end."""
+def test_calibration(room):
+    """While samples are stored, the terminal shows how many of how many there are, and the task run's log tells it."""
     recipe = {"extends": "xnnpack-int8-static", "verify": {"min_sqnr_db": None}}
     room.zoo({"net": QUANTIZED}, ("int8",), {"int8": recipe})
     os.mkfifo(room.folder / "proceed")
+    home = room.folder / "prefect"
+    environment = room._environment({"COLUMNS": "140", "TERM": "xterm", "PREFECT_HOME": str(home)})
+    command = [sys.executable, "-c", _DRIVER]
     ours, theirs = pty.openpty()
-    command = [Path(sys.executable).with_name("pteforge"), "export", "zoo.yaml"]
-    environment = room._environment({"COLUMNS": "140", "TERM": "xterm"})
     with subprocess.Popen(
         command, cwd=room.folder, env=environment, stdout=subprocess.DEVNULL, stderr=theirs
     ) as process:
@@ -87,6 +100,15 @@ def test_calibration_in_a_terminal(room):
         os.close(ours)
     assert process.returncode == 0
     assert (room.out / "net" / "int8.pte").exists()
+    assert ("net quantize/forward/int8", "3 of 3 samples") in logged(home)
+
+
+def logged(home: Path) -> list[tuple[str, str]]:
+    """Names of task runs and what they logged, in the database of a server that was part of the run."""
+    with contextlib.closing(sqlite3.connect(home / "prefect.db")) as database:
+        return database.execute(
+            "select task_run.name, log.message from log join task_run on task_run.id = log.task_run_id"
+        ).fetchall()
 
 
 def read_terminal(fd: int) -> bytes:
