@@ -35,7 +35,7 @@ def test_accuracy_and_size():
     digits = json.loads(done.stdout)
     payloads = {(each["recipe"], each["payload"]): each for each in digits["payloads"]}
     assert len(payloads) == 8
-    assert digits["eager"] > 0.97
+    assert digits["eager"] > 0.95
     for recipe, most in (("fp32", 0), ("int8-static", 0.005), ("int8-dynamic", 0.005), ("8da4w", 0.01)):
         for payload in ("xnnpack", "portable"):
             assert payloads[recipe, payload]["drop"] <= most
