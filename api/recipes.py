@@ -12,6 +12,7 @@ from ..configs.recipe import Recipe
 from ..configs.recipe_file import LoadedRecipe, load_preset, load_recipe
 from ..configs.recipe_function import call_recipe
 from ..errors import ConfigError
+from ..tasks.edge_passes import check_edge_passes
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.model import PlannedRecipe
 from ..tasks.recipe_targets import Complain, find_targets
@@ -99,6 +100,7 @@ def _translated(given: object) -> Translated:
 
 def _planned(name: str, recipe: Recipe, complain: Complain) -> PlannedRecipe:
     check_source_transforms(recipe, ModuleSearch(), complain)
+    check_edge_passes(recipe, ModuleSearch(), complain)
     try:
         gate = resolve_gate(recipe.accuracy, None)
     except ValueError as error:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from pydantic import Field, StrictBool
+from pydantic import Field, JsonValue, StrictBool
 
 from .base import FrozenModel
+from .sources import BuilderName
+
+
+class EdgePass(FrozenModel):
+    """A pass over Edge programs, named by where it is imported from."""
+
+    callable: BuilderName = Field(
+        description="package.module:name of a pass class, or of a function that gives a pass or a list of them. "
+        "Importable from python_path or from the environment."
+    )
+    kwargs: dict[str, JsonValue] = Field(default={}, description="Keyword arguments of the callable.")
 
 
 class EdgeOptions(FrozenModel):
@@ -19,4 +30,9 @@ class EdgeOptions(FrozenModel):
         default=(),
         description="Operators that are not core ATen and may stay, such as aten.linalg_vector_norm.default; the rest "
         "is checked.",
+    )
+    passes: tuple[EdgePass, ...] = Field(
+        default=(),
+        description="Passes to run over each method's Edge program before it is partitioned, in order, after the "
+        "target's own. They run again when their code changes.",
     )

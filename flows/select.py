@@ -10,6 +10,7 @@ from ..configs.load import LoadedZoo
 from ..configs.model import ModelConfig
 from ..configs.sources import ProgramSource
 from ..errors import InputError, SourceError
+from ..tasks.edge_passes import check_edge_passes
 from ..tasks.keys.builder import find_builder
 from ..tasks.keys.program_file import check_program_file
 from ..tasks.keys.search import ModuleSearch
@@ -111,5 +112,6 @@ def _plan_recipe(loaded: LoadedZoo, model: str, name: str) -> PlannedRecipe:
         problem = f"recipe {name!r} has source_transforms; they change modules, and a .pt2 file has none"
         raise loaded.locations.error(problem, ("models", model, "source"))
     check_source_transforms(recipe, ModuleSearch(loaded.zoo.python_path), complain)
+    check_edge_passes(recipe, ModuleSearch(loaded.zoo.python_path), complain)
     planned = find_targets(name, recipe, loaded.zoo.verify_bounds(model, name), complain)
     return replace(planned, gate=select_gate(loaded, model, name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ..configs.edge import EdgeOptions
 from ..configs.recipe import Recipe
 from ..errors import SourceError
 from .model import PlannedRecipe, PlannedSpecialization, params_of
@@ -28,10 +29,15 @@ def targets_of(specialization: PlannedSpecialization, methods: Iterable[str]) ->
     return tuple(each for position, each in enumerate(made) if each not in made[:position])
 
 
-def edge_params(recipe: Recipe, specialization: PlannedSpecialization, method: str) -> EdgeParams:
-    """How a method becomes an Edge program."""
+def edge_options(recipe: Recipe, specialization: PlannedSpecialization, method: str) -> EdgeOptions:
+    """What the recipe says of a method's Edge program."""
     own = specialization.methods.get(method)
-    options = (own and own.edge) or recipe.edge
+    return (own and own.edge) or recipe.edge
+
+
+def edge_params(recipe: Recipe, specialization: PlannedSpecialization, method: str) -> EdgeParams:
+    """How a method becomes an Edge program, but for the recipe's own passes: no later stage has to know of those."""
+    options = edge_options(recipe, specialization, method)
     target = specialization.target_of(method)
     keeping, transforming = target.preserving(), target.transforming()
     return EdgeParams(

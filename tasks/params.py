@@ -132,6 +132,7 @@ class EdgeParams(Params):
         skip_dim_order: leave memory formats to the operators instead of dim-order operators.
         decompose_affine: write out the arithmetic of torchao's quantization, since nothing is delegated.
         core_aten_exceptions: operators that need not be core ATen.
+        passes: the recipe's own passes, which run after the target's.
     """
 
     preserve_for: TargetParams | None = None
@@ -141,6 +142,7 @@ class EdgeParams(Params):
     skip_dim_order: bool = False
     decompose_affine: bool = False
     core_aten_exceptions: tuple[str, ...] = ()
+    passes: tuple[CallableParams, ...] = ()
 
 
 class PartitionParams(Params):

@@ -75,7 +75,7 @@ def plan_model(
     for recipe in model.recipes:
         evaluation = evaluations.get(recipe.name)
         transforms = _transforms(model, recipe, methods, watched)
-        parts[recipe.name] = plan_recipe(steps, model.name, recipe, exports, datasets, transforms, evaluation)
+        parts[recipe.name] = plan_recipe(steps, model, recipe, exports, datasets, transforms, evaluation)
     whole = ModelPlan(
         steps=steps.all(),
         methods=tuple(methods),

@@ -10,10 +10,11 @@ from importlib.metadata import version
 from ..artifacts.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
 from .accuracy_plan import Evaluation
 from .catalog import StageName
+from .edge_passes import pass_params
 from .keys.versions import host_capability
 from .ladder_plan import has_ladder, plan_ladder
-from .method_params import check_methods, compile_params, edge_params, targets_of
-from .model import PlannedRecipe, PlannedSpecialization, params_of
+from .method_params import check_methods, compile_params, edge_options, edge_params, targets_of
+from .model import PlannedModel, PlannedRecipe, PlannedSpecialization, params_of
 from .params import (
     CalibrationParams,
     EdgeParams,
@@ -34,7 +35,7 @@ from .steps import Output, Steps
 
 def plan_recipe(
     steps: Steps,
-    model: str,
+    model: PlannedModel,
     recipe: PlannedRecipe,
     exports: Mapping[str, str],
     datasets: Mapping[str, CalibrationParams],
@@ -45,7 +46,7 @@ def plan_recipe(
 
     Args:
         steps: gets them; equal ones are there once.
-        model: name of the model.
+        model: the model.
         recipe: the recipe.
         exports: method name to the step that exports it.
         datasets: method name to the samples that quantizers calibrate on, where they are not the examples.
@@ -61,7 +62,7 @@ def plan_recipe(
 @dataclass
 class _RecipePlan:
     steps: Steps
-    model: str
+    model: PlannedModel
     recipe: PlannedRecipe
     exports: Mapping[str, str]
     datasets: Mapping[str, CalibrationParams]
@@ -145,6 +146,8 @@ class _RecipePlan:
 
     def _edge(self, each: PlannedSpecialization, method: str, edge: EdgeParams) -> str:
         taking_part = (params_of(each.target_of(method)),) if edge.preserve_for or edge.passes_of else ()
+        if passes := edge_options(self.recipe.recipe, each, method).passes:
+            edge = edge.model_copy(update={"passes": pass_params(passes, self.model)})
         inputs = {"program": Output(self.programs[method], "program")}
         return self._add(StageName.EDGE, edge, inputs, method=method, payload=each.name, targets=taking_part)
 
@@ -190,7 +193,7 @@ class _RecipePlan:
         verifying = VerifyParams(bounds=recipe.bounds, host=host_capability())
         verify = self._add(StageName.VERIFY, verifying, {**file, **examples, "constants": self.constants})
         reporting = ReportParams(
-            model=self.model,
+            model=self.model.name,
             recipe=recipe.name,
             specializations={each.name: each.target_params for each in recipe.specializations},
             left_out=tuple(recipe.unavailable),

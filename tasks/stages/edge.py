@@ -13,6 +13,7 @@ from ..stage import Workspace
 from ..targets.find import find_target
 from .affine import decompose_affine
 from .exir import edge_config, to_edge_program
+from .recipe_passes import recipe_passes
 from .state import state_names
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: EdgeParams, work: Workspace) 
     if params.decompose_affine:
         program = decompose_affine(program)
     config = edge_config(params)
-    edge = to_edge_program(program, _keeping(params), config, _passes(params))
+    edge = to_edge_program(program, _keeping(params), config, [*_passes(params), *recipe_passes(params.passes)])
     return {
         "program": save_program(edge, kind="program/edge", store=work.store),
         "state": work.store.put_artifact("program/state", canonical_json(sorted(state_names(edge)))),
