@@ -17,6 +17,9 @@ BODIES = Path(__file__).parent / "bodies"
 WITH_QUANTIZER = [name for name in target_names() if find_target_class(name).QuantizerOptions]
 AVAILABLE = [name for name in WITH_QUANTIZER if find_target_class(name).available() is None]
 
+# A target that inherits its quantizer has one that is tested.
+OWN = [name for name in AVAILABLE if "quantizer" in vars(find_target_class(name))]
+
 
 @pytest.mark.parametrize("name", WITH_QUANTIZER)
 def test_options(name):
@@ -45,32 +48,35 @@ def test_unavailable(name):
     assert str(raised.value).endswith(reason)
 
 
-# A target that inherits its quantizer has the one that is tested.
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in AVAILABLE if "quantizer" in vars(find_target_class(name))])
-def test_quantizes_and_lowers(name, tmp_path):
-    """What it quantizes its target takes, and quantizing again gives the same program, and the same file.
-
-    Equal files are not asked of a target that says it is not reproducible.
-    """
-    made = []
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> list[dict[str, dict[str, object]]]:
+    """What two processes with other hash seeds made with each quantizer, by target."""
+    results = []
     for seed in ("1", "2"):
-        folder = tmp_path / seed
-        folder.mkdir()
         path = os.pathsep.join([str(BODIES), *filter(None, [os.environ.get("PYTHONPATH")])])
         finished = subprocess.run(
-            [sys.executable, BODIES / "quantize_network.py", name, folder],
+            [sys.executable, BODIES / "quantize_network.py", tmp_path_factory.mktemp(seed), *OWN],
             env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path},
             capture_output=True,
             text=True,
             check=False,
-            timeout=280,
         )
         assert finished.returncode == 0, finished.stderr[-4000:]
-        made.append(json.loads(finished.stdout.splitlines()[-1]))
+        results.append(json.loads(finished.stdout.splitlines()[-1]))
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_quantizes_and_lowers(name, made):
+    """What it quantizes its target takes, and quantizing again gives the same program, and the same file.
+
+    Equal files are not asked of a target that says it is not reproducible.
+    """
     target = find_target_class(name)
-    assert made[0]["quantized"] > 0
-    assert made[0]["backends"] == sorted(target.backends)
-    assert made[0]["program"] == made[1]["program"]
+    one, other = (each[name] for each in made)
+    assert one["quantized"] > 0
+    assert one["backends"] == sorted(target.backends)
+    assert one["program"] == other["program"]
     if target.reproducible:
-        assert made[0] == made[1]
+        assert one == other

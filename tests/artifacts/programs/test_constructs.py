@@ -24,7 +24,7 @@ from executorch.exir.program import _program
 from executorch.exir.tensor import TensorSpec
 from executorch.exir.verification.verifier import EXIRATenDialectVerifier
 from pteforge.artifacts.local_store import LocalStore
-from pteforge.artifacts.programs import load_program, program_digest, save_program
+from pteforge.artifacts.programs import load_program, program_digest, restore, save_program
 from pteforge.errors import StoreError
 from torch import Tensor, nn
 from torch._export.verifier import Verifier
@@ -382,3 +382,18 @@ def test_refused_objects(store):
     call(program).args = (call(program).args[0], object())
     with pytest.raises(StoreError, match="no canonical"):
         program_digest(program)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name"),
+    [
+        ("quantized_decomposed", "quantize_per_tensor"),
+        ("torchao", "dequantize_affine"),
+        ("quant", "dequantize_codebook"),
+        ("dim_order_ops", "_to_dim_order_copy"),
+    ],
+)
+def test_operators_of_libraries(namespace, name):
+    """Operators that quantizers and passes bring are found, whether their library has been imported before or not."""
+    found = restore.operator(namespace, name, "default")
+    assert str(found) == f"{namespace}.{name}.default"

@@ -38,7 +38,6 @@ def test_activations(patterns):
         assert traced == linear | ours.activation_operators(activation, in_place), activation
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 def test_convolutions_with_norm(dimensions, patterns):
     """For every convolution we know its operator, and that of a batch norm behind it."""
