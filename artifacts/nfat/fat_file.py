@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import FileFormatError
 from ..digest import Digest
-from ..pte.contents import PteFile
+from ..pte.contents import Method, PteFile
 from ..pte.reader import read_pte
 from .container import Container, read_container
 from .contents import BACKEND_ID
@@ -59,21 +59,31 @@ def open_fat(path: Path, data_files: Sequence[Path] = ()) -> FatFile:
 
 
 def is_fat(pte: PteFile) -> bool:
-    """Whether a `.pte` has a container."""
-    return BACKEND_ID in pte.backends
+    """Whether a `.pte` has one container for all that it delegates to `NfatBackend`: methods as wholes.
+
+    Other files have containers for parts of methods; they are like other plain files, which need a backend.
+    """
+    methods = _delegating(pte)
+    places = {(each.offset, each.size) for method in methods for each in method.delegates}
+    return len(places) == 1 and all(method.delegated for method in methods)
 
 
 def _delegate(view: memoryview, outer: PteFile) -> memoryview:
     """The container; all methods have the same."""
-    places = {
-        (delegate.offset, delegate.size)
-        for method in outer.methods
-        for delegate in method.delegates
-        if delegate.id == BACKEND_ID
-    }
-    if not places:
+    methods = _delegating(outer)
+    if not methods:
         raise FileFormatError(f"not a fat .pte: no method is delegated to {BACKEND_ID}; it needs {outer.backends}")
+    if parts := [method.name for method in methods if not method.delegated]:
+        raise FileFormatError(
+            f"not a fat .pte: only parts of the methods {parts} are delegated to {BACKEND_ID}; the C++ library runs it"
+        )
+    places = {(delegate.offset, delegate.size) for method in methods for delegate in method.delegates}
     containers = [view[offset : offset + size] for offset, size in sorted(places)]
     if any(bytes(each) != bytes(containers[0]) for each in containers[1:]):
         raise FileFormatError("methods of the fat .pte have different containers")
     return containers[0]
+
+
+def _delegating(pte: PteFile) -> list[Method]:
+    """The methods that have a container."""
+    return [method for method in pte.methods if any(delegate.id == BACKEND_ID for delegate in method.delegates)]

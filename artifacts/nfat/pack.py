@@ -11,7 +11,7 @@ from ..pte.contents import PteFile
 from ..pte.reader import read_pte
 from .container import Buffer, Container, read_container
 from .contents import DEFAULT_ALIGNMENT, Blob, Description, Extent, Manifest, Payload
-from .fat_file import BACKEND_ID, is_fat
+from .fat_file import BACKEND_ID
 from .limits import check_description
 from .parts import parts_digest
 from .placement import plan
@@ -130,7 +130,7 @@ def _read(description: Description, content: memoryview) -> PteFile:
         pte = read_pte(content)
     except FileFormatError as error:
         raise FileFormatError(f"payload {description.name}: {error}") from error
-    if is_fat(pte) or BACKEND_ID in description.backends:
+    if BACKEND_ID in (*pte.backends, *description.backends):
         raise InputError(
             f"payload {description.name} is a fat file itself, and those do not nest: extract its payloads"
         )

@@ -138,6 +138,7 @@ class Method:
         delegates: in the file's order.
         planned_memory: bytes of each planned memory, without the reserved first entry.
         instructions: counts by kind.
+        delegated: whether it is one call of a delegate and nothing else, with all inputs and outputs in their order.
     """
 
     name: str
@@ -148,6 +149,7 @@ class Method:
     delegates: tuple[Delegate, ...]
     planned_memory: tuple[int, ...]
     instructions: InstructionCounts
+    delegated: bool = False
 
     @property
     def constant(self) -> bool:

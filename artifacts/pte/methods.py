@@ -57,6 +57,7 @@ def read_method(plan: Node, segments: Sequence[Segment], inline: Sequence[Segmen
         delegates=delegates,
         planned_memory=plan.numbers(ExecutionPlan.NON_CONST_BUFFER_SIZES, I64)[1:],
         instructions=instructions,
+        delegated=instructions == InstructionCounts(delegate_calls=1) and _passes_everything_on(plan),
     )
     return MethodContents(method, tuple(data for data in map(read_tensor_data, values) if data is not None))
 
@@ -115,6 +116,13 @@ def _count(plan: Node, operators: int, delegates: int) -> tuple[Counter[int], In
         jumps=kinds[InstructionArguments.JUMPFALSECALL],
         frees=kinds[InstructionArguments.FREECALL],
     )
+
+
+def _passes_everything_on(plan: Node) -> bool:
+    """Whether the only instruction, which calls a delegate, is given the method's inputs and outputs in their order."""
+    (call,) = (each for chain in plan.children(ExecutionPlan.CHAINS) for each in chain.children(Chain.INSTRUCTIONS))
+    values = (*plan.numbers(ExecutionPlan.INPUTS, I32), *plan.numbers(ExecutionPlan.OUTPUTS, I32))
+    return tuple(_arguments(call).numbers(DelegateCall.ARGS, I32)) == values
 
 
 def _arguments(instruction: Node) -> Node:

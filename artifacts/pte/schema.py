@@ -196,6 +196,7 @@ class DelegateCall(IntEnum):
     """Slots of a call of a delegate."""
 
     DELEGATE_INDEX = 0
+    ARGS = 1
 
 
 class BackendDelegate(IntEnum):

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ...artifacts.nfat.contents import Description
-from ...artifacts.nfat.fat_file import is_fat
+from ...artifacts.nfat.fat_file import BACKEND_ID
 from ...artifacts.nfat.limits import check_description
 from ...artifacts.nfat.named_data import map_file
 from ...artifacts.nfat.pack import pack_v2
@@ -81,7 +81,7 @@ def _open(argument: str) -> _Source:
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
     source = _Source(name, path, content, pte)
-    if is_fat(pte):
+    if BACKEND_ID in pte.backends:
         raise InputError(f"{path} is a fat file itself, and those do not nest; `pteforge extract` takes payloads out")
     if pte.external:
         raise InputError(

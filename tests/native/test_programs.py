@@ -135,3 +135,24 @@ def test_state(programs):
 def test_same_bytes(programs):
     """Lowering a program again gives the same bytes."""
     assert programs["branches"].model.lower().content == programs["branches"].content
+
+
+def test_python_host(programs, tmp_path):
+    """The Python host runs what is delegated as a whole, and refuses what has several containers or is delegated in parts, saying why."""
+    import pteforge.runtime
+    import torch
+    from pteforge.errors import InputError
+
+    path = tmp_path / "program.pte"
+    program = programs["convolution"]
+    path.write_bytes(program.content)
+    loaded = pteforge.runtime.load(path)
+    assert loaded.payload == "xnnpack"
+    for (method, inputs), (expected,) in zip(program.calls, program.expected, strict=True):
+        torch.testing.assert_close(loaded.run(method, inputs), [expected], rtol=1e-5, atol=1e-5)
+    for name in ("outside", "methods", "counter"):
+        path.write_bytes(programs[name].content)
+        with pytest.raises(
+            InputError, match="what it delegates to NfatBackend are parts of it, each with a container of its own"
+        ):
+            pteforge.runtime.load(path)

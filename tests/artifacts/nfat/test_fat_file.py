@@ -39,9 +39,9 @@ def _container(inline: bytes = b"") -> bytes:
 
 
 def _outer(
-    containers: dict[str, bytes], named: dict[str, bytes], *, segments: bool = True, backend=BACKEND_ID
+    containers: dict[str, bytes], named: dict[str, bytes], *, segments: bool = True, backend=BACKEND_ID, calls: int = 1
 ) -> bytes:
-    """A program whose methods are one delegate call each, by ExecuTorch's own serializer."""
+    """A program whose methods are one delegate call each, or so many, by ExecuTorch's own serializer."""
     from executorch.exir import schema
     from executorch.exir._serialize._named_data_store import NamedDataStore
     from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
@@ -57,7 +57,7 @@ def _outer(
                 values=[],
                 inputs=[],
                 outputs=[],
-                chains=[schema.Chain([], [], [call], None)],
+                chains=[schema.Chain([], [], [call] * calls, None)],
                 operators=[],
                 delegates=[schema.BackendDelegate(backend, reference, [])],
                 non_const_buffer_sizes=[0],
@@ -145,6 +145,16 @@ def test_plain_files_are_not_fat(path):
     path.write_bytes(_outer({"forward": b"other bytes"}, {}))
     with pytest.raises(FileFormatError, match=r"fat\.pte: not an NFAT container"):
         open_fat(path)
+
+
+def test_parts_of_methods(path):
+    """A file in which parts of a method have a container is no fat file: what that computes is not the method."""
+    path.write_bytes(_outer({"forward": _container()}, _WEIGHTS, calls=2))
+    assert not is_fat(read_pte(path.read_bytes()))
+    with pytest.raises(FileFormatError, match=r"fat\.pte: not a fat \.pte: only parts of the methods \['forward'\]"):
+        open_fat(path)
+    with pytest.raises(InputError, match="payload inner is a fat file itself, and those do not nest"):
+        pack_v2([(Description("inner"), path.read_bytes())])
 
 
 def test_files_that_cannot_be_read(path):

@@ -102,6 +102,26 @@ def test_control_flow_is_counted():
     assert not method.constant
 
 
+@pytest.mark.parametrize(
+    ("arguments", "more", "delegated"),
+    [([0, 1, 2], 0, True), ([1, 0, 2], 0, False), ([0, 2], 0, False), ([0, 1, 2], 1, False)],
+)
+def test_delegated_as_a_whole(arguments, more, delegated):
+    """A method is delegated if its one instruction gives a delegate all inputs and outputs, in their order."""
+    from executorch.exir import schema
+
+    reference = schema.BackendDelegateDataReference(schema.DataLocation.INLINE, 0)
+    plan = _plan(
+        [schema.Null()] * 3,
+        outputs=[2],
+        instructions=[schema.DelegateCall(0, arguments), *[schema.MoveCall(0, 0)] * more],
+        inputs=[0, 1],
+        delegates=[schema.BackendDelegate("B", reference, [])],
+    )
+    (method,) = read_pte(_file(plan, backend_delegate_data=[schema.BackendDelegateInlineData(b"data")])).methods
+    assert method.delegated == delegated
+
+
 def test_constants_inside_the_flatbuffer(store):
     """Files from before segments: constants are found in the flatbuffer, cut out of it, and rebuilt."""
     from executorch.exir import schema
