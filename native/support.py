@@ -23,11 +23,11 @@ NON_CORE_OPERATORS = (
 )
 """Operators that are kept whole for specializations, although they are not core ATen. The fallback decomposes them."""
 
-_DIALECTS = ("dim_order_ops", "quantized_decomposed")
-"""Namespaces of ExecuTorch's own operators, of which those with out variants have kernels."""
-
 _AFFINE = "torchao"
 """Namespace of torchao's quantized operators, which are decomposed for the fallback."""
+
+_DIALECTS = ("dim_order_ops", "quantized_decomposed", _AFFINE)
+"""Namespaces of operators that ExecuTorch has besides ATen's."""
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -69,8 +69,7 @@ class Support(OperatorSupportBase):  # type: ignore[misc]  # torch is untyped he
             or torch.Tag.view_copy in overload.tags
             or overload in self._listed
             or overload in self._decomposed
-            or overload.namespace == _AFFINE
-            or (overload.namespace in _DIALECTS and _has_out_variant(overload))
+            or overload.namespace in _DIALECTS
         )
 
     def _is_cond_supported(self, cond: Node) -> bool:
@@ -135,10 +134,6 @@ def calls(graph_module: GraphModule) -> Iterator[tuple[torch._ops.OpOverload, No
 def is_affine(program: ExportedProgram) -> bool:
     """Whether it has quantized operators of torchao's, for which ExecuTorch has no kernels."""
     return any(overload.namespace == _AFFINE for overload, _ in calls(program.graph_module))
-
-
-def _has_out_variant(overload: torch._ops.OpOverload) -> bool:
-    return any("out" in name for name in overload.overloadpacket.overloads())
 
 
 def _depends_on_unbacked_symbols(node: Node) -> bool:

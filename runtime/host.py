@@ -124,7 +124,7 @@ def _load_plain(file: Path, pte: PteFile, wishes: Wishes, data_files: Sequence[P
         raise InputError(f"{file} is not a fat file: ExecuTorch's Python runtime takes one .ptd file with it")
     if BACKEND_ID in pte.backends:
         raise InputError(
-            f"{file} cannot run here: what it delegates to {BACKEND_ID} are parts of it, each with a container of its own, "
+            f"{file} cannot run here: what it delegates to {BACKEND_ID} are parts of it, each with its own container, "
             "and only the C++ library runs such files"
         )
     for backend in pte.backends:

@@ -24,6 +24,7 @@ def programs(zoo, model) -> Mapping[str, Any]:
     models = {
         "convolution": model({"forward": (convolution, (image,), None)}, [("forward", (image * 3,))]),
         "fallback": model({"forward": (convolution, (image,), None)}, specializations=()),
+        "quantized": model({"forward": (zoo.quantized(convolution, image), (image,), None)}),
         "branches": model(
             {"forward": (zoo.Branches(), (ones,), None)}, [("forward", (-ones,)), ("forward", (ones * -5,))]
         ),
@@ -77,6 +78,20 @@ def test_equals_eager(programs, outcomes, name, chosen):
         assert len(outputs) == len(expected)
         for output, wanted in zip(outputs, expected, strict=True):
             torch.testing.assert_close(output, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_quantized(programs, outcomes):
+    """Quantized operators are claimed, and both payloads compute with them: outputs are eager's but for rounding."""
+    import torch
+
+    program = programs["quantized"]
+    (container,) = program.containers
+    assert [payload.name for payload in container.payloads] == ["xnnpack", "portable"]
+    (accelerated,), (portable,) = (program.payload(name).methods for name in ("xnnpack", "portable"))
+    assert [delegate.id for delegate in accelerated.delegates] == ["XnnpackBackend"]
+    assert "quantized_decomposed::dequantize_per_channel.out" in portable.operators
+    ((output,),), ((expected,),) = outcomes["quantized"].outputs, program.expected
+    torch.testing.assert_close(output, expected, rtol=0, atol=0.02)
 
 
 def test_kept_whole(programs):
@@ -138,7 +153,7 @@ def test_same_bytes(programs):
 
 
 def test_python_host(programs, tmp_path):
-    """The Python host runs what is delegated as a whole, and refuses what has several containers or is delegated in parts, saying why."""
+    """The Python host runs what is one delegate as a whole, and refuses what is delegated in parts, saying why."""
     import pteforge.runtime
     import torch
     from pteforge.errors import InputError
@@ -153,6 +168,6 @@ def test_python_host(programs, tmp_path):
     for name in ("outside", "methods", "counter"):
         path.write_bytes(programs[name].content)
         with pytest.raises(
-            InputError, match="what it delegates to NfatBackend are parts of it, each with a container of its own"
+            InputError, match="what it delegates to NfatBackend are parts of it, each with its own container"
         ):
             pteforge.runtime.load(path)
