@@ -39,23 +39,27 @@ def test_quantized_recipe(stages):
 
 
 @pytest.mark.slow
-def test_fat_recipe(stages):
-    """A fat file has rungs for each edge program and each payload, for every method; one that cannot run says why."""
+def test_fat_recipe(stages, install_target):
+    """A fat file has rungs for each edge program and each payload, for every method; one that cannot run says why.
+
+    An edge program that specializations share is one rung.
+    """
+    install_target({"recording": "recording_target:Recording"})
     fat = {
-        "specializations": [{"target": "vulkan"}, {"target": "portable"}],
+        "specializations": [{"target": "recording"}, {"target": "portable"}],
         "output": {"form": "fat"},
         "verify": {"ladder": True},
     }
-    lowered = stages.lower("chain_models:two_methods", fat)
+    lowered = stages.lower("chain_models:waves", fat)
     ladder = Ladder.from_json(lowered.provenance["numerics"])
 
-    labels = ["exported", "edge.vulkan", "edge.portable", "payload.vulkan", "payload.portable"]
+    labels = ["exported", "edge.recording+portable", "payload.recording", "payload.portable"]
     assert [(rung.label, rung.method) for rung in ladder.rungs] == [
-        (label, method) for label in labels for method in ("forward", "encode")
+        (label, method) for label in labels for method in ("forward", "encode", "plain")
     ]
-    (vulkan,) = {rung.problem for rung in ladder.rungs if rung.label == "payload.vulkan"}
-    assert vulkan == "needs VulkanBackend, which this machine's runtime does not have"
-    assert all(rung.figures for rung in ladder.rungs if rung.label != "payload.vulkan")
+    (problem,) = {rung.problem for rung in ladder.rungs if rung.label == "payload.recording"}
+    assert problem == "needs RecordingBackend, which this machine's runtime does not have"
+    assert all(rung.figures for rung in ladder.rungs if rung.label != "payload.recording")
 
 
 def ladder_of(stages, exported, rung, program):
