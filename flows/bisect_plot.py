@@ -39,7 +39,7 @@ def draw(found: Bisection) -> bytes:
     """The drawing as a PNG file."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra, and slow
 
-    nodes = [node for node in (found.nodes.nodes if found.nodes else ()) if node.problem or _loses(node.own)][:_NODES]
+    nodes = found.nodes.losing[:_NODES] if found.nodes else ()
     columns = 2 if nodes else 1
     figure = Figure(figsize=(6.0 * columns, 4.5), layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
@@ -86,10 +86,6 @@ def _draw_nodes(axes: Axes, nodes: Sequence[NodeLoss], found: Bisection) -> None
     axes.set_xlabel("SQNR of operators, dB")
     axes.set_title(f"loses most in {found.loss.rung.label}" if found.loss else "")
     axes.legend()
-
-
-def _loses(worst: Worst | None) -> bool:
-    return worst is not None and worst.sqnr_db is not None
 
 
 def _decibels(worst: Worst | None) -> float:

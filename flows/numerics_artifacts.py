@@ -81,7 +81,7 @@ def _page(found: Bisection) -> Iterator[str]:
                     "line": node.line,
                     "problem": node.problem,
                 }
-                for node in found.nodes.nodes[:_SHOWN]
+                for node in found.nodes.losing[:_SHOWN]
             ]
         )
 

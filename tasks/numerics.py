@@ -116,6 +116,11 @@ class NodeLoss:
     problem: str = ""
 
     @property
+    def loses(self) -> bool:
+        """Whether its value is another than in the program before."""
+        return bool(self.problem) or (self.own is not None and self.own.sqnr_db is not None)
+
+    @property
     def order(self) -> float:
         """Sorts those that lose most first, in dB."""
         if self.own is None:
@@ -134,6 +139,11 @@ class NodeLosses:
 
     nodes: tuple[NodeLoss, ...]
     operators: int
+
+    @property
+    def losing(self) -> tuple[NodeLoss, ...]:
+        """Those that lose anything; the ones that lose most first."""
+        return tuple(node for node in self.nodes if node.loses)
 
     @property
     def compared(self) -> int:

@@ -121,7 +121,7 @@ def _print_nodes(console: Console, found: Bisection) -> None:
     assert found.loss  # noqa: S101 - there are no nodes without one
     assert found.nodes  # noqa: S101 - the caller has looked
     assert found.loss.before  # noqa: S101 - as above
-    losing = [node for node in found.nodes.nodes if node.problem or (node.own and node.own.sqnr_db is not None)]
+    losing = found.nodes.losing
     console.print(f"The operators of {found.loss.rung.label} that lose most, and what they were made from:")
     table = open_table()
     for column in (found.loss.before.label, found.loss.rung.label):

@@ -104,4 +104,5 @@ def test_json_round_trip():
     )
     assert NodeLosses.from_json(json.loads(json.dumps(nodes.to_json()))) == nodes
     assert nodes.compared == 2
+    assert [node.node for node in nodes.losing] == ["b"]
     assert nodes.nodes[0].order < nodes.nodes[1].order
