@@ -43,7 +43,7 @@ def transformed(module: nn.Module, transforms: Transforms) -> tuple[nn.Module, f
     """
     # Both quantize_ and unwrap_tensor_subclass replace children only, and the module itself may be a layer.
     holder = nn.Module()
-    holder.add_module(_ROOT, _copied(module))
+    holder.add_module(_ROOT, _copied(module, transforms))
     matched = set()
     for position, transform in enumerate(transforms):
         what = f"source_transforms[{position}]"
@@ -68,9 +68,12 @@ def layer_names(module: nn.Module, kinds: Sequence[str]) -> dict[nn.Module, list
     return names
 
 
-def _copied(module: nn.Module) -> nn.Module:
+def _copied(module: nn.Module, transforms: Transforms) -> nn.Module:
+    # torchao puts new weights in the place of the old ones; only functions of the user's may write into them.
+    writing = any(isinstance(each, CallableParams) for each in transforms)
+    shared: dict[int, Any] = {} if writing else {id(parameter): parameter for parameter in module.parameters()}
     try:
-        return copy.deepcopy(module).eval()
+        return copy.deepcopy(module, shared).eval()
     except Exception as error:
         raise SourceError(f"source_transforms need a copy of the model: {type(error).__name__}: {error}") from error
 

@@ -103,16 +103,25 @@ def test_callables(transform):
     assert torch.equal(changed(values), changed(values))
 
 
-def test_the_models_own_module_is_left_alone(transform):
+@pytest.mark.parametrize("first", [[call("double")], [TorchaoParams(config="Int8WeightOnlyConfig", include=("head",))]])
+def test_the_models_own_module_is_left_alone(first, transform):
     """Transforms work on a copy: a module that the user's code holds on to is as it was."""
     import torch
     import transform_models
 
     before = {name: value.clone() for name, value in transform_models.kept()[0].state_dict().items()}
-    transform("kept", call("double"), TorchaoParams(config=EIGHT_FOUR, fields=INT4))
+    transform("kept", *first, TorchaoParams(config=EIGHT_FOUR, fields=INT4))
     after = transform_models.kept()[0].state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_embeddings(transform):
+    """Embeddings are quantized where a transform asks for them, and linear layers are then left alone."""
+    given = TorchaoParams(config="IntxWeightOnlyConfig", fields={"weight_dtype": "int4"}, layers=("embedding",))
+    assert quantized(transform("tagger", given)) == {"words"}
+    both = TorchaoParams(config="IntxWeightOnlyConfig", layers=("embedding", "linear"))
+    assert quantized(transform("tagger", both)) == {"words", "tags"}
 
 
 def test_methods(transform):
@@ -184,6 +193,12 @@ def test_what_callables_load_is_observed(stages):
     assert {"transform_models", "hidden_plugin"} <= set(json.loads(stages.store.read_artifact(observed)))
 
 
+def test_dynamic_shapes_are_kept(transform):
+    """A batch that may vary still may, within the same bounds."""
+    program = transform("layer_of_any_batch", TorchaoParams(config=EIGHT_FOUR, fields=INT4))
+    assert [(bounds.lower, bounds.upper) for bounds in program.range_constraints.values()] == [(2, 9)]
+
+
 @pytest.mark.slow
 def test_the_same_twice(stages):
     """Transforming again gives a program of the same identity, and the same file."""
@@ -191,15 +206,6 @@ def test_the_same_twice(stages):
     first, again = (stages.lower("transform_models:stack", given) for _ in range(2))
     assert first.outputs[STEP]["program"].identity == again.outputs[STEP]["program"].identity
     assert first.file == again.file
-
-
-@pytest.mark.slow
-def test_dynamic_shapes_are_kept(stages):
-    """A batch that may vary still may, within the same bounds; the file is verified at both of them."""
-    lowered = stages.lower("transform_models:stack_of_any_batch", recipe({"torchao": EIGHT_FOUR, "params": INT4}))
-    exported, transformed = (stages.program(lowered.outputs[step]["program"]) for step in ("export", STEP))
-    bounds = [[(b.lower, b.upper) for b in each.range_constraints.values()] for each in (exported, transformed)]
-    assert bounds[0] == bounds[1] == [(2, 9)]
 
 
 @pytest.mark.slow

@@ -20,10 +20,10 @@ def stack():
     return module, (torch.randn(4, 64),)
 
 
-def stack_of_any_batch():
-    """The same with a batch that may vary."""
-    module, inputs = stack()
-    return ModelDefinition({"forward": MethodDefinition(module, [inputs], ({0: Dim("batch", min=2, max=9)},))})
+def layer_of_any_batch():
+    """A linear layer with a batch that may vary."""
+    method = MethodDefinition(nn.Sequential(nn.Linear(64, 16)), [(torch.randn(4, 64),)], ({0: Dim("n", min=2, max=9)},))
+    return ModelDefinition({"forward": method})
 
 
 def one_layer():
@@ -34,6 +34,14 @@ def one_layer():
 def odd_stack():
     """A layer whose input features 32 does not divide."""
     return nn.Sequential(nn.Linear(64, 30), nn.Linear(30, 8)), (torch.randn(2, 64),)
+
+
+def tagger():
+    """An embedding and a linear layer."""
+    module = nn.Sequential()
+    module.add_module("words", nn.Embedding(16, 32))
+    module.add_module("tags", nn.Linear(32, 8))
+    return module, (torch.arange(6).reshape(2, 3),)
 
 
 def two_methods():
