@@ -42,7 +42,7 @@ def test_the_same_values(config):
 
 @pytest.mark.slow
 def test_int4_in_a_fat_file(stages):
-    """A file for XNNPACK falls back to portable kernels; both are verified, on batches of any size, and come out alike."""
+    """A file for XNNPACK falls back to portable kernels; both are verified, on any batch, and come out alike."""
     given = recipe("int8_dynamic_activation_intx_weight", INT4, "xnnpack", "portable")
     lowered = stages.lower("transform_models:layer_of_any_batch", given)
     figures = lowered.provenance["verification"]["figures"]["payloads"]
