@@ -129,19 +129,24 @@ def compare_all(room: Path, outcome: dict[str, Any]) -> Iterator[Pair]:
                 )
 
 
-def show(pairs: list[Pair], outcome: dict[str, Any]) -> None:
-    """Prints the figures for people."""
-    print(f"{'SQNR in dB':<52}{'pteforge':>10}{'peer':>10}{'apart':>8}{'by case':>9}{'size':>8}")
-    for pair in pairs:
-        ours, peer = ("exact" if side.worst is None else f"{side.worst:.1f}" for side in (pair.ours, pair.peer))
-        print(
-            f"{pair.model:<18}{pair.recipe:<34}{ours:>10}{peer:>10}{pair.difference:>8.2f}"
-            f"{pair.largest_difference:>9.2f}{pair.ours.size / pair.peer.size:>8.3f}"
-        )
+HEADER = f"{'SQNR in dB':<52}{'pteforge':>10}{'peer':>10}{'apart':>8}{'by case':>9}{'size':>8}"
+
+
+def row(pair: Pair) -> str:
+    """The figures of a pair, below `HEADER`."""
+    ours, peer = ("exact" if side.worst is None else f"{side.worst:.1f}" for side in (pair.ours, pair.peer))
+    return (
+        f"{pair.model:<18}{pair.recipe:<34}{ours:>10}{peer:>10}{pair.difference:>8.2f}"
+        f"{pair.largest_difference:>9.2f}{pair.ours.size / pair.peer.size:>8.3f}"
+    )
+
+
+def left_out(outcome: dict[str, Any]) -> Iterator[str]:
+    """A line for each pair that does not apply."""
     for model, recipes in outcome["models"].items():
         for recipe, made in recipes.items():
             if made["status"] == "not applicable":
-                print(f"{model:<18}{recipe:<34}does not apply: {made['reason']}")
+                yield f"{model:<18}{recipe:<34}does not apply: {made['reason']}"
 
 
 def main() -> None:
@@ -156,11 +161,15 @@ def main() -> None:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
         outcome = lower_zoo(Path(folder), arguments.model, arguments.recipe)
-        pairs = list(compare_all(Path(folder), outcome))
+        pairs = []
+        if not arguments.json:
+            print(*left_out(outcome), HEADER, sep="\n", flush=True)
+        for pair in compare_all(Path(folder), outcome):
+            pairs.append(pair)
+            if not arguments.json:
+                print(row(pair), flush=True)
     if arguments.json:
         print(json.dumps([pair.to_json() for pair in pairs], indent=2))
-    else:
-        show(pairs, outcome)
     if apart := [f"{pair.model}/{pair.recipe}" for pair in pairs if not abs(pair.difference) <= WITHIN]:
         sys.exit(f"more than {WITHIN} dB apart: {', '.join(apart)}")
 
