@@ -10,7 +10,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,19 +40,16 @@ class Peaks:
         return 2.6 * self.weights + GIB
 
 
-def measure(model: str, folder: Path, overrides: Sequence[str] = ()) -> Peaks:
+def measure(model: str, folder: Path) -> Peaks:
     """Lowers a model of the zoo from nothing.
 
     Args:
         model: its name.
         folder: empty; store and results go there.
-        overrides: ``KEY=VALUE`` each, as for ``--set``.
     """
     command = ["pteforge", "export", str(ZOO), "--model", model, "--store", str(folder / "store")]
     command += ["--out", str(folder / "out"), "--jobs", "1"]
-    for override in overrides:
-        command += ["--set", override]
-    process = psutil.Popen(command)
+    process = psutil.Popen(command, stdout=sys.stderr)
     flow = 0
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         flow = max(flow, process.memory_info().rss)
@@ -89,11 +85,10 @@ def main() -> None:
     """Prints a table; ends with 1 where a worker used more than the bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="medium", help="a model of examples/llama/llama.yaml")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for pteforge export")
     parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pteforge-memory-") as folder:
-        peaks = measure(chosen.model, Path(folder), chosen.set)
+        peaks = measure(chosen.model, Path(folder))
     if chosen.json:
         print(json.dumps({"weights": peaks.weights, "flow": peaks.flow, "stages": peaks.stages}, indent=2))
     else:
