@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..tasks.catalog import StageName
 from ..tasks.executor import StepResult
 
-_MAIN_ROLES = ("program", "file")
+_MAIN_ROLES = ("program", "file", "payload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +122,6 @@ _LOADERS: dict[str, Callable[[ArtifactRef, LocalStore], Any]] = {
     "samples": load_values,
     "model": _read_json,
     "report": _read_json,
+    "debug/handles": _read_json,
+    "debug/delegates": _read_json,
 }

@@ -169,6 +169,21 @@ class Exported:
             for method in self.methods
         )
 
+    def etrecord(self, path: str | Path, specialization: str = "") -> Path:
+        """Writes the ETRecord of a payload, which `executorch.devtools.Inspector` takes.
+
+        Raises:
+            InputError: the recipe does not say `compile: {generate_etrecord: true}`.
+            StoreUnusable: it cannot be written.
+        """
+        path = Path(path)
+        content: bytes = self.artifact(StageName.COMPILE.value, specialization=specialization, role="etrecord")
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise StoreUnusable(f"cannot write {path}: {error.strerror or error}") from error
+        return path
+
     @property
     def figures(self) -> Figures:
         """How far the file's outputs are from eager's."""

@@ -91,6 +91,11 @@ class CompileOptions(FrozenModel):
     emit_stacktrace: StrictBool = Field(
         default=False, description="Keep Python stack traces in the file, for debugging."
     )
+    generate_etrecord: StrictBool = Field(
+        default=False,
+        description="Beside the file, make an ETRecord for ExecuTorch's Inspector, and the maps of debug handles and "
+        "delegates: artifacts of the stage `compile`.",
+    )
 
     @model_validator(mode="after")
     def _shared_buffers_are_planned(self) -> Self:

@@ -228,7 +228,8 @@ def _toolchain(step: Step) -> _Toolchain:
 
 def _identity(step: Step, ref: ArtifactRef) -> Digest:
     """A program's identity leaves out stack traces, so where they are told its stored bytes count instead."""
-    emits_traces = isinstance(step.params, CompileParams) and step.params.options.emit_stacktrace
+    options = step.params.options if isinstance(step.params, CompileParams) else None
+    emits_traces = options is not None and (options.emit_stacktrace or options.generate_etrecord)
     return ref.root.digest if emits_traces or step.stage is StageName.BISECT else ref.identity
 
 

@@ -141,6 +141,8 @@ class _RecipePlan:
             preprocess = PreprocessParams(targets=targets)
             step = self._add(StageName.PREPROCESS, preprocess, delegated, payload=each.name, targets=targets)
             linked["delegates"] = Output(step, "delegates")
+        if self.recipe.recipe.compile.generate_etrecord:
+            linked |= {f"edge/{role.partition('/')[2]}": program for role, program in programs.items()}
         compiling = compile_params(self.recipe.recipe, each, edges)
         return self._add(StageName.COMPILE, compiling, linked, payload=each.name)
 

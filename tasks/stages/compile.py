@@ -12,6 +12,7 @@ from ..params import CompileParams
 from ..stage import Workspace
 from .affine import check_no_affine
 from .backend_config import backend_config
+from .debugging import debug_artifacts
 from .exir import to_executorch
 from .linking import linked_manager
 
@@ -19,11 +20,14 @@ from .linking import linked_manager
 def run(inputs: Mapping[str, ArtifactRef], params: CompileParams, work: Workspace) -> Mapping[str, ArtifactRef]:
     """Takes `program/<method>`, `constants` and, where something is delegated, `delegates`; gives `payload`.
 
+    For debugging it also takes `edge/<method>` of every method, and gives what `debug_artifacts` does.
+
     Raises:
         TargetError: quantized operators are left that no kernel computes.
     """
     manager = linked_manager(inputs, params, work.store)
     for method in sorted(manager.methods):
         check_no_affine(method, manager.exported_program(method))
-    content = to_executorch(manager, backend_config(params, manager.methods)).buffer
-    return {"payload": save_payload(content, kind="payload/pte", store=work.store)}
+    emitted = to_executorch(manager, backend_config(params, manager.methods))
+    debugging = debug_artifacts(inputs, emitted, work) if params.options.generate_etrecord else {}
+    return {"payload": save_payload(emitted.buffer, kind="payload/pte", store=work.store), **debugging}

@@ -41,8 +41,14 @@ PASSES = {
 }
 """Classes of passes: our options to arguments or fields of theirs."""
 
-BY_OTHER_NAMES = {"memory_planning_algo", "tensor_alignment", "sym_shape_eval", "reinplace_extra_ops"}
-"""Options that name something for which theirs takes an object."""
+BY_OTHER_NAMES = {
+    "memory_planning_algo",
+    "tensor_alignment",
+    "sym_shape_eval",
+    "reinplace_extra_ops",
+    "generate_etrecord",
+}
+"""Options that name something for which theirs takes an object, or that are none of the config's."""
 
 HELD = {
     "memory_planning_pass",  # made of options
