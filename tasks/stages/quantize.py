@@ -77,9 +77,14 @@ def quantize(
     return torch.export.export(converted, args, kwargs, dynamic_shapes=_shapes(program, example), strict=False)
 
 
+_QUANTIZING = {
+    f"quantized_decomposed.{prefix}quantize_per_{what}" for prefix in ("", "de") for what in ("tensor", "channel")
+}
+"""What PT2E puts around operators. Source transforms may bring others, such as those for groups and for embeddings."""
+
+
 def _is_quantized(program: ExportedProgram) -> bool:
-    """Whether the operators are in it that PT2E puts around those that it quantizes."""
-    return any(getattr(node.target, "namespace", "") == "quantized_decomposed" for node in program.graph.nodes)
+    return any(str(node.target).rpartition(".")[0] in _QUANTIZING for node in program.graph.nodes)
 
 
 def _shapes(program: ExportedProgram, sample: Sequence[Any]) -> ShapesCollection | None:

@@ -101,10 +101,20 @@ def test_quantized_programs_run_on_portable_kernels(stages):
     assert read_pte(lowered.file).backends == ()
 
 
-def test_nothing_to_quantize(stages):
-    """A program without any operator that the quantizer takes is an error before anything is lowered."""
-    with pytest.raises(TargetError, match="the quantizer of xnnpack finds no operator in the program"):
-        stages.lower("chain_models:inverse", recipe() | {"verify": {"drawn_inputs": 0}})
+@pytest.mark.parametrize(
+    ("quantizers", "names"),
+    [
+        ([{"quantizer": "xnnpack"}], "xnnpack"),
+        ([{"quantizer": "vulkan"}, {"quantizer": "coreml"}], "vulkan and coreml"),
+    ],
+)
+def test_nothing_to_quantize(quantizers, names, stages):
+    """A program without any operator that one of the quantizers takes is an error before anything is lowered."""
+    exported = stages.export("chain_models:inverse", drawn_inputs=0)
+    inputs = {role: exported[role] for role in ("program", "examples")}
+    params = QuantizeParams(quantizers=check_quantizers(Quantize.model_validate({"quantizers": quantizers})))
+    with pytest.raises(TargetError, match=f"the quantizer of {names} finds no operator in the program"):
+        stages.run(StageName.QUANTIZE, params, inputs)
 
 
 def test_options_of_quantizers():
