@@ -180,6 +180,22 @@ def test_refused_before_any_work(room, lower, accuracy, telling):
     assert not room.store.exists()
 
 
+@pytest.mark.parametrize(
+    ("own", "field"),
+    [
+        ({"evaluator": "scoring:finit"}, "models.net.accuracy.evaluator"),
+        ({"files": ["none.txt"]}, "models.net.accuracy.files[0]"),
+    ],
+)
+def test_what_a_model_says_is_told_there(room, lower, own, field):
+    """Of a gate that recipe and model share, a mistake is told at the one who made it."""
+    _, names, recipes = zoo()
+    room.zoo({"net": {"source": "nets:linear", "accuracy": own}}, names, recipes)
+    with pytest.raises(InputError) as refused:
+        lower(room)
+    assert field in str(refused.value)
+
+
 @pytest.mark.slow
 def test_from_the_command_line(made):
     """The message is on standard error, the exit code is 1, and the rejected file can be run."""
