@@ -50,11 +50,11 @@ class Program:
             if each.id == "NfatBackend"
         ]
 
-    def payload(self, name: str, container: int = 0) -> Any:
-        """What a payload's file holds."""
+    def payload(self, name: str) -> Any:
+        """What a payload's file holds; the first container's."""
         from pteforge.artifacts.pte.reader import read_pte
 
-        opened = self.containers[container]
+        opened = self.containers[0]
         return read_pte(opened.rebuild(opened.payload(name)))
 
 
@@ -74,7 +74,7 @@ class Model:
     specializations: Sequence[Any] = ("xnnpack",)
     before: Callable[[], list[Any]] = field(default=list)
 
-    def lower(self, **options: Any) -> Program:
+    def lower(self) -> Program:
         """The program; eager is asked after it is made, call by call."""
         import torch
         from executorch.exir import to_edge_transform_and_lower
@@ -84,7 +84,7 @@ class Model:
             name: torch.export.export(module, inputs, dynamic_shapes=shapes)
             for name, (module, inputs, shapes) in self.methods.items()
         }
-        partitioner = NativePartitioner(self.specializations, **options)
+        partitioner = NativePartitioner(self.specializations)
         lowered = to_edge_transform_and_lower(exported, partitioner=[*self.before(), partitioner])
         with torch.no_grad():  # exir refuses to write to state what depends on parameters otherwise
             content = lowered.to_executorch().buffer

@@ -98,6 +98,7 @@ def test_not_required(lower, caplog):
     assert "specialization absent is left out: not available here: pip install acme-compiler" in logged
 
 
+@pytest.mark.slow
 def test_nothing_taken(zoo, model):
     """A specialization whose target takes nothing of a partition is not in its container."""
     import torch

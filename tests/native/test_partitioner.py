@@ -110,6 +110,7 @@ def test_two_backends_of_one_name():
     NativePartitioner()
 
 
+@pytest.mark.slow
 def test_kept_whole():
     """Kept are listed operators, those given, and those that a specialization wants; none of a lowered program."""
     import torch
