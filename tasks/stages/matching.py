@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,29 +81,29 @@ class _Groups:
     """The nodes of a graph by source. Attributes, parameters among them, are in no group."""
 
     def __init__(self, graph: Graph, renamed: Mapping[str, str]) -> None:
-        self.graph = graph
         self.source: dict[Node, str] = {}
         for node in graph.nodes:
             if node.op in ("placeholder", "call_function"):
                 self.source[node] = self._source(node, renamed)
-        self.exits = self._find_exits()
+        self._find_members()
 
     def _source(self, node: Node, renamed: Mapping[str, str]) -> str:
         if _passes_on(node) and node.args[0] in self.source:
             return self.source[node.args[0]]
         return renamed.get(root_of(node), root_of(node))
 
-    def _find_exits(self) -> dict[str, list[Node]]:
-        exits: dict[str, list[Node]] = defaultdict(list)
+    def _find_members(self) -> None:
+        self.members: dict[str, list[Node]] = defaultdict(list)
+        self.exits: dict[str, list[Node]] = defaultdict(list)
         for node, source in self.source.items():
+            self.members[source].append(node)
             if any(self.source.get(user) != source for user in node.users) and _is_tensor(node):
-                exits[source].append(node)
-        return exits
+                self.exits[source].append(node)
 
     def adopt(self, sources: Mapping[Node, str]) -> None:
         """Gives nodes other sources."""
         self.source |= sources
-        self.exits = self._find_exits()
+        self._find_members()
 
     def users(self, node: Node) -> frozenset[str]:
         """Sources of what uses a node's value outside of its group; positions where it is an output."""
@@ -115,38 +115,27 @@ class _Groups:
                 found.add(self.source[user])
         return frozenset(found)
 
-    def ends(self, group: Iterable[Node]) -> tuple[frozenset[str], frozenset[str]]:
-        """Sources of what nodes take, and of what uses them."""
-        nodes = set(group)
-        takes = {self.source[each] for node in nodes for each in node.all_input_nodes if each in self.source} - {
-            self.source[node] for node in nodes
-        }
-        used: set[str] = set()
-        for node in nodes:
-            used |= self.users(node)
-        return frozenset(takes), frozenset(used)
+    def ends(self, source: str) -> tuple[frozenset[str], frozenset[str]]:
+        """Sources of what a group takes, and of what uses it."""
+        nodes = self.members[source]
+        takes = {self.source[each] for node in nodes for each in node.all_input_nodes if each in self.source}
+        used = {user for node in nodes for user in self.users(node)}
+        return frozenset(takes - {source}), frozenset(used)
 
 
 def _strangers(old: _Groups, new: _Groups) -> dict[Node, str]:
     """Nodes of unknown source that connect the same sources as one that is gone."""
     gone = defaultdict(list)
-    for source, nodes in _by_source(old).items():
+    for source in old.members:
         if source not in new.exits:
-            gone[old.ends(nodes)].append(source)
+            gone[old.ends(source)].append(source)
     found: dict[Node, str] = {}
-    for source, nodes in _by_source(new).items():
-        if source not in old.source.values():
-            candidates = gone.get(new.ends(nodes), [])
+    for source, nodes in new.members.items():
+        if source not in old.members:
+            candidates = gone.get(new.ends(source), [])
             if len(candidates) == 1:
                 found |= dict.fromkeys(nodes, candidates[0])
     return found
-
-
-def _by_source(groups: _Groups) -> dict[str, list[Node]]:
-    by_source: dict[str, list[Node]] = defaultdict(list)
-    for node, source in groups.source.items():
-        by_source[source].append(node)
-    return by_source
 
 
 def _paired(exits: Sequence[Node], counterparts: Sequence[Node], old: _Groups, new: _Groups) -> list[tuple[Node, Node]]:
@@ -167,10 +156,10 @@ def _merged(node: Node, old: _Groups, new: _Groups) -> list[Node]:
     while True:
         users = old.users(chain[-1])
         (only,) = users if len(users) == 1 else (None,)
-        if only is None or only in new.source.values() or only not in old.exits:
+        if only is None or only in new.members or only not in old.exits:
             return chain
         exits = old.exits[only]
-        if len(exits) != 1 or old.ends([n for n, s in old.source.items() if s == only])[0] != {old.source[chain[-1]]}:
+        if len(exits) != 1 or old.ends(only)[0] != {old.source[chain[-1]]}:
             return chain
         chain.append(exits[0])
 
