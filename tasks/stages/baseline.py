@@ -14,6 +14,7 @@ from ...errors import SourceError
 from ..accuracy import Score, Scores
 from ..accuracy_params import BaselineParams
 from ..stage import Workspace
+from .prepared import for_inference
 from .scoring import Predict, as_returned, score, shown_inputs
 from .source import BuiltModel, build_model
 
@@ -35,7 +36,7 @@ def _eager(built: BuiltModel) -> Predict:
     definition = built.definition
     if built.program is None:
         for each in definition.methods.values():
-            each.module.eval()
+            for_inference(each.module)
 
     def predict(*inputs: Any, method: str = "forward") -> Any:
         if method in definition.constant_methods:

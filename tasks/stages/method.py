@@ -13,7 +13,7 @@ from ...configs.definition import MethodDefinition
 from ...errors import SourceError
 from ..params import MethodParams
 from .dynamic_shapes import check_entries, to_dims
-from .prepared import convert_prepared, freeze_prepared, is_prepared
+from .prepared import convert_prepared, for_inference, is_prepared
 from .source import BuiltModel
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -33,11 +33,7 @@ def choose_method(model: BuiltModel, params: MethodParams) -> str:
     if unknown := set(params.dynamic_shapes or ()) - set(methods):
         raise SourceError(f"dynamic_shapes names the methods {sorted(unknown)}; the model has {methods}")
     if model.program is None:
-        module = model.definition.methods[name].module
-        if is_prepared(module):
-            freeze_prepared(module)
-        else:
-            module.eval()
+        for_inference(model.definition.methods[name].module)
     return name
 
 

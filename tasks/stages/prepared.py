@@ -19,13 +19,16 @@ def is_prepared(module: torch.nn.Module) -> bool:
     )
 
 
-def freeze_prepared(module: torch.nn.Module) -> None:
-    """Puts a prepared module into inference mode, in place: it goes on to fake quantization, and observes no more.
+def for_inference(module: torch.nn.Module) -> torch.nn.Module:
+    """The module itself, put into inference mode, whether it is prepared or not.
 
-    Otherwise each call of it would move the scales that it was trained to.
+    A prepared one goes on with its fake quantization, and observes no more: otherwise each call would move the scales
+    that it was trained to. It refuses `eval`, since its graph has to change for it.
     """
+    if not is_prepared(module):
+        return module.eval()
     move_exported_model_to_eval(module)
-    module.apply(disable_observer)
+    return module.apply(disable_observer)
 
 
 def convert_prepared(module: GraphModule, what: str) -> GraphModule:
@@ -38,7 +41,6 @@ def convert_prepared(module: GraphModule, what: str) -> GraphModule:
     Raises:
         SourceError: it has not been trained or calibrated, so that it has no scales.
     """
-    # A module that several operators share has one observer under several names.
     for name, each in module.named_modules():
         if isinstance(each, ObserverOrFakeQuantize) and _has_seen_nothing(each):
             raise SourceError(

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ...configs.definition import ModelDefinition
 from ...errors import SourceError
+from .prepared import for_inference
 
 
 def run_sequences_in_eager(definition: ModelDefinition) -> list[list[tuple[str, list[Any], list[Any]]]]:
@@ -24,7 +25,7 @@ def run_sequences_in_eager(definition: ModelDefinition) -> list[list[tuple[str, 
 
 
 def _run(definition: ModelDefinition, number: int) -> list[tuple[str, list[Any], list[Any]]]:
-    modules = {name: method.module.eval() for name, method in definition.methods.items()}
+    modules = {name: for_inference(method.module) for name, method in definition.methods.items()}
     weights = {id(weight): weight for module in modules.values() for weight in module.parameters()}
     fresh = copy.deepcopy(modules, weights)  # in one go, so that what modules share stays shared
     calls = []

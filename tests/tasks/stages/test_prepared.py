@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from pteforge import MethodCall
 from pteforge.artifacts.pte.reader import read_pte
 from pteforge.configs import Quantize
 from pteforge.errors import SourceError
@@ -50,19 +53,29 @@ def computed_by_portable_kernels(file: bytes) -> list[str]:
 
 
 def test_eager_is_the_trained_module(stages):
-    """What files are compared with is the trained module with its fake quantization, without dropout or observers."""
+    """What files are compared with is the trained module with its fake quantization, without dropout or observers.
+
+    In sequences of calls it is the same.
+    """
     import prepared_models
     import torch
+    from pteforge.tasks.stages.sequences import run_sequences_in_eager
     from torchao.quantization.pt2e import disable_observer, move_exported_model_to_eval
 
     examples = stages.value(stages.export(TRAINED)["examples"])
     torch.manual_seed(0)
-    definition = prepared_models.trained().methods["forward"]
+    model = prepared_models.trained()
+    definition = model.methods["forward"]
+    calls = [MethodCall("forward", inputs) for inputs in definition.example_inputs]
+    (in_sequence,) = run_sequences_in_eager(replace(model, sequences=[calls]))
     move_exported_model_to_eval(definition.module)
     definition.module.apply(disable_observer)
     with torch.no_grad():
         expected = [definition.module(*inputs) for inputs in definition.example_inputs]
-    assert all(torch.equal(*pair) for pair in zip([each[0] for each in examples["outputs"]], expected, strict=False))
+    assert len(expected) == 2
+    for number, outputs in enumerate(expected):
+        assert torch.equal(examples["outputs"][number][0], outputs)
+        assert torch.equal(in_sequence[number][2][0], outputs)
 
 
 def test_calibrated_by_the_builder(stages):
