@@ -251,3 +251,33 @@ def test_optional_inputs_are_done_without():
     assert set(progress.failures) == {"bad"}
     assert progress.lost(plan) == {"bad", "behind"}
     assert seen["pack"] == {"from a"}
+
+
+def test_without_threads_steps_run_here():
+    """With no threads, steps are settled one after another in the calling thread; what they raise is kept as ever."""
+    ran = []
+
+    def settle(step, inputs):
+        ran.append((step.name, threading.current_thread()))
+        if step.name == "b":
+            raise StageFailed("no")
+        return settled(step, inputs)
+
+    progress = Progress()
+    run_steps(plan_of({"a": (), "b": ("a",), "c": ("a",), "d": ("b",)}), settle, progress, threads=0)
+    assert ran == [(name, threading.current_thread()) for name in "abc"]
+    assert set(progress.results) == {"a", "c"}
+    assert set(progress.failures) == {"b"}
+
+
+def test_an_interrupt_ends_a_run_without_threads():
+    """Ctrl-C in a step that runs in the calling thread ends the run at once."""
+    ran = []
+
+    def settle(step, _):
+        ran.append(step.name)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_steps(plan_of({"a": (), "b": ()}), settle, Progress(), threads=0)
+    assert ran == ["a"]
