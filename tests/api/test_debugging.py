@@ -7,6 +7,8 @@ import pytest
 from pteforge.configs import Recipe
 from pteforge.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 DEBUG = {"emit_stacktrace": True, "generate_etrecord": True}
 
 

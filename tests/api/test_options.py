@@ -8,6 +8,8 @@ from pteforge.artifacts.pte.reader import read_pte
 from pteforge.configs import Recipe
 from pteforge.errors import StageFailed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def lower(net, example, store):

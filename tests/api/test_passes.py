@@ -10,6 +10,8 @@ import pytest
 from pteforge.configs import Recipe
 from pteforge.errors import ConfigError, SourceError, StageFailed
 
+pytestmark = pytest.mark.slow
+
 PASSES = Path(__file__).parent / "zoo" / "edge_passes.py"
 
 
