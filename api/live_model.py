@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..artifacts.local_store import LocalStore
 from ..artifacts.ref import ArtifactRef
 from ..tasks.model import PlannedModel
-from ..tasks.params import ExportParams, SourceTransformParams
+from ..tasks.source_params import ExportParams, SourceTransformParams
 from ..tasks.stages.export import export_built
 from ..tasks.stages.fresh_state import fresh_state
 from ..tasks.stages.source_transform import transform_built

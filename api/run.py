@@ -15,9 +15,9 @@ from ..tasks.catalog import StageName
 from ..tasks.dataflow import Progress, first_failure, input_refs, run_steps
 from ..tasks.executor import Executor, StepResult
 from ..tasks.in_process import InProcess
-from ..tasks.params import SourceTransformParams
 from ..tasks.plan import ModelPlan, plan_model
 from ..tasks.run_notes import RunNotes
+from ..tasks.source_params import SourceTransformParams
 from ..tasks.steps import Step
 from .live_model import LiveModel, transform_method
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..errors import InputError
-from . import accuracy_params, numerics_params, params
+from . import accuracy_params, numerics_params, params, source_params
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class StageName(Enum):
 
 
 _KINDS = {
-    StageName.EXPORT: StageKind(f"{_STAGES}.export", params.ExportParams),
+    StageName.EXPORT: StageKind(f"{_STAGES}.export", source_params.ExportParams),
     StageName.SOURCE_TRANSFORM: StageKind(
         f"{_STAGES}.source_transform",
-        params.SourceTransformParams,
+        source_params.SourceTransformParams,
         distributions=("torch", "executorch", "torchao", "coremltools"),  # the last one makes codebooks
     ),
-    StageName.CALIBRATION: StageKind(f"{_STAGES}.calibration", params.CalibrationParams),
+    StageName.CALIBRATION: StageKind(f"{_STAGES}.calibration", source_params.CalibrationParams),
     StageName.QUANTIZE: StageKind(f"{_STAGES}.quantize", params.QuantizeParams),
     StageName.EDGE: StageKind(f"{_STAGES}.edge", params.EdgeParams),
     StageName.PARTITION: StageKind(f"{_STAGES}.partition", params.PartitionParams),

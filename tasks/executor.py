@@ -21,8 +21,9 @@ from .keys.key import StageKey
 from .keys.stage_code import stage_code_digest
 from .keys.versions import distribution_versions
 from .model import PlannedModel
-from .params import CompileParams, MethodParams
+from .params import CompileParams
 from .progress import Progressed, unheard
+from .source_params import MethodParams
 from .steps import Step
 from .targets.find import find_target_class
 from .watching import watch

@@ -18,7 +18,8 @@ from .catalog import StageName
 from .keys.search import ModuleSearch
 from .keys.source import source_fields
 from .keys.versions import distribution_versions, host_capability
-from .params import CalibrationParams, ExportParams, TargetParams
+from .params import TargetParams
+from .source_params import CalibrationParams, ExportParams
 from .targets import Target
 from .targets.find import find_target_class
 from .targets.portable import Portable

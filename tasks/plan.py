@@ -9,8 +9,9 @@ from ..errors import SourceError
 from .accuracy_plan import plan_evaluations
 from .catalog import StageName
 from .model import PlannedModel, PlannedRecipe
-from .params import PackParams, ReportParams, SourceTransformParams
+from .params import PackParams, ReportParams
 from .recipe_plan import plan_recipe
+from .source_params import SourceTransformParams
 from .source_transforms import source_transform_params, transform_watch_name
 from .steps import Step, Steps, leading_to
 

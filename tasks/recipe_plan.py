@@ -16,7 +16,6 @@ from .ladder_plan import has_ladder, plan_ladder
 from .method_params import check_methods, compile_params, edge_options, edge_params, targets_of
 from .model import PlannedModel, PlannedRecipe, PlannedSpecialization, params_of
 from .params import (
-    CalibrationParams,
     EdgeParams,
     PackedPayload,
     PackParams,
@@ -26,10 +25,10 @@ from .params import (
     QuantizeParams,
     ReportParams,
     SerializeParams,
-    SourceTransformParams,
     TargetParams,
     VerifyParams,
 )
+from .source_params import CalibrationParams, SourceTransformParams
 from .steps import Output, Steps
 
 

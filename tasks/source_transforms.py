@@ -15,8 +15,9 @@ from .keys.builder import find_builder
 from .keys.search import ModuleSearch
 from .keys.source import source_fields
 from .model import PlannedModel
-from .params import CallableParams, MethodParams, SourceTransformParams, TorchaoParams
+from .params import CallableParams
 from .recipe_targets import Complain
+from .source_params import MethodParams, SourceTransformParams, TorchaoParams
 from .torchao_configs import check_transform, class_name
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from ..artifacts.ledger import Ledger
 from ..errors import StageFailed
 from .model import PlannedModel
-from .params import CallableParams, MethodParams, SourceTransformParams
+from .params import CallableParams
+from .source_params import MethodParams, SourceTransformParams
 from .source_transforms import source_transform_params, transform_watch_name
 from .steps import Step
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ...artifacts.programs.values import save_values
 from ...artifacts.ref import ArtifactRef
 from ...errors import SourceError, StoreError
-from ..params import CalibrationParams
+from ..source_params import CalibrationParams
 from ..stage import Workspace
 from .counted import counted
 from .source import seed_everything

@@ -13,7 +13,7 @@ from ...artifacts.local_store import LocalStore
 from ...artifacts.programs.codec import save_program
 from ...artifacts.programs.values import save_value
 from ...artifacts.ref import ArtifactRef
-from ..params import ExportParams
+from ..source_params import ExportParams
 from ..stage import Workspace
 from .constants import emitted_constants
 from .drawing import draw_inputs

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ...configs.definition import MethodDefinition
 from ...errors import SourceError
-from ..params import MethodParams
+from ..source_params import MethodParams
 from .dynamic_shapes import check_entries, to_dims
 from .prepared import convert_prepared, for_inference, is_prepared
 from .source import BuiltModel

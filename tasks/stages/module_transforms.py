@@ -14,7 +14,8 @@ from torchao.quantization import quantize_
 from torchao.utils import TorchAOBaseTensor, unwrap_tensor_subclass
 
 from ...errors import SourceError, TargetError
-from ..params import CallableParams, TorchaoParams
+from ..params import CallableParams
+from ..source_params import TorchaoParams
 from .torchao_values import group_size, make_config
 from .user_code import failed
 

@@ -9,7 +9,7 @@ from ...artifacts.local_store import LocalStore
 from ...artifacts.programs.codec import save_program
 from ...artifacts.ref import ArtifactRef
 from ...errors import SourceError, TargetError
-from ..params import SourceTransformParams
+from ..source_params import SourceTransformParams
 from ..stage import Workspace
 from .loaded_code import LoadedCode
 from .method import choose_method, export_method

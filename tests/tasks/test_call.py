@@ -14,7 +14,7 @@ from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.configs.recipe import CompileOptions
 from pteforge.configs.verify_bounds import VerifyBounds
-from pteforge.tasks import accuracy_params, numerics_params, params
+from pteforge.tasks import accuracy_params, numerics_params, params, source_params
 from pteforge.tasks.call import StageCall, run_call
 from pteforge.tasks.catalog import StageName
 
@@ -22,20 +22,20 @@ TARGET = params.TargetParams(name="xnnpack", options={"precisions": ["fp32"], "p
 EDGE = params.EdgeParams(preserve_for=TARGET, preserve_operators=("aten.hardswish.default",), skip_dim_order=True)
 
 EXAMPLES = {
-    StageName.EXPORT: params.ExportParams(
+    StageName.EXPORT: source_params.ExportParams(
         source={"builder": "pkg.mod:build", "kwargs": {"width": 3}},
         dynamic_shapes={"forward": [{"0": {"min": 1, "max": 4, "name": None}}, None]},
         strict=True,
     ),
-    StageName.SOURCE_TRANSFORM: params.SourceTransformParams(
+    StageName.SOURCE_TRANSFORM: source_params.SourceTransformParams(
         source={"builder": "pkg.mod:build", "kwargs": {}},
         method="forward",
         transforms=(
-            params.TorchaoParams(config="Int8WeightOnlyConfig", fields={"granularity": {"per_group": 8}}),
+            source_params.TorchaoParams(config="Int8WeightOnlyConfig", fields={"granularity": {"per_group": 8}}),
             params.CallableParams(source={"builder": "pkg.mod:fold", "kwargs": {"deep": True}}),
         ),
     ),
-    StageName.CALIBRATION: params.CalibrationParams(source={"builder": "pkg.mod:samples"}, seed=1, samples=9),
+    StageName.CALIBRATION: source_params.CalibrationParams(source={"builder": "pkg.mod:samples"}, seed=1, samples=9),
     StageName.QUANTIZE: params.QuantizeParams(quantizers=(params.TargetParams(name="x", options={"dynamic": True}),)),
     StageName.EDGE: EDGE,
     StageName.PARTITION: params.PartitionParams(target=TARGET, edge=EDGE),

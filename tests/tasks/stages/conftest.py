@@ -20,9 +20,10 @@ from pteforge.errors import InputError
 from pteforge.tasks.call import StageCall, run_call
 from pteforge.tasks.catalog import StageName
 from pteforge.tasks.model import PlannedModel
-from pteforge.tasks.params import ExportParams, Params
+from pteforge.tasks.params import Params
 from pteforge.tasks.plan import ModelPlan, complete_step, plan_model
 from pteforge.tasks.recipe_targets import find_targets
+from pteforge.tasks.source_params import ExportParams
 from pteforge.tasks.targets.find import find_target
 
 ZOO = Path(__file__).parent / "zoo"

@@ -25,7 +25,7 @@ def recipe(config, fields, *targets):
 def test_the_same_values(config):
     """Written out, a program computes what it computed before, to the bit, with no operator of torchao's left."""
     import torch
-    from pteforge.tasks.params import TorchaoParams
+    from pteforge.tasks.source_params import TorchaoParams
 
     granularity = "weight_granularity" if "Dynamic" in config else "granularity"
     fields = {"weight_dtype": "int4", granularity: {"per_group": 16}}

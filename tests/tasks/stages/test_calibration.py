@@ -10,7 +10,7 @@ import pytest
 from pteforge.artifacts.programs.values import load_values
 from pteforge.errors import SourceError
 from pteforge.tasks.catalog import StageName
-from pteforge.tasks.params import CalibrationParams
+from pteforge.tasks.source_params import CalibrationParams
 from pteforge.tasks.stage import Workspace
 
 RECIPE = {
@@ -108,7 +108,8 @@ _PROGRAM = """
 import resource, sys
 from pathlib import Path
 from pteforge.artifacts.local_store import LocalStore
-from pteforge.tasks.params import CalibrationParams, QuantizeParams, TargetParams
+from pteforge.tasks.params import QuantizeParams, TargetParams
+from pteforge.tasks.source_params import CalibrationParams
 from pteforge.tasks.stage import Workspace
 from pteforge.tasks.stages import calibration, quantize
 import torch

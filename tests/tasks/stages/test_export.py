@@ -11,7 +11,7 @@ import pytest
 from pteforge.errors import SourceError
 from pteforge.tasks.call import StageCall
 from pteforge.tasks.catalog import StageName
-from pteforge.tasks.params import ExportParams
+from pteforge.tasks.source_params import ExportParams
 
 BATCH = {"forward": [{"0": {"min": 1, "max": 5, "name": None}}]}
 

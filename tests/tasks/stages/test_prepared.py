@@ -10,7 +10,8 @@ from pteforge.artifacts.pte.reader import read_pte
 from pteforge.configs import Quantize
 from pteforge.errors import SourceError
 from pteforge.tasks.catalog import StageName
-from pteforge.tasks.params import CallableParams, QuantizeParams, SourceTransformParams
+from pteforge.tasks.params import CallableParams, QuantizeParams
+from pteforge.tasks.source_params import SourceTransformParams
 from pteforge.tasks.targets.quantizers import check_quantizers
 
 PLAIN = {"specializations": [{"target": "xnnpack"}], "verify": {"min_sqnr_db": 20}}

@@ -10,7 +10,8 @@ from pteforge.configs.extends import read_preset
 from pteforge.configs.nodes import plain
 from pteforge.errors import SourceError, TargetError
 from pteforge.tasks.catalog import StageName
-from pteforge.tasks.params import CallableParams, SourceTransformParams, TorchaoParams
+from pteforge.tasks.params import CallableParams
+from pteforge.tasks.source_params import SourceTransformParams, TorchaoParams
 
 STEP = "source_transform/forward/tested"
 INT4 = {"weight_dtype": "int4", "weight_granularity": {"per_group": 32}}
