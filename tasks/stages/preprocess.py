@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -55,8 +56,8 @@ def _preprocess_all(
 
 def _has_default_multimethod(details: type[BackendDetails]) -> bool:
     """Whether a backend has no `preprocess_multimethod` of its own: the default goes through partitions one by one."""
-    own, default = details.preprocess_multimethod, BackendDetails.preprocess_multimethod
-    return bool(own.__func__ is default.__func__)
+    own, default = (inspect.getattr_static(each, "preprocess_multimethod") for each in (details, BackendDetails))
+    return own is default
 
 
 def _one_by_one(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Made]:
