@@ -48,9 +48,9 @@ class FactoringBackend(BackendDetails):
         """Not called: a single partition says nothing of what is shared."""
         raise NotImplementedError
 
-    @classmethod
-    def preprocess_multimethod(cls, edge_programs: Any, compile_specs: Any) -> Any:
-        """All partitions of all methods."""
+    @staticmethod
+    def preprocess_multimethod(edge_programs: Any, compile_specs: Any) -> Any:
+        """All partitions of all methods. A static method, as Qualcomm's; others have class methods."""
         del compile_specs
         uses = Counter(key for programs in edge_programs.values() for program in programs for key in _weights(program))
         shared = [key for key, count in uses.items() if count > 1]
