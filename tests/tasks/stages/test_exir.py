@@ -93,7 +93,7 @@ def test_what_upstream_refuses_is_refused(stages):
     import chain_models
 
     module, inputs = chain_models.conditional()
-    partitioners, config = [XnnpackPartitioner()], exir.edge_config(EdgeParams(), [])
+    partitioners, config = [XnnpackPartitioner()], exir.edge_config(EdgeParams())
     with pytest.raises(RuntimeError, match="was not decomposed or delegated") as theirs:
         to_edge_transform_and_lower(torch.export.export(module, inputs[0]), partitioner=partitioners)
     edge = exir.to_edge_program(torch.export.export(module, inputs[0]), partitioners, config)

@@ -13,11 +13,11 @@ def partitioner(**options):
 
 
 def test_defaults_are_upstreams():
-    """Without options the partitioner is the one that ExecuTorch makes without arguments."""
+    """Without options the partitioner is set up as the one that ExecuTorch makes without arguments."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
     ours, theirs = partitioner(), XnnpackPartitioner()
-    assert type(ours) is XnnpackPartitioner
+    assert isinstance(ours, XnnpackPartitioner)
     assert ours.per_op_mode == theirs.per_op_mode
     precisions = [
         [(type(config), config.enabled_precision_types) for config in each.target_partitioner_configs.values()]
