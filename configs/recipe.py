@@ -102,11 +102,14 @@ class Recipe(FrozenModel):
     )
 
     @property
-    def operators(self) -> tuple[str, ...]:
-        """Every operator that it names."""
+    def operators(self) -> tuple[tuple[str, str], ...]:
+        """Every operator that it names, each with the field that does."""
         edges = [self.edge, *(own.edge for each in self.specializations for own in each.methods.values() if own.edge)]
-        named = [name for edge in edges for name in (*edge.preserve_operators, *edge.core_aten_ops_exception_list)]
-        return (*named, *self.compile.reinplace_extra_ops)
+        named = [(name, "edge.preserve_operators") for edge in edges for name in edge.preserve_operators]
+        named += [
+            (name, "edge.core_aten_ops_exception_list") for edge in edges for name in edge.core_aten_ops_exception_list
+        ]
+        return (*named, *((name, "compile.reinplace_extra_ops") for name in self.compile.reinplace_extra_ops))
 
     @field_validator("specializations")
     @classmethod

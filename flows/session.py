@@ -125,7 +125,7 @@ class Session:
         if self.complete_from_ledger:
             return
         recipes = [recipe.recipe for model in self.models for recipe in model.recipes]
-        self._check(_CHECK_OPERATORS, sorted({name for recipe in recipes for name in recipe.operators}))
+        self._check(_CHECK_OPERATORS, sorted({named for recipe in recipes for named in recipe.operators}))
         self._check(_CHECK_TRANSFORMS, [list(config) for recipe in recipes for config in torchao_calls(recipe)])
 
     def _check(self, body: str, names: list[Any]) -> None:

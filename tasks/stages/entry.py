@@ -14,7 +14,7 @@ def run(argument: Any) -> Any:
 
 
 def check_operators(names: Any) -> Any:
-    """Checks names of operators; raises TargetError for an unknown one."""
+    """Checks pairs of an operator's name and the field that has it; raises TargetError for an unknown one."""
     operators.check_operators(names)
 
 

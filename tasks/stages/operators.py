@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from executorch.exir.dialects._ops import ops as exir_ops
@@ -30,7 +30,7 @@ def find_edge_operators(names: Sequence[str]) -> list[EdgeOpOverload]:
     return found
 
 
-def _find_operator(name: str) -> torch._ops.OpOverload:
+def _find_operator(name: str, where: str = "") -> torch._ops.OpOverload:
     namespace, _, rest = name.partition(".")
     operator, _, overload = rest.partition(".")
     try:
@@ -39,11 +39,13 @@ def _find_operator(name: str) -> torch._ops.OpOverload:
         found = None
     if not isinstance(found, torch._ops.OpOverload):  # noqa: SLF001 - torch has no public name for it
         raise TargetError(
-            f"unknown operator {name!r}; write it as namespace.operator.overload, for example aten.hardswish.default"
+            f"unknown operator {name!r}{where}; write it as namespace.operator.overload, "
+            "for example aten.hardswish.default"
         )
     return found
 
 
-def check_operators(names: Sequence[str]) -> None:
-    """Raises TargetError for the first unknown name. Run in a worker, before any stage starts."""
-    find_operators(names)
+def check_operators(named: Iterable[tuple[str, str]]) -> None:
+    """Raises TargetError for the first unknown operator, with the field that has it. Run before any stage starts."""
+    for name, field in named:
+        _find_operator(name, f" in {field}")

@@ -72,7 +72,9 @@ class Recorded:
 
         def find() -> Any:
             with self._client() as client:
-                runs = [run for run in client.read_flow_runs(flow_run_filter=wanted) if run.parameters["out"] == tag]
+                runs = [
+                    run for run in client.read_flow_runs(flow_run_filter=wanted) if run.parameters.get("out") == tag
+                ]
             return runs[0] if runs else None
 
         return eventually(find)

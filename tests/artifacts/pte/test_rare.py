@@ -103,17 +103,28 @@ def test_control_flow_is_counted():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "more", "delegated"),
-    [([0, 1, 2], 0, True), ([1, 0, 2], 0, False), ([0, 2], 0, False), ([0, 1, 2], 1, False)],
+    ("arguments", "outputs", "more", "delegated"),
+    [
+        ([0, 1, 2], [2], 0, True),
+        ([1, 0, 2], [2], 0, False),
+        ([0, 2], [2], 0, False),
+        ([0, 1, 2], [2], 1, False),
+        ([0, 1, 2, 3, 4], [4, 3, 4], 0, True),
+        ([0, 1, 2, 3, 4], [4, 3, 2], 0, False),
+        ([0, 1, 2, 3, 4], [2, 0, 4], 0, False),
+    ],
 )
-def test_delegated_as_a_whole(arguments, more, delegated):
-    """A method is delegated if its one instruction gives a delegate all inputs and outputs, in their order."""
+def test_delegated_as_a_whole(arguments, outputs, more, delegated):
+    """A method is delegated if its one instruction gives a delegate all inputs and outputs, in their order.
+
+    Where a method returns a value twice, one of two equal outputs of its delegate may stand for both.
+    """
     from executorch.exir import schema
 
     reference = schema.BackendDelegateDataReference(schema.DataLocation.INLINE, 0)
     plan = _plan(
-        [schema.Null()] * 3,
-        outputs=[2],
+        [schema.Null()] * 5,
+        outputs=outputs,
         instructions=[schema.DelegateCall(0, arguments), *[schema.MoveCall(0, 0)] * more],
         inputs=[0, 1],
         delegates=[schema.BackendDelegate("B", reference, [])],
