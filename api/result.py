@@ -18,7 +18,7 @@ from ..errors import InputError, StoreUnusable
 from ..runtime.host import LoadedProgram, load
 from ..runtime.scratch import scratch_folder
 from ..tasks.catalog import StageName
-from ..tasks.dataflow import why_left_out
+from ..tasks.dataflow import input_refs, why_left_out
 from ..tasks.executor import StepResult
 from ..tasks.figures import Figures
 from ..tasks.model import PlannedRecipe
@@ -220,7 +220,8 @@ class Exported:
         return progress.results[step]
 
     def _inputs(self, result: StepResult) -> Mapping[str, ArtifactRef]:
-        refs = {role: self._run.progress.results[o.step].outputs[o.role] for role, o in result.step.inputs.items()}
+        results = {role: self._run.progress.results[output.step] for role, output in result.step.inputs.items()}
+        refs = input_refs(result.step, results)
         for ref in refs.values():
             self._store.fetch(ref)
         return refs
@@ -235,7 +236,6 @@ class Exported:
 
 
 def _line(stage: StageOutcome) -> str:
-    step = stage.slot.partition("/")[2]
-    changed = ", ".join(change.field for change in stage.differs if not change.field.startswith("params.stage_keys."))
+    changed = ", ".join(change.field for change in stage.telling)
     reason = f"changed: {changed}" if changed else stage.message
-    return f"{stage.status:<7} {step:<40} {reason}".rstrip()
+    return f"{stage.status:<7} {stage.step:<40} {reason}".rstrip()

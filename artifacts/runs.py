@@ -61,6 +61,16 @@ class StageOutcome:
     seconds: float = 0.0
     message: str = ""
 
+    @property
+    def step(self) -> str:
+        """The slot without the model."""
+        return self.slot.partition("/")[2]
+
+    @property
+    def telling(self) -> list[FieldChange]:
+        """What differs, but for the keys of all stages before it that a report repeats: theirs are told with them."""
+        return [change for change in self.differs if not change.field.startswith("params.stage_keys.")]
+
     @classmethod
     def from_json(cls, value: Any) -> StageOutcome:
         """Reads the JSON object of the attributes; raises ValueError for anything else."""

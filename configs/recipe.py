@@ -18,6 +18,7 @@ from .accuracy import Accuracy
 from .base import FrozenModel
 from .compile_options import CompileOptions
 from .edge import EdgeOptions
+from .fields import FieldPath
 from .methods import MethodOptions
 from .quantize import Quantize
 from .shapes import MethodName
@@ -93,18 +94,28 @@ class Recipe(FrozenModel):
         "left out, and the run says why.",
     )
 
-    def reason_against(self, model: str) -> str | None:
-        """Why the recipe does not apply to a model; None where it does."""
-        return next((reason for glob, reason in self.not_for.items() if fnmatchcase(model, glob)), None)
-
     accuracy: Accuracy | None = Field(
         default=None, description="How good the file must be at its task; null: that is not asked."
     )
 
+    def reason_against(self, model: str) -> str | None:
+        """Why the recipe does not apply to a model; None where it does."""
+        return next((reason for glob, reason in self.not_for.items() if fnmatchcase(model, glob)), None)
+
+    @property
+    def edges(self) -> dict[FieldPath, EdgeOptions]:
+        """Everything that it says of Edge programs, by the field where it stands: its own, and of single methods."""
+        found: dict[FieldPath, EdgeOptions] = {("edge",): self.edge}
+        for position, specialization in enumerate(self.specializations):
+            for method, own in specialization.methods.items():
+                if own.edge:
+                    found["specializations", position, "methods", method, "edge"] = own.edge
+        return found
+
     @property
     def operators(self) -> tuple[tuple[str, str], ...]:
         """Every operator that it names, each with the field that does."""
-        edges = [self.edge, *(own.edge for each in self.specializations for own in each.methods.values() if own.edge)]
+        edges = self.edges.values()
         named = [(name, "edge.preserve_operators") for edge in edges for name in edge.preserve_operators]
         named += [
             (name, "edge.core_aten_ops_exception_list") for edge in edges for name in edge.core_aten_ops_exception_list

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,12 +27,10 @@ def call_recipe(function: str, kwargs: Mapping[str, Any], python_path: Sequence[
     Raises:
         ValueError: it cannot be imported, raises, or returns no Recipe. The message says which.
     """
-    module, _, name = check_builder_name(function).partition(":")
+    check_builder_name(function)
     with _importing_from(python_path):
         try:
-            found: Any = importlib.import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
+            found: Any = pkgutil.resolve_name(function)
         except Exception as error:
             raise ValueError(f"{function} cannot be imported: {type(error).__name__}: {error}") from error
         try:

@@ -58,6 +58,7 @@ class RecipeOutcome:
         seconds: of all its stages, those found in the store included.
         failure: where `status` is `failed`.
         left_out: specializations that the file does without: why, by name.
+        ladder: how far each program on the way to the file is from eager, where that was found out.
         reason: why the recipe does not apply to the model.
         accuracy: scores of the file, where it has an accuracy gate.
         rejected: where the file is that missed its accuracy gate.

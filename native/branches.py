@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
-from executorch.exir.graph_module import get_control_flow_submodules
 from torch.fx import GraphModule, Node
-
-
-def graph_modules(graph_module: GraphModule) -> Iterator[GraphModule]:
-    """A graph module and those in it that control flow calls, the outer before the inner."""
-    yield graph_module
-    for _, inner, _ in get_control_flow_submodules(graph_module):
-        yield from graph_modules(inner)
 
 
 def branch_nodes(node: Node) -> tuple[Node, ...]:

@@ -14,7 +14,7 @@ from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from .branches import graph_modules
+from ..tasks.stages.lowered import graph_modules
 
 
 def for_program(partitioners: Sequence[Partitioner], program: ExportedProgram) -> list[Partitioner]:

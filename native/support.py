@@ -14,7 +14,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.utils import _pytree as pytree
 
-from .branches import branch_nodes, graph_modules, inner_module
+from ..tasks.stages.lowered import graph_modules
+from .branches import branch_nodes, inner_module
 
 NON_CORE_OPERATORS = (
     "aten.linear.default",

@@ -11,7 +11,7 @@ from .ladder_plan import plan_ladder
 from .model import PlannedModel, PlannedRecipe
 from .numerics import Rung
 from .numerics_params import BisectParams, RungParams
-from .plan import ModelPlan, plan_model
+from .plan import ModelPlan, export_steps, plan_model
 from .quality import Loss
 from .steps import Step, leading_to
 
@@ -45,16 +45,12 @@ def plan_ladders(
 
 def _ladder(recipe: PlannedRecipe, plan: ModelPlan) -> Step:
     parts = plan.recipe_parts[recipe.name]
-    exports = {method: parts[_export_part(position, method)] for position, method in enumerate(plan.methods)}
+    exports = {method: parts[step] for method, step in export_steps(plan.methods).items()}
     planned = plan_ladder(recipe, exports, parts)
     name = f"{StageName.LADDER.value}/{recipe.name}"
     return Step(
         name, StageName.LADDER, planned.params, planned.inputs, recipes=(recipe.name,), optional=planned.optional
     )
-
-
-def _export_part(position: int, method: str) -> str:
-    return f"{StageName.EXPORT.value}/{method}" if position else StageName.EXPORT.value
 
 
 def plan_nodes(loss: Loss, ladder: Step) -> Step | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..configs.edge import EdgeOptions, EdgePass
-from ..configs.fields import FieldPath
+from ..configs.edge import EdgePass
 from ..configs.recipe import Recipe
 from ..configs.sources import BuilderSource
 from ..errors import SourceError
@@ -28,12 +27,7 @@ def check_edge_passes(recipe: Recipe, search: ModuleSearch, complain: Complain) 
     Raises:
         InputError: there is no such callable.
     """
-    options: dict[FieldPath, EdgeOptions] = {("edge",): recipe.edge}
-    for position, specialization in enumerate(recipe.specializations):
-        for method, own in specialization.methods.items():
-            if own.edge:
-                options["specializations", position, "methods", method, "edge"] = own.edge
-    for place, edge in options.items():
+    for place, edge in recipe.edges.items():
         for position, each in enumerate(edge.passes):
             try:
                 find_builder(each.callable, search)

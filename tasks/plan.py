@@ -42,6 +42,11 @@ class ModelPlan:
 FIRST_EXPORT = StageName.EXPORT.value
 
 
+def export_steps(methods: Sequence[str]) -> dict[str, str]:
+    """Method name to what the step is called that exports it; the first one's is known before its method is."""
+    return {method: f"{FIRST_EXPORT}/{method}" if position else FIRST_EXPORT for position, method in enumerate(methods)}
+
+
 def plan_model(
     model: PlannedModel, methods: Sequence[str] | None, watched: Callable[[str], tuple[str, ...]]
 ) -> ModelPlan:
@@ -64,10 +69,11 @@ def plan_model(
     first = steps.add(FIRST_EXPORT, StageName.EXPORT, exporting, {}, names)
     if methods is None:
         return ModelPlan(steps.all(), (), {}, {}, {})
-    exports = {methods[0]: first}
+    exports = export_steps(methods)
+    exports[methods[0]] = first
     for method in methods[1:]:
         params = model.export_params(method, watched(model.watch_name(method)))
-        exports[method] = steps.add(f"export/{method}", StageName.EXPORT, params, {}, names)
+        exports[method] = steps.add(exports[method], StageName.EXPORT, params, {}, names)
     datasets = model.calibration_params()
     if unknown := sorted(set(datasets) - set(methods)):
         raise SourceError(f"calibration names the methods {unknown}; the model has {list(methods)}")

@@ -126,22 +126,21 @@ class _RecipePlan:
     def _compile(self, each: PlannedSpecialization) -> str:
         """Adds what leads to a payload; gives the step that makes it."""
         edges = {method: edge_params(self.recipe.recipe, each, method) for method in self.programs}
-        programs = {
-            f"program/{method}": Output(self._edge(each, method, edge), "program") for method, edge in edges.items()
-        }
+        programs = {method: Output(self._edge(each, method, edge), "program") for method, edge in edges.items()}
         delegated = {
-            role: Output(self._partition(each, role.partition("/")[2], edges, programs), "program")
-            for role in programs
-            if each.target_of(role.partition("/")[2]).delegates
+            method: Output(self._partition(each, method, edges, programs), "program")
+            for method in programs
+            if each.target_of(method).delegates
         }
-        linked = {**programs, **delegated, "constants": self.constants}
+        linked = {**_roles("program", {**programs, **delegated}), "constants": self.constants}
         if delegated:
             targets = targets_of(each, self.programs)
             preprocess = PreprocessParams(targets=targets)
-            step = self._add(StageName.PREPROCESS, preprocess, delegated, payload=each.name, targets=targets)
+            partitioned = _roles("program", delegated)
+            step = self._add(StageName.PREPROCESS, preprocess, partitioned, payload=each.name, targets=targets)
             linked["delegates"] = Output(step, "delegates")
         if self.recipe.recipe.compile.generate_etrecord:
-            linked |= {f"edge/{role.partition('/')[2]}": program for role, program in programs.items()}
+            linked |= _roles("edge", programs)
         compiling = compile_params(self.recipe.recipe, each, edges)
         return self._add(StageName.COMPILE, compiling, linked, payload=each.name)
 
@@ -156,10 +155,10 @@ class _RecipePlan:
         self, each: PlannedSpecialization, method: str, edges: Mapping[str, EdgeParams], programs: Mapping[str, Output]
     ) -> str:
         target = params_of(each.target_of(method))
-        inputs = {"program": programs[f"program/{method}"]}
+        inputs = {"program": programs[method]}
         if self.recipe.recipe.compile.share_mutable_buffers:
             others = (other for other in edges if other != method)
-            inputs |= {f"state/{other}": Output(programs[f"program/{other}"].step, "state") for other in others}
+            inputs |= {f"state/{other}": Output(programs[other].step, "state") for other in others}
         params = PartitionParams(target=target, edge=edges[method])
         return self._add(StageName.PARTITION, params, inputs, method=method, payload=each.name, targets=(target,))
 
@@ -218,6 +217,11 @@ class _RecipePlan:
         if self.evaluation.baseline:
             inputs["baseline"] = Output(self._add(StageName.BASELINE, self.evaluation.baseline, {}), "scores")
         return {"accuracy": Output(self._add(StageName.GATE, self.evaluation.gate, inputs), "accuracy")}
+
+
+def _roles(kind: str, by_method: Mapping[str, Output]) -> dict[str, Output]:
+    """Inputs of a stage that come one for each method."""
+    return {f"{kind}/{method}": output for method, output in by_method.items()}
 
 
 @cache

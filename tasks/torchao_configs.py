@@ -24,11 +24,11 @@ _ENDING = "Config"
 def class_name(written: str) -> str:
     """The name of a config's class, whether written as such or in snake case; TargetError where there is none."""
     for name in torchao_configs():
-        if written in (name, _snake_case(name), _snake_case(name.removesuffix(_ENDING))):
+        if written in (name, snake_case(name), snake_case(name.removesuffix(_ENDING))):
             return name
     known = tuple(torchao_configs())
     if written.islower():
-        known = tuple(_snake_case(name.removesuffix(_ENDING)) for name in known)
+        known = tuple(snake_case(name.removesuffix(_ENDING)) for name in known)
     raise TargetError(f"torchao.quantization has no config {written!r}{did_you_mean(written, known)}")
 
 
@@ -76,5 +76,6 @@ def _fields(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
             yield node.target.id, ast.unparse(node.annotation)
 
 
-def _snake_case(name: str) -> str:
+def snake_case(name: str) -> str:
+    """How recipes may write the name of one of torchao's classes."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, greedy, naive
 from executorch.exir.passes import MemoryPlanningPass, ToOutVarPass
-from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass, HintBasedSymShapeEvalPass
 
 from ...configs.compile_options import CompileOptions
+from ...tasks.stages.backend_config import SYM_SHAPE_EVAL
 from .refusal import untranslatable
 
 _FIELD = "executorch_backend_config"
@@ -33,10 +33,7 @@ _PLANNING = (
     "share_mutable_buffers",
 )
 _DEVICES = ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs")
-_SYM_SHAPE_EVAL: dict[type, Literal["constraint_based", "hint_based"]] = {
-    ConstraintBasedSymShapeEvalPass: "constraint_based",
-    HintBasedSymShapeEvalPass: "hint_based",
-}
+_SYM_SHAPE_EVAL: dict[type, Any] = {made: name for name, made in SYM_SHAPE_EVAL.items()}
 _NOT_OURS = {
     "passes": "name passes by import path under edge.passes",
     "external_constants": "weights beside the file go with `output: {form: fat, external_data: true}`",

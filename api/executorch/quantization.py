@@ -15,6 +15,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from ...configs.quantize import Quantize, QuantizerChoice
 from ...configs.source_transforms import TorchaoTransform
 from ...tasks.targets.find import find_quantizer_options, find_target_class
+from ...tasks.torchao_configs import snake_case
 from .refusal import untranslatable
 
 _CODE = "it is code, which a recipe names by import path or not at all"
@@ -103,7 +104,7 @@ def _plain(value: Any, field: str) -> Any:
     if isinstance(value, Enum):
         return value.name.lower()
     if isinstance(value, Granularity):
-        name = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(value).__name__).strip("_")
+        name = snake_case(type(value).__name__)
         sizes = list(vars(value).values())
         return {name: list(sizes[0]) if isinstance(sizes[0], tuple) else sizes[0]} if sizes else name
     raise untranslatable(field, f"{value!r} is no plain value")

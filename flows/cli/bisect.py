@@ -21,7 +21,7 @@ from ..interrupt import leave_interrupted
 from ..prefect_settings import quiet_console, server_configured
 from ..session import open_session
 from .ladder_table import format_sqnr, open_table, rungs_table
-from .options import STORE
+from .options import CHANGES, JOBS, STORE
 from .progress import observe
 from .summary import open_console
 
@@ -46,11 +46,8 @@ def bisect_recipe(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw it: SQNR by rung, and the worst operators.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the zoo file, such as models.a.seed=3."),
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Stages at once.", show_default="one per core")] = None,
+    set_: CHANGES = None,
+    jobs: JOBS = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON on standard output.")] = False,
 ) -> None:
     """Say where a recipe loses quality: in which program on the way to the file, and at which operators of it.

@@ -12,7 +12,7 @@ from ..interrupt import leave, leave_interrupted
 from ..outcome import ZooOutcome
 from ..prefect_settings import server_configured
 from ..session import Session, open_session
-from .options import STORE
+from .options import CHANGES, JOBS, STORE
 from .progress import observe
 from .summary import print_failures, print_summary
 
@@ -35,11 +35,8 @@ def export(  # noqa: PLR0913 - its options
     ] = None,
     store: STORE = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")] = Path("out"),
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the zoo file, such as models.a.seed=3."),
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Stages at once.", show_default="one per core")] = None,
+    set_: CHANGES = None,
+    jobs: JOBS = None,
     until: Annotated[
         str | None, typer.Option(metavar="STAGE", help="Stop after this stage.", show_default="files are made")
     ] = None,

@@ -20,6 +20,13 @@ STORE = Annotated[
     ),
 ]
 
+CHANGES = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the zoo file, such as models.a.seed=3."),
+]
+
+JOBS = Annotated[int | None, typer.Option(min=1, help="Stages at once.", show_default="one per core")]
+
 DATA = Annotated[
     list[Path] | None,
     typer.Option(

@@ -45,9 +45,9 @@ def print_summary(outcome: ZooOutcome) -> None:
     ran, cached = sum(m.ran for m in outcome.models), sum(m.cached for m in outcome.models)
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
     spared = sum(recipe.status == "not applicable" for model in outcome.models for recipe in model.recipes)
-    failed += f", {spared} not applicable" if spared else ""
+    others = failed + (f", {spared} not applicable" if spared else "")
     console.print(
-        f"{len(paths)} files verified{where}{failed}; {ran} stages run, {cached} cached, {outcome.seconds:.1f} s",
+        f"{len(paths)} files verified{where}{others}; {ran} stages run, {cached} cached, {outcome.seconds:.1f} s",
         highlight=False,
     )
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ...artifacts.runs import FieldChange, RunRecord, StageOutcome
+from ...artifacts.runs import RunRecord, StageOutcome
 from ...errors import InputError
 from .options import STORE, open_existing_store
 
@@ -58,10 +58,9 @@ def _stages_of(run: RunRecord, model: str, recipe: str) -> Sequence[StageOutcome
 
 
 def _print(console: Console, stage: StageOutcome) -> None:
-    step = stage.slot.partition("/")[2]
-    line = Text.assemble((f"{stage.status:<7}", _STYLES[stage.status]), f" {step:<44} ", _reason(stage))
+    line = Text.assemble((f"{stage.status:<7}", _STYLES[stage.status]), f" {stage.step:<44} ", _reason(stage))
     console.print(line, soft_wrap=True)
-    for change in _telling(stage):
+    for change in stage.telling:
         console.print(
             Text.assemble("          ", (change.field, "bold"), f": {_short(change.before)} -> {_short(change.after)}"),
             soft_wrap=True,
@@ -75,14 +74,9 @@ def _reason(stage: StageOutcome) -> str:
         case "failed":
             return stage.message.splitlines()[0] if stage.message else ""
     took = f"{stage.seconds:.1f} s"
-    if changes := _telling(stage):
+    if changes := stage.telling:
         return f"{took}; changed since it last ran: {', '.join(change.field for change in changes)}"
     return f"{took}; {stage.message}" if stage.message else took
-
-
-def _telling(stage: StageOutcome) -> list[FieldChange]:
-    """A report repeats the keys of all stages before it; theirs are told with them."""
-    return [change for change in stage.differs if not change.field.startswith("params.stage_keys.")]
 
 
 def _short(value: Any) -> str:

@@ -13,7 +13,8 @@ from ..params import CompileParams
 from .memory import memory_planning
 from .operators import find_edge_operators
 
-_SYM_SHAPE_EVAL = {"constraint_based": ConstraintBasedSymShapeEvalPass, "hint_based": HintBasedSymShapeEvalPass}
+SYM_SHAPE_EVAL = {"constraint_based": ConstraintBasedSymShapeEvalPass, "hint_based": HintBasedSymShapeEvalPass}
+"""The passes by what the option `sym_shape_eval` calls them."""
 
 
 def backend_config(params: CompileParams, methods: Collection[str]) -> ExecutorchBackendConfig:
@@ -41,7 +42,7 @@ def backend_config(params: CompileParams, methods: Collection[str]) -> Executorc
             skip_d2h_for_method_outputs=options.skip_d2h_for_method_outputs,
         ),
         to_out_var_pass=ToOutVarPass(ignore_to_out_var_failure=options.ignore_to_out_var_failure),
-        sym_shape_eval_pass=_SYM_SHAPE_EVAL[options.sym_shape_eval](),
+        sym_shape_eval_pass=SYM_SHAPE_EVAL[options.sym_shape_eval](),
         remove_view_copy=options.remove_view_copy,
         do_quant_fusion_and_const_prop=options.do_quant_fusion_and_const_prop,
         run_reinplace_pass=options.run_reinplace_pass,

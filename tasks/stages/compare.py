@@ -48,11 +48,12 @@ def compare(output: Any, reference: Any, *, method: str, label: str, output_posi
     Raises:
         VerificationFailed: they cannot be compared: other type, shape or dtype, or NaN and infinity in other places.
     """
-    where = f"method {method!r}, {label}, output {output_position}"
+    case = Case(method, label, output_position, 0.0, 0.0, None)
+    where = case.where
     if not isinstance(reference, torch.Tensor):
         if output != reference:
             raise VerificationFailed(f"{where}: it gives {output!r}, eager gives {reference!r}")
-        return Case(method, label, output_position, 0.0, 0.0, None)
+        return case
     if not isinstance(output, torch.Tensor):
         raise VerificationFailed(f"{where}: it gives {type(output).__name__}, eager gives a tensor")
     if (output.shape, output.dtype) != (reference.shape, reference.dtype):
@@ -65,8 +66,7 @@ def compare(output: Any, reference: Any, *, method: str, label: str, output_posi
     if not torch.equal(finite, torch.isfinite(ours)) or not _same_not_finite(ours[~finite], eager[~finite]):
         raise VerificationFailed(f"{where}: NaN or infinity where eager has none, or the other way round")
     classified, agreeing = _top1(output, reference)
-    case = Case(method, label, output_position, 0.0, 0.0, None, classified=classified, agreeing=agreeing)
-    return _figures(ours[finite], eager[finite], case)
+    return _figures(ours[finite], eager[finite], replace(case, classified=classified, agreeing=agreeing))
 
 
 def _top1(output: torch.Tensor, reference: torch.Tensor) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from ...artifacts.digest import canonical_json
 from ...artifacts.programs.codec import load_program
 from ...artifacts.ref import ArtifactRef
 from ..stage import Workspace
+from .by_method import by_method
 
 
 def debug_artifacts(
@@ -28,11 +29,7 @@ def debug_artifacts(
         - `debug_handles` (debug/handles): by method, instruction number to debug handles of the edge program;
         - `delegate_map` (debug/delegates): by method, instruction number to the delegate that it calls.
     """
-    edge = {
-        role.partition("/")[2]: load_program(ref, work.store)
-        for role, ref in sorted(inputs.items())
-        if role.startswith("edge/")
-    }
+    edge = {method: load_program(ref, work.store) for method, ref in by_method(inputs, "edge").items()}
     path = work.scratch / "model.etrecord"
     unchecked = EdgeCompileConfig(_check_ir_validity=False)  # `edge` has checked them
     generate_etrecord(path, EdgeProgramManager(edge, None, unchecked), emitted)

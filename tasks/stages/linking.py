@@ -15,6 +15,7 @@ from ...artifacts.programs.delegates import DelegateResult, load_delegates
 from ...artifacts.programs.values import load_value
 from ...artifacts.ref import ArtifactRef
 from ..params import CompileParams
+from .by_method import by_method
 from .control_flow import check_control_flow
 from .exir import edge_config
 from .lowered import lowered_modules
@@ -29,11 +30,7 @@ def linked_manager(inputs: Mapping[str, ArtifactRef], params: CompileParams, sto
         params: of `compile`. Delegated programs are not verified as edge dialect again, as in exir.
         store: where the inputs are.
     """
-    programs = {
-        role.partition("/")[2]: load_program(ref, store)
-        for role, ref in sorted(inputs.items())
-        if role.startswith("program/")
-    }
+    programs = {method: load_program(ref, store) for method, ref in by_method(inputs, "program").items()}
     config = edge_config(params.edge)
     if "delegates" in inputs:
         delegates = load_delegates(inputs["delegates"], store)

@@ -11,15 +11,17 @@ from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch.export import ExportedProgram
 
 
+def graph_modules(graph_module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
+    """A graph module and those in it that control flow calls, the outer before the inner."""
+    yield graph_module
+    for _, inner, _ in get_control_flow_submodules(graph_module):
+        yield from graph_modules(inner)
+
+
 def lowered_modules(program: ExportedProgram) -> Iterator[tuple[torch.fx.GraphModule, str, LoweredBackendModule]]:
     """The program's lowered modules in graph order: the graph module that owns it, its attribute name, the module."""
-    yield from _lowered(program.graph_module)
-
-
-def _lowered(graph_module: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.GraphModule, str, LoweredBackendModule]]:
-    for node in graph_module.graph.nodes:
-        if node.op == "call_function" and node.target is executorch_call_delegate:
-            name = node.args[0].target
-            yield graph_module, name, getattr(graph_module, name)
-    for _, submodule, _ in get_control_flow_submodules(graph_module):
-        yield from _lowered(submodule)
+    for owner in graph_modules(program.graph_module):
+        for node in owner.graph.nodes:
+            if node.op == "call_function" and node.target is executorch_call_delegate:
+                name = node.args[0].target
+                yield owner, name, getattr(owner, name)

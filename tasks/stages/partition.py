@@ -11,6 +11,7 @@ from ...errors import TargetError
 from ..params import PartitionParams
 from ..stage import Workspace
 from ..targets.find import find_target
+from .by_method import by_method
 from .exir import check_preserved_operators_found_delegates, edge_config, to_partitioned_program
 
 
@@ -28,7 +29,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: PartitionParams, work: Worksp
         raise TargetError(f"target {target.name!r} cannot take this program: {problem}")
     partitioners = target.partitioners()
     config = edge_config(params.edge)
-    others = [ref for role, ref in inputs.items() if role.startswith("state/")]
+    others = by_method(inputs, "state").values()
     state = {name for ref in others for name in json.loads(work.store.read_artifact(ref))}
     partitioned = to_partitioned_program(program, partitioners, state)
     check_preserved_operators_found_delegates(partitioned, partitioners, config)

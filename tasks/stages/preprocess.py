@@ -18,6 +18,7 @@ from ...errors import TargetError
 from ..params import PreprocessParams
 from ..stage import Workspace
 from ..targets.find import find_target
+from .by_method import by_method
 from .exir import split_compile_specs
 from .lowered import lowered_modules
 
@@ -32,7 +33,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: PreprocessParams, work: Works
     """Takes `program/<method>` (program/partitioned) of every method that has any, gives `delegates`."""
     for target in params.targets:
         find_target(target.name, target.options).partitioners()  # its imports register the backends
-    programs = {role.partition("/")[2]: load_program(ref, work.store) for role, ref in sorted(inputs.items())}
+    programs = {method: load_program(ref, work.store) for method, ref in by_method(inputs, "program").items()}
     delegates = Delegates(_preprocess_all(programs, work.store))
     return {"delegates": save_delegates(delegates, kind="delegates", store=work.store)}
 

@@ -16,7 +16,7 @@ from torchao.quantization.granularity import Granularity
 
 from ...configs.suggestions import did_you_mean
 from ...errors import TargetError
-from ..torchao_configs import PACKAGES
+from ..torchao_configs import PACKAGES, snake_case
 
 
 def make_config(name: str, fields: Mapping[str, Any]) -> AOBaseConfig:
@@ -95,7 +95,7 @@ def _member(written: str, kind: type[Enum], what: str) -> Enum:
 
 def _granularity(written: str | dict[str, Any], what: str) -> Granularity:
     classes = {
-        _snake_case(name): found
+        snake_case(name): found
         for name, found in vars(granularity).items()
         if isinstance(found, type) and issubclass(found, Granularity) and found is not Granularity
     }
@@ -117,10 +117,6 @@ def _granularity(written: str | dict[str, Any], what: str) -> Granularity:
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _snake_case(name: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
 def _is_granularity(kind: Any) -> bool:

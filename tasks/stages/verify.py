@@ -14,6 +14,7 @@ from ...errors import VerificationFailed
 from ..figures import Case, Figures, summarize, violations
 from ..params import VerifyParams
 from ..stage import Workspace
+from .by_method import by_method
 from .constants import check_constants
 from .delivery import write_delivered
 from .payload_run import run_method, run_sequences
@@ -29,11 +30,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: VerifyParams, work: Workspace
         VerificationFailed: an output is outside the bounds; nothing is recorded, so a repaired run verifies again.
     """
     path, data_files = write_delivered(inputs, work)
-    examples = {
-        role.partition("/")[2]: load_value(ref, work.store)
-        for role, ref in sorted(inputs.items())
-        if role.startswith("examples/")
-    }
+    examples = {method: load_value(ref, work.store) for method, ref in by_method(inputs, "examples").items()}
     figures = verify_file(path, examples, params, data_files)
     check_constants(path, load_value(inputs["constants"], work.store))
     return {"figures": work.store.put_artifact("report/figures", canonical_json(figures.to_json()))}
