@@ -19,6 +19,7 @@ from ..configs.sources import BuilderSource
 from ..errors import InputError
 from ..tasks.catalog import StageName
 from ..tasks.model import PlannedModel
+from .calibration import Samples, asked_calibration
 from .live_model import live_model
 from .recipes import RecipeLike, asked_recipe
 from .result import Exported
@@ -31,6 +32,7 @@ def export(  # noqa: PLR0913 - what there is to say of one model
     example_inputs: Inputs | Mapping[str, Inputs] | None = None,
     *,
     recipe: RecipeLike,
+    calibration: Samples | Mapping[str, Samples] | None = None,
     dynamic_shapes: Any = None,
     constant_methods: Mapping[str, Any] | None = None,
     strict: bool | None = None,
@@ -50,6 +52,10 @@ def export(  # noqa: PLR0913 - what there is to say of one model
             The first one traces; all are verified, and observed by quantizers.
         recipe: name of a shipped recipe, path of a YAML file with one, ``package.module:name`` of a function that gives
             one, a `pteforge.configs.Recipe`, or an ExportRecipe or recipe type of `executorch.export`.
+        calibration: what quantizers observe in place of the examples: a tuple of positional arguments, an iterable of
+            such tuples, ``package.module:name`` of a dataset as a zoo has it, or a `pteforge.configs.Dataset`; or a
+            mapping of method names to either. An iterable is gone through once, and its samples are never all in
+            memory.
         dynamic_shapes: as ``torch.export.export`` takes it, or a mapping of method names to that.
         constant_methods: name to a constant that the file returns without computing.
         strict: trace with torch.export's strict mode; where left out, as an ExportRecipe says, and otherwise not.
@@ -68,13 +74,16 @@ def export(  # noqa: PLR0913 - what there is to say of one model
         raise InputError(f"the recipe {asked.planned.name!r} does not apply to {name!r}: {reason}")
     source = live_source(model, example_inputs, dynamic_shapes, constant_methods)
     planned = replace(asked.planned, until=StageName.named(until)) if until else asked.planned
+    observed = asked_calibration(calibration, tuple(source.definition.methods), planned)
     config = ModelConfig(
-        source=BuilderSource(builder="pteforge:export"), strict=asked.strict if strict is None else strict
+        source=BuilderSource(builder="pteforge:export"),
+        strict=asked.strict if strict is None else strict,
+        calibration=dict(observed.datasets),
     )
     plain = PlannedModel(name, config, (planned,), planned.bounds.drawn_inputs, python_path=(), folder=Path.cwd())
     with one_at_a_time:
         opened = _open_store(store)
-        live = live_model(plain, source, opened.local)
+        live = live_model(plain, source, observed.samples, opened.local)
         return Exported.of(live, run_model(live, opened), opened)
 
 

@@ -8,15 +8,20 @@ else of the export, so that a model that both the flow and a caller lower is low
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..artifacts.local_store import LocalStore
+from ..artifacts.programs.codec import load_program
+from ..artifacts.programs.values import count_values
 from ..artifacts.ref import ArtifactRef
 from ..tasks.model import PlannedModel
-from ..tasks.source_params import ExportParams, SourceTransformParams
+from ..tasks.source_params import CalibrationParams, ExportParams, SourceTransformParams
+from ..tasks.stages.calibration import flat_samples, save_samples
 from ..tasks.stages.export import export_built
 from ..tasks.stages.fresh_state import fresh_state
+from ..tasks.stages.quantize import fitting
 from ..tasks.stages.source_transform import transform_built
 from .source import LiveSource
 
@@ -29,6 +34,15 @@ class LiveExport:
     seconds: float
 
 
+@dataclass(frozen=True)
+class LiveSamples:
+    """Samples of one method: the artifact as the calibration stage gives it, how many, and how long that took."""
+
+    ref: ArtifactRef
+    count: int
+    seconds: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class LiveModel(PlannedModel):
     """A model that was handed over as an object.
@@ -36,10 +50,12 @@ class LiveModel(PlannedModel):
     Attributes:
         source: the model itself.
         exports: by method, the first one first.
+        samples: by method, of those whose samples were handed over too.
     """
 
     source: LiveSource
     exports: Mapping[str, LiveExport]
+    samples: Mapping[str, LiveSamples]
 
     def export_params(self, method: str | None, watched: tuple[str, ...]) -> ExportParams:
         """Params that say what the export gave, in place of where it comes from."""
@@ -50,17 +66,33 @@ class LiveModel(PlannedModel):
             source={"live": live}, method=method, strict=self.config.strict, drawn_inputs=self.drawn_inputs
         )
 
+    def calibration_params(self) -> Mapping[str, CalibrationParams]:
+        """Those of datasets, and where samples were handed over, what they are."""
+        return {**super().calibration_params(), **{method: _params_of(each) for method, each in self.samples.items()}}
 
-def live_model(model: PlannedModel, source: LiveSource, store: LocalStore) -> LiveModel:
-    """Exports every method by the export stage's own code.
+    def samples_of(self, params: CalibrationParams) -> LiveSamples | None:
+        """What was handed over for these params; None for those of a dataset."""
+        return next((each for each in self.samples.values() if _params_of(each) == params), None)
+
+
+def _params_of(samples: LiveSamples) -> CalibrationParams:
+    return CalibrationParams(source={"live": {"samples": samples.ref.identity}}, seed=0, samples=samples.count)
+
+
+def live_model(
+    model: PlannedModel, source: LiveSource, samples: Mapping[str, Iterable[Any]], store: LocalStore
+) -> LiveModel:
+    """Exports every method by the export stage's own code, and takes samples by the calibration stage's.
 
     Args:
         model: what is to be made of it.
         source: the model itself.
+        samples: by method, each a tuple of positional inputs or the only input. They are taken one after another.
         store: takes the artifacts.
 
     Raises:
-        SourceError: the example inputs do not fit the model, or it cannot be exported with its dynamic shapes.
+        SourceError: the example inputs or samples do not fit the model, or it cannot be exported with its dynamic
+            shapes.
     """
     params = ExportParams(source={}, strict=model.config.strict, drawn_inputs=model.drawn_inputs)
     exports = {}
@@ -78,7 +110,16 @@ def live_model(model: PlannedModel, source: LiveSource, store: LocalStore) -> Li
         folder=model.folder,
         source=source,
         exports=exports,
+        samples={method: _take(method, given, exports[method], store) for method, given in samples.items()},
     )
+
+
+def _take(method: str, given: Iterable[Any], export: LiveExport, store: LocalStore) -> LiveSamples:
+    started = time.perf_counter()
+    what = f"calibration of method {method!r}"
+    program = load_program(export.outputs["program"], store)
+    ref = save_samples(what, fitting(program, flat_samples(what, given)), store)
+    return LiveSamples(ref, count_values(ref, store), time.perf_counter() - started)
 
 
 def transform_method(model: LiveModel, params: SourceTransformParams, store: LocalStore) -> LiveExport:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord, StageOutcome
 from ..artifacts.store import Store
 from ..tasks.catalog import StageName
@@ -17,7 +18,7 @@ from ..tasks.executor import Executor, StepResult
 from ..tasks.in_process import InProcess
 from ..tasks.plan import ModelPlan, plan_model
 from ..tasks.run_notes import RunNotes
-from ..tasks.source_params import SourceTransformParams
+from ..tasks.source_params import CalibrationParams, SourceTransformParams
 from ..tasks.steps import Step
 from .live_model import LiveModel, transform_method
 
@@ -72,16 +73,21 @@ def run_model(model: LiveModel, store: Store) -> FinishedRun:
 
 
 def _adopted(model: LiveModel, plan: ModelPlan, executor: Executor, notes: RunNotes) -> dict[str, StepResult]:
-    """Results of the steps that need the model itself: those are run each time, whatever the ledger has."""
+    """Results of the steps that need what was handed over: those are run each time, whatever the ledger has."""
     exports = iter(model.exports.values())
     results = {}
     for step in plan.steps:
+        outputs: Mapping[str, ArtifactRef]
         if isinstance(step.params, SourceTransformParams):
             live = transform_method(model, step.params, executor.store.local)
+            outputs, seconds = live.outputs, live.seconds
         elif step.stage is StageName.EXPORT:
             live = next(exports)
+            outputs, seconds = live.outputs, live.seconds
+        elif isinstance(step.params, CalibrationParams) and (samples := model.samples_of(step.params)):
+            outputs, seconds = {"samples": samples.ref}, samples.seconds
         else:
             continue
-        results[step.name] = executor.adopt(step, {}, live.outputs, live.seconds)
+        results[step.name] = executor.adopt(step, {}, outputs, seconds)
         notes.note_changes(step, results[step.name])
     return results

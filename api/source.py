@@ -59,8 +59,8 @@ def live_source(
         model = _load(Path(model))
     modules = dict(model) if isinstance(model, Mapping) else {"forward": model}
     _check_kinds(modules)
-    examples = _by_method(example_inputs, tuple(modules), "example_inputs")
-    shapes = _by_method(dynamic_shapes, tuple(modules), "dynamic_shapes")
+    examples = by_method(example_inputs, tuple(modules), "example_inputs")
+    shapes = by_method(dynamic_shapes, tuple(modules), "dynamic_shapes")
     methods: dict[str, MethodDefinition] = {}
     programs: dict[str, ExportedProgram] = {}
     keywords: dict[str, Mapping[str, Any]] = {}
@@ -131,16 +131,20 @@ def _check_kinds(modules: Mapping[str, Any]) -> None:
             )
 
 
-def _by_method(given: Any, methods: tuple[str, ...], what: str) -> dict[str, Any]:
+def by_method(given: Any, methods: tuple[str, ...], what: str) -> dict[str, Any]:
     """What is given for each method.
 
-    A mapping is one by method where its keys are methods; for the only method it may be a mapping by argument name.
+    A mapping is one by method where its keys are methods; for the only method, dynamic shapes may be a mapping by
+    argument name.
+
+    Raises:
+        SourceError: it names other methods, or does not say which of several it is for.
     """
     if given is None:
         return {}
     if isinstance(given, Mapping) and set(given) <= set(methods):
         return dict(given)
-    if len(methods) == 1 and not (what == "example_inputs" and isinstance(given, Mapping)):
+    if len(methods) == 1 and (what == "dynamic_shapes" or not isinstance(given, Mapping)):
         return {methods[0]: given}
     if isinstance(given, Mapping):
         unknown = sorted(map(str, set(given) - set(methods)))

@@ -15,7 +15,7 @@ from .quantize import Quantize, QuantizerChoice
 from .recipe import Output, Recipe, Specialization
 from .schema import zoo_schema
 from .shapes import DimRange, DynamicShapes, InputShape
-from .sources import BuilderSource, ProgramSource
+from .sources import BuilderSource, Dataset, ProgramSource
 from .verify_bounds import VerifyBounds, VerifyOverrides
 from .zoo import Zoo
 
@@ -23,6 +23,7 @@ __all__ = [
     "Accuracy",
     "BuilderSource",
     "CompileOptions",
+    "Dataset",
     "DimRange",
     "DynamicShapes",
     "EdgeOptions",

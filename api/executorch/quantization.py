@@ -19,14 +19,15 @@ from ...tasks.torchao_configs import snake_case
 from .refusal import untranslatable
 
 _CODE = "it is code, which a recipe names by import path or not at all"
+_QAT = "training comes first; give the module that prepare_qat_pt2e made once you have trained it: it is converted"
 _NOT_OURS = {
-    "calibration_inputs_fn": "samples are the model's: its example inputs, or `calibration` in a zoo",
-    "train_fn": _CODE,
+    "calibration_inputs_fn": "samples are the model's: its example inputs, or those given as `calibration`",
+    "is_qat": _QAT,
+    "train_fn": _QAT,
     "pre_prepare_passes": _CODE,
     "post_prepare_passes": _CODE,
     "pre_convert_passes": _CODE,
     "post_convert_passes": _CODE,
-    "is_qat": "there is no quantization-aware training",
     "dynamic_batch_size": "samples are of the shapes that the model takes",
 }
 _XNNPACK = tuple({"per_channel": channel, "dynamic": dynamic} for channel in (True, False) for dynamic in (True, False))

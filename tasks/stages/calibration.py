@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import pkgutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from ...artifacts.programs.values import save_values
+from ...artifacts.local_store import LocalStore
+from ...artifacts.programs.values import count_values, save_values
 from ...artifacts.ref import ArtifactRef
 from ...errors import SourceError, StoreError
+from ..progress import Progressed, unheard
 from ..source_params import CalibrationParams
 from ..stage import Workspace
 from .counted import counted
@@ -31,21 +33,55 @@ def run(inputs: Mapping[str, ArtifactRef], params: CalibrationParams, work: Work
     os.chdir(work.folder)
     seed_everything(params.seed)
     name = params.source["builder"]
-    dataset = _dataset(name, params.source["kwargs"])
+    what = f"dataset {name}"
+    dataset = _dataset(what, name, params.source["kwargs"])
+    samples = itertools.islice(flat_samples(what, dataset), params.samples)
     total = _length(dataset, params.samples)
-    samples = itertools.islice(_samples(name, dataset), params.samples)
-    first = next(samples, None)
-    if first is None:
-        raise SourceError(f"dataset {name} gives no sample")
+    return {"samples": save_samples(what, samples, work.store, total=total, progressed=work.progressed)}
+
+
+def save_samples(
+    what: str,
+    samples: Iterable[Sequence[Any]],
+    store: LocalStore,
+    *,
+    total: int | None = None,
+    progressed: Progressed = unheard,
+) -> ArtifactRef:
+    """Stores samples one after another (samples): never more than one is in memory.
+
+    Args:
+        what: where they come from, for messages.
+        samples: flat inputs.
+        store: takes them.
+        total: how many there will be, where that is known.
+        progressed: told of each.
+
+    Raises:
+        SourceError: there is none, or one that is no input.
+    """
     try:
-        every = counted(itertools.chain([first], samples), total, work.progressed)
-        return {"samples": save_values(every, kind="samples", store=work.store)}
+        ref = save_values(counted(samples, total, progressed), kind="samples", store=store)
     except StoreError as error:
-        raise SourceError(f"dataset {name}: a sample cannot be an input: {error}") from error
+        raise SourceError(f"{what}: a sample cannot be an input: {error}") from error
+    if not count_values(ref, store):
+        raise SourceError(f"{what} gives no sample")
+    return ref
 
 
-def _dataset(name: str, kwargs: Mapping[str, Any]) -> Iterable[Any]:
-    with _blaming(name):
+def flat_samples(what: str, dataset: Iterable[Any]) -> Iterator[list[Any]]:
+    """Flat inputs of a dataset's samples, each a tuple of positional inputs or the only input.
+
+    Raises:
+        SourceError: whatever the dataset raises; `what` it is comes first.
+    """
+    with _blaming(what):
+        for sample in dataset:
+            yield pytree.tree_leaves(sample if isinstance(sample, tuple) else (sample,))
+
+
+def _dataset(what: str, name: str, kwargs: Mapping[str, Any]) -> Iterable[Any]:
+    with _blaming(what):
         found: Any = pkgutil.resolve_name(name)
         dataset: Iterable[Any] = found(**kwargs) if callable(found) else found
         return dataset
@@ -59,19 +95,12 @@ def _length(dataset: Any, most: int) -> int | None:
         return None
 
 
-def _samples(name: str, dataset: Iterable[Any]) -> Iterator[list[Any]]:
-    """Flat inputs of the dataset's samples."""
-    with _blaming(name):
-        for sample in dataset:
-            yield pytree.tree_leaves(sample if isinstance(sample, tuple) else (sample,))
-
-
 @contextmanager
-def _blaming(name: str) -> Iterator[None]:
-    """Says of which dataset an error is."""
+def _blaming(what: str) -> Iterator[None]:
+    """Says what an error is of."""
     try:
         yield
     except SourceError:
         raise
     except Exception as error:
-        raise failed(f"dataset {name}", error) from error
+        raise failed(what, error) from error

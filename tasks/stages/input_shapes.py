@@ -18,9 +18,7 @@ Shape = list[sympy.Expr]
 
 def input_shapes(program: ExportedProgram) -> list[Shape | None]:
     """Shape of each flat user input of an ATen program; None for those that are not tensors."""
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    specs = program.graph_signature.input_specs
-    return [_shape(nodes[spec.arg.name].meta.get("val")) for spec in specs if spec.kind is InputKind.USER_INPUT]
+    return [_shape(value) for value in _traced_inputs(program)]
 
 
 def check_fits(program: ExportedProgram, flat: Sequence[Any], what: str) -> None:
@@ -32,10 +30,11 @@ def check_fits(program: ExportedProgram, flat: Sequence[Any], what: str) -> None
         what: which inputs these are, for messages.
 
     Raises:
-        SourceError: another number of inputs, values that ExecuTorch does not take, or sizes that the program was not
-            exported for.
+        SourceError: another number of inputs, values that ExecuTorch does not take, or dtypes or sizes that the program
+            was not exported for.
     """
-    shapes = input_shapes(program)
+    traced = _traced_inputs(program)
+    shapes = [_shape(value) for value in traced]
     if len(shapes) != len(flat):
         raise SourceError(f"{what} has {len(flat)} tensors and values, the first one has {len(shapes)}")
     sizes: dict[sympy.Symbol, int] = {}
@@ -46,12 +45,21 @@ def check_fits(program: ExportedProgram, flat: Sequence[Any], what: str) -> None
             continue
         if not isinstance(value, torch.Tensor) or value.dim() != len(shape):
             raise SourceError(f"{what}: input {position} must be a tensor of {len(shape)} dimensions")
+        if value.dtype != traced[position].dtype:
+            raise SourceError(f"{what}: input {position} is {value.dtype}, the program takes {traced[position].dtype}")
         for dimension, (expression, size) in enumerate(zip(shape, value.shape, strict=True)):
             if problem := _misfit(program, expression, size, sizes):
                 raise SourceError(
                     f"{what}: input {position} has size {size} in dimension {dimension}, {problem}; "
                     "dynamic_shapes says which sizes may vary"
                 )
+
+
+def _traced_inputs(program: ExportedProgram) -> list[Any]:
+    """What stands for each flat user input in the program: fake tensors, and other values as they are."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    specs = program.graph_signature.input_specs
+    return [nodes[spec.arg.name].meta.get("val") for spec in specs if spec.kind is InputKind.USER_INPUT]
 
 
 def _shape(value: Any) -> Shape | None:

@@ -35,14 +35,15 @@ def run(inputs: Mapping[str, ArtifactRef], params: QuantizeParams, work: Workspa
     samples, count = real, len(real)
     if stored_samples := inputs.get("samples"):
         samples, count = (
-            _fitting(program, load_values(stored_samples, work.store)),
+            fitting(program, load_values(stored_samples, work.store)),
             count_values(stored_samples, work.store),
         )
     quantized = quantize(program, real[0], counted(samples, count, work.progressed), params)
     return {"program": save_program(quantized, kind="program/quantized", store=work.store)}
 
 
-def _fitting(program: ExportedProgram, samples: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+def fitting(program: ExportedProgram, samples: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    """The samples, flat; SourceError for one that a program cannot be called with."""
     for number, sample in enumerate(samples):
         check_fits(program, sample, f"calibration sample {number}")
         yield sample

@@ -11,6 +11,7 @@ def test_the_public_names():
         "Accuracy",
         "BuilderSource",
         "CompileOptions",
+        "Dataset",
         "DimRange",
         "DynamicShapes",
         "EdgeOptions",

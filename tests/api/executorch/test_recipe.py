@@ -200,6 +200,13 @@ def test_what_cannot_be_said(field):
     assert caught.value.field == f"ExportRecipe.{field}"
 
 
+def test_training_is_not_part_of_a_recipe():
+    """Where a recipe would train, the message says what to give instead: the prepared module, trained."""
+    given = ExportRecipe(quantization_recipe=QuantizationRecipe(is_qat=True, train_fn=lambda _module: None))
+    with pytest.raises(ConfigError, match="give the module that prepare_qat_pt2e made once you have trained it"):
+        pteforge.recipe_from_executorch(given)
+
+
 def test_lowering_by_an_export_recipe(net, example, exported, store):
     """An ExportRecipe lowers to the bytes that `executorch.export` gives, as far as its stages say."""
     given = ExportRecipe.get_recipe(XNNPackRecipeType.FP32)

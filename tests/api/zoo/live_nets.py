@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 
@@ -64,3 +66,9 @@ class Decoder(torch.nn.Module):
 def linear() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
     """A builder for zoo files."""
     return Net(), (torch.randn(2, 4),)
+
+
+def samples(count: int = 3) -> Iterator[tuple[torch.Tensor]]:
+    """Samples of [2, 4] for `Net`, one after another."""
+    for number in range(count):
+        yield (torch.linspace(-number - 1, number + 2, 8).reshape(2, 4),)
