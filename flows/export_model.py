@@ -66,7 +66,7 @@ def run_models(session: Session) -> Any:
     session.record()
     if failures := outcome.failures:
         return Failed(message=f"{len(failures)} of the files were not made")
-    return Completed(message=f"{len(outcome.models)} models made and verified", data=outcome.to_json())
+    return Completed(message=f"{len(outcome.files)} files verified", data=outcome.to_json())
 
 
 @task(name="model", cache_policy=NO_CACHE, persist_result=False, retries=0)

@@ -13,6 +13,7 @@ from ..tasks.figures import Worst
 from ..tasks.numerics import Rung
 from .artifact_key import artifact_key
 from .bisect import Bisection
+from .figures_text import FIGURES, format_figures
 from .outcome import ModelOutcome
 from .prefect_settings import local_run, send_what_is_queued
 
@@ -56,12 +57,7 @@ def _row(rung: Rung) -> dict[str, Any]:
 
 
 def _figures(worst: Worst | None) -> dict[str, Any]:
-    return {
-        "max abs error": worst and worst.max_abs_error,
-        "relative": worst and worst.max_relative_error,
-        "SQNR dB": ("exact" if worst.sqnr_db is None else round(worst.sqnr_db, 1)) if worst else None,
-        "top-1": worst and worst.top1,
-    }
+    return dict(zip(FIGURES, format_figures(worst) if worst else [None] * len(FIGURES), strict=True))
 
 
 def _page(found: Bisection) -> Iterator[str]:

@@ -116,6 +116,11 @@ class ZooOutcome:
         return tuple(outcome.failure for outcome in outcomes if outcome.failure)
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file that is there and verified, in the order of models and recipes."""
+        return tuple(outcome.path for model in self.models for outcome in model.recipes if outcome.path)
+
+    @property
     def exit_code(self) -> int:
         """0: all that applies was made and verified. 2: all that failed is due to what the user gave. 1: otherwise."""
         if not self.failures:

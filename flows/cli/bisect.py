@@ -17,10 +17,11 @@ from ...tasks.numerics import NodeLoss
 from ...tasks.quality import DROP_DB
 from ..bisect import Bisection, bisect
 from ..bisect_plot import check_plot, draw, write_plot
+from ..figures_text import format_error, format_sqnr
 from ..interrupt import leave_interrupted
 from ..prefect_settings import quiet_console, server_configured
 from ..session import open_session
-from .ladder_table import format_sqnr, open_table, rungs_table
+from .ladder_table import open_table, rungs_table
 from .options import CHANGES, JOBS, STORE
 from .progress import observe
 from .summary import open_console
@@ -141,7 +142,7 @@ def _print_nodes(console: Console, found: Bisection) -> None:
 def _cells(node: NodeLoss) -> tuple[str, str, str]:
     if node.own is None or node.passed_on is None:
         return node.problem, "", ""
-    return format_sqnr(node.own), f"{node.own.max_abs_error:.2g}", format_sqnr(node.passed_on)
+    return format_sqnr(node.own), format_error(node.own.max_abs_error), format_sqnr(node.passed_on)
 
 
 def _where(node: NodeLoss) -> str:

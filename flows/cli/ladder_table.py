@@ -7,20 +7,10 @@ from collections.abc import Iterable
 from rich import box
 from rich.table import Table
 
-from ...tasks.figures import Worst
 from ...tasks.numerics import Ladder, Rung
+from ..figures_text import FIGURES, format_figures, format_sqnr, format_top1
 
 _NAMES = ("exported", "transformed", "quantized", "edge", "payload")
-
-
-def format_sqnr(worst: Worst) -> str:
-    """Decibels, or that nothing differs."""
-    return "exact" if worst.sqnr_db is None else f"{worst.sqnr_db:.1f} dB"
-
-
-def format_top1(worst: Worst) -> str:
-    """A percentage; nothing where the outputs are not a classifier's."""
-    return "" if worst.top1 is None else f"{100 * worst.top1:.1f} %"
 
 
 def open_table() -> Table:
@@ -34,7 +24,7 @@ def rungs_table(ladder: Ladder) -> Table:
     several = len({rung.method for rung in ladder.rungs}) > 1
     for name in ("rung", "method") if several else ("rung",):
         table.add_column(name, overflow="fold")
-    for name in ("max abs error", "relative", "SQNR", "top-1"):
+    for name in FIGURES:
         table.add_column(name, justify="right")
     for rung in ladder.rungs:
         table.add_row(*((rung.label, rung.method) if several else (rung.label,)), *_figures(rung))
@@ -57,10 +47,7 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
 
 
 def _figures(rung: Rung) -> tuple[str, ...]:
-    worst = rung.figures
-    if worst is None:
-        return ("", "", f"not run: {rung.problem}", "")
-    return f"{worst.max_abs_error:.2g}", f"{worst.max_relative_error:.2g}", format_sqnr(worst), format_top1(worst)
+    return format_figures(rung.figures) if rung.figures else ("", "", f"not run: {rung.problem}", "")
 
 
 def _which(last: Rung) -> str:

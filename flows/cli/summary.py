@@ -8,8 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from ..figures_text import format_error, format_score, format_sqnr
 from ..outcome import RecipeOutcome, ZooOutcome
-from .ladder_table import format_sqnr, ladders_table, open_table
+from .ladder_table import ladders_table, open_table
 
 _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
 
@@ -38,16 +39,16 @@ def print_summary(outcome: ZooOutcome) -> None:
     ]
     if ladders:
         console.print(ladders_table(ladders))
-    paths = [recipe.path for model in outcome.models for recipe in model.recipes if recipe.path]
     for line in _notes(outcome):
         console.print(line, soft_wrap=True)
-    where = f" in {_shown(paths[0].parent.parent)}" if paths else ""
+    files = outcome.files
+    where = f" in {_shown(files[0].parent.parent)}" if files else ""
     ran, cached = sum(m.ran for m in outcome.models), sum(m.cached for m in outcome.models)
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
     spared = sum(recipe.status == "not applicable" for model in outcome.models for recipe in model.recipes)
     others = failed + (f", {spared} not applicable" if spared else "")
     console.print(
-        f"{len(paths)} files verified{where}{others}; {ran} stages run, {cached} cached, {outcome.seconds:.1f} s",
+        f"{len(files)} files verified{where}{others}; {ran} stages run, {cached} cached, {outcome.seconds:.1f} s",
         highlight=False,
     )
 
@@ -98,7 +99,7 @@ def _cells(recipe: RecipeOutcome) -> tuple[str, ...]:
     if recipe.figures is None or recipe.path is None:
         return ()
     worst = recipe.figures.overall
-    return (format_size(recipe.size), f"{worst.max_abs_error:.2g}", format_sqnr(worst), str(worst.cases))
+    return (format_size(recipe.size), format_error(worst.max_abs_error), format_sqnr(worst), str(worst.cases))
 
 
 def _accuracy(recipe: RecipeOutcome) -> str:
@@ -106,7 +107,7 @@ def _accuracy(recipe: RecipeOutcome) -> str:
     if recipe.accuracy is None:
         return ""
     worst, eager = recipe.accuracy.worst, recipe.accuracy.eager
-    return f"{worst:.4g}" + ("" if eager is None else f" ({worst - eager:+.2g})")
+    return format_score(worst) + ("" if eager is None else f" ({worst - eager:+.2g})")
 
 
 def _status(recipe: RecipeOutcome) -> Text:

@@ -18,7 +18,7 @@ from ...errors import InputError, ObjectMissing, PteforgeError
 from ...tasks.figures import Figures
 from ...tasks.keys.versions import host_capability
 from ...tasks.params import VerifyParams
-from .ladder_table import format_sqnr
+from ..figures_text import format_sqnr
 from .options import STORE, open_existing_store
 from .quiet import quiet
 

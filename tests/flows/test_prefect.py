@@ -220,7 +220,7 @@ def test_numerics_are_tables(warm, server, on_server):
     assert done.code == 0, done.err
     table = Recorded(server, warm).table("numerics-conv")
     assert {row["recipe"] for row in table} == {"laddered"}
-    assert table[0]["SQNR dB"] == "exact"
+    assert table[0]["SQNR"] == "exact"
     assert [row["rung"] for row in table] == ["exported", "edge", "payload"]
 
     looked = warm.run("bisect", "zoo.yaml", "conv/laddered", env=on_server)
@@ -228,7 +228,7 @@ def test_numerics_are_tables(warm, server, on_server):
     known = Recorded(server, warm)
     page = known.artifact("bisect-conv-laddered")
     assert "# conv/laddered" in page
-    assert "| exported | forward | 0.0 | 0.0 | exact |" in page
+    assert "| exported | forward | 0 | 0 | exact |" in page
     assert known.artifact("bisect-conv-laddered-plot").startswith("data:image/png;base64,iVBOR")
 
 
