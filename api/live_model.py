@@ -8,22 +8,26 @@ else of the export, so that a model that both the flow and a caller lower is low
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ..artifacts.local_store import LocalStore
 from ..artifacts.programs.codec import load_program
 from ..artifacts.programs.values import count_values
 from ..artifacts.ref import ArtifactRef
+from ..errors import PteforgeError, StageFailed
 from ..tasks.model import PlannedModel
-from ..tasks.source_params import CalibrationParams, ExportParams, SourceTransformParams
+from ..tasks.source_params import CalibrationParams, ExportParams, MethodParams, SourceTransformParams
 from ..tasks.stages.calibration import flat_samples, save_samples
 from ..tasks.stages.export import export_built
 from ..tasks.stages.fresh_state import fresh_state
 from ..tasks.stages.quantize import fitting
+from ..tasks.stages.source import BuiltModel
 from ..tasks.stages.source_transform import transform_built
 from .source import LiveSource
+
+_Params = TypeVar("_Params", bound=MethodParams)
 
 
 @dataclass(frozen=True)
@@ -93,14 +97,12 @@ def live_model(
     Raises:
         SourceError: the example inputs or samples do not fit the model, or it cannot be exported with its dynamic
             shapes.
+        StageFailed: it cannot be exported at all; the cause is what torch raised.
     """
     params = ExportParams(source={}, strict=model.config.strict, drawn_inputs=model.drawn_inputs)
     exports = {}
     for method in source.definition.methods:
-        started = time.perf_counter()
-        with fresh_state():
-            outputs = export_built(source.built(method), params.model_copy(update={"method": method}), store)
-        exports[method] = LiveExport(outputs, time.perf_counter() - started)
+        exports[method] = _timed(method, export_built, source, params.model_copy(update={"method": method}), store)
     return LiveModel(
         name=model.name,
         config=model.config,
@@ -128,8 +130,24 @@ def transform_method(model: LiveModel, params: SourceTransformParams, store: Loc
     Raises:
         SourceError: a callable fails, or the model was exported already.
         TargetError: torchao cannot do what a transform asks for, or it matches no layer of any method.
+        StageFailed: it cannot be exported; the cause is what torch raised.
     """
+    return _timed(str(params.method), transform_built, model.source, params, store)
+
+
+def _timed(
+    method: str,
+    body: Callable[[BuiltModel, _Params, LocalStore], dict[str, ArtifactRef]],
+    source: LiveSource,
+    params: _Params,
+    store: LocalStore,
+) -> LiveExport:
     started = time.perf_counter()
     with fresh_state():
-        outputs = transform_built(model.source.built(str(params.method)), params, store)
+        try:
+            outputs = body(source.built(method), params, store)
+        except PteforgeError:
+            raise
+        except Exception as error:
+            raise StageFailed(f"method {method!r} cannot be exported: {type(error).__name__}: {error}") from error
     return LiveExport(outputs, time.perf_counter() - started)

@@ -89,5 +89,7 @@ def _adopted(model: LiveModel, plan: ModelPlan, executor: Executor, notes: RunNo
         else:
             continue
         results[step.name] = executor.adopt(step, {}, outputs, seconds)
-        notes.note_changes(step, results[step.name])
+        notes.note_changes(
+            step, results[step.name], unchanged="nothing changed; what is handed over in memory is taken anew each time"
+        )
     return results

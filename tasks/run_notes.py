@@ -9,6 +9,8 @@ from .executor import StepResult, slot
 from .plan import ModelPlan
 from .steps import Step
 
+_GONE = "nothing changed, but what it had given was not in the store any more"
+
 
 class RunNotes:
     """Notes on the steps of one model in one run."""
@@ -20,15 +22,21 @@ class RunNotes:
         self._changes: dict[str, tuple[FieldChange, ...]] = {}
         self._reasons: dict[str, str] = {}
 
-    def note_changes(self, step: Step, result: StepResult) -> None:
-        """Notes why a step ran: compares its key with the last one."""
+    def note_changes(self, step: Step, result: StepResult, unchanged: str = _GONE) -> None:
+        """Notes why a step ran: compares its key with the last one.
+
+        Args:
+            step: the step.
+            result: what it gave.
+            unchanged: why it ran if nothing in its key has changed.
+        """
         last = self._ledger.last(slot(self._model, step))
         if last is None:
             self._reasons[step.name] = "had not run before"
             return
         self._changes[step.name] = differing_fields(last.fields, result.key.fields())
         if not self._changes[step.name]:
-            self._reasons[step.name] = "nothing changed, but what it had given was not in the store any more"
+            self._reasons[step.name] = unchanged
 
     def remember(self, result: StepResult) -> None:
         """Notes in the ledger which key a step has now, so that the next run can say what differs."""

@@ -26,6 +26,7 @@ from torch.export import ExportedProgram
 
 from ..params import EdgeParams
 from .operators import find_operators
+from .size_bounds import declared_bounds
 from .state import keep_outside
 
 _METHOD = "forward"  # programs are handled one by one; the name only labels messages of exir
@@ -41,6 +42,7 @@ def edge_config(params: EdgeParams) -> EdgeCompileConfig:
     )
 
 
+@declared_bounds()
 def to_edge_program(
     program: ExportedProgram,
     partitioners: Sequence[Partitioner],
@@ -89,6 +91,7 @@ def _no_idle_decompositions() -> Iterator[None]:
         ExportedProgram.run_decompositions = trace
 
 
+@declared_bounds()
 def check_preserved_operators_found_delegates(
     program: ExportedProgram, partitioners: Sequence[Partitioner], config: EdgeCompileConfig
 ) -> None:
@@ -172,6 +175,7 @@ def split_compile_specs(specs: Sequence[CompileSpec]) -> tuple[str, list[Compile
     return first.value.decode(), others
 
 
+@declared_bounds()
 def to_partitioned_program(
     program: ExportedProgram, partitioners: Sequence[Partitioner], state: Collection[str] = ()
 ) -> ExportedProgram:
@@ -188,6 +192,7 @@ def to_partitioned_program(
     return program
 
 
+@declared_bounds()
 def to_executorch(manager: EdgeProgramManager, config: ExecutorchBackendConfig) -> ExecutorchProgramManager:
     """Memory planning and emission: the `.pte` of all methods.
 

@@ -19,9 +19,11 @@ from .by_method import by_method
 from .control_flow import check_control_flow
 from .exir import edge_config
 from .lowered import lowered_modules
+from .size_bounds import declared_bounds
 from .state import keep_initial_state, keep_shared_initial_state
 
 
+@declared_bounds()
 def linked_manager(inputs: Mapping[str, ArtifactRef], params: CompileParams, store: LocalStore) -> EdgeProgramManager:
     """All methods, delegates linked in.
 

@@ -21,6 +21,7 @@ from ..targets.find import find_target
 from .by_method import by_method
 from .exir import split_compile_specs
 from .lowered import lowered_modules
+from .size_bounds import declared_bounds
 
 Partition = tuple[int, ExportedProgram, list]  # type: ignore[type-arg]  # position, program, executorch's compile specs
 
@@ -38,6 +39,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: PreprocessParams, work: Works
     return {"delegates": save_delegates(delegates, kind="delegates", store=work.store)}
 
 
+@declared_bounds()
 def _preprocess_all(
     programs: Mapping[str, ExportedProgram], store: LocalStore
 ) -> dict[str, tuple[DelegateResult, ...]]:

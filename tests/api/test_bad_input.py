@@ -5,7 +5,7 @@ from __future__ import annotations
 import pteforge
 import pytest
 from pteforge.configs import Recipe, Specialization
-from pteforge.errors import ConfigError, InputError, SourceError
+from pteforge.errors import ConfigError, InputError, SourceError, StageFailed
 
 NOT_FOR_NETS = Recipe(specializations=(Specialization(target="portable"),), not_for={"net*": "no kernels"})
 
@@ -51,3 +51,17 @@ def test_a_mistake_in_a_recipe_file_is_located(net, example, tmp_path):
     path.write_text("specializations:\n  - target: xnpack\n")
     with pytest.raises(ConfigError, match=r"odd.yaml:2:5: specializations\[0\].target: unknown target 'xnpack'"):
         pteforge.export(net, example, recipe=path, store=tmp_path / "store")
+
+
+def test_a_model_that_cannot_be_exported(nets, store):
+    """What torch raises comes as a failed stage that says which method it is; the model is as it was before."""
+    import torch
+
+    module = nets.Undecided()
+    with pytest.raises(StageFailed, match="method 'forward' cannot be exported: GuardOnDataDependentSymNode") as caught:
+        pteforge.export(module, (torch.ones(3),), recipe="portable-fp32", store=store)
+    assert caught.value.__cause__ is not None
+    assert module.training
+    assert module.calls.tolist() == 0
+    assert not module.layer._forward_hooks
+    assert not module.layer.weight.requires_grad

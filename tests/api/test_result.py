@@ -108,6 +108,9 @@ def test_why(exported, net, example, store):
     assert exported.why().splitlines()[0].split(maxsplit=2)[:2] == ["ran", "export"]
     again = pteforge.export(net, (*example,), recipe="xnnpack-fp32", name="net", store=store)
     assert {stage.status for stage in again.stages if stage.stage != "export"} == {"cached"}
+    assert (
+        again.why().splitlines()[0].endswith("nothing changed; what is handed over in memory is taken anew each time")
+    )
     other = pteforge.export(net, (example[0] * 2,), recipe="xnnpack-fp32", name="net", store=store)
     lines = dict(line.split(maxsplit=2)[1:] for line in other.why().splitlines() if line.startswith("ran"))
     assert lines["export"] == "changed: params.source.live.examples"

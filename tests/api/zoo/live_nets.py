@@ -37,6 +37,22 @@ class Counter(torch.nn.Module):
         return self.total.clone()
 
 
+class Undecided(torch.nn.Module):
+    """Decides by a value, which cannot be traced, after it has changed a buffer."""
+
+    def __init__(self) -> None:
+        """With a weight that is not trained."""
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+        self.layer.weight.requires_grad_(False)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Takes and gives [3]."""
+        self.calls.add_(1)
+        return self.layer(x) if x.sum() > 0 else x
+
+
 class Encoder(torch.nn.Module):
     """Embeds with a table that it shares with a decoder."""
 
