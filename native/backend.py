@@ -14,6 +14,7 @@ from ..artifacts.nfat.pack import pack_v2
 from ..artifacts.pte.contents import Method
 from ..errors import PteforgeError
 from ..tasks.stages.named_blobs import named_blobs
+from .kernels import missing_kernels
 from .payloads import Payload, make_fallback, make_payload
 from .settings import Resolved, from_compile_specs, resolve
 from .signature import signature_of
@@ -71,7 +72,15 @@ class NfatBackend(BackendDetails):  # type: ignore[misc]  # executorch is untype
 
 def _preprocess(partition: ExportedProgram, specializations: Sequence[Resolved], method: str) -> PreprocessResult:
     signature = signature_of(partition, method)
-    payloads = [*_specialized(partition, specializations, signature), make_fallback(partition, signature)]
+    fallback = make_fallback(partition, signature)
+    if missing := missing_kernels(fallback[1]):
+        _log.warning(
+            "the fallback of a partition of method %s calls %s, for which ExecuTorch brings no kernels: where no "
+            "specialization can do without, the file loads only if your runtime registers some",
+            method,
+            ", ".join(missing),
+        )
+    payloads = [*_specialized(partition, specializations, signature), fallback]
     packed = pack_v2(payloads)
     return PreprocessResult(processed_bytes=packed.container, data_store_output=named_blobs(packed))
 
@@ -86,8 +95,16 @@ def _specialized(
         except Exception as error:
             where = f"specialization {name} of a partition of method {signature.name}"
             if resolved.specialization.required:
-                raise PteforgeError(f"{where} cannot be made: {error}") from error
-            _log.warning("%s is left out: %s", where, error)
+                raise PteforgeError(
+                    f"{where} cannot be made: {_reasons(error)}; "
+                    "give it `required=False` to leave it out where this happens"
+                ) from error
+            _log.warning("%s is left out: %s", where, _reasons(error))
             continue
         if payload is not None:
             yield payload
+
+
+def _reasons(error: BaseException) -> str:
+    """Its message and that of what it came from: exir's pass manager says which pass failed, and not why."""
+    return f"{error}: {_reasons(error.__cause__)}" if error.__cause__ else str(error)

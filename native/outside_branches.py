@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from executorch.exir.backend.partitioner import Partitioner, PartitionResult
+from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..tasks.stages.lowered import graph_modules
+from .wrapped import Wrapped
 
 
 def for_program(partitioners: Sequence[Partitioner], program: ExportedProgram) -> list[Partitioner]:
@@ -26,21 +27,11 @@ def for_program(partitioners: Sequence[Partitioner], program: ExportedProgram) -
     ]
 
 
-class _OutsideBranches(Partitioner):  # type: ignore[misc]  # executorch is untyped here
+class _OutsideBranches(Wrapped):
     """Another partitioner, for which operators in branches are decomposed."""
-
-    def __init__(self, partitioner: Partitioner) -> None:
-        super().__init__()
-        self._partitioner = partitioner
 
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        operators, _ = self._partitioner.ops_to_not_decompose(ep)
+        operators, _ = super().ops_to_not_decompose(ep)
         return operators, lambda node: node.graph is ep.graph
-
-    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        return self._partitioner.transform_for_pre_decomposition(exported_program)
-
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        return self._partitioner(exported_program)

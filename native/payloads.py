@@ -24,6 +24,7 @@ from ..tasks.stages.delivery import check_file
 from ..tasks.targets.base import Target
 from .aten import to_aten
 from .outside_branches import for_program
+from .refusal import refusing
 from .settings import FALLBACK, Resolved
 from .support import is_affine
 
@@ -57,7 +58,7 @@ def make_payload(resolved: Resolved, partition: ExportedProgram, signature: Meth
 
 def _lower(partition: ExportedProgram, method: str, target: Target | None) -> bytes:
     program = to_aten(partition)
-    partitioners = target.partitioners() if target else ()
+    partitioners = refusing(target.partitioners(), target) if target else []
     passes = list(target.edge_passes()) if target else []
     if not partitioners and is_affine(program):
         program = decompose_affine(program)

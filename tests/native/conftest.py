@@ -36,19 +36,7 @@ class Program:
     @property
     def containers(self) -> list[Any]:
         """The containers of its delegates, in the file's order, with their blobs."""
-        from pteforge.artifacts.nfat.container import read_container
-        from pteforge.artifacts.nfat.named_data import pte_named_data
-        from pteforge.artifacts.pte.reader import read_pte
-
-        view = memoryview(self.content)
-        pte = read_pte(view)
-        named = pte_named_data(view, pte)
-        return [
-            read_container(view[each.offset : each.offset + each.size], named)
-            for method in pte.methods
-            for each in method.delegates
-            if each.id == "NfatBackend"
-        ]
+        return _containers(self.content)
 
     def payload(self, name: str) -> Any:
         """What a payload's file holds; the first container's."""
@@ -92,6 +80,28 @@ class Model:
             expected = [self.methods[name][0](*inputs) for name, inputs in calls]
         expected = [each if isinstance(each, tuple) else (each,) for each in expected]
         return Program(self, content, calls, [tuple(output.clone() for output in each) for each in expected])
+
+
+def _containers(content: bytes) -> list[Any]:
+    from pteforge.artifacts.nfat.container import read_container
+    from pteforge.artifacts.nfat.named_data import pte_named_data
+    from pteforge.artifacts.pte.reader import read_pte
+
+    view = memoryview(content)
+    pte = read_pte(view)
+    named = pte_named_data(view, pte)
+    return [
+        read_container(view[each.offset : each.offset + each.size], named)
+        for method in pte.methods
+        for each in method.delegates
+        if each.id == "NfatBackend"
+    ]
+
+
+@pytest.fixture(scope="session")
+def containers() -> Callable[[bytes], list[Any]]:
+    """The containers of a file's delegates."""
+    return _containers
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import executorch.kernels.quantized  # noqa: F401 - what the fallback of quantized partitions calls
 import pteforge_nfat
 import torch
 from executorch.runtime import Runtime, Verification

@@ -16,7 +16,9 @@ from pteforge.errors import InputError, PteforgeError, TargetError
 def acme(zoo, install_target) -> None:
     """Installs the targets of zoo/native_acme.py."""
     del zoo
-    install_target({name: f"native_acme:{name.capitalize()}" for name in ("acme", "unnamed", "absent")})
+    install_target(
+        {name: f"native_acme:{name.capitalize()}" for name in ("acme", "unnamed", "absent", "passing", "failing")}
+    )
 
 
 @pytest.fixture
@@ -96,6 +98,39 @@ def test_not_required(lower, caplog):
     logged = " ".join(record.getMessage() for record in caplog.records if record.name.startswith("pteforge.native"))
     assert "specialization acme of a partition of method forward is left out: payload 'acme' does not fit" in logged
     assert "specialization absent is left out: not available here: pip install acme-compiler" in logged
+
+
+def test_passes_of_a_target(lower):
+    """A target's own passes run on its payload, and on no other one."""
+    program = lower("passing")
+    (own,), (fallback,) = (program.payload(name).methods for name in ("passing", "portable"))
+    assert own.operators == ("aten::sin.out",)
+    assert "aten::cos.out" in fallback.operators
+    assert "aten::sin.out" not in fallback.operators
+
+
+def test_what_a_target_refuses(lower):
+    """What a target says that it cannot take is refused in its words, and with the way to go on without it."""
+    said = r"acme .* cannot be made: sums are too hard; give it `required=False` to leave it out where this happens"
+    with pytest.raises(PteforgeError, match=said):
+        lower(special("acme", options={"refuses": "sums are too hard"}))
+
+
+def test_why_a_pass_failed(lower):
+    """The message has what was wrong, and not only which of exir's passes it was."""
+    with pytest.raises(PteforgeError, match=r"'FailingPass' pass .*: too cold for passes"):
+        lower("failing")
+
+
+def test_no_kernel(zoo, model, caplog):
+    """An operator of the fallback that ExecuTorch has no kernel for is told when the file is made, by name."""
+    import torch
+
+    methods = {"forward": (zoo.Ordered(), (torch.ones(2, 4),), None)}
+    with caplog.at_level(logging.WARNING, "pteforge.native"):
+        model(methods, specializations=()).lower()
+    (record,) = [each for each in caplog.records if each.name.startswith("pteforge.native")]
+    assert "the fallback of a partition of method forward calls aten::sort.values, for which" in record.getMessage()
 
 
 @pytest.mark.slow

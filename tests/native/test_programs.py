@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ def programs(zoo, model) -> Mapping[str, Any]:
     models = {
         "convolution": model({"forward": (convolution, (image,), None)}, [("forward", (image * 3,))]),
         "fallback": model({"forward": (convolution, (image,), None)}, specializations=()),
-        "quantized": model({"forward": (zoo.quantized(convolution, image), (image,), None)}),
+        **{f"{name}, {chosen}": each for name, chosen, each in _quantized(zoo, model, convolution, image)},
         "branches": model(
             {"forward": (zoo.Branches(), (ones,), None)}, [("forward", (-ones,)), ("forward", (ones * -5,))]
         ),
@@ -47,6 +47,22 @@ def programs(zoo, model) -> Mapping[str, Any]:
         "counter": model({"forward": (zoo.Counter(), (ones,), None)}, [("forward", (ones * 2,))]),
     }
     return {name: each.lower() for name, each in models.items()}
+
+
+def _quantized(zoo: Any, model: Any, convolution: Any, image: Any) -> Iterator[tuple[str, str, Any]]:
+    """Quantized modules, with XNNPACK and without: what they are called, the payload that runs, and what to lower."""
+    import torch
+
+    layers, rows = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()).eval(), torch.randn(3, 64)
+    modules = {
+        "static": (zoo.quantized(convolution, image), image),
+        "dynamic": (zoo.quantized(layers, rows, dynamic=True), rows),
+        "grouped": (zoo.grouped(layers), rows),
+    }
+    for name, (module, example) in modules.items():
+        for chosen, specializations in (("xnnpack", ["xnnpack"]), ("portable", [])):
+            methods = {"forward": (module, (example,), None)}
+            yield name, chosen, model(methods, specializations=specializations)
 
 
 @pytest.fixture(scope="module")
@@ -80,18 +96,27 @@ def test_equals_eager(programs, outcomes, name, chosen):
             torch.testing.assert_close(output, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_quantized(programs, outcomes):
+@pytest.mark.parametrize("chosen", ["xnnpack", "portable"])
+@pytest.mark.parametrize("name", ["static", "dynamic", "grouped"])
+def test_quantized(programs, outcomes, name, chosen):
     """Quantized operators are claimed, and both payloads compute with them: outputs are eager's but for rounding."""
     import torch
 
-    program = programs["quantized"]
+    program, outcome = programs[f"{name}, {chosen}"], outcomes[f"{name}, {chosen}"]
     (container,) = program.containers
-    assert [payload.name for payload in container.payloads] == ["xnnpack", "portable"]
+    assert container.payloads[0].name == chosen
+    assert outcome.reports["forward"][-1].startswith(f"{chosen}: chosen")
+    ((output,),), ((expected,),) = outcome.outputs, program.expected
+    torch.testing.assert_close(output, expected, rtol=0, atol=0.02)
+
+
+def test_quantized_payloads(programs):
+    """XNNPACK takes all of a statically quantized program; the fallback calls the quantized kernels."""
+    program = programs["static, xnnpack"]
     (accelerated,), (portable,) = (program.payload(name).methods for name in ("xnnpack", "portable"))
     assert [delegate.id for delegate in accelerated.delegates] == ["XnnpackBackend"]
+    assert accelerated.operators == ()
     assert "quantized_decomposed::dequantize_per_channel.out" in portable.operators
-    ((output,),), ((expected,),) = outcomes["quantized"].outputs, program.expected
-    torch.testing.assert_close(output, expected, rtol=0, atol=0.02)
 
 
 def test_kept_whole(programs):

@@ -12,6 +12,7 @@ from executorch.exir.backend.backend_details import BackendDetails, PreprocessRe
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.dialects._ops import ops
+from executorch.exir.pass_base import ExportPass
 from pteforge.tasks.targets.base import Target, TargetOptions
 from torch.export import ExportedProgram
 
@@ -23,11 +24,13 @@ class AcmeOptions(TargetOptions):
         fill: what its constants are filled with; all of them are called ``weight``.
         clash: each partition's constant has other bytes.
         program: something else to lower than it is given, by what differs.
+        refuses: what it says that it cannot take.
     """
 
     fill: int = 0
     clash: bool = False
     program: Literal["same", "outputs", "inputs", "shape", "dtype"] = "same"
+    refuses: str | None = None
 
 
 class AcmeNativeTest(BackendDetails):
@@ -59,6 +62,16 @@ _OTHERS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "shape": (lambda x: torch.cat([x, x + 1]), (torch.ones(2, 4),)),
     "dtype": (lambda x: x.to(torch.float64) + 1, (torch.ones(2, 4),)),
 }
+
+
+class CosineToSine(ExportPass):
+    """Computes something else of the same shape."""
+
+    def call_operator(self, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+        """Puts one operator in the place of another."""
+        return super().call_operator(
+            ops.edge.aten.sin.default if op == ops.edge.aten.cos.default else op, args, kwargs, meta
+        )
 
 
 class AcmePartitioner(Partitioner):
@@ -100,6 +113,11 @@ class Acme(Target):
         """One partitioner."""
         return [AcmePartitioner(self.options)]
 
+    def refuses(self, program: ExportedProgram) -> str | None:
+        """What the options say."""
+        del program
+        return self.options.refuses
+
 
 @dataclass(frozen=True)
 class Unnamed(Acme):
@@ -107,6 +125,37 @@ class Unnamed(Acme):
 
     name: ClassVar[str] = "unnamed"
     backends: ClassVar[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True)
+class Passing(Acme):
+    """Has a pass of its own."""
+
+    name: ClassVar[str] = "passing"
+
+    def edge_passes(self) -> Sequence[ExportPass]:
+        """One pass."""
+        return [CosineToSine()]
+
+
+class FailingPass(ExportPass):
+    """Says why it fails."""
+
+    def call(self, graph_module: torch.fx.GraphModule) -> Any:
+        """Fails."""
+        del graph_module
+        raise ValueError("too cold for passes")
+
+
+@dataclass(frozen=True)
+class Failing(Acme):
+    """Has a pass that fails."""
+
+    name: ClassVar[str] = "failing"
+
+    def edge_passes(self) -> Sequence[ExportPass]:
+        """One pass."""
+        return [FailingPass()]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,10 @@ from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
 )
 from torch import Tensor
 from torch.nn.functional import hardswish
+from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+from torchao.quantization.granularity import PerGroup
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.utils import unwrap_tensor_subclass
 
 
 class Convolution(torch.nn.Module):
@@ -24,13 +27,21 @@ class Convolution(torch.nn.Module):
         return hardswish(self.second(self.first(x).relu().flatten(1)))
 
 
-def quantized(module: torch.nn.Module, example: Tensor) -> torch.nn.Module:
-    """A module quantized statically to int8, weights per channel, as XNNPACK has it."""
+def quantized(module: torch.nn.Module, example: Tensor, *, dynamic: bool = False) -> torch.nn.Module:
+    """A module quantized to int8, weights per channel, as XNNPACK has it."""
     exported = torch.export.export(module, (example,)).module()
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+    config = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=dynamic)
+    quantizer = XNNPACKQuantizer().set_global(config)
     prepared = prepare_pt2e(exported, quantizer)
     prepared(example)
     return convert_pt2e(prepared)
+
+
+def grouped(module: torch.nn.Module) -> torch.nn.Module:
+    """The same module with int4 weights in groups and dynamically quantized inputs of linear layers, by torchao."""
+    config = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32))
+    quantize_(module, config)
+    return unwrap_tensor_subclass(module)
 
 
 class Branches(torch.nn.Module):
@@ -114,6 +125,13 @@ class Sums(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
         return (x + x).cos() + x
+
+
+class Ordered(torch.nn.Module):
+    """Core ATen, and nothing that the portable kernels have."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
+        return x.sort().values
 
 
 class Comparison(torch.nn.Module):
