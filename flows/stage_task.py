@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.states import Completed
+from prefect.transactions import CommitMode, transaction
 from prefect.utilities.annotations import opaque
 
 from ..errors import PteforgeError, StageError, StoreError, StoreUnusable
@@ -97,7 +98,9 @@ def settle_with_prefect(session: Session, run: ModelRun) -> Settle:
             tags=[f"stage:{step.stage.value}"],
         )
         try:
-            state = named(step, dict(inputs), opaque(session), opaque(run), return_state=True)
+            # A transaction of its own: a model's, rolled back when a stage fails, would mark all finished ones so.
+            with transaction(commit_mode=CommitMode.EAGER):
+                state = named(step, dict(inputs), opaque(session), opaque(run), return_state=True)
             result: StepResult = state.result()
         except PteforgeError as error:
             session.observer.failed(model, step, error)

@@ -64,18 +64,17 @@ class Recorded:
         self._room = room
 
     def flow_run(self) -> Any:
-        """The room's one run, once it has ended."""
+        """The room's last run, once it has ended."""
         from prefect.client.schemas.filters import FlowRunFilter
+        from prefect.client.schemas.sorting import FlowRunSort
 
         tag = str(self._room.out)
         wanted = FlowRunFilter.model_validate({"state": {"type": {"any_": ["COMPLETED", "FAILED", "CRASHED"]}}})
 
         def find() -> Any:
             with self._client() as client:
-                runs = [
-                    run for run in client.read_flow_runs(flow_run_filter=wanted) if run.parameters.get("out") == tag
-                ]
-            return runs[0] if runs else None
+                runs = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.START_TIME_DESC)
+            return next((run for run in runs if run.parameters.get("out") == tag), None)
 
         return eventually(find)
 
@@ -200,6 +199,23 @@ def test_stages_are_recorded(warm, server, on_server):
         "recipe:portable-fp32",
         "recipe:xnnpack-fp32",
     }
+
+
+def test_stages_of_a_model_that_fails_stay_what_they_are(room, server, on_server):
+    """What was made or found before a stage failed is kept, and shows as completed or cached, not as rolled back."""
+    gate = {"evaluator": "scoring:finite", "floor": 1.5}
+    room.zoo({"net": "nets:linear"}, ("scored",), {"scored": {"extends": "portable-fp32", "accuracy": gate}})
+    made = room.export("--out", str(room.out), env=on_server)
+    states = {name: task.state.name for name, task in Recorded(server, room).task_runs(8).items()}
+    assert made.code == 1, made.err
+    assert states.pop("model net") == states.pop("net gate/scored") == "Failed"
+    assert set(states.values()) == {"Completed"}
+
+    found = room.export("--out", str(room.out), env=on_server)
+    assert found.code == 1, found.err
+    states = {name: task.state.name for name, task in Recorded(server, room).task_runs(8).items()}
+    assert states.pop("model net") == states.pop("net gate/scored") == "Failed"
+    assert set(states.values()) == {"Cached"}
 
 
 def test_scores_are_a_table(warm, server, on_server):
