@@ -124,4 +124,5 @@ _LOADERS: dict[str, Callable[[ArtifactRef, LocalStore], Any]] = {
     "report": _read_json,
     "debug/handles": _read_json,
     "debug/delegates": _read_json,
+    "debug/sources": _read_json,
 }

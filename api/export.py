@@ -37,6 +37,7 @@ def export(  # noqa: PLR0913 - what there is to say of one model
     constant_methods: Mapping[str, Any] | None = None,
     strict: bool | None = None,
     until: str | None = None,
+    debug: bool = False,
     name: str = "model",
     store: str | Path | None = None,
 ) -> Exported:
@@ -60,6 +61,7 @@ def export(  # noqa: PLR0913 - what there is to say of one model
         constant_methods: name to a constant that the file returns without computing.
         strict: trace with torch.export's strict mode; where left out, as an ExportRecipe says, and otherwise not.
         until: name of the last stage to go through, such as ``edge``; the file where left out.
+        debug: the recipe in debug mode, whatever it says: stack traces in the file, an ETRecord, maps of debug handles.
         name: what the model is called in the store's records and in the provenance.
         store: folder or URL of the artifact store; ``$PTEFORGE_STORE``, or else a folder in the user's cache folder.
 
@@ -74,6 +76,7 @@ def export(  # noqa: PLR0913 - what there is to say of one model
         raise InputError(f"the recipe {asked.planned.name!r} does not apply to {name!r}: {reason}")
     source = live_source(model, example_inputs, dynamic_shapes, constant_methods)
     planned = replace(asked.planned, until=StageName.named(until)) if until else asked.planned
+    planned = planned.for_debugging() if debug else planned
     observed = asked_calibration(calibration, tuple(source.definition.methods), planned)
     config = ModelConfig(
         source=BuilderSource(builder="pteforge:export"),

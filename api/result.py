@@ -173,7 +173,7 @@ class Exported:
         """Writes the ETRecord of a payload, which `executorch.devtools.Inspector` takes.
 
         Raises:
-            InputError: the recipe does not say `compile: {generate_etrecord: true}`.
+            InputError: the model was not lowered in debug mode.
             StoreUnusable: it cannot be written.
         """
         path = Path(path)

@@ -89,12 +89,12 @@ class CompileOptions(FrozenModel):
         default=False, description="Write the names of buffers that methods change into the file."
     )
     emit_stacktrace: StrictBool = Field(
-        default=False, description="Keep Python stack traces in the file, for debugging."
+        default=False, description="Keep Python stack traces in the file; a recipe's `debug` implies it."
     )
     generate_etrecord: StrictBool = Field(
         default=False,
         description="Beside the file, make an ETRecord for ExecuTorch's Inspector, and the maps of debug handles and "
-        "delegates: artifacts of the stage `compile`.",
+        "delegates; a recipe's `debug` implies it.",
     )
 
     @model_validator(mode="after")

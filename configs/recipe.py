@@ -87,6 +87,12 @@ class Recipe(FrozenModel):
     )
     edge: EdgeOptions = Field(default=EdgeOptions(), description="How ATen programs become Edge programs.")
     compile: CompileOptions = Field(default=CompileOptions(), description="How the file is laid out.")
+    debug: StrictBool = Field(
+        default=False,
+        description="For debugging: stack traces in the file, and beside it an ETRecord for ExecuTorch's Inspector and "
+        "maps from debug handles to the model's source. Implies `compile.emit_stacktrace` and "
+        "`compile.generate_etrecord`.",
+    )
     verify: Verification = Field(default=Verification(), description="How far outputs may be from eager's.")
     not_for: dict[str, Annotated[str, Field(min_length=1)]] = Field(
         default={},
@@ -97,6 +103,12 @@ class Recipe(FrozenModel):
     accuracy: Accuracy | None = Field(
         default=None, description="How good the file must be at its task; null: that is not asked."
     )
+
+    @property
+    def compiling(self) -> CompileOptions:
+        """`compile` with what `debug` implies."""
+        implied = {"emit_stacktrace": True, "generate_etrecord": True} if self.debug else {}
+        return self.compile.model_copy(update=implied)
 
     def reason_against(self, model: str) -> str | None:
         """Why the recipe does not apply to a model; None where it does."""

@@ -16,11 +16,12 @@ from ..tasks.catalog import StageName
 from ..tasks.dataflow import Progress, Settle, find_steps, first_failure, run_steps, why_left_out
 from ..tasks.executor import Executor, StepResult
 from ..tasks.figures import Figures
-from ..tasks.model import PlannedModel
+from ..tasks.model import PlannedModel, PlannedRecipe
 from ..tasks.numerics import Ladder
 from ..tasks.plan import FIRST_EXPORT, ModelPlan, plan_model
 from ..tasks.run_notes import RunNotes
 from ..tasks.steps import Step
+from .debug_files import publish_debug_files
 from .outcome import Failure, ModelOutcome, RecipeOutcome, Status, not_applicable
 from .publish import Files, publish, read_json
 from .rejected import keep_rejected, remove_rejected
@@ -118,6 +119,7 @@ class ModelRun:
         written = Files(file, data, report.outputs["provenance"])
         path = publish(self._executor.store, written, out / self.model.name, recipe)
         remove_rejected(out / self.model.name, recipe)
+        self._publish_debug_files(report, out, recipe)
         provenance = read_json(self._executor.store, report.outputs["provenance"])
         return RecipeOutcome(
             recipe=recipe,
@@ -131,6 +133,11 @@ class ModelRun:
             seconds=seconds,
             ladder=self.ladder(recipe),
         )
+
+    def _publish_debug_files(self, report: StepResult, out: Path, recipe: str) -> None:
+        refs = {role: ref for role in report.step.inputs if (ref := self._input_of(report, role))}
+        payloads = [each.name for each in self._planned(recipe).specializations]
+        publish_debug_files(self._executor.store, refs, out / self.model.name, recipe, payloads)
 
     def settled(self, recipe: str, part: str) -> StepResult | None:
         """The result of the step that does something for a recipe, where it is settled."""
@@ -158,8 +165,10 @@ class ModelRun:
         return self._progress.results[output.step].outputs[output.role] if output else None
 
     def _left_out(self, recipe: str, names: Sequence[str]) -> dict[str, str]:
-        planned = next(each for each in self.model.recipes if each.name == recipe)
-        return why_left_out(self._plan, self._progress, planned, names)
+        return why_left_out(self._plan, self._progress, self._planned(recipe), names)
+
+    def _planned(self, recipe: str) -> PlannedRecipe:
+        return next(each for each in self.model.recipes if each.name == recipe)
 
     def _failed(self, recipe: str, out: Path) -> RecipeOutcome:
         """A file that only its accuracy gate refused is kept for those who want to know why it scores so low."""

@@ -55,7 +55,7 @@ def publish(store: Store, files: Files, folder: Path, recipe: str) -> Path:
         _write_payload(store, files.file, path)
         store.fetch(files.provenance)
         text = json.dumps(json.loads(store.local.read_artifact(files.provenance)), indent=2, sort_keys=True) + "\n"
-        _write_text(folder / f"{recipe}.json", text)
+        write_text(folder / f"{recipe}.json", text)
     except OSError as error:
         raise StoreUnusable(f"cannot write {path}: {error.strerror or error}; choose another --out folder") from error
     return path
@@ -87,7 +87,8 @@ def _write_payload(store: Store, payload: ArtifactRef, path: Path) -> None:
         write_payload(payload, store.local, path)
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Writes a file that people read, whole or not at all, where it does not say that already."""
     if path.is_file() and path.read_text() == text:
         return
     descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

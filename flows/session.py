@@ -194,7 +194,7 @@ prepared: ContextVar[Session | None] = ContextVar("prepared", default=None)
 
 
 @contextmanager
-def open_session(
+def open_session(  # noqa: PLR0913 - what the command line has options for
     zoo: Path,
     *,
     models: str = "*",
@@ -204,6 +204,7 @@ def open_session(
     overrides: Sequence[str] = (),
     jobs: int | None = None,
     until: str | None = None,
+    debug: bool = False,
 ) -> Iterator[Session]:
     """Reads and checks everything that can be checked without work; the session's processes end with it.
 
@@ -216,6 +217,7 @@ def open_session(
         overrides: ``KEY=VALUE`` each.
         jobs: stages at once; None for one per core.
         until: name of the last stage to go through; None where files are to be made.
+        debug: every recipe in debug mode, whatever it says.
 
     Raises:
         InputError: something given cannot be used.
@@ -225,6 +227,8 @@ def open_session(
     if until:
         last = StageName.named(until)
         chosen = tuple(model.ending_with(last) for model in chosen)
+    if debug:
+        chosen = tuple(model.for_debugging() for model in chosen)
     check_folders(out.absolute() / model.name for model in chosen if out)
     jobs = jobs or os.cpu_count() or 1
     with open_store(store) as opened, Workers(jobs=jobs) as workers:

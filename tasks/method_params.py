@@ -70,7 +70,7 @@ def compile_params(
                 alloc_graph_output=recipe.compile.alloc_graph_output if gives is None else gives,
             )
     return CompileParams(
-        options=recipe.compile,
+        options=recipe.compiling,
         edge=_common(list(edges.values())),
         methods=memory,
         state_order=tuple(edges) if recipe.compile.share_mutable_buffers else (),

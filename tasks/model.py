@@ -96,6 +96,10 @@ class PlannedRecipe:
     gate: AccuracyGate | None = None
     until: StageName | None = None
 
+    def for_debugging(self) -> Self:
+        """The same, but in debug mode."""
+        return replace(self, recipe=self.recipe.model_copy(update={"debug": True}))
+
     @property
     def versions(self) -> dict[str, str]:
         """Versions of what lowers it."""
@@ -130,6 +134,10 @@ class PlannedModel:
     def ending_with(self, stage: StageName) -> Self:
         """The same, but going no further than a stage."""
         return replace(self, recipes=tuple(replace(recipe, until=stage) for recipe in self.recipes))
+
+    def for_debugging(self) -> Self:
+        """The same, but with every recipe in debug mode."""
+        return replace(self, recipes=tuple(recipe.for_debugging() for recipe in self.recipes))
 
     @property
     def limits(self) -> Limits:

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from ..artifacts.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
 from .accuracy_plan import Evaluation
 from .catalog import StageName
+from .debug_plan import debug_outputs
 from .edge_passes import pass_params
 from .keys.versions import host_capability
 from .ladder_plan import has_ladder, plan_ladder
@@ -139,7 +140,7 @@ class _RecipePlan:
             partitioned = _roles("program", delegated)
             step = self._add(StageName.PREPROCESS, preprocess, partitioned, payload=each.name, targets=targets)
             linked["delegates"] = Output(step, "delegates")
-        if self.recipe.recipe.compile.generate_etrecord:
+        if self.recipe.recipe.compiling.generate_etrecord:
             linked |= _roles("edge", programs)
         compiling = compile_params(self.recipe.recipe, each, edges)
         return self._add(StageName.COMPILE, compiling, linked, payload=each.name)
@@ -202,7 +203,9 @@ class _RecipePlan:
             bounds=recipe.bounds,
         )
         proofs = {"figures": Output(verify, "figures"), **self._score(file), **numerics}
-        self._add(StageName.REPORT, reporting, {**file, **proofs, **examples}, optional=frozenset(numerics))
+        debugging = debug_outputs(recipe, self.parts)
+        inputs = {**file, **proofs, **examples, **debugging}
+        self._add(StageName.REPORT, reporting, inputs, optional=frozenset([*numerics, *debugging]))
 
     def _ladder(self) -> str:
         """Adds the step that compares all programs with eager, whatever verification says."""

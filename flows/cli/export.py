@@ -40,6 +40,12 @@ def export(  # noqa: PLR0913 - its options
     until: Annotated[
         str | None, typer.Option(metavar="STAGE", help="Stop after this stage.", show_default="files are made")
     ] = None,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", help="Stack traces in the files, and an ETRecord and maps of debug handles beside them."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")] = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
@@ -53,6 +59,7 @@ def export(  # noqa: PLR0913 - its options
             overrides=tuple(set_ or ()),
             jobs=jobs,
             until=until,
+            debug=debug,
         ) as session:
             outcome = _run(session, zoo, quiet=as_json)
     except KeyboardInterrupt:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import getitem
 
 from executorch.devtools.etrecord import generate_etrecord
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchProgramManager
+from torch.fx import GraphModule
 
 from ...artifacts.digest import canonical_json
 from ...artifacts.programs.codec import load_program
 from ...artifacts.ref import ArtifactRef
 from ..stage import Workspace
 from .by_method import by_method
+from .node_origin import origin_of
 
 
 def debug_artifacts(
@@ -27,18 +30,36 @@ def debug_artifacts(
     Returns:
         - `etrecord` (debug/etrecord): the file that `executorch.devtools.Inspector` takes;
         - `debug_handles` (debug/handles): by method, instruction number to debug handles of the edge program;
-        - `delegate_map` (debug/delegates): by method, instruction number to the delegate that it calls.
+        - `delegate_map` (debug/delegates): by method, instruction number to the delegate that it calls, with the map
+          from its own debug handles to those of the edge program, where the backend makes one;
+        - `debug_sources` (debug/sources): by method, debug handle to the operators of the edge program that have it,
+          and where in the model each comes from.
     """
     edge = {method: load_program(ref, work.store) for method, ref in by_method(inputs, "edge").items()}
     path = work.scratch / "model.etrecord"
     unchecked = EdgeCompileConfig(_check_ir_validity=False)  # `edge` has checked them
     generate_etrecord(path, EdgeProgramManager(edge, None, unchecked), emitted)
     store = work.store
+    sources = {method: _sources(program.graph_module) for method, program in edge.items()}
     return {
         "etrecord": store.put_artifact("debug/etrecord", path.read_bytes()),
         "debug_handles": store.put_artifact("debug/handles", canonical_json(_plain(emitted.debug_handle_map))),
         "delegate_map": store.put_artifact("debug/delegates", canonical_json(_plain(emitted.delegate_map))),
+        "debug_sources": store.put_artifact("debug/sources", canonical_json(sources)),
     }
+
+
+def _sources(module: GraphModule) -> dict[str, list[dict[str, str]]]:
+    """Debug handle to the operators that have it, those in branches included."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for graph in module.modules():
+        for node in graph.graph.nodes if isinstance(graph, GraphModule) else ():
+            if node.op == "call_function" and node.target is not getitem and (handle := node.meta.get("debug_handle")):
+                origin = origin_of(node)
+                operator = getattr(node.target, "__name__", str(node.target))
+                source = {"operator": operator, "module": origin.module, "line": origin.line}
+                found.setdefault(str(handle), []).append(source)
+    return found
 
 
 def _plain(value: object) -> object:

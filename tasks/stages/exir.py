@@ -27,6 +27,7 @@ from torch.export import ExportedProgram
 from ..params import EdgeParams
 from .operators import find_operators
 from .size_bounds import declared_bounds
+from .stack_traces import add_stack_traces, without_stack_traces
 from .state import keep_outside
 
 _METHOD = "forward"  # programs are handled one by one; the name only labels messages of exir
@@ -198,11 +199,14 @@ def to_executorch(manager: EdgeProgramManager, config: ExecutorchBackendConfig) 
 
     Args:
         manager: the methods, delegates linked. Not to be used again: passes change its programs.
-        config: memory layout.
+        config: memory layout, and whether the file has stack traces.
     """
     programs = [manager.exported_program(method) for method in manager.methods]
     with torch.set_grad_enabled(not any(map(_writes_gradients, programs))):
-        return manager.to_executorch(config)
+        emitted = manager.to_executorch(without_stack_traces(config))
+    if config.emit_stacktrace:
+        add_stack_traces(emitted, config)
+    return emitted
 
 
 def _writes_gradients(program: ExportedProgram) -> bool:

@@ -22,6 +22,7 @@ FORMAT = 1
 def run(inputs: Mapping[str, ArtifactRef], params: ReportParams, work: Workspace) -> Mapping[str, ArtifactRef]:
     """Takes `file`, `figures`, `examples/<method>`, perhaps `data`, `accuracy`, `numerics`; gives `provenance`, JSON.
 
+    Of what is made for debugging it takes all, and says which artifacts those are.
     It says nothing of when, where or how long: equal work has equal provenance.
     """
     path, data_files = write_delivered(inputs, work)

@@ -169,6 +169,7 @@ def upstream() -> Callable[..., bytes]:
             passes=[InitializedMutableBufferPass([f"b_{name}" for name in state])] if state else [],
             segment_alignment=layout.segment_alignment,
             extract_delegate_segments=layout.extract_delegate_segments,
+            emit_stacktrace=layout.emit_stacktrace,
         )
         return bytes(manager.to_executorch(config).buffer)
 
