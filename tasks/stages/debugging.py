@@ -14,6 +14,7 @@ from ...artifacts.programs.codec import load_program
 from ...artifacts.ref import ArtifactRef
 from ..stage import Workspace
 from .by_method import by_method
+from .lowered import graph_modules
 from .node_origin import origin_of
 
 
@@ -52,8 +53,8 @@ def debug_artifacts(
 def _sources(module: GraphModule) -> dict[str, list[dict[str, str]]]:
     """Debug handle to the operators that have it, those in branches included."""
     found: dict[str, list[dict[str, str]]] = {}
-    for graph in module.modules():
-        for node in graph.graph.nodes if isinstance(graph, GraphModule) else ():
+    for each in graph_modules(module):
+        for node in each.graph.nodes:
             if node.op == "call_function" and node.target is not getitem and (handle := node.meta.get("debug_handle")):
                 origin = origin_of(node)
                 operator = getattr(node.target, "__name__", str(node.target))

@@ -22,6 +22,8 @@ from executorch.exir.schema import DelegateCall, FrameList, Instruction, KernelC
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from .lowered import graph_modules
+
 
 def without_stack_traces(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
     """The same configuration, for a program that gets its traces from `add_stack_traces`."""
@@ -122,10 +124,9 @@ def _traces(node: Node, graph: GraphModule) -> Iterator[str]:
     if node.target is not executorch_call_delegate:
         yield node.meta.get("stack_trace") or ""
         return
-    for inside in _attribute(node.args[0], graph).original_module.graph_module.modules():
-        if isinstance(inside, GraphModule):
-            for each in inside.graph.nodes:
-                yield each.meta.get("stack_trace") or ""
+    for inside in graph_modules(_attribute(node.args[0], graph).original_module.graph_module):
+        for each in inside.graph.nodes:
+            yield each.meta.get("stack_trace") or ""
 
 
 def _attribute(argument: Any, graph: GraphModule) -> Any:

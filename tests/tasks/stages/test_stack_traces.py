@@ -83,7 +83,7 @@ def test_operators_of_passes(lines, upstream):
 def test_all_lines_of_a_delegate(frames):
     """Of a delegate with several operators, every line that computes anything in it is there, once."""
     found = frames("chain_models:conv_net", "xnnpack")
-    convolving, linear = ([frame for frame in listed] for name, listed in found if name == "XnnpackBackend")
+    convolving, linear = (listed for name, listed in found if name == "XnnpackBackend")
     assert [Path(frame.filename).name for frame in convolving] == ["chain_models.py", "conv.py", "batchnorm.py"]
     assert [Path(frame.filename).name for frame in linear] == ["chain_models.py", "linear.py"]
 
