@@ -109,8 +109,12 @@ class Exported:
         Returns:
             Outputs, flat.
         """
-        given = self.example_inputs(method)[0] if inputs is None else inputs
-        return self.load().run(method, pytree.tree_leaves(tuple(given)))
+        if inputs is not None and not isinstance(inputs, tuple | list):
+            raise InputError(
+                f"inputs are a {type(inputs).__name__}; give a tuple of positional arguments, such as (x,)"
+            )
+        flat = self._first_example(method) if inputs is None else pytree.tree_leaves(tuple(inputs))
+        return self.load().run(method, flat)
 
     def example_inputs(self, method: str = "forward") -> tuple[tuple[Any, ...], ...]:
         """The examples that a method was exported with; the first one traced."""
@@ -204,6 +208,13 @@ class Exported:
     def why(self) -> str:
         """A line for each stage: whether it ran, and if so which fields of its key had changed since it last did."""
         return "\n".join(map(_line, self.stages))
+
+    def _first_example(self, method: str) -> list[Any]:
+        """Flat, keyword arguments among them; nothing for constant methods."""
+        if method not in self.methods:
+            return []
+        flat: list[Any] = self.artifact(StageName.EXPORT.value, method=method, role="examples")["inputs"][0]
+        return flat
 
     def _check_method(self, method: str) -> None:
         if method not in self.methods:

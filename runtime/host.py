@@ -15,7 +15,7 @@ from ..artifacts.pte.reader import open_pte
 from ..errors import InputError, PteforgeError
 from .scratch import scratch_folder
 from .selection import Wishes, backend_problem, first_line, load_program, select
-from .signature import call_mismatch, shape_problem
+from .signature import call_mismatch, inputs_problem, shape_problem
 
 _Item = TypeVar("_Item")
 
@@ -78,22 +78,21 @@ class LoadedProgram:
             Outputs in the method's order. Tensors are copies: the next call leaves them as they are.
 
         Raises:
-            InputError: there is no such method.
-            PteforgeError: the runtime refuses the inputs, or fails; or the payload has another signature than the fat
-                file says.
+            InputError: there is no such method, or the inputs are not what it takes.
+            PteforgeError: the runtime fails; or the payload has another signature than the fat file says.
         """
         if method not in self._programs:
             raise InputError(f"{self._file} has no method {method!r}; it has {', '.join(map(repr, self.methods))}")
         if method in self._mismatches:
             raise self._unfit(method, self._mismatches[method])
         signature = self._signatures.get(method)
-        if signature and (problem := _misfit("input", signature.inputs, inputs, "takes")):
-            raise PteforgeError(f"{self._file} cannot run {method!r}: {problem}")
+        if signature and (problem := inputs_problem(signature, inputs)):
+            raise InputError(f"{self._file} cannot run {method!r}: {problem}")
         try:
             outputs = list(self._programs[method].load_method(method).execute(inputs))
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
             raise PteforgeError(f"the runtime cannot run {method!r} of {self._file}: {first_line(error)}") from error
-        if signature and (problem := _misfit("output", signature.outputs, outputs, "gives")):
+        if signature and self.payload and (problem := _misfit(signature.outputs, outputs)):
             raise self._unfit(method, problem)
         return outputs
 
@@ -101,13 +100,13 @@ class LoadedProgram:
         return PteforgeError(f"payload {self.payload} of {self._file} does not fit the file: of {method!r}, {problem}")
 
 
-def _misfit(what: str, specs: Sequence[ValueSpec], values: Sequence[Any], does: str) -> str | None:
-    """The first tensor whose sizes are not those of the fat file; its payload may have others."""
-    for position, (spec, value) in enumerate(zip(specs, values, strict=False)):
-        if isinstance(spec, TensorSpec) and hasattr(value, "shape"):
-            problem = shape_problem(spec, value.shape, does)
+def _misfit(specs: Sequence[ValueSpec], outputs: Sequence[Any]) -> str | None:
+    """The first output whose sizes are not those of the fat file; its payload may have others."""
+    for position, (spec, output) in enumerate(zip(specs, outputs, strict=False)):
+        if isinstance(spec, TensorSpec) and hasattr(output, "shape"):
+            problem = shape_problem(spec, output.shape, "gives")
             if problem:
-                return f"{what} {position} {problem}"
+                return f"output {position} {problem}"
     return None
 
 
@@ -132,7 +131,8 @@ def _load_plain(file: Path, pte: PteFile, wishes: Wishes, data_files: Sequence[P
             raise InputError(f"{file} cannot run here: {problem}")
     program = _load_program(file, *data_files)
     names = _method_names(pte.methods)
-    return LoadedProgram(None, (), names, file, dict.fromkeys(names, program), {}, {})
+    signatures = {method.name: method for method in pte.methods}
+    return LoadedProgram(None, (), names, file, dict.fromkeys(names, program), signatures, {})
 
 
 def _load_fat(file: Path, wishes: Wishes, data_files: Sequence[Path]) -> LoadedProgram:

@@ -25,6 +25,22 @@ def signature_mismatch(method: Method, other: Method) -> str | None:
     return next(_differences(method, other, sizes=True), None)
 
 
+def inputs_problem(method: Method, inputs: Sequence[object]) -> str | None:
+    """Why values are not what a method takes, as far as its file says: the first that is not; None if all are."""
+    if len(inputs) != len(method.inputs):
+        takes = ", ".join(map(_full, method.inputs)) or "nothing"
+        return f"it takes {_count(len(method.inputs), 'input')} ({takes}), and was given {len(inputs)}"
+    for position, (spec, value) in enumerate(zip(method.inputs, inputs, strict=True)):
+        shape, dtype = getattr(value, "shape", None), str(getattr(value, "dtype", "")).removeprefix("torch.")
+        if not isinstance(spec, TensorSpec) or shape is None:
+            continue
+        if dtype != spec.dtype:
+            return f"input {position} is of {dtype}, the method takes {_full(spec)}"
+        if problem := shape_problem(spec, shape):
+            return f"input {position} {problem}"
+    return None
+
+
 def shape_problem(spec: TensorSpec, shape: Sequence[int], does: str = "takes") -> str | None:
     """Why a tensor of `shape` is not what a method takes or gives, as `spec` says; None if it is.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from enum import Enum
 
@@ -52,12 +53,14 @@ class StageName(Enum):
 
     @classmethod
     def named(cls, name: str) -> StageName:
-        """The stage of that name; raises InputError, with the names there are."""
+        """The stage of that name; raises InputError, with one that is close or the names there are."""
         try:
             return cls(name)
         except ValueError:
-            known = ", ".join(stage.value for stage in cls)
-            raise InputError(f"there is no stage {name!r}; stages: {known}") from None
+            known = [stage.value for stage in cls]
+            if close := difflib.get_close_matches(str(name).lower().removeprefix("to_"), known, n=1):
+                raise InputError(f"there is no stage {name!r}; did you mean {close[0]!r}?") from None
+            raise InputError(f"there is no stage {name!r}; stages: {', '.join(known)}") from None
 
     @property
     def position(self) -> int:

@@ -81,7 +81,8 @@ def execute(loaded: Mapping[str, Any], method: str, flat: Sequence[Any], label: 
     try:
         outputs: Sequence[Any] = loaded[method].execute(flat)
     except RuntimeError as error:
-        raise VerificationFailed(f"method {method!r} fails on {label}: {error}") from error
+        shapes = [tuple(value.shape) if hasattr(value, "shape") else value for value in flat]
+        raise VerificationFailed(f"method {method!r} fails on {label}, with inputs of {shapes}: {error}") from error
     return outputs
 
 

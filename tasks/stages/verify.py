@@ -77,5 +77,7 @@ def _bounded_cases(
     cases = [case for method, stored in examples.items() for case in run_method(program, method, stored, drawn)]
     cases += [case for stored in examples.values() for case in run_sequences(program, stored.get("sequences", ()))]
     if problems := [f"{case.where}: {line}" for case in cases for line in violations(case, params.bounds)]:
-        raise VerificationFailed("the file does not compute what eager computes: " + "; ".join(problems))
+        raise VerificationFailed(
+            f"the file does not compute what eager computes: {'; '.join(problems)} (the recipe's `verify` has the bounds)"
+        )
     return cases

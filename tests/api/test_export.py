@@ -116,7 +116,7 @@ def test_several_methods(nets, store):
     assert result.methods == ("encode", "decode")
     assert close(result.run_method("encode"), [encoder(tokens)])
     assert close(result.run_method("decode", (torch.ones(7, 4),)), [decoder(torch.ones(7, 4))])
-    assert result.load().run("vocabulary") == [16]
+    assert result.run_method("vocabulary") == result.load().run("vocabulary") == [16]
     assert len(result.example_inputs("decode")) == 2
     assert result.figures.methods["decode"].cases == 4  # two examples, and one at each bound
     assert {each.method for each in result.delegation()} == {"encode", "decode"}

@@ -146,5 +146,36 @@ def test_cut_short(net, example, exported, store):
     assert result.delegation() == exported.delegation()
     with pytest.raises(InputError, match="there is no stage 'report' in this run; it has export, edge, partition"):
         _ = result.pte
+    for misspelled in ("Edge", "to_edge", "egde"):
+        with pytest.raises(InputError, match=f"there is no stage '{misspelled}'; did you mean 'edge'?"):
+            pteforge.export(net, example, recipe="xnnpack-fp32", store=store, until=misspelled)
     with pytest.raises(InputError, match="there is no stage 'lower'; stages: export, "):
         pteforge.export(net, example, recipe="xnnpack-fp32", store=store, until="lower")
+
+
+def test_inputs_that_do_not_fit(exported, example):
+    """What a method does not take is refused with what it takes; a tensor alone is no tuple of arguments."""
+    with pytest.raises(InputError, match=r"it takes 1 input \(float32 \[2, 4\]\), and was given 2"):
+        exported.run_method("forward", (*example, *example))
+    with pytest.raises(InputError, match=r"input 0 is of int64, the method takes float32 \[2, 4\]"):
+        exported.run_method("forward", (example[0].long(),))
+    with pytest.raises(InputError, match=r"inputs are a Tensor; give a tuple of positional arguments"):
+        exported.run_method("forward", example[0])
+    with pytest.raises(InputError, match="no method 'encode'; it has 'forward'"):
+        exported.run_method("encode")
+
+
+def test_a_program_with_keyword_inputs(store):
+    """A program that was exported with keyword arguments runs on its own example, all of it."""
+    import torch
+
+    class Scaled(torch.nn.Module):
+        """Takes one argument by name only."""
+
+        def forward(self, x, *, scale):
+            """Takes and gives [2]."""
+            return x * scale
+
+    program = torch.export.export(Scaled(), (torch.tensor([1.0, 2.0]),), {"scale": torch.tensor([3.0])})
+    result = pteforge.export(program, recipe="portable-fp32", store=store)
+    assert result.run_method()[0].tolist() == [3, 6]

@@ -143,12 +143,21 @@ def test_plain_files_have_no_payloads(payloads, tmp_path):
 
 @pytest.mark.parametrize("kind", ["fat", "plain"])
 def test_calls_that_do_not_fit(kind, fat, payloads, inputs):
-    """A method that is not there is refused with those that are; inputs that do not fit are the runtime's error."""
+    """A method that is not there is refused with those that are, inputs that do not fit with what it takes."""
     file = fat if kind == "fat" else payloads["portable"]
     program = load(file)
     with pytest.raises(InputError, match=r"no method 'decode'; it has 'forward', 'hidden', 'rate', 'label'"):
         program.run("decode", [])
-    for wrong in ([inputs(2, 63)], [inputs(9)], [], [inputs(2), inputs(2)], ["text"]):
+    wrong = {
+        r"input 0 has the shape \[9, 64\], the method takes at most \[8, 64\]": [inputs(9)],
+        r"it takes 1 input \(float32 up to \[8, 64\]\), and was given 0": [],
+        r"it takes 1 input \(float32 up to \[8, 64\]\), and was given 2": [inputs(2), inputs(2)],
+        r"input 0 is of float64, the method takes float32 up to \[8, 64\]": [inputs(2).double()],
+    }
+    for problem, given in wrong.items():
+        with pytest.raises(InputError, match=f"cannot run 'forward': {problem}"):
+            program.run("forward", given)
+    for refused in ([inputs(2, 63)], ["text"]):  # of one whose sizes vary, the runtime knows more than the file says
         with pytest.raises(PteforgeError, match="cannot run 'forward'"):
-            program.run("forward", wrong)
+            program.run("forward", refused)
     assert program.run("forward", [inputs(2)])[0].shape == (2, 32)
