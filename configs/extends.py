@@ -10,6 +10,7 @@ from ..errors import ConfigError
 from .fields import format_field
 from .nodes import Node, deep_merge, located, plain
 from .presets import preset_names, preset_text
+from .presets.recipe_types import RECIPE_TYPES
 from .recipe_function import call_recipe
 from .suggestions import did_you_mean
 from .yaml_nodes import parse_yaml
@@ -20,7 +21,8 @@ KWARGS = "kwargs"
 
 
 def read_preset(name: str) -> Node | None:
-    """The shipped recipe of that name, as written; None where there is none."""
+    """The shipped recipe of that name, or of that recipe type of ExecuTorch's, as written; None where there is none."""
+    name = RECIPE_TYPES.get(name, name)
     if name not in preset_names():
         return None
     return parse_yaml(preset_text(name), f"<preset {name}>", at=("recipes", name))

@@ -9,6 +9,7 @@ from typing import Any
 from executorch.export import ExportRecipe, LoweringRecipe, RecipeType, StageType
 
 from ...configs.edge import EdgeOptions
+from ...configs.presets.recipe_types import RECIPE_TYPES
 from ...configs.recipe import Output, Recipe
 from ...configs.recipe_file import load_preset
 from ...configs.verify_bounds import Verification
@@ -18,25 +19,6 @@ from .backend_config import compile_options
 from .partitioners import specializations
 from .quantization import quantize, source_transforms
 from .refusal import untranslatable
-
-PRESETS = {
-    "xnnpack_fp32": "xnnpack-fp32",
-    "xnnpack_pt2e_int8_static_per_channel": "xnnpack-int8-static",
-    "xnnpack_pt2e_int8_static_per_tensor": "xnnpack-int8-static-per-tensor",
-    "xnnpack_pt2e_int8_dynamic_per_channel": "xnnpack-int8-dynamic",
-    "xnnpack_torchao_int8da_int4w_per_channel": "xnnpack-int8da-int4w-per-channel",
-    "xnnpack_torchao_int8da_int4w_per_tensor": "xnnpack-int8da-int4w-per-tensor",
-    "coreml_fp32": "coreml-fp32",
-    "coreml_fp16": "coreml-fp16",
-    "coreml_pt2e_int8_static": "coreml-int8-static",
-    "coreml_pt2e_int8_weight_only": "coreml-int8-weight-only",
-    "coreml_torchao_int4_weight_only_per_channel": "coreml-int4-weight-only-per-channel",
-    "coreml_torchao_int4_weight_only_per_group": "coreml-int4-weight-only-per-group",
-    "coreml_torchao_int8_weight_only_per_channel": "coreml-int8-weight-only-per-channel",
-    "coreml_torchao_int8_weight_only_per_group": "coreml-int8-weight-only-per-group",
-    "coreml_codebook_weight_only": "coreml-codebook-weight-only",
-}
-"""Value of a recipe type to the shipped recipe that does the same."""
 
 _BOUNDS = {"quantize": 20.0, "source_transforms": 12.0}
 """Least SQNR in dB of what is quantized in one way or the other, as in the shipped recipes."""
@@ -72,10 +54,12 @@ class Translated:
 
 def translate_type(kind: RecipeType) -> Translated:
     """The recipe that a recipe type stands for; ConfigError where there is none."""
-    if kind.value in PRESETS:
-        loaded = load_preset(PRESETS[kind.value])
+    if kind.value in RECIPE_TYPES:
+        loaded = load_preset(RECIPE_TYPES[kind.value])
         return Translated(loaded.name, loaded.recipe)
-    raise ConfigError(f"there is no recipe for the type {kind.value!r}; known: {', '.join(PRESETS)}", field="recipe")
+    raise ConfigError(
+        f"there is no recipe for the type {kind.value!r}; known: {', '.join(RECIPE_TYPES)}", field="recipe"
+    )
 
 
 def translate(given: ExportRecipe) -> Translated:

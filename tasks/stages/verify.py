@@ -77,7 +77,8 @@ def _bounded_cases(
     cases = [case for method, stored in examples.items() for case in run_method(program, method, stored, drawn)]
     cases += [case for stored in examples.values() for case in run_sequences(program, stored.get("sequences", ()))]
     if problems := [f"{case.where}: {line}" for case in cases for line in violations(case, params.bounds)]:
+        found = "; ".join(problems)
         raise VerificationFailed(
-            f"the file does not compute what eager computes: {'; '.join(problems)} (the recipe's `verify` has the bounds)"
+            f"the file does not compute what eager computes: {found} (the recipe's `verify` has the bounds)"
         )
     return cases

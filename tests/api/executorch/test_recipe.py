@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import pteforge
 import pytest
-from pteforge.configs import preset_names
+from pteforge.api.recipes import asked_recipe
+from pteforge.configs import load_zoo, preset_names
 from pteforge.configs.recipe_file import load_preset
 from pteforge.errors import ConfigError
 from pteforge.tasks.targets.find import find_quantizer_options
@@ -73,9 +75,25 @@ def test_recipe_types(kind):
 
 def test_shipped_recipes_have_a_type():
     """Every shipped recipe but the portable one is that of a type, and every type's recipe is shipped."""
-    from pteforge.api.executorch.recipe import PRESETS
+    from pteforge.configs.presets.recipe_types import RECIPE_TYPES
 
-    assert {*PRESETS.values(), "portable-fp32"} == set(preset_names())
+    assert {*RECIPE_TYPES.values(), "portable-fp32"} == set(preset_names())
+
+
+@pytest.mark.parametrize("kind", list(XNNPackRecipeType), ids=lambda kind: kind.name)
+def test_recipe_types_by_name(kind, tmp_path):
+    """Wherever a recipe is named, the value of a recipe type names the same one: to lower with, in a zoo, to extend."""
+    by_name = asked_recipe(kind.value).planned
+    assert (by_name.name, by_name.recipe) == (kind.value, pteforge.recipe_from_executorch(kind))
+    zoo = {
+        "version": 1,
+        "models": {"net": {"source": "nets:net", "recipes": [kind.value, "own"]}},
+        "recipes": {"own": {"extends": kind.value, "description": "mine"}},
+    }
+    (tmp_path / "zoo.yaml").write_text(json.dumps(zoo))
+    loaded = load_zoo(tmp_path / "zoo.yaml").zoo.recipes
+    assert loaded[kind.value] == by_name.recipe
+    assert loaded["own"] == by_name.recipe.model_copy(update={"description": "mine"})
 
 
 def test_a_type_that_is_not_known():
