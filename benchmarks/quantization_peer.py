@@ -16,6 +16,7 @@ from pteforge.artifacts.programs.values import load_value, load_values
 from pteforge.artifacts.ref import ArtifactRef
 from pteforge.artifacts.store import Store
 from pteforge.configs import BuilderSource, ModelConfig
+from pteforge.tasks.stages.loadable import Loadable
 from pteforge.tasks.stages.payload_run import run_method
 from pteforge.tasks.stages.source import build, seed_everything
 from torch.utils import _pytree as pytree
@@ -82,4 +83,4 @@ def lower(work: Work, recipe_type: str) -> bytes:
 
 def measure(file: bytes, work: Work) -> tuple[float | None, ...]:
     """Runs a file on every input; gives the ratio of each output in dB, None where it equals eager's."""
-    return tuple(case.sqnr_db for case in run_method(file, METHOD, work.stored, work.stored["drawn"]))
+    return tuple(case.sqnr_db for case in run_method(Loadable(file), METHOD, work.stored, work.stored["drawn"]))

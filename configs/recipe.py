@@ -61,14 +61,10 @@ class Output(FrozenModel):
         "the device runs the first that it can; what they have in common is in it once.",
     )
     external_data: StrictBool = Field(
-        default=False, description="Only for fat files: weights go to a .ptd file beside the .pte."
+        default=False,
+        description="Weights go to a .ptd file beside the .pte: the constants of ExecuTorch's own kernels and what "
+        "backends look up by name. The two files belong together.",
     )
-
-    @model_validator(mode="after")
-    def _external_data_is_for_fat(self) -> Self:
-        if self.external_data and self.form != "fat":
-            raise ValueError("`external_data` needs `form: fat`")
-        return self
 
 
 class Recipe(FrozenModel):

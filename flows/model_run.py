@@ -118,6 +118,7 @@ class ModelRun:
         assert file  # noqa: S101 - every report reads one
         written = Files(file, data, report.outputs["provenance"])
         path = publish(self._executor.store, written, out / self.model.name, recipe)
+        beside = path.with_suffix(".ptd") if data else None
         remove_rejected(out / self.model.name, recipe)
         self._publish_debug_files(report, out, recipe)
         provenance = read_json(self._executor.store, report.outputs["provenance"])
@@ -125,7 +126,8 @@ class ModelRun:
             recipe=recipe,
             status=status,
             path=path,
-            size=path.stat().st_size,
+            data=beside,
+            size=path.stat().st_size + (beside.stat().st_size if beside else 0),
             sha256=payload_sha256(file, self._executor.store.local),
             figures=Figures.from_json(provenance["verification"]["figures"]),
             left_out=self._left_out(recipe, provenance["left_out"]),

@@ -52,8 +52,9 @@ class RecipeOutcome:
         recipe: name of the recipe.
         status: `made` if any of its stages ran, `cached` if none did; `not applicable` where the recipe says so.
         path: where the file is; None where it was not to be made, or failed.
-        size: bytes.
-        sha256: of the file.
+        data: where its `.ptd` is, if weights are beside it.
+        size: bytes, of both.
+        sha256: of the `.pte`.
         figures: of its verification.
         seconds: of all its stages, those found in the store included.
         failure: where `status` is `failed`.
@@ -67,6 +68,7 @@ class RecipeOutcome:
     recipe: str
     status: Status
     path: Path | None = None
+    data: Path | None = None
     size: int = 0
     sha256: str = ""
     figures: Figures | None = None
@@ -163,6 +165,7 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
     return {
         "status": outcome.status,
         "file": outcome.path and str(outcome.path),
+        "data": outcome.data and str(outcome.data),
         "size": outcome.size,
         "sha256": outcome.sha256,
         "seconds": round(outcome.seconds, 3),

@@ -50,15 +50,27 @@ def publish(store: Store, files: Files, folder: Path, recipe: str) -> Path:
     path = folder / f"{recipe}.pte"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if files.data:
-            _write_payload(store, files.data, path.with_suffix(".ptd"))
-        _write_payload(store, files.file, path)
+        write_pair(store, files.file, files.data, path)
         store.fetch(files.provenance)
         text = json.dumps(json.loads(store.local.read_artifact(files.provenance)), indent=2, sort_keys=True) + "\n"
         write_text(folder / f"{recipe}.json", text)
     except OSError as error:
         raise StoreUnusable(f"cannot write {path}: {error.strerror or error}; choose another --out folder") from error
     return path
+
+
+def write_pair(store: Store, file: ArtifactRef, data: ArtifactRef | None, path: Path) -> None:
+    """Writes a `.pte` and, beside it, its `.ptd` where it has one, if they are not there already.
+
+    A `.ptd` of an earlier file goes where this one has none: it would be taken for this one's. Raises OSError where the
+    folder does not take them.
+    """
+    beside = path.with_suffix(".ptd")
+    if data:
+        _write_payload(store, data, beside)
+    else:
+        beside.unlink(missing_ok=True)
+    _write_payload(store, file, path)
 
 
 def check_folders(folders: Iterable[Path]) -> None:

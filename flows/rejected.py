@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..artifacts.pte.pieces import write_payload
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
 from ..errors import StoreUnusable
+from .publish import write_pair
 
 
 def keep_rejected(store: Store, file: ArtifactRef, data: ArtifactRef | None, folder: Path, recipe: str) -> Path:
@@ -16,13 +16,10 @@ def keep_rejected(store: Store, file: ArtifactRef, data: ArtifactRef | None, fol
     Raises:
         StoreUnusable: the folder cannot be written.
     """
-    path, beside = _paths(folder, recipe)
+    path, _ = _paths(folder, recipe)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for payload, place in ((data, beside), (file, path)):
-            if payload:
-                store.fetch(payload)
-                write_payload(payload, store.local, place)
+        write_pair(store, file, data, path)
     except OSError as error:
         raise StoreUnusable(f"cannot write {path}: {error.strerror or error}; choose another --out folder") from error
     return path

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..artifacts.nfat.data_file import check_data_file, may_keep_outside
 from ..artifacts.nfat.fat_file import BACKEND_ID, FatFile, is_fat, open_fat
 from ..artifacts.nfat.v1 import VERSION as V1
 from ..artifacts.pte.contents import Method, PteFile, TensorSpec, ValueSpec
@@ -39,8 +40,8 @@ def load(
         data_files: `.ptd` files with data that the file keeps outside.
 
     Raises:
-        InputError: the file cannot be read, is damaged, or needs what this machine does not have; a name is not that of
-            a payload. As NoPayloadFits where no payload of a fat file can run.
+        InputError: the file cannot be read, is damaged, or needs what this machine does not have; a `.ptd` is missing,
+            or another file's; a name is not that of a payload. As NoPayloadFits where no payload of a fat file can run.
         PteforgeError: the runtime refuses a plain file.
     """
     file, wishes = Path(path), Wishes(_several(prefer), _several(exclude))
@@ -66,6 +67,7 @@ class LoadedProgram:
     _programs: Mapping[str, Any] = field(repr=False)
     _signatures: Mapping[str, Method] = field(repr=False)
     _mismatches: Mapping[str, str] = field(repr=False)
+    _advice: str = field(default="", repr=False)
 
     def run(self, method: str, inputs: Sequence[Any] = ()) -> list[Any]:
         """Runs a method.
@@ -89,7 +91,12 @@ class LoadedProgram:
         if signature and (problem := inputs_problem(signature, inputs)):
             raise InputError(f"{self._file} cannot run {method!r}: {problem}")
         try:
-            outputs = list(self._programs[method].load_method(method).execute(inputs))
+            loaded = self._programs[method].load_method(method)
+        except (RuntimeError, KeyError) as error:
+            problem = f"the runtime cannot load {method!r} of {self._file}: {first_line(error)}{self._advice}"
+            raise PteforgeError(problem) from error
+        try:
+            outputs = list(loaded.execute(inputs))
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
             raise PteforgeError(f"the runtime cannot run {method!r} of {self._file}: {first_line(error)}") from error
         if signature and self.payload and (problem := _misfit(signature.outputs, outputs)):
@@ -129,10 +136,22 @@ def _load_plain(file: Path, pte: PteFile, wishes: Wishes, data_files: Sequence[P
     for backend in pte.backends:
         if problem := backend_problem(backend):
             raise InputError(f"{file} cannot run here: {problem}")
-    program = _load_program(file, *data_files)
+    data = next(iter(data_files), None)
+    check_data_file(file, pte, data)
+    program = _load_program(file, data)
     names = _method_names(pte.methods)
     signatures = {method.name: method for method in pte.methods}
-    return LoadedProgram(None, (), names, file, dict.fromkeys(names, program), signatures, {})
+    programs = dict.fromkeys(names, program)
+    return LoadedProgram(None, (), names, file, programs, signatures, {}, _advice(file, pte, data))
+
+
+def _advice(file: Path, pte: PteFile, data: Path | None) -> str:
+    """What to do where a method does not load: what some delegates look for outside, only their backends can tell."""
+    if not may_keep_outside(file, pte):
+        return ""
+    if data is None:
+        return f"; {', '.join(pte.backends)} may look for weights in a .ptd file, and none was given"
+    return f"; is {data} the .ptd that was made with it?"
 
 
 def _load_fat(file: Path, wishes: Wishes, data_files: Sequence[Path]) -> LoadedProgram:

@@ -115,12 +115,14 @@ class CompileParams(Params):
         edge: how the programs were made (dimension order decides on a pass).
         methods: memory planning by method, where it is not that of `options`.
         state_order: methods whose state is shared, those first that say what it is at first; empty where it is not.
+        external_data: weights go to a file of their own.
     """
 
     options: CompileOptions
     edge: EdgeParams
     methods: dict[str, MethodMemory] = {}
     state_order: tuple[str, ...] = ()
+    external_data: bool = False
 
 
 class PackedPayload(Params):
@@ -158,7 +160,7 @@ class SerializeParams(Params):
         form: ``plain``, the payload is the file; ``fat``, it has a container of payloads.
         methods: what the file must have.
         backends: the runtime backends that it may need.
-        external_data: the weights of a fat file go to a file of their own.
+        external_data: the weights go to a file of their own.
     """
 
     form: Literal["plain", "fat"]

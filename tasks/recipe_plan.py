@@ -83,8 +83,8 @@ class _RecipePlan:
         check_methods(self.recipe, self.exports)
         self.parts |= {step: step for step in self.exports.values()}
         self.programs = {method: self._quantize(method, export) for method, export in self.exports.items()}
-        payloads = {each.name: Output(self._compile(each), "payload") for each in self.recipe.specializations}
-        file = self._serialize(payloads)
+        compiled = {each.name: self._compile(each) for each in self.recipe.specializations}
+        file = self._serialize(compiled)
         self._prove(file)
         return self.parts
 
@@ -163,29 +163,37 @@ class _RecipePlan:
         params = PartitionParams(target=target, edge=edges[method])
         return self._add(StageName.PARTITION, params, inputs, method=method, payload=each.name, targets=(target,))
 
-    def _serialize(self, payloads: Mapping[str, Output]) -> Mapping[str, Output]:
-        """Adds what makes the file; gives its artifacts by role."""
+    def _serialize(self, compiled: Mapping[str, str]) -> Mapping[str, Output]:
+        """Adds what makes the file of the payloads that these steps compile; gives its artifacts by role."""
         methods, fallback = tuple(self.exports), self.recipe.specializations[-1]
-        if not self.fat:
-            backends = fallback.backends
-            params = SerializeParams(form="plain", methods=methods, backends=backends)
-            step = self._add(StageName.SERIALIZE, params, {"payload": payloads[fallback.name]})
-            return {"file": Output(step, "file")}
+        payloads = {name: Output(step, "payload") for name, step in compiled.items()}
+        inputs = {"payload": payloads[fallback.name]}
+        external = self.recipe.recipe.output.external_data
+        if self.fat:
+            inputs["container"] = Output(self._pack(payloads), "container")
+        elif external:
+            inputs["data"] = Output(compiled[fallback.name], "data")
+        params = SerializeParams(
+            form=self.recipe.recipe.output.form,
+            methods=methods,
+            backends=(BACKEND_ID,) if self.fat else fallback.backends,
+            external_data=external,
+        )
+        step = self._add(StageName.SERIALIZE, params, inputs)
+        return {role: Output(step, role) for role in ("file", *(["data"] if external else []))}
+
+    def _pack(self, payloads: Mapping[str, Output]) -> str:
+        """Adds the step that makes the container of a fat file."""
         described = [PackedPayload(name=each.name, backends=each.backends) for each in self.recipe.specializations]
         packing = PackParams(
             payloads=tuple(described),
-            methods=methods,
+            methods=tuple(self.exports),
             alignment=max(BYTE_ALIGNMENT, self.recipe.recipe.compile.segment_alignment),
             executorch_version=_executorch_version(),
         )
         optional = frozenset(f"payload/{each.name}" for each in self.recipe.specializations if not each.required)
         inputs = {f"payload/{name}": payload for name, payload in payloads.items()}
-        pack = self._add(StageName.PACK, packing, inputs, optional=optional)
-        external = self.recipe.recipe.output.external_data
-        params = SerializeParams(form="fat", methods=methods, backends=(BACKEND_ID,), external_data=external)
-        inputs = {"container": Output(pack, "container"), "payload": payloads[fallback.name]}
-        step = self._add(StageName.SERIALIZE, params, inputs)
-        return {role: Output(step, role) for role in ("file", *(["data"] if external else []))}
+        return self._add(StageName.PACK, packing, inputs, optional=optional)
 
     def _prove(self, file: Mapping[str, Output]) -> None:
         recipe = self.recipe

@@ -36,8 +36,7 @@ _DEVICES = ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs")
 _SYM_SHAPE_EVAL: dict[type, Any] = {made: name for name, made in SYM_SHAPE_EVAL.items()}
 _NOT_OURS = {
     "passes": "name passes by import path under edge.passes",
-    "external_constants": "weights beside the file go with `output: {form: fat, external_data: true}`",
-    "external_mutable_weights": "there is nothing like it",
+    "external_mutable_weights": "it is for training on the device, of programs with gradients, which no stage exports",
     "dynamic_memory_planning_mode": "ExecuTorch does not read it",
 }
 
@@ -67,6 +66,18 @@ def compile_options(given: ExecutorchBackendConfig | None) -> CompileOptions:
         ignore_to_out_var_failure=given.to_out_var_pass.ignore_to_out_var_failure,
         reinplace_extra_ops=tuple(sorted(map(_operator, given.reinplace_extra_ops or ()))),
     )
+
+
+def external_data(given: ExecutorchBackendConfig | None) -> bool:
+    """Whether weights go to a file beside the `.pte`; ConfigError where a function chooses which go where."""
+    found = given is not None and given.external_constants
+    if not isinstance(found, bool):
+        raise untranslatable(
+            f"{_FIELD}.external_constants",
+            "a function chooses the file of each weight; a recipe has all of them in the .pte, or with "
+            "`output: {external_data: true}` all in one .ptd, so give True",
+        )
+    return found
 
 
 def _planning(given: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ...configs.recipe_file import load_preset
 from ...configs.verify_bounds import Verification
 from ...errors import ConfigError
 from ...tasks.catalog import StageName
-from .backend_config import compile_options
+from .backend_config import compile_options, external_data
 from .partitioners import specializations
 from .quantization import quantize, source_transforms
 from .refusal import untranslatable
@@ -87,7 +87,10 @@ def translate(given: ExportRecipe) -> Translated:
     return Translated(
         name=given.name or "recipe",
         recipe=Recipe(
-            output=Output(form="fat" if len(payloads) > 1 else "plain"),
+            output=Output(
+                form="fat" if len(payloads) > 1 else "plain",
+                external_data=external_data(given.executorch_backend_config),
+            ),
             specializations=payloads,
             edge=_edge(lowering),
             compile=compile_options(given.executorch_backend_config),

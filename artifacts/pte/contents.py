@@ -169,7 +169,7 @@ class PteFile:
         methods: in the file's order.
         segments: in the file's order.
         constants: tensor data in the file, by offset.
-        external: names of the tensors whose data is in another file, sorted.
+        external: the tensors whose data is in another file, by name.
         named_data: in the file's order.
     """
 
@@ -180,7 +180,7 @@ class PteFile:
     methods: tuple[Method, ...]
     segments: tuple[Segment, ...]
     constants: tuple[ConstantTensor, ...]
-    external: tuple[str, ...]
+    external: tuple[TensorSpec, ...]
     named_data: tuple[NamedData, ...]
 
     @property

@@ -32,7 +32,7 @@ def describe(pte: PteFile) -> dict[str, Any]:
             "bytes": sum(constant.size for constant in pte.constants) - sum(constant.size for constant in mutable),
         },
         "initial_states": {"tensors": len(mutable), "bytes": sum(constant.size for constant in mutable)},
-        "external": list(pte.external),
+        "external": [tensor.name for tensor in pte.external],
         "named_data": [
             {"key": named.key, "segment": named.segment, "size": pte.segments[named.segment].size}
             for named in pte.named_data

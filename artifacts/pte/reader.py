@@ -8,12 +8,13 @@ from pathlib import Path
 
 from ...errors import FileFormatError, InputError
 from .constants import read_constants
-from .contents import NamedData, PteFile, Segment
+from .contents import NamedData, PteFile, Segment, TensorSpec
 from .header import Header, read_header
 from .methods import read_method
 from .schema import BackendDelegateInlineData, DataSegment, Program
 from .schema import NamedData as NamedDataSlots
 from .tables import U32, U64, Flatbuffer, Node, pick
+from .values import TensorData
 
 
 def open_pte(path: Path) -> PteFile:
@@ -63,9 +64,15 @@ def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
         methods=tuple(contents.method for contents in methods),
         segments=segments,
         constants=read_constants(program, segments, data),
-        external=tuple(sorted({each.tensor.name for each in data if each.external})),
+        external=_external(data),
         named_data=tuple(_named_data(program, segments)),
     )
+
+
+def _external(data: Sequence[TensorData]) -> tuple[TensorSpec, ...]:
+    """The tensors that are in another file, each once; several methods may use one."""
+    named = {each.tensor.name: each.tensor for each in data if each.external}
+    return tuple(named[name] for name in sorted(named))
 
 
 def _segments(program: Node, header: Header, size: int) -> Iterator[Segment]:

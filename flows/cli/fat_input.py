@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...artifacts.nfat.container import Container
 from ...artifacts.nfat.contents import Payload
+from ...artifacts.nfat.data_file import may_keep_outside
 from ...artifacts.nfat.fat_file import FatFile, is_fat, open_fat
 from ...artifacts.nfat.named_data import map_file
 from ...artifacts.pte.reader import open_pte
@@ -19,7 +20,10 @@ def data_files(file: Path, named: Sequence[Path] | None) -> tuple[Path, ...]:
     if named:
         return tuple(named)
     beside = file.with_suffix(".ptd")
-    return (beside,) if beside.is_file() and is_fat(open_pte(file)) else ()
+    if not beside.is_file():
+        return ()
+    pte = open_pte(file)
+    return (beside,) if is_fat(pte) or may_keep_outside(file, pte) else ()
 
 
 def open_fat_file(file: Path, named: Sequence[Path] | None) -> FatFile:

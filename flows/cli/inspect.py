@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ...artifacts.nfat.data_file import check_data_file, kept_outside
 from ...artifacts.nfat.fat_file import is_fat
+from ...artifacts.nfat.named_data import map_file, ptd_places
+from ...artifacts.pte.contents import PteFile
 from ...artifacts.pte.describe import describe
 from ...artifacts.pte.reader import open_pte
-from .fat_input import open_fat_file
+from .fat_input import data_files, open_fat_file
 from .inspect_fat import describe_container, print_container
 from .options import DATA
 from .printable import printable
@@ -34,6 +38,8 @@ def inspect_file(
     pte = open_pte(file)
     fat = open_fat_file(file, data) if is_fat(pte) else None
     description = {**describe(pte), "container": describe_container(fat) if fat else None}
+    if not fat:
+        description["outside"] = _outside(file, pte, data_files(file, data))
     if as_json:
         typer.echo(json.dumps(description, indent=2))
         return
@@ -46,6 +52,15 @@ def inspect_file(
         _print_method(console, method)
     if not fat:
         _print_named_data(console, description)
+
+
+def _outside(file: Path, pte: PteFile, files: Sequence[Path]) -> dict[str, int | None]:
+    """What is in `.ptd` files; without those, what the `.pte` says of it, which is no sizes for delegates."""
+    for path in files:
+        check_data_file(file, pte, path)
+    sizes: list[int | None] = [size for path in files for _, _, size in ptd_places(map_file(path))]
+    sizes = sizes if files else list(kept_outside(file, pte).values())
+    return {"count": len(sizes), "bytes": None if None in sizes else sum(size or 0 for size in sizes)}
 
 
 def _print_file(console: Console, file: Path, description: dict[str, Any]) -> None:
@@ -88,8 +103,11 @@ def _print_named_data(console: Console, description: dict[str, Any]) -> None:
     if named := description["named_data"]:
         total = sum(entry["size"] for entry in named)
         console.print(f"\nnamed data: {len(named)} entries, {format_size(total)}", highlight=False)
-    if outside := description["external"]:
-        console.print(f"\nkept outside, in a .ptd file: {len(outside)} tensors", highlight=False)
+    outside = description["outside"]
+    if outside["count"]:
+        size = "" if outside["bytes"] is None else f", {format_size(outside['bytes'])}"
+        shown = f"{outside['count']} weights{size}"
+        console.print(f"\nkept outside, in a .ptd file: {shown}", highlight=False)
 
 
 def _value(value: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ...artifacts.nfat.contents import Description
+from ...artifacts.nfat.data_file import kept_outside
 from ...artifacts.nfat.fat_file import BACKEND_ID
 from ...artifacts.nfat.limits import check_description
 from ...artifacts.nfat.named_data import map_file
@@ -19,6 +20,7 @@ from ...artifacts.pte.contents import PteFile
 from ...artifacts.pte.reader import read_pte
 from ...errors import FileFormatError, InputError
 from ...runtime.signature import signature_mismatch
+from .fat_input import data_files
 from .fat_output import check_output, write_fat_file, written_size
 from .options import DATA_OUT
 from .printable import printable
@@ -83,10 +85,8 @@ def _open(argument: str) -> _Source:
     source = _Source(name, path, content, pte)
     if BACKEND_ID in pte.backends:
         raise InputError(f"{path} is a fat file itself, and those do not nest; `pteforge extract` takes payloads out")
-    if pte.external:
-        raise InputError(
-            f"{path} keeps {len(pte.external)} tensors in a .ptd file; payloads have to be complete: export it without"
-        )
+    if kept_outside(path, pte) or data_files(path, None):
+        raise InputError(f"{path} keeps weights in a .ptd file; payloads have to be complete: export it without")
     try:
         check_description(source.description)
     except FileFormatError as error:

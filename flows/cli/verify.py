@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ...artifacts.digest import digest_file, parse_digest
 from ...artifacts.pte.reader import open_pte
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.store import Store
@@ -35,8 +36,9 @@ def verify_file(
     """
     open_pte(file)  # says what is wrong with a file that is none
     provenance = _provenance(file)
+    data_files = _data_files(file, provenance)
     with open_existing_store(store) as opened, quiet():
-        figures = _verify(file, provenance, opened)
+        figures = _verify(file, data_files, provenance, opened)
     _show(figures, as_json=as_json)
 
 
@@ -47,15 +49,15 @@ class _Provenance:
     Attributes:
         bounds: the recipe's.
         examples: method name to its inputs and eager's outputs.
-        data: whether weights are in a `.ptd` file beside the file.
+        data: SHA-256 of the `.ptd` file beside the file, where there is one.
     """
 
     bounds: VerifyBounds
     examples: Mapping[str, ArtifactRef]
-    data: bool
+    data: str | None
 
 
-def _verify(file: Path, provenance: _Provenance, store: Store) -> Figures:
+def _verify(file: Path, data_files: Sequence[Path], provenance: _Provenance, store: Store) -> Figures:
     from ...artifacts.programs.values import load_value  # noqa: PLC0415 - imports torch
     from ...tasks.stages.verify import verify_file as verify_on_runtime  # noqa: PLC0415 - imports the runtime
 
@@ -71,9 +73,25 @@ def _verify(file: Path, provenance: _Provenance, store: Store) -> Figures:
         examples[method] = load_value(ref, store.local)
     try:
         params = VerifyParams(bounds=provenance.bounds, host=host_capability())
-        return verify_on_runtime(file, examples, params, [file.with_suffix(".ptd")] if provenance.data else [])
+        return verify_on_runtime(file, examples, params, data_files)
     except (RuntimeError, ValueError, KeyError) as error:
         raise PteforgeError(f"the runtime cannot run {file}: {error}") from error
+
+
+def _data_files(file: Path, provenance: _Provenance) -> tuple[Path, ...]:
+    """The `.ptd` that the file was made with, if any; raises InputError where it is not there."""
+    if provenance.data is None:
+        return ()
+    path = file.with_suffix(".ptd")
+    try:
+        found = digest_file(path)
+    except OSError as error:
+        raise InputError(f"{path}, which has the weights of {file}, cannot be read: {error.strerror}") from error
+    if found != provenance.data:
+        raise InputError(
+            f"{path} is not the one that was made with {file}: its SHA-256 is {found}, and should be {provenance.data}"
+        )
+    return (path,)
 
 
 def _provenance(file: Path) -> _Provenance:
@@ -87,7 +105,7 @@ def _provenance(file: Path) -> _Provenance:
                 for role, value in written["artifacts"].items()
                 if role.startswith("examples/")
             },
-            data=written["data"] is not None,
+            data=written["data"] and parse_digest(written["data"]["sha256"]),
         )
     except FileNotFoundError as error:
         raise InputError(

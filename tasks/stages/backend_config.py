@@ -12,6 +12,7 @@ from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEv
 from ..params import CompileParams
 from .memory import memory_planning
 from .operators import find_edge_operators
+from .outside import file_of
 
 SYM_SHAPE_EVAL = {"constraint_based": ConstraintBasedSymShapeEvalPass, "hint_based": HintBasedSymShapeEvalPass}
 """The passes by what the option `sym_shape_eval` calls them."""
@@ -33,6 +34,7 @@ def backend_config(params: CompileParams, methods: Collection[str]) -> Executorc
         segment_alignment=options.segment_alignment,
         constant_tensor_alignment=options.constant_tensor_alignment,
         delegate_alignment=options.delegate_alignment,
+        external_constants=file_of if params.external_data else False,
         emit_stacktrace=options.emit_stacktrace,
         emit_mutable_buffer_names=options.emit_mutable_buffer_names,
         memory_planning_pass=memory_planning(params, methods),

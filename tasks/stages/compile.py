@@ -15,11 +15,13 @@ from .backend_config import backend_config
 from .debugging import debug_artifacts
 from .exir import to_executorch
 from .linking import linked_manager
+from .outside import save_data
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: CompileParams, work: Workspace) -> Mapping[str, ArtifactRef]:
     """Takes `program/<method>`, `constants` and, where something is delegated, `delegates`; gives `payload`.
 
+    Where weights are to be outside, it also gives `data` (payload/ptd), which has them.
     For debugging it also takes `edge/<method>` of every method, and gives what `debug_artifacts` does.
 
     Raises:
@@ -30,4 +32,5 @@ def run(inputs: Mapping[str, ArtifactRef], params: CompileParams, work: Workspac
         check_no_affine(method, manager.exported_program(method))
     emitted = to_executorch(manager, backend_config(params, manager.methods))
     debugging = debug_artifacts(inputs, emitted, work) if params.options.generate_etrecord else {}
-    return {"payload": save_payload(emitted.buffer, kind="payload/pte", store=work.store), **debugging}
+    outputs = {"payload": save_payload(emitted.buffer, kind="payload/pte", store=work.store), **debugging}
+    return {**outputs, "data": save_data(emitted, work)} if params.external_data else outputs

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from executorch.runtime import Method, Runtime, Verification
+from executorch.runtime import Method
 from torch.utils import _pytree as pytree
 
 from ...artifacts.digest import canonical_json
@@ -17,6 +16,7 @@ from ..accuracy import Score, Scores
 from ..accuracy_params import EvaluateParams
 from ..stage import Workspace
 from .delivery import write_delivered
+from .loadable import Loadable
 from .runnable import runnable_payloads
 from .scoring import Predict, as_returned, score, shown_inputs
 
@@ -34,18 +34,18 @@ def run(inputs: Mapping[str, ArtifactRef], params: EvaluateParams, work: Workspa
     os.chdir(work.folder)
     scores: list[Score] = []
     not_run: dict[str, str] = {}
-    for payload, program in runnable_payloads(path, data_files, not_run):
-        what = f"payload {payload!r}" if payload else "the produced file"
-        found = score(params.evaluator, _loaded(program, what), what, seed=params.seed)
-        scores.append(Score(payload, found))
+    for name, payload in runnable_payloads(path, data_files, not_run):
+        what = f"payload {name!r}" if name else "the produced file"
+        found = score(params.evaluator, _loaded(payload, what), what, seed=params.seed)
+        scores.append(Score(name, found))
     made = Scores(tuple(scores), not_run)
     return {"scores": work.store.put_artifact("report/scores", canonical_json(made.to_json()))}
 
 
-def _loaded(content: Path | bytes, what: str) -> Predict:
+def _loaded(payload: Loadable, what: str) -> Predict:
     """Each method is loaded once, as on a device."""
     try:
-        program = Runtime.get().load_program(content, verification=Verification.InternalConsistency)
+        program = payload.load()
     except RuntimeError as error:
         raise PteforgeError(f"the runtime cannot load {what}: {error}") from error
     methods: dict[str, Method] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ...artifacts.digest import canonical_json
@@ -17,6 +18,7 @@ from ..numerics_params import LadderParams, RungParams
 from ..stage import Workspace
 from .compare import compare_all
 from .labelled import labelled
+from .loadable import Loadable
 from .payload_run import missing_backends, run_method
 from .program_run import StoredProgram
 
@@ -24,11 +26,12 @@ from .program_run import StoredProgram
 def run(inputs: Mapping[str, ArtifactRef], params: LadderParams, work: Workspace) -> Mapping[str, ArtifactRef]:
     """Takes `examples/<method>` of every method and what there is of the rungs, gives `numerics` (report/numerics).
 
+    Where payloads keep their weights outside, it also takes `data`, which has them.
     A rung that cannot be run says why and fails nothing: the ladder is for finding out what is wrong.
     """
     examples = {method: load_value(inputs[f"examples/{method}"], work.store) for method in params.methods}
     rungs = [
-        _rung(inputs[each.role(method)], each, method, examples[method], params.drawn_inputs, work)
+        _rung(inputs, each, method, examples[method], params.drawn_inputs, work)
         for each in params.rungs
         for method in params.methods
         if each.role(method) in inputs
@@ -38,11 +41,19 @@ def run(inputs: Mapping[str, ArtifactRef], params: LadderParams, work: Workspace
 
 
 def _rung(
-    ref: ArtifactRef, rung: RungParams, method: str, stored: Mapping[str, Any], drawn: int, work: Workspace
+    inputs: Mapping[str, ArtifactRef],
+    rung: RungParams,
+    method: str,
+    stored: Mapping[str, Any],
+    drawn: int,
+    work: Workspace,
 ) -> Rung:
-    run_cases = _payload_cases if rung.name == "payload" else _program_cases
+    ref = inputs[rung.role(method)]
     try:
-        cases = list(run_cases(ref, method, stored, drawn, work))
+        if rung.name == "payload":
+            cases = list(run_method(_payload(ref, inputs.get("data"), work), method, stored, drawn))
+        else:
+            cases = list(_program_cases(ref, method, stored, drawn, work))
     except Exception as error:  # noqa: BLE001 - whatever an operator raises is what there is to say of the rung
         problem = (str(error).strip() or type(error).__name__).splitlines()[0]
         return Rung(rung.name, rung.specializations, method, None, problem)
@@ -59,12 +70,15 @@ def _program_cases(
         yield from compare_all(program.run(flat), expected, method=method, label=label)
 
 
-def _payload_cases(
-    ref: ArtifactRef, method: str, stored: Mapping[str, Any], drawn: int, work: Workspace
-) -> Iterator[Case]:
-    path = work.scratch / f"{ref.identity}.pte"
-    if not path.exists():
-        write_payload(ref, work.store, path)
+def _payload(ref: ArtifactRef, data: ArtifactRef | None, work: Workspace) -> Loadable:
+    path = _written(ref, ".pte", work)
     if missing := missing_backends(open_pte(path).backends):
         raise TargetError(f"needs {', '.join(missing)}, which this machine's runtime does not have")
-    yield from run_method(path, method, stored, drawn)
+    return Loadable(path, _written(data, ".ptd", work) if data else None)
+
+
+def _written(ref: ArtifactRef, suffix: str, work: Workspace) -> Path:
+    path = work.scratch / f"{ref.identity}{suffix}"
+    if not path.exists():
+        write_payload(ref, work.store, path)
+    return path

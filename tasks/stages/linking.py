@@ -19,6 +19,7 @@ from .by_method import by_method
 from .control_flow import check_control_flow
 from .exir import edge_config
 from .lowered import lowered_modules
+from .outside import place_named_data, tell_weights_apart
 from .size_bounds import declared_bounds
 from .state import keep_initial_state, keep_shared_initial_state
 
@@ -37,10 +38,12 @@ def linked_manager(inputs: Mapping[str, ArtifactRef], params: CompileParams, sto
     if "delegates" in inputs:
         delegates = load_delegates(inputs["delegates"], store)
         for method, program in programs.items():
-            _link(program, delegates.methods.get(method, ()))
+            _link(program, delegates.methods.get(method, ()), outside=params.external_data)
         config = EdgeCompileConfig(_check_ir_validity=False)  # as EdgeProgramManager.to_backend does
     for method, program in programs.items():
         check_control_flow(method, program)
+    if params.external_data:
+        tell_weights_apart(programs)
     if params.state_order:
         keep_shared_initial_state(programs, params.state_order)
     else:
@@ -50,14 +53,14 @@ def linked_manager(inputs: Mapping[str, ArtifactRef], params: CompileParams, sto
     return EdgeProgramManager(programs, dict(constants) or None, config)
 
 
-def _link(program: ExportedProgram, delegates: tuple[DelegateResult, ...]) -> None:
+def _link(program: ExportedProgram, delegates: tuple[DelegateResult, ...], *, outside: bool) -> None:
     for (owner, name, unlinked), delegate in zip(list(lowered_modules(program)), delegates, strict=True):
         lowered = LoweredBackendModule(
             edge_program=unlinked.original_module,
             backend_id=delegate.backend_id,
             processed_bytes=delegate.processed_bytes,
             compile_specs=[CompileSpec(key, value) for key, value in delegate.compile_specs],
-            named_data_store_output=delegate.named_data,
+            named_data_store_output=place_named_data(delegate.named_data, outside=outside),
         )
         lowered.meta = {"debug_handle_map": delegate.debug_handle_map}
         if delegate.delegate_info_meta is not None:

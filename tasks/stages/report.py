@@ -40,7 +40,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: ReportParams, work: Workspace
             "backends": sorted(pte.backends),
             "payloads": _payloads(path, data_files) if is_fat(pte) else [],
         },
-        "data": {"sha256": payload_sha256(inputs["data"], work.store)} if "data" in inputs else None,
+        "data": _data(inputs["data"], data_files, work) if "data" in inputs else None,
         "toolchain": params.versions,
         "stage_keys": params.stage_keys,
         "artifacts": {role: ref.to_json() for role, ref in sorted(inputs.items())},
@@ -53,6 +53,12 @@ def run(inputs: Mapping[str, ArtifactRef], params: ReportParams, work: Workspace
         if role in inputs:
             provenance[role] = json.loads(work.store.read_artifact(inputs[role]))
     return {"provenance": work.store.put_artifact("report/provenance", canonical_json(provenance))}
+
+
+def _data(ref: ArtifactRef, files: Sequence[Path], work: Workspace) -> dict[str, Any]:
+    """Of the `.ptd`, without which the file is not complete."""
+    (path,) = files
+    return {"sha256": payload_sha256(ref, work.store), "size": path.stat().st_size}
 
 
 def _payloads(path: Path, data_files: Sequence[Path]) -> list[dict[str, Any]]:

@@ -18,8 +18,8 @@ from .delivery import check_file
 def run(inputs: Mapping[str, ArtifactRef], params: SerializeParams, work: Workspace) -> Mapping[str, ArtifactRef]:
     """Gives `file` (payload/pte), and `data` (payload/ptd) where weights are to be beside it.
 
-    Takes `payload` (payload/pte): for the plain form it is the file. For the fat form it is what says how methods are
-    called, and `container` (payload/nfat) is what they run.
+    Takes `payload` (payload/pte): for the plain form it is the file, and `data` (payload/ptd) its weights, if they are
+    beside it. For the fat form it is what says how methods are called, and `container` (payload/nfat) is what they run.
 
     Raises:
         PteforgeError: the file lacks a method, or needs a backend that its target does not name.
@@ -29,7 +29,7 @@ def run(inputs: Mapping[str, ArtifactRef], params: SerializeParams, work: Worksp
         outputs = _fat(inputs, params, work, path)
     else:
         write_payload(inputs["payload"], work.store, path)
-        outputs = {"file": inputs["payload"]}
+        outputs = {"file": inputs["payload"], **({"data": inputs["data"]} if params.external_data else {})}
     check_file(open_pte(path), methods=params.methods, backends=params.backends, what="the emitted file")
     return outputs
 

@@ -30,6 +30,10 @@ def keep_outside(program: ExportedProgram, state: Collection[str]) -> None:
             node.meta.pop("delegation_tag", None)
 
 
+SHARED = "pteforge_shared_state"
+"""Mark of placeholders that are state of several methods, also in methods that only read it."""
+
+
 def keep_initial_state(program: ExportedProgram, names: Collection[str] | None = None) -> None:
     """Makes the file say what buffers hold at first; without it they start as whatever memory holds.
 
@@ -72,6 +76,10 @@ def keep_shared_initial_state(programs: Mapping[str, ExportedProgram], order: Se
                     f"the buffer {name!r} of {method!r} is not that of {owner!r}: shape, type or value differ, so they "
                     "cannot be one state; give them different names, or leave compile.share_mutable_buffers out"
                 )
+        buffers = program.graph_signature.inputs_to_buffers
+        for node in program.graph.nodes:
+            if node.op == "placeholder" and buffers.get(node.name) in state:
+                node.meta[SHARED] = True
         keep_initial_state(program, {name for name, (owner, _) in owners.items() if owner == method})
 
 

@@ -17,6 +17,7 @@ from ..stage import Workspace
 from .by_method import by_method
 from .constants import check_constants
 from .delivery import write_delivered
+from .loadable import Loadable
 from .payload_run import run_method, run_sequences
 from .runnable import runnable_payloads
 
@@ -24,7 +25,7 @@ from .runnable import runnable_payloads
 def run(inputs: Mapping[str, ArtifactRef], params: VerifyParams, work: Workspace) -> Mapping[str, ArtifactRef]:
     """Takes `file`, `constants` and `examples/<method>` of every method, gives `figures` (report/figures).
 
-    Of a fat file every payload is run whose backends this machine's runtime has; it takes `data` where it has one.
+    It takes `data` where the file has one. Of a fat file every payload is run whose backends this machine has.
 
     Raises:
         VerificationFailed: an output is outside the bounds; nothing is recorded, so a repaired run verifies again.
@@ -46,10 +47,11 @@ def verify_file(
         examples: method name to what `export` stored: flat inputs, eager's flat outputs, how many were drawn, and
             sequences of calls.
         params: the bounds.
-        data_files: the `.ptd` files of a fat file.
+        data_files: its `.ptd` files.
 
     Raises:
         VerificationFailed: naming payload, method, case, output and figure of everything outside the bounds.
+        InputError: a `.ptd` file is missing or another file's; as FileFormatError where it is damaged.
     """
     cases: list[Case] = []
     not_run: dict[str, str] = {}
@@ -59,7 +61,7 @@ def verify_file(
 
 
 def _run_program(
-    program: Path | bytes, payload: str, examples: Mapping[str, Mapping[str, Any]], params: VerifyParams
+    program: Loadable, payload: str, examples: Mapping[str, Mapping[str, Any]], params: VerifyParams
 ) -> list[Case]:
     try:
         cases = _bounded_cases(program, examples, params)
@@ -70,9 +72,7 @@ def _run_program(
     return [replace(case, payload=payload) for case in cases]
 
 
-def _bounded_cases(
-    program: Path | bytes, examples: Mapping[str, Mapping[str, Any]], params: VerifyParams
-) -> list[Case]:
+def _bounded_cases(program: Loadable, examples: Mapping[str, Mapping[str, Any]], params: VerifyParams) -> list[Case]:
     drawn = params.bounds.drawn_inputs
     cases = [case for method, stored in examples.items() for case in run_method(program, method, stored, drawn)]
     cases += [case for stored in examples.values() for case in run_sequences(program, stored.get("sequences", ()))]

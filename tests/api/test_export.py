@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import threading
 from pathlib import Path
 
 import pteforge
+import pteforge.runtime
 import pytest
 from pteforge.configs import Output, Recipe, Specialization
 from pteforge.errors import ConfigError, InputError, SourceError, StageFailed
@@ -161,13 +163,21 @@ def test_a_fat_file(net, example, store):
     assert [each.partitions for each in result.delegation("portable")] == [0]
 
 
-def test_external_data(net, example, store, tmp_path):
+@pytest.mark.parametrize("form", ["plain", "fat"])
+def test_external_data(form, net, example, store, tmp_path):
     """Where the recipe keeps weights apart, `save` writes both files, and they run."""
-    recipe = FAT.model_copy(update={"output": Output(form="fat", external_data=True)})
+    targets = FAT.specializations if form == "fat" else FAT.specializations[:1]
+    recipe = FAT.model_copy(
+        update={"output": Output.model_validate({"form": form, "external_data": True}), "specializations": targets}
+    )
     result = pteforge.export(net, example, recipe=recipe, store=store)
     path = result.save(tmp_path / "there" / "net.pte")
-    assert path.with_suffix(".ptd").stat().st_size > 0
+    content = path.with_suffix(".ptd").read_bytes()
+    assert content == result.artifact("serialize", role="data")
+    assert result.provenance["data"] == {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
     assert close(result.run_method(), [copy.deepcopy(net).eval()(*example)])
+    loaded = pteforge.runtime.load(path, data_files=[path.with_suffix(".ptd")])
+    assert close(loaded.run("forward", example), result.run_method())
 
 
 def test_a_recipe_file(net, example, store, tmp_path):

@@ -165,7 +165,6 @@ def test_a_recipe_may_refine_the_preset_it_is_named_after(load):
         ),
         ("{mine: {specializations: [{}]}}", "recipes.mine.specializations[0].target: is missing"),
         ("{mine: {specializations: [portable]}}", "recipes.mine.specializations[0]: must be a mapping"),
-        ("{mine: {extends: xnnpack-fp32, output: {external_data: true}}}", "`external_data` needs `form: fat`"),
         (
             "{mine: {output: {form: fat}, specializations: [{target: vulkan}, {target: vulkan}]}}",
             "'vulkan' is there more than once; give each a `name` of its own",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pteforge.configs import CompileOptions, EdgeOptions
+from pteforge.configs.recipe import Output
 
 
 def _class(file: str, name: str) -> ast.ClassDef:
@@ -60,9 +61,10 @@ HELD = {
 NOT_OURS = {
     "passes",  # run over a program that is about to be emitted; passes of a recipe run on the edge program
     "dynamic_memory_planning_mode",  # nobody reads it
-    "external_constants",  # `output: {form: fat, external_data: true}`
-    "external_mutable_weights",  # for training on the device
+    "external_mutable_weights",  # for training on the device: no stage exports programs with gradients
 }
+OF_OUTPUT = {"external_constants": "external_data"}
+"""Fields that say which files are made: options of `output` here."""
 
 OF_PASSES = {ours for options in PASSES.values() for ours in options}
 
@@ -71,7 +73,14 @@ def test_every_field_of_the_backend_config_is_decided_on():
     """A field that upstream adds is noticed: it becomes an option, or is left out on purpose."""
     theirs = set(_fields(_class("exir/capture/_config.py", "ExecutorchBackendConfig")))
     ours = set(CompileOptions.model_fields) - OF_PASSES - BY_OTHER_NAMES
-    assert theirs == ours | HELD | NOT_OURS
+    assert theirs == ours | HELD | NOT_OURS | OF_OUTPUT.keys()
+
+
+def test_output_options_are_those_of_the_backend_config():
+    """By default neither side makes a file of weights."""
+    fields = _fields(_class("exir/capture/_config.py", "ExecutorchBackendConfig"))
+    for theirs, ours in OF_OUTPUT.items():
+        assert ast.literal_eval(fields[theirs]) is getattr(Output(), ours) is False
 
 
 @pytest.mark.parametrize("name", sorted(set(CompileOptions.model_fields) - OF_PASSES - BY_OTHER_NAMES))

@@ -199,7 +199,10 @@ REFUSED = {
         executorch_backend_config=ExecutorchBackendConfig(passes=[lambda module: module])
     ),
     "executorch_backend_config.external_constants": lambda: ExportRecipe(
-        executorch_backend_config=ExecutorchBackendConfig(external_constants=True)
+        executorch_backend_config=ExecutorchBackendConfig(external_constants=lambda _node: "weights")
+    ),
+    "executorch_backend_config.external_mutable_weights": lambda: ExportRecipe(
+        executorch_backend_config=ExecutorchBackendConfig(external_mutable_weights=True)
     ),
     "executorch_backend_config.memory_planning_pass": lambda: ExportRecipe(
         executorch_backend_config=ExecutorchBackendConfig(memory_planning_pass={"forward": MemoryPlanningPass()})
@@ -208,6 +211,19 @@ REFUSED = {
         quantization_recipe=QuantizationRecipe(), pipeline_stages=[StageType.TORCH_EXPORT, StageType.TO_EDGE]
     ),
 }
+
+
+@pytest.mark.parametrize("partitioners", [None, [XnnpackPartitioner()], [VulkanPartitioner(), XnnpackPartitioner()]])
+def test_external_constants(partitioners):
+    """Constants outside are the recipe's weights beside the file, in each form of output."""
+    given = ExportRecipe(
+        lowering_recipe=LoweringRecipe(partitioners=partitioners),
+        executorch_backend_config=ExecutorchBackendConfig(external_constants=True),
+    )
+    output = pteforge.recipe_from_executorch(given).output
+    several = partitioners is not None and len(partitioners) > 1
+    assert (output.form, output.external_data) == ("fat" if several else "plain", True)
+    assert not pteforge.recipe_from_executorch(ExportRecipe()).output.external_data
 
 
 @pytest.mark.parametrize("field", REFUSED)

@@ -146,34 +146,45 @@ def upstream() -> Callable[..., bytes]:
         return files[key]
 
     def lower(builder: str, recipe: Mapping[str, Any]) -> bytes:
-        from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
-        from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
-        from pteforge.tasks.stages.operators import find_operators
-
-        made = Recipe.model_validate(recipe)
-        (specialization,) = made.specializations
-        programs, constants = _export_upstream(builder)
-        manager = to_edge_transform_and_lower(
-            programs,
-            partitioner=list(find_target(specialization.target, dict(specialization.options)).partitioners()),
-            constant_methods=constants or None,
-            compile_config=EdgeCompileConfig(
-                _skip_dim_order=made.edge.skip_dim_order,
-                preserve_ops=find_operators(made.edge.preserve_operators),
-            ),
-        )
-        layout = made.compile
-        signatures = [manager.exported_program(method).graph_signature for method in programs]
-        state = [name for signature in signatures for name in signature.buffers_to_mutate.values()]
-        config = ExecutorchBackendConfig(
-            passes=[InitializedMutableBufferPass([f"b_{name}" for name in state])] if state else [],
-            segment_alignment=layout.segment_alignment,
-            extract_delegate_segments=layout.extract_delegate_segments,
-            emit_stacktrace=layout.emit_stacktrace,
-        )
-        return bytes(manager.to_executorch(config).buffer)
+        return bytes(_lower_upstream(builder, recipe).buffer)
 
     return made
+
+
+@pytest.fixture
+def upstream_manager() -> Callable[[str, Mapping[str, Any]], Any]:
+    """The same, as the ExecutorchProgramManager that the public functions give."""
+    return _lower_upstream
+
+
+def _lower_upstream(builder: str, recipe: Mapping[str, Any]) -> Any:
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+    from pteforge.tasks.stages.operators import find_operators
+
+    made = Recipe.model_validate(recipe)
+    (specialization,) = made.specializations
+    programs, constants = _export_upstream(builder)
+    manager = to_edge_transform_and_lower(
+        programs,
+        partitioner=list(find_target(specialization.target, dict(specialization.options)).partitioners()),
+        constant_methods=constants or None,
+        compile_config=EdgeCompileConfig(
+            _skip_dim_order=made.edge.skip_dim_order,
+            preserve_ops=find_operators(made.edge.preserve_operators),
+        ),
+    )
+    layout = made.compile
+    signatures = [manager.exported_program(method).graph_signature for method in programs]
+    state = [name for signature in signatures for name in signature.buffers_to_mutate.values()]
+    config = ExecutorchBackendConfig(
+        passes=[InitializedMutableBufferPass([f"b_{name}" for name in state])] if state else [],
+        segment_alignment=layout.segment_alignment,
+        extract_delegate_segments=layout.extract_delegate_segments,
+        external_constants=made.output.external_data,
+        emit_stacktrace=layout.emit_stacktrace,
+    )
+    return manager.to_executorch(config)
 
 
 def _export_upstream(builder: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -169,3 +169,34 @@ def sequential():
         return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Arcs(), nn.Linear(4, 4))
 
     return ModelDefinition({name: MethodDefinition(layers(), [(torch.randn(2, 4),)]) for name in ("encode", "decode")})
+
+
+def namesakes():
+    """Two methods of layers that are called the same and are not the same, with a third layer in common."""
+    torch.manual_seed(8)
+    common = nn.Linear(16, 16)
+    modules = {name: nn.Sequential(nn.Linear(16, 16), common) for name in ("forward", "encode")}
+    return ModelDefinition(
+        {name: MethodDefinition(module.eval(), [(torch.randn(2, 16),)]) for name, module in modules.items()}
+    )
+
+
+class Folded(nn.Module):
+    """Adds what can be computed ahead of time."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.full((16,), value))
+
+    def forward(self, values):
+        return values + torch.exp(self.value)
+
+
+def folded():
+    """Two methods that add different things."""
+    return ModelDefinition(
+        {
+            name: MethodDefinition(Folded(value), [(torch.randn(2, 16),)])
+            for name, value in {"forward": 0.5, "encode": 0.25}.items()
+        }
+    )
