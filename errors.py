@@ -23,6 +23,7 @@ PteforgeError
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 class PteforgeError(Exception):
@@ -157,4 +158,12 @@ class VerificationFailed(PteforgeError):
 
 
 class AccuracyMissed(PteforgeError):
-    """A produced file was scored by the recipe's evaluator and is below its bounds. It is not published as a result."""
+    """A produced file was scored by the recipe's evaluator and is below its bounds. It is not published as a result.
+
+    Attributes:
+        rejected: what was made, a `pteforge.Exported`, where `pteforge.export` raises this.
+    """
+
+    def __init__(self, problem: str, *, rejected: Any = None) -> None:
+        self.rejected = rejected
+        super().__init__(problem)

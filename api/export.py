@@ -16,7 +16,7 @@ from ..artifacts.store import Store, open_store
 from ..configs.model import ModelConfig
 from ..configs.names import NAME_PATTERN
 from ..configs.sources import BuilderSource
-from ..errors import InputError
+from ..errors import AccuracyMissed, InputError
 from ..tasks.catalog import StageName
 from ..tasks.model import PlannedModel
 from .calibration import Samples, asked_calibration
@@ -68,6 +68,7 @@ def export(  # noqa: PLR0913 - what there is to say of one model
     Raises:
         InputError: something given cannot be used.
         StageError: a stage failed that the recipe cannot do without; its cause is what the stage raised.
+        AccuracyMissed: the file scores less than the recipe asks for; ``rejected`` is the result, to look into.
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise InputError(f"{name!r} cannot be a model's name; use letters, digits, '.', '_' and '-'")
@@ -87,7 +88,11 @@ def export(  # noqa: PLR0913 - what there is to say of one model
     with one_at_a_time:
         opened = _open_store(store)
         live = live_model(plain, source, observed.samples, opened.local)
-        return Exported.of(live, run_model(live, opened), opened)
+        run = run_model(live, opened)
+        result = Exported.of(live, run, opened)
+    if run.missed:
+        raise AccuracyMissed(str(run.missed.__cause__ or run.missed), rejected=result) from run.missed
+    return result
 
 
 def _open_store(store: str | Path | None) -> Store:

@@ -17,8 +17,11 @@ from ..artifacts.programs.codec import load_program
 from ..artifacts.programs.values import count_values
 from ..artifacts.ref import ArtifactRef
 from ..errors import PteforgeError, StageFailed
+from ..tasks.accuracy_params import BaselineParams
+from ..tasks.in_process import call_in_process
 from ..tasks.model import PlannedModel
 from ..tasks.source_params import CalibrationParams, ExportParams, MethodParams, SourceTransformParams
+from ..tasks.stages.baseline import score_eager
 from ..tasks.stages.calibration import flat_samples, save_samples
 from ..tasks.stages.export import export_built
 from ..tasks.stages.fresh_state import fresh_state
@@ -65,10 +68,13 @@ class LiveModel(PlannedModel):
         """Params that say what the export gave, in place of where it comes from."""
         del watched
         name = method or next(iter(self.exports))
-        live = {role: ref.identity for role, ref in sorted(self.exports[name].outputs.items())}
-        return ExportParams(
-            source={"live": live}, method=method, strict=self.config.strict, drawn_inputs=self.drawn_inputs
-        )
+        live = {"live": _identities(self.exports[name])}
+        return ExportParams(source=live, method=method, strict=self.config.strict, drawn_inputs=self.drawn_inputs)
+
+    def eager_source(self, exporting: ExportParams) -> Mapping[str, Any]:
+        """What exporting every method gave."""
+        del exporting
+        return {"live": {method: _identities(each) for method, each in self.exports.items()}}
 
     def calibration_params(self) -> Mapping[str, CalibrationParams]:
         """Those of datasets, and where samples were handed over, what they are."""
@@ -77,6 +83,10 @@ class LiveModel(PlannedModel):
     def samples_of(self, params: CalibrationParams) -> LiveSamples | None:
         """What was handed over for these params; None for those of a dataset."""
         return next((each for each in self.samples.values() if _params_of(each) == params), None)
+
+
+def _identities(export: LiveExport) -> dict[str, str]:
+    return {role: ref.identity for role, ref in sorted(export.outputs.items())}
 
 
 def _params_of(samples: LiveSamples) -> CalibrationParams:
@@ -122,6 +132,15 @@ def _take(method: str, given: Iterable[Any], export: LiveExport, store: LocalSto
     program = load_program(export.outputs["program"], store)
     ref = save_samples(what, fitting(program, flat_samples(what, given)), store)
     return LiveSamples(ref, count_values(ref, store), time.perf_counter() - started)
+
+
+def score_model(model: LiveModel, params: BaselineParams, store: LocalStore) -> tuple[dict[str, ArtifactRef], float]:
+    """Scores a copy of the eager model by the baseline stage's own code; gives its outputs, and how long it took.
+
+    Raises:
+        StageFailed: the evaluator fails.
+    """
+    return call_in_process(lambda: score_eager(model.source.fresh(), model.source.programs, params, store))
 
 
 def transform_method(model: LiveModel, params: SourceTransformParams, store: LocalStore) -> LiveExport:

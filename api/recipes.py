@@ -105,7 +105,4 @@ def _planned(name: str, recipe: Recipe, complain: Complain) -> PlannedRecipe:
         gate = resolve_gate(recipe.accuracy, None)
     except ValueError as error:
         raise complain(str(error), ("accuracy",)) from error
-    if gate and gate.max_drop is not None:
-        problem = "compares with the model as its builder makes it, and here is none; export a zoo, or set a `floor`"
-        raise complain(problem, ("accuracy", "max_drop"))
     return replace(find_targets(name, recipe, recipe.verify, complain), gate=gate)

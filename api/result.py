@@ -41,12 +41,14 @@ class Exported:
         recipe: name of the recipe.
         methods: names, the first one first.
         stages: what became of each stage: whether it ran or was cached, and which fields of its key had changed.
+        rejected: the file is below its recipe's accuracy bounds; only that of an `AccuracyMissed` is.
     """
 
     model: str
     recipe: str
     methods: tuple[str, ...]
     stages: tuple[StageOutcome, ...] = field(repr=False)
+    rejected: bool = field(repr=False)
     _examples: Mapping[str, Sequence[tuple[Any, ...]]] = field(repr=False)
     _planned: PlannedRecipe = field(repr=False)
     _run: FinishedRun = field(repr=False)
@@ -56,9 +58,9 @@ class Exported:
     def of(cls, model: LiveModel, run: FinishedRun, store: Store) -> Exported:
         """The result of a run."""
         examples = {name: each.example_inputs for name, each in model.source.definition.methods.items()}
-        return cls(
-            model.name, model.recipes[0].name, tuple(examples), run.stages, examples, model.recipes[0], run, store
-        )
+        (recipe,) = model.recipes
+        rejected = run.missed is not None
+        return cls(model.name, recipe.name, tuple(examples), run.stages, rejected, examples, recipe, run, store)
 
     @property
     def pte(self) -> bytes:
@@ -239,6 +241,11 @@ class Exported:
 
     def _file(self, role: str) -> ArtifactRef | None:
         """What the report has read: the verified file, or its data; InputError where the run was cut short."""
+        if self.rejected:  # and so there is no report
+            ref = self._result(StageName.SERIALIZE.value, "", "").outputs.get(role)
+            if ref:
+                self._store.fetch(ref)
+            return ref
         return self._inputs(self._result(StageName.REPORT.value, "", "")).get(role)
 
     def _load(self, ref: ArtifactRef) -> Any:

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord, StageOutcome
 from ..artifacts.store import Store
+from ..errors import StageError
+from ..tasks.accuracy_params import BaselineParams
 from ..tasks.catalog import StageName
 from ..tasks.dataflow import Progress, first_failure, input_refs, run_steps
 from ..tasks.executor import Executor, StepResult
@@ -20,7 +22,7 @@ from ..tasks.plan import ModelPlan, plan_model
 from ..tasks.run_notes import RunNotes
 from ..tasks.source_params import CalibrationParams, SourceTransformParams
 from ..tasks.steps import Step
-from .live_model import LiveModel, transform_method
+from .live_model import LiveModel, score_model, transform_method
 
 one_at_a_time = threading.Lock()  # torch and ExecuTorch neither trace nor lower in two threads at once
 
@@ -33,18 +35,20 @@ class FinishedRun:
         plan: the steps.
         progress: where they are. What failed was not required.
         stages: what became of each step.
+        missed: that the file is below its recipe's accuracy bounds, and nothing else is wrong.
     """
 
     plan: ModelPlan
     progress: Progress
     stages: tuple[StageOutcome, ...]
+    missed: StageError | None = None
 
 
 def run_model(model: LiveModel, store: Store) -> FinishedRun:
     """Settles every step of a live model's only recipe, and notes the run in the store.
 
     Raises:
-        StageError: a stage failed that the recipe cannot do without.
+        StageError: a stage failed that the recipe cannot do without; not the accuracy gate.
         StoreError: the store cannot be used.
     """
     began, started = datetime.now(UTC), time.monotonic()
@@ -54,7 +58,10 @@ def run_model(model: LiveModel, store: Store) -> FinishedRun:
     progress = Progress(results=_adopted(model, plan, executor, notes))
 
     def settle(step: Step, inputs: Mapping[str, StepResult]) -> StepResult:
-        result = executor.settle(model, step, input_refs(step, inputs))
+        if isinstance(step.params, BaselineParams):
+            result = executor.find(step, {}) or executor.adopt(step, {}, *score_model(model, step.params, store.local))
+        else:
+            result = executor.settle(model, step, input_refs(step, inputs))
         if not result.cached:
             notes.note_changes(step, result)
         return result
@@ -67,9 +74,12 @@ def run_model(model: LiveModel, store: Store) -> FinishedRun:
     when = began.isoformat(timespec="milliseconds")
     store.runs.write(RunRecord(uuid.uuid4().hex, "pteforge.export", when, seconds, {model.name: stages}))
     (recipe,) = model.recipes
-    if failed := first_failure(plan, progress, recipe.name):
-        raise failed[1]
-    return FinishedRun(plan, progress, stages)
+    name, failure = first_failure(plan, progress, recipe.name) or ("", None)
+    if failure is None:
+        return FinishedRun(plan, progress, stages)
+    if isinstance(failure, StageError) and name == plan.recipe_parts[recipe.name].get(StageName.GATE.value):
+        return FinishedRun(plan, progress, stages, missed=failure)
+    raise failure
 
 
 def _adopted(model: LiveModel, plan: ModelPlan, executor: Executor, notes: RunNotes) -> dict[str, StepResult]:

@@ -40,6 +40,11 @@ class LiveSource:
         """The model as the export stage takes it for one method."""
         return BuiltModel(self.definition, self.programs.get(method), self.keyword_inputs.get(method))
 
+    def fresh(self) -> ModelDefinition:
+        """The same with other copies of all modules, whose state is what it was at first."""
+        modules = {name: each.module for name, each in self.definition.methods.items()}
+        return _with_modules(self.definition, _copies(modules))
+
 
 def live_source(
     model: Model | Mapping[str, torch.nn.Module | ExportedProgram],
@@ -89,19 +94,26 @@ def _copied(source: LiveSource) -> LiveSource:
     if functions := [name for name, value in definition.constant_methods.items() if callable(value)]:
         raise SourceError(f"constant_methods[{functions[0]!r}] is a function; give the value that the method returns")
     eager = {name: each.module for name, each in definition.methods.items() if name not in source.programs}
-    memo = {id(parameter): parameter for module in eager.values() for parameter in module.parameters()}
+    return LiveSource(_with_modules(definition, _copies(eager)), source.programs, source.keyword_inputs)
+
+
+def _copies(modules: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
+    memo = {id(parameter): parameter for module in modules.values() for parameter in module.parameters()}
     try:
         with torch.inference_mode(mode=False):  # or else the buffers' copies are such that nothing can trace
-            copies = copy.deepcopy(eager, memo)
+            return copy.deepcopy(dict(modules), memo)
     except Exception as error:
         raise SourceError(
             f"the model cannot be copied ({type(error).__name__}: {error}); it must not change"
         ) from error
+
+
+def _with_modules(definition: ModelDefinition, modules: Mapping[str, torch.nn.Module]) -> ModelDefinition:
     methods = {
-        name: MethodDefinition(copies.get(name, each.module), each.example_inputs, each.dynamic_shapes)
+        name: MethodDefinition(modules.get(name, each.module), each.example_inputs, each.dynamic_shapes)
         for name, each in definition.methods.items()
     }
-    return LiveSource(replace(definition, methods=methods), source.programs, source.keyword_inputs)
+    return replace(definition, methods=methods)
 
 
 def _refuse_beside_definition(*given: Any) -> None:

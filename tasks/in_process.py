@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ..errors import InputError, StageError, StageFailed
 from .progress import Progressed, reporter, unheard
 from .workers import WorkerLimits, WorkerReport
+
+Result = TypeVar("Result")
 
 
 class InProcess:
@@ -29,20 +32,31 @@ class InProcess:
             StageFailed: whatever it raised, chained.
         """
         del limits, python_path  # what the caller can import is what its own `sys.path` says
-        from .stages.fresh_state import fresh_state  # noqa: PLC0415 - torch
-
         module, _, name = function.partition(":")
         body = getattr(importlib.import_module(module), name)
-        started = time.perf_counter()
         token = reporter.set(progressed)
-        with fresh_state():
-            try:
-                result = body(argument)
-            except StageError:
-                raise
-            except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-                raise StageFailed(problem, bad_input=isinstance(error, InputError)) from error
-            finally:
-                reporter.reset(token)
-        return WorkerReport(result, time.perf_counter() - started, peak_memory=0, log=b"")
+        try:
+            result, seconds = call_in_process(lambda: body(argument))
+        finally:
+            reporter.reset(token)
+        return WorkerReport(result, seconds, peak_memory=0, log=b"")
+
+
+def call_in_process(body: Callable[[], Result]) -> tuple[Result, float]:
+    """What a body gives under the global torch state of a fresh process, and how many seconds it took.
+
+    Raises:
+        StageFailed: whatever it raised, chained.
+    """
+    from .stages.fresh_state import fresh_state  # noqa: PLC0415 - torch
+
+    started = time.perf_counter()
+    with fresh_state():
+        try:
+            result = body()
+        except StageError:
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise StageFailed(problem, bad_input=isinstance(error, InputError)) from error
+    return result, time.perf_counter() - started

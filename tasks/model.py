@@ -180,6 +180,10 @@ class PlannedModel:
             for method, each in (self.config.calibration or {}).items()
         }
 
+    def eager_source(self, exporting: ExportParams) -> Mapping[str, Any]:
+        """What says which model eager's score is of, from the params that its first method is exported with."""
+        return exporting.source
+
     def export_params(self, method: str | None, watched: tuple[str, ...]) -> ExportParams:
         """Params of `export`.
 

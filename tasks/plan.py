@@ -77,7 +77,7 @@ def plan_model(
     datasets = model.calibration_params()
     if unknown := sorted(set(datasets) - set(methods)):
         raise SourceError(f"calibration names the methods {unknown}; the model has {list(methods)}")
-    evaluations = plan_evaluations(model, exporting.source)
+    evaluations = plan_evaluations(model, model.eager_source(exporting))
     parts = {}
     for recipe in model.recipes:
         evaluation = evaluations.get(recipe.name)

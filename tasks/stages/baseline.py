@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ...artifacts.digest import canonical_json
+from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
+from ...configs.definition import ModelDefinition
 from ...errors import SourceError
 from ..accuracy import Score, Scores
 from ..accuracy_params import BaselineParams
 from ..stage import Workspace
 from .prepared import for_inference
 from .scoring import Predict, as_returned, score, shown_inputs
-from .source import BuiltModel, build_model
+from .source import build_model
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: BaselineParams, work: Workspace) -> Mapping[str, ArtifactRef]:
@@ -27,16 +29,32 @@ def run(inputs: Mapping[str, ArtifactRef], params: BaselineParams, work: Workspa
     """
     del inputs
     built = build_model(params.source, params.seed, work)
-    found = score(params.evaluator, _eager(built), "the eager model", seed=params.seed)
-    scores = Scores((Score("", found),), {})
-    return {"scores": work.store.put_artifact("report/scores", canonical_json(scores.to_json()))}
+    return score_eager(built.definition, () if built.program is None else built.definition.methods, params, work.store)
 
 
-def _eager(built: BuiltModel) -> Predict:
-    definition = built.definition
-    if built.program is None:
-        for each in definition.methods.values():
+def score_eager(
+    definition: ModelDefinition, exported: Collection[str], params: BaselineParams, store: LocalStore
+) -> dict[str, ArtifactRef]:
+    """Scores a model that is there already; gives what `run` gives.
+
+    Args:
+        definition: the model, whose modules are run as they are and keep what that changes.
+        exported: names of the methods that come as exported programs, which cannot be put into inference mode.
+        params: the evaluator.
+        store: takes the artifact.
+
+    Raises:
+        SourceError: the evaluator fails.
+    """
+    for name, each in definition.methods.items():
+        if name not in exported:
             for_inference(each.module)
+    found = score(params.evaluator, _eager(definition), "the eager model", seed=params.seed)
+    scores = Scores((Score("", found),), {})
+    return {"scores": store.put_artifact("report/scores", canonical_json(scores.to_json()))}
+
+
+def _eager(definition: ModelDefinition) -> Predict:
 
     def predict(*inputs: Any, method: str = "forward") -> Any:
         if method in definition.constant_methods:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from executorch.exir._serialize._serialize import serialize_for_executorch
 from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.graph_module import get_control_flow_submodules
 from executorch.exir.print_program import _stacktrace_to_framelist
 from executorch.exir.schema import DelegateCall, FrameList, Instruction, KernelCall, Operator
 from torch._ops import OpOverload
@@ -75,12 +75,13 @@ class _Reading:
             graph: the method's, or that of a branch.
             start: the instruction that numbers within the graph count from.
         """
+        branches = get_control_flow_submodules(graph)
         for node in graph.graph.nodes:
             number = _number(node)
             if number is not None:
                 self._next = start + number + 1
                 yield start + number, list(_traces(node, graph))
-            for branch in _branches(node, graph):
+            for branch in (module for _, module, caller in branches if caller is node):
                 yield from self.traces(branch, self._start_of(branch))
 
     def _start_of(self, branch: GraphModule) -> int:
@@ -111,27 +112,14 @@ def _number(node: Node) -> int | None:
     return number
 
 
-def _branches(node: Node, graph: GraphModule) -> Iterator[GraphModule]:
-    """Graphs that a node of control flow runs, in the order in which they are emitted."""
-    if node.op == "call_function" and node.target is not executorch_call_delegate:
-        for argument in node.args:
-            found = _attribute(argument, graph)
-            if isinstance(found, GraphModule):
-                yield found
-
-
 def _traces(node: Node, graph: GraphModule) -> Iterator[str]:
     if node.target is not executorch_call_delegate:
         yield node.meta.get("stack_trace") or ""
         return
-    for inside in graph_modules(_attribute(node.args[0], graph).original_module.graph_module):
+    delegate = getattr(graph, node.args[0].target)
+    for inside in graph_modules(delegate.original_module.graph_module):
         for each in inside.graph.nodes:
             yield each.meta.get("stack_trace") or ""
-
-
-def _attribute(argument: Any, graph: GraphModule) -> Any:
-    is_attribute = isinstance(argument, Node) and argument.op == "get_attr"
-    return getattr(graph, str(argument.target)) if is_attribute else None
 
 
 _GENERATED = re.compile(r"<eval_with_key>\.\d+")
