@@ -168,11 +168,15 @@ class Exported:
     def delegation(self, specialization: str = "") -> tuple[Delegation, ...]:
         """What of each method went to a backend; printed, each is a table."""
         parts = [Part.named(name, self.methods[0]) for name in self._run.plan.recipe_parts[self.recipe]]
-        partitioned = {part.specialization for part in parts if part.stage == StageName.PARTITION.value}
-        stage = StageName.PARTITION if partitioned & {"", specialization} else StageName.EDGE
+        partitioned = {
+            part.method
+            for part in parts
+            if part.stage == StageName.PARTITION.value and part.specialization in ("", specialization)
+        }
+        stages = {method: StageName.PARTITION if method in partitioned else StageName.EDGE for method in self.methods}
         return tuple(
             delegation_of(method, self.artifact(stage.value, method=method, specialization=specialization))
-            for method in self.methods
+            for method, stage in stages.items()
         )
 
     def etrecord(self, path: str | Path, specialization: str = "") -> Path:

@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import Field, JsonValue, model_validator
 
 from .base import FrozenModel
+from .shapes import MethodName
 
 _QUANTIZER = "Name of the target whose quantizer annotates the program."
 _OPTIONS = "The quantizer's own options, such as per_channel or dynamic for xnnpack; checked before any work starts."
@@ -28,6 +29,12 @@ class Quantize(FrozenModel):
         default=(),
         description="Several quantizers in place of one, the first choice first: each takes of the operators that "
         "those before it have left.",
+    )
+    methods: tuple[MethodName, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="The methods to quantize, of a model that has several; null: all. In each there must be something "
+        "to quantize.",
     )
 
     @model_validator(mode="after")

@@ -14,6 +14,11 @@ from .params import CompileParams, EdgeParams, MethodMemory, TargetParams
 def check_methods(recipe: PlannedRecipe, methods: Iterable[str]) -> None:
     """Raises SourceError where a recipe says something of a method that the model does not have."""
     known = list(methods)
+    quantize = recipe.recipe.quantize
+    if unknown := sorted(set(quantize.methods or ()) - set(known)) if quantize else []:
+        raise SourceError(
+            f"`quantize.methods` of recipe {recipe.name!r} names the methods {unknown}; the model has {known}"
+        )
     for each in recipe.specializations:
         if unknown := sorted(set(each.methods) - set(known)):
             raise SourceError(

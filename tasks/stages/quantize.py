@@ -68,7 +68,10 @@ def quantize(
     prepared = prepare_pt2e(program.module(check_guards=False), make_quantizer(params.quantizers))
     if not any(isinstance(module, ObserverOrFakeQuantize) for module in prepared.modules()):
         names = " and ".join(dict.fromkeys(each.name for each in params.quantizers))
-        raise TargetError(f"the quantizer of {names} finds no operator in the program that it could quantize")
+        raise TargetError(
+            f"the quantizer of {names} finds no operator in the program that it could quantize; "
+            "where other methods have some, name those in the recipe's `quantize.methods`"
+        )
     with torch.no_grad():
         for sample in samples:
             args, kwargs = pytree.tree_unflatten(list(sample), program.call_spec.in_spec)

@@ -219,6 +219,25 @@ def test_source_transforms(net, example, exported, store):
     assert {stage.stage for stage in again.stages if stage.status == "ran"} == {"export", "source_transform"}
 
 
+def test_methods_to_quantize(nets, store):
+    """Of several methods those are quantized that the recipe names; one that has nothing to quantize need not be."""
+    written = {
+        "specializations": [{"target": "xnnpack"}],
+        "quantize": {"options": {"dynamic": True}, "methods": ["decode"]},
+        "verify": {"min_sqnr_db": 20},
+    }
+    result = pteforge.export(nets.conversation(), recipe=Recipe.model_validate(written), store=store)
+    assert [stage.step for stage in result.stages if stage.stage == "quantize"] == ["quantize/decode/recipe"]
+    assert "quantize" in str(result.artifact("edge", method="decode").graph)
+    assert result.figures.methods["encode"].max_abs_error == 0
+    written["quantize"] = {"methods": ["decod"]}
+    with pytest.raises(SourceError, match=r"`quantize.methods` of recipe 'recipe' names the methods \['decod'\]"):
+        pteforge.export(nets.conversation(), recipe=Recipe.model_validate(written), store=store)
+    del written["quantize"]["methods"]
+    with pytest.raises(StageFailed, match=r"name those in the recipe's `quantize.methods`"):
+        pteforge.export(nets.conversation(), recipe=Recipe.model_validate(written), store=store)
+
+
 def test_threads_wait_for_each_other(net, example, store):
     """Two threads that lower at once do so one after the other, since torch cannot: both get their file."""
     results = []

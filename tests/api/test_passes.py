@@ -52,6 +52,22 @@ def test_a_function_gives_several(lower):
     assert "aten.sigmoid.default" not in names
 
 
+def test_passes_of_one_method(lower, nets, store):
+    """What the specialization says of a method's passes counts for that method only."""
+    own = {"edge": {"passes": [{"callable": "own_edge_passes:Replace"}]}}
+    recipe = Recipe.model_validate({"specializations": [{"target": "portable", "methods": {"second": own}}]})
+    import torch
+
+    del lower  # has made the module with the passes importable
+    net, given = nets.Net(), (torch.ones(2, 4),)
+    result = pteforge.export(
+        {"first": net, "second": net}, {"first": given, "second": given}, recipe=recipe, store=store, until="edge"
+    )
+    found = {method: " ".join(operators(result.artifact("edge", method=method))) for method in result.methods}
+    assert ("aten.relu.default" in found["first"], "aten.sigmoid.default" in found["first"]) == (True, False)
+    assert ("aten.relu.default" in found["second"], "aten.sigmoid.default" in found["second"]) == (False, True)
+
+
 def test_code_is_in_the_key(lower, tmp_path):
     """An edit that means nothing is a hit, another one runs `edge` again, and nothing later if the program is equal."""
     named = {"callable": "own_edge_passes:Replace"}

@@ -116,6 +116,28 @@ def test_combined():
     assert names == ["xnnpack-0", "xnnpack-1", "portable"]
 
 
+def test_lowering_by_a_combined_recipe(net, example, store):
+    """The file has all of them: devices with the first backend run that, this machine the next."""
+    combined = ExportRecipe.combine(
+        [
+            ExportRecipe(name="vulkan", lowering_recipe=LoweringRecipe(partitioners=[VulkanPartitioner()])),
+            ExportRecipe(name="xnnpack", lowering_recipe=LoweringRecipe(partitioners=[XnnpackPartitioner()])),
+        ]
+    )
+    result = pteforge.export(net, example, recipe=combined, store=store, strict=False)
+    assert [each["name"] for each in result.provenance["file"]["payloads"]] == ["vulkan", "xnnpack", "portable"]
+    assert result.load().payload == "xnnpack"
+    assert set(result.figures.payloads) == {"xnnpack", "portable"}
+
+
+def test_lowering_by_partitioners_of_methods(nets, store):
+    """One method goes to the backend, the other to the portable kernels, in one payload."""
+    partitioners = {"encode": [], "decode": [XnnpackPartitioner()]}
+    given = ExportRecipe(strict=False, lowering_recipe=LoweringRecipe(partitioners=partitioners))
+    result = pteforge.export(nets.conversation(), recipe=given, store=store)
+    assert {each.method: each.partitions for each in result.delegation()} == {"encode": 0, "decode": 1}
+
+
 def test_partitioners_by_method():
     """A mapping gives methods targets of their own; what it does not delegate is portable."""
     partitioners = {"prefill": [XnnpackPartitioner(per_op_mode=True)], "decode": []}

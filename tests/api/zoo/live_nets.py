@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pteforge
 import torch
 
 
@@ -77,6 +78,19 @@ class Decoder(torch.nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Takes [n, width], gives [n, vocabulary]."""
         return torch.nn.functional.linear(hidden, self.table.weight)
+
+
+def conversation() -> pteforge.ModelDefinition:
+    """Two methods with one table, one of them with any number of rows up to 8, and constants."""
+    table = torch.nn.Embedding(16, 4)
+    rows = ({0: torch.export.Dim("rows", min=1, max=8)},)
+    return pteforge.ModelDefinition(
+        {
+            "encode": pteforge.MethodDefinition(Encoder(table), [(torch.tensor([1, 2, 3]),)]),
+            "decode": pteforge.MethodDefinition(Decoder(table), [(torch.randn(2, 4),)], dynamic_shapes=rows),
+        },
+        constant_methods={"vocabulary": 16, "scale": 0.5, "label": "small"},
+    )
 
 
 def linear() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
