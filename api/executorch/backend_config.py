@@ -35,7 +35,7 @@ _PLANNING = (
 _DEVICES = ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs")
 _SYM_SHAPE_EVAL: dict[type, Any] = {made: name for name, made in SYM_SHAPE_EVAL.items()}
 _NOT_OURS = {
-    "passes": "name passes by import path under edge.passes",
+    "passes": "they run just before emission; a recipe's passes run on Edge programs, by import path under edge.passes",
     "external_mutable_weights": "it is for training on the device, of programs with gradients, which no stage exports",
     "dynamic_memory_planning_mode": "ExecuTorch does not read it",
 }
@@ -54,7 +54,9 @@ def compile_options(given: ExecutorchBackendConfig | None) -> CompileOptions:
             raise untranslatable(f"{_FIELD}.{name}", hint)
     sym_shape_eval = _SYM_SHAPE_EVAL.get(type(given.sym_shape_eval_pass))
     if sym_shape_eval is None:
-        raise untranslatable(f"{_FIELD}.sym_shape_eval_pass", "it is neither constraint based nor hint based")
+        by_method = isinstance(given.sym_shape_eval_pass, dict)
+        problem = "it differs by method" if by_method else "it is neither constraint based nor hint based"
+        raise untranslatable(f"{_FIELD}.sym_shape_eval_pass", problem)
     if type(given.to_out_var_pass) is not ToOutVarPass:
         raise untranslatable(f"{_FIELD}.to_out_var_pass", "it is another class than ToOutVarPass")
     fields: dict[str, Any] = {name: getattr(given, name) for name in _SAME}

@@ -30,6 +30,7 @@ with warnings.catch_warnings():  # these modules warn when they are imported
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig
     from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, naive
     from executorch.exir.passes import MemoryPlanningPass
+    from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
     from executorch.export import (
         AOQuantizationConfig,
         ExportRecipe,
@@ -225,6 +226,11 @@ REFUSED = {
     ),
     "executorch_backend_config.external_mutable_weights": lambda: ExportRecipe(
         executorch_backend_config=ExecutorchBackendConfig(external_mutable_weights=True)
+    ),
+    "executorch_backend_config.sym_shape_eval_pass": lambda: ExportRecipe(
+        executorch_backend_config=ExecutorchBackendConfig(
+            sym_shape_eval_pass={"forward": ConstraintBasedSymShapeEvalPass()}
+        )
     ),
     "executorch_backend_config.memory_planning_pass": lambda: ExportRecipe(
         executorch_backend_config=ExecutorchBackendConfig(memory_planning_pass={"forward": MemoryPlanningPass()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pteforge.artifacts.nfat.data_file import kept_outside
 from pteforge.artifacts.nfat.named_data import ptd_named_data
 from pteforge.artifacts.pte.pieces import read_payload
 from pteforge.artifacts.pte.reader import read_pte
@@ -29,7 +30,7 @@ def weights_of(lowered):
     [
         "chain_models:two_methods",
         "chain_models:counter",
-        "chain_models:conditional",
+        pytest.param("chain_models:conditional", marks=pytest.mark.slow),
         pytest.param("chain_models:conv_net", marks=pytest.mark.slow),
     ],
 )
@@ -44,7 +45,7 @@ def test_the_files_are_upstreams(builder, stages, upstream_manager, tmp_path):
     assert lowered.provenance["data"]["size"] == theirs.stat().st_size
 
 
-@pytest.mark.parametrize("target", ["portable", "xnnpack"])
+@pytest.mark.parametrize("target", [pytest.param("portable", marks=pytest.mark.slow), "xnnpack"])
 def test_shared_weights_are_there_once(target, stages):
     """Two methods with the same weights, of kernels and of delegates: the `.ptd` has each once, the `.pte` none."""
     lowered = stages.lower("method_models:readers_and_writers", beside(target))
@@ -56,7 +57,7 @@ def test_shared_weights_are_there_once(target, stages):
     assert pte.size < 8192
 
 
-@pytest.mark.parametrize("target", ["portable", "xnnpack"])
+@pytest.mark.parametrize("target", ["portable", pytest.param("xnnpack", marks=pytest.mark.slow)])
 def test_names_are_told_apart(target, stages):
     """Methods whose weights have the same names and are different ones compute what eager does, each with its own."""
     lowered = stages.lower("method_models:namesakes", beside(target))
@@ -74,7 +75,7 @@ def test_constants_that_passes_make(stages):
         stages.lower("method_models:folded", recipe)
 
 
-@pytest.mark.parametrize("target", ["portable", "xnnpack"])
+@pytest.mark.parametrize("target", ["portable", pytest.param("xnnpack", marks=pytest.mark.slow)])
 def test_shared_state(target, stages):
     """State that methods share is no weight, also in a method that only reads it: loading that undoes nothing."""
     recipe = beside(target, compile={"share_mutable_buffers": True})
@@ -105,18 +106,22 @@ def test_delegates_weights_are_upstreams(stages):
 
 
 @pytest.mark.slow
-def test_quantized(stages):
-    """int8 weights and their scales are outside; the ladder runs the payload with them, as verification does."""
+def test_quantized(stages, tmp_path):
+    """int8 weights and their scales are outside, which the file says; ladder and verification run it with them."""
     recipe = beside("xnnpack", quantize={"quantizer": "xnnpack"}, verify={"min_sqnr_db": 10})
     lowered = stages.lower("chain_models:mlp", recipe)
     assert read_pte(lowered.file).named_data == ()
-    assert {len(content) for content in weights_of(lowered).values()} >= {8 * 4, 3 * 8}  # a byte for each weight
+    weights = weights_of(lowered)
+    assert {len(content) for content in weights.values()} >= {8 * 4, 3 * 8}  # a byte for each weight
+    (tmp_path / "model.pte").write_bytes(lowered.file)
+    assert any(key.startswith("scale_") for key in weights)
+    assert kept_outside(tmp_path / "model.pte", read_pte(lowered.file)).keys() == weights.keys()
     (payload,) = [rung for rung in lowered.provenance["numerics"] if rung["name"] == "payload"]
     assert payload["problem"] == ""
     assert payload["figures"]["cases"] == lowered.provenance["verification"]["figures"]["overall"]["cases"]
 
 
-@pytest.mark.parametrize("target", ["portable", "xnnpack"])
+@pytest.mark.parametrize("target", [pytest.param("portable", marks=pytest.mark.slow), "xnnpack"])
 def test_dynamic_shapes(target, stages):
     """Batches of several sizes run with the weights that are outside."""
     shapes = {"dynamic_shapes": {"forward": [{"0": {"min": 1, "max": 8}}]}}
