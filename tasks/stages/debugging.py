@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from operator import getitem
 
+import torch
 from executorch.devtools.etrecord import generate_etrecord
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchProgramManager
+from executorch.exir.dialects._ops import ops
 from torch.fx import GraphModule
 
 from ...artifacts.digest import canonical_json
@@ -38,16 +40,36 @@ def debug_artifacts(
     """
     edge = {method: load_program(ref, work.store) for method, ref in by_method(inputs, "edge").items()}
     path = work.scratch / "model.etrecord"
+    sources = {method: _sources(program.graph_module) for method, program in edge.items()}
+    for program in edge.values():
+        _inline_scalars(program.graph_module)
     unchecked = EdgeCompileConfig(_check_ir_validity=False)  # `edge` has checked them
     generate_etrecord(path, EdgeProgramManager(edge, None, unchecked), emitted)
     store = work.store
-    sources = {method: _sources(program.graph_module) for method, program in edge.items()}
     return {
         "etrecord": store.put_artifact("debug/etrecord", path.read_bytes()),
         "debug_handles": store.put_artifact("debug/handles", canonical_json(_plain(emitted.debug_handle_map))),
         "delegate_map": store.put_artifact("debug/delegates", canonical_json(_plain(emitted.delegate_map))),
         "debug_sources": store.put_artifact("debug/sources", canonical_json(sources)),
     }
+
+
+def _inline_scalars(module: GraphModule) -> None:
+    """Writes out what branches have as constant scalars: exir's serialization, and so an ETRecord, takes none there.
+
+    exir/serde/export_serialize.py: "getattr nodes containing tensors should not appear in the graph".
+    """
+    _, *inner = graph_modules(module)
+    for each in inner:
+        for node in list(each.graph.nodes):
+            value = getattr(each, str(node.target), None) if node.op == "get_attr" else None
+            if not isinstance(value, torch.Tensor) or value.dim():
+                continue
+            with each.graph.inserting_before(node):
+                full = each.graph.call_function(ops.edge.aten.full.default, ([], value.item()), {"dtype": value.dtype})
+            full.meta = {"val": node.meta["val"]}
+            node.replace_all_uses_with(full)
+            each.graph.erase_node(node)
 
 
 def _sources(module: GraphModule) -> dict[str, list[dict[str, str]]]:
