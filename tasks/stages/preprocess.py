@@ -86,7 +86,13 @@ def _in_one_call(details: type[BackendDetails], methods: Mapping[str, list[Parti
         {method: [specs for _, _, specs in parts] for method, parts in methods.items()},
     )
     for method, parts in methods.items():
-        for (position, _, specs), result in zip(parts, made[method], strict=True):
+        results = made.get(method, [])
+        if len(results) != len(parts):
+            raise TargetError(
+                f"backend {details.__name__!r} gave {len(results)} results for the {len(parts)} partitions of method "
+                f"{method!r}; its preprocess_multimethod must give one for each"
+            )
+        for (position, _, specs), result in zip(parts, results, strict=True):
             yield method, position, specs, result
 
 

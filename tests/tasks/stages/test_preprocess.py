@@ -104,7 +104,7 @@ def test_delegates_are_linked_where_they_belong(stages, recording):
     del recording
     inputs = preprocessed(stages, "waves", ["forward"], cosines=True)
     program = stages.program(inputs["program/forward"])
-    _link(program, load_delegates(inputs["delegates"], stages.store).methods["forward"])
+    _link(program, load_delegates(inputs["delegates"], stages.store).methods["forward"], outside=False)
 
     linked = [module for _, _, module in lowered_modules(program)]
     assert [module.backend_id for module in linked] == ["RecordingBackend"] * 3
@@ -157,7 +157,8 @@ def test_backends_must_have_one_class(count, stages, recording):
 def test_a_backend_that_loses_a_partition_is_refused(stages, recording):
     """Fewer delegates than partitions is a fault of the backend, and never a file without them."""
     del recording
-    with pytest.raises(ValueError, match="zip"):
+    problem = "backend 'ForgetfulBackend' gave 1 results for the 2 partitions of method 'forward'"
+    with pytest.raises(TargetError, match=problem):
         preprocessed(stages, "waves", ["forward"], backend="ForgetfulBackend")
 
 
