@@ -16,6 +16,11 @@ class EdgePass(FrozenModel):
         "Importable from python_path or from the environment."
     )
     kwargs: dict[str, JsonValue] = Field(default={}, description="Keyword arguments of the callable.")
+    takes_program: StrictBool = Field(
+        default=False,
+        description="Call it with the method's name and its ATen program before the keyword arguments, as functions under "
+        "edge_transform_passes of executorch.export are.",
+    )
 
 
 class EdgeOptions(FrozenModel):

@@ -12,7 +12,7 @@ from .keys.builder import find_builder
 from .keys.search import ModuleSearch
 from .keys.source import source_fields
 from .model import PlannedModel
-from .params import CallableParams
+from .params import PassParams
 from .recipe_targets import Complain
 
 
@@ -35,8 +35,13 @@ def check_edge_passes(recipe: Recipe, search: ModuleSearch, complain: Complain) 
                 raise complain(str(error), (*place, "passes", position, "callable")) from error
 
 
-def pass_params(passes: Sequence[EdgePass], model: PlannedModel) -> tuple[CallableParams, ...]:
-    """The passes with digests of their code, and of the local modules that it imports."""
+def pass_params(passes: Sequence[EdgePass], model: PlannedModel, method: str) -> tuple[PassParams, ...]:
+    """The passes over one method, with digests of their code, and of the local modules that it imports."""
     search = ModuleSearch(model.python_path)
-    sources = (BuilderSource(builder=each.callable, kwargs=each.kwargs) for each in passes)
-    return tuple(CallableParams(source=source_fields(source, search, folder=model.folder)) for source in sources)
+
+    def params(each: EdgePass) -> PassParams:
+        source = BuilderSource(builder=each.callable, kwargs=each.kwargs)
+        fields = source_fields(source, search, folder=model.folder)
+        return PassParams(source=fields, method=method if each.takes_program else None)
+
+    return tuple(map(params, passes))

@@ -26,6 +26,16 @@ class CallableParams(Params):
     source: dict[str, Any]
 
 
+class PassParams(CallableParams):
+    """What makes passes of a recipe.
+
+    Attributes:
+        method: name of the method, given to the callable together with its program; None where it takes neither.
+    """
+
+    method: str | None = None
+
+
 class TargetParams(Params):
     """Which target with which options.
 
@@ -70,7 +80,7 @@ class EdgeParams(Params):
     skip_dim_order: bool = False
     decompose_affine: bool = False
     core_aten_exceptions: tuple[str, ...] = ()
-    passes: tuple[CallableParams, ...] = ()
+    passes: tuple[PassParams, ...] = ()
 
 
 class PartitionParams(Params):

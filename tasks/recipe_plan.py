@@ -154,7 +154,7 @@ class _RecipePlan:
     def _edge(self, each: PlannedSpecialization, method: str, edge: EdgeParams) -> str:
         taking_part = (params_of(each.target_of(method)),) if edge.preserve_for or edge.passes_of else ()
         if passes := edge_options(self.recipe.recipe, each, method).passes:
-            edge = edge.model_copy(update={"passes": pass_params(passes, self.model)})
+            edge = edge.model_copy(update={"passes": pass_params(passes, self.model, method)})
         inputs = {"program": Output(self.programs[method], "program")}
         return self._add(StageName.EDGE, edge, inputs, method=method, payload=each.name, targets=taking_part)
 

@@ -16,6 +16,7 @@ from ...configs.verify_bounds import Verification
 from ...errors import ConfigError
 from ...tasks.catalog import StageName
 from .backend_config import compile_options, external_data
+from .passes import edge_passes
 from .partitioners import specializations
 from .quantization import quantize, source_transforms
 from .refusal import untranslatable
@@ -75,9 +76,11 @@ def translate(given: ExportRecipe) -> Translated:
     if given.aten_transform_passes:
         raise untranslatable("aten_transform_passes", "give source_transforms, which enter the key by their code")
     lowering = given.lowering_recipe or LoweringRecipe()
-    for field in ("edge_transform_passes", "edge_manager_transform_passes"):
-        if getattr(lowering, field):
-            raise untranslatable(f"lowering_recipe.{field}", "name passes by import path under edge.passes")
+    if lowering.edge_manager_transform_passes:
+        raise untranslatable(
+            "lowering_recipe.edge_manager_transform_passes",
+            "programs are lowered one by one, without a manager; edge_transform_passes and edge.passes are there",
+        )
     fields: dict[str, Any] = {
         "quantize": quantize(given.quantization_recipe),
         "source_transforms": source_transforms(given.quantization_recipe),
@@ -103,11 +106,13 @@ def translate(given: ExportRecipe) -> Translated:
 
 
 def _edge(lowering: LoweringRecipe) -> EdgeOptions:
+    passes = edge_passes(lowering.edge_transform_passes or ())
     config = lowering.edge_compile_config
     if config is None:
-        return EdgeOptions()
+        return EdgeOptions(passes=passes)
     fields: Mapping[str, Any] = vars(config)
     return EdgeOptions(
+        passes=passes,
         check_ir_validity=fields["_check_ir_validity"],
         skip_dim_order=fields["_skip_dim_order"],
         core_aten_ops_exception_list=tuple(map(str, fields["_core_aten_ops_exception_list"])),

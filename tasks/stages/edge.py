@@ -28,7 +28,9 @@ def run(inputs: Mapping[str, ArtifactRef], params: EdgeParams, work: Workspace) 
     if params.decompose_affine:
         program = decompose_affine(program)
     config = edge_config(params)
-    edge = to_edge_program(program, _keeping(params), config, [*_passes(params), *recipe_passes(params.passes)])
+    edge = to_edge_program(
+        program, _keeping(params), config, [*_passes(params), *recipe_passes(params.passes, program)]
+    )
     return {
         "program": save_program(edge, kind="program/edge", store=work.store),
         "state": work.store.put_artifact("program/state", canonical_json(sorted(state_names(edge)))),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pteforge
 import pytest
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.export import ExportRecipe, LoweringRecipe
 from pteforge.configs import Recipe
 from pteforge.errors import ConfigError, SourceError, StageFailed
 
@@ -66,6 +68,26 @@ def test_passes_of_one_method(lower, nets, store):
     found = {method: " ".join(operators(result.artifact("edge", method=method))) for method in result.methods}
     assert ("aten.relu.default" in found["first"], "aten.sigmoid.default" in found["first"]) == (True, False)
     assert ("aten.relu.default" in found["second"], "aten.sigmoid.default" in found["second"]) == (False, True)
+
+
+def test_a_function_of_the_program(lower):
+    """What chooses passes by the method and its ATen program gets both."""
+    written = {"callable": "own_edge_passes:for_method", "takes_program": True}
+    names = " ".join(operators(lower(written, until="edge").artifact("edge")))
+    assert "aten.tanh.default" in names
+    assert "aten.relu.default" not in names
+
+
+def test_an_export_recipes_passes(lower, net, example, store):
+    """Functions under `edge_transform_passes` are passes that a recipe names: the same programs, found in the cache."""
+    lower({"callable": "own_edge_passes:for_method", "takes_program": True})
+    import own_edge_passes
+
+    lowering = LoweringRecipe(partitioners=[XnnpackPartitioner()], edge_transform_passes=[own_edge_passes.for_method])
+    recipe = ExportRecipe(name="theirs", lowering_recipe=lowering, strict=False)
+    result = pteforge.export(net, example, recipe=recipe, name="passes", store=store, until="partition")
+    assert [stage.status for stage in result.stages[1:]] == ["cached", "cached"]
+    assert "aten.relu.default" not in " ".join(operators(result.artifact("edge")))
 
 
 def test_code_is_in_the_key(lower, tmp_path):

@@ -198,8 +198,11 @@ def quantizer_with_a_filter():
 
 REFUSED = {
     "aten_transform_passes": lambda: ExportRecipe(aten_transform_passes=[lambda _name, program: program]),
-    "lowering_recipe.edge_transform_passes": lambda: ExportRecipe(
+    "lowering_recipe.edge_transform_passes[0]": lambda: ExportRecipe(
         lowering_recipe=LoweringRecipe(edge_transform_passes=[lambda _name, _program: []])
+    ),
+    "lowering_recipe.edge_manager_transform_passes": lambda: ExportRecipe(
+        lowering_recipe=LoweringRecipe(edge_manager_transform_passes=[lambda _manager: []])
     ),
     "lowering_recipe.partitioners[0]": lambda: ExportRecipe(
         lowering_recipe=LoweringRecipe(partitioners=[VulkanPartitioner({"texture_limits": (1, 2, 3)})])

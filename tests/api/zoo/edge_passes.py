@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from executorch.exir.dialects._ops import ops
 from executorch.exir.pass_base import ExportPass
+from torch.export import ExportedProgram
 
 
 class Replace(ExportPass):
@@ -23,6 +24,12 @@ class Replace(ExportPass):
 def two() -> list[ExportPass]:
     """A function may give several."""
     return [Replace("tanh"), Replace("sigmoid")]
+
+
+def for_method(name: str, program: ExportedProgram) -> list[ExportPass]:
+    """What suits a method and its ATen program, as functions of `edge_transform_passes` choose it."""
+    relu = any(node.target == torch.ops.aten.relu.default for node in program.graph.nodes)
+    return [Replace("tanh")] if relu and name == "forward" else []
 
 
 def nothing() -> torch.Tensor:
