@@ -78,7 +78,10 @@ def export(  # noqa: PLR0913 - what there is to say of one model
     source = live_source(model, example_inputs, dynamic_shapes, constant_methods)
     planned = replace(asked.planned, until=StageName.named(until)) if until else asked.planned
     planned = planned.for_debugging() if debug else planned
-    observed = asked_calibration(calibration, tuple(source.definition.methods), planned)
+    methods = tuple(source.definition.methods)
+    if calibration is None and asked.calibration and planned.quantizers:
+        calibration = {method: asked.calibration() for method in methods}
+    observed = asked_calibration(calibration, methods, planned)
     config = ModelConfig(
         source=BuilderSource(builder="pteforge:export"),
         strict=asked.strict if strict is None else strict,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..configs.accuracy import resolve_gate
 from ..configs.fields import FieldPath, format_field
@@ -32,10 +33,17 @@ _UNNAMED = "recipe"
 
 @dataclass(frozen=True, slots=True)
 class AskedRecipe:
-    """A recipe with its targets, and whether it asks to trace in strict mode."""
+    """A recipe with its targets, and what an ExportRecipe says besides.
+
+    Attributes:
+        planned: the recipe.
+        strict: trace in torch.export's strict mode.
+        calibration: gives what quantizers observe, for each method; None for the example inputs.
+    """
 
     planned: PlannedRecipe
     strict: bool = False
+    calibration: Callable[[], Iterable[Any]] | None = None
 
 
 def recipe_from_executorch(given: ExportRecipe | RecipeType) -> Recipe:
@@ -44,7 +52,13 @@ def recipe_from_executorch(given: ExportRecipe | RecipeType) -> Recipe:
     Raises:
         ConfigError: it holds what cannot be said: functions, or other objects than targets make. The field is named.
     """
-    return _translated(given).recipe
+    found = _translated(given)
+    if found.calibration:
+        raise ConfigError(
+            "cannot be said in a recipe, which fits many models: samples are the model's, under `calibration`",
+            field="ExportRecipe.quantization_recipe.calibration_inputs_fn",
+        )
+    return found.recipe
 
 
 def asked_recipe(given: RecipeLike) -> AskedRecipe:
@@ -70,7 +84,7 @@ def asked_recipe(given: RecipeLike) -> AskedRecipe:
             return _loaded(load_preset(given))
     found = _translated(given)
     planned = replace(_planned(found.name, found.recipe, _complain), until=found.until)
-    return AskedRecipe(planned, found.strict)
+    return AskedRecipe(planned, found.strict, found.calibration)
 
 
 def _complain(problem: str, where: FieldPath) -> ConfigError:

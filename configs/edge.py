@@ -18,7 +18,7 @@ class EdgePass(FrozenModel):
     kwargs: dict[str, JsonValue] = Field(default={}, description="Keyword arguments of the callable.")
     takes_program: StrictBool = Field(
         default=False,
-        description="Call it with the method's name and its ATen program before the keyword arguments, as functions under "
+        description="Call it with the method's name and its ATen program first, as functions that stand under "
         "edge_transform_passes of executorch.export are.",
     )
 

@@ -29,6 +29,6 @@ def _path(given: Callable[..., Any], position: int) -> str:
     if found is not given:
         raise untranslatable(
             f"lowering_recipe.edge_transform_passes[{position}]",
-            f"{given!r} cannot be imported by its name; make it a function at the top of a module, since a key has its code",
+            f"{given!r} cannot be imported by its name, as a key needs for its code; put it at the top of a module",
         )
     return path

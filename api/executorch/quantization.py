@@ -21,7 +21,6 @@ from .refusal import untranslatable
 _CODE = "it is code, which a recipe names by import path or not at all"
 _QAT = "training comes first; give the module that prepare_qat_pt2e made once you have trained it: it is converted"
 _NOT_OURS = {
-    "calibration_inputs_fn": "samples are the model's: its example inputs, or those given as `calibration`",
     "is_qat": _QAT,
     "train_fn": _QAT,
     "pre_prepare_passes": _CODE,

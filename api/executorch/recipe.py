@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from executorch.export import ExportRecipe, LoweringRecipe, RecipeType, StageType
+from executorch.export.recipe import Mode
 
 from ...configs.edge import EdgeOptions
 from ...configs.presets.recipe_types import RECIPE_TYPES
@@ -16,8 +17,8 @@ from ...configs.verify_bounds import Verification
 from ...errors import ConfigError
 from ...tasks.catalog import StageName
 from .backend_config import compile_options, external_data
-from .passes import edge_passes
 from .partitioners import specializations
+from .passes import edge_passes
 from .quantization import quantize, source_transforms
 from .refusal import untranslatable
 
@@ -45,12 +46,14 @@ class Translated:
         recipe: the recipe.
         strict: trace in torch.export's strict mode.
         until: the last stage to go through; None for the file.
+        calibration: gives what quantizers observe; None for the example inputs.
     """
 
     name: str
     recipe: Recipe
     strict: bool = False
     until: StageName | None = None
+    calibration: Callable[[], Iterable[Any]] | None = None
 
 
 def translate_type(kind: RecipeType) -> Translated:
@@ -97,11 +100,13 @@ def translate(given: ExportRecipe) -> Translated:
             specializations=payloads,
             edge=_edge(lowering),
             compile=compile_options(given.executorch_backend_config),
+            debug=given.mode is Mode.DEBUG,
             verify=Verification(min_sqnr_db=bound),
             **fields,
         ),
         strict=given.strict,
         until=_last_stage(given),
+        calibration=given.quantization_recipe and given.quantization_recipe.calibration_inputs_fn,
     )
 
 

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pteforge
 import pytest
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+    XNNPACKQuantizer,
+    get_symmetric_quantization_config,
+)
+from executorch.export import ExportRecipe, QuantizationRecipe
 from pteforge.configs import Dataset
 from pteforge.errors import InputError, SourceError
 
@@ -33,6 +38,18 @@ def ran(result):
 def graph(result):
     """The quantized program, scales included."""
     return str(result.artifact("quantize").graph)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This API and all of its related functionality")
+def test_an_export_recipes_inputs(quantize, nets):
+    """What an ExportRecipe's own function gives is observed, unless the caller gives something else."""
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+    quantization = QuantizationRecipe(quantizers=[quantizer], calibration_inputs_fn=nets.samples)
+    recipe = ExportRecipe(name="theirs", quantization_recipe=quantization, strict=False)
+    given = quantize(nets.samples())
+    assert graph(quantize(recipe=recipe)) == graph(given)
+    assert graph(quantize(nets.samples(3), recipe=recipe)) == graph(quantize(nets.samples(3))) != graph(given)
 
 
 @pytest.mark.slow

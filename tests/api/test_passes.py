@@ -78,6 +78,7 @@ def test_a_function_of_the_program(lower):
     assert "aten.relu.default" not in names
 
 
+@pytest.mark.filterwarnings("ignore:This API and all of its related functionality")
 def test_an_export_recipes_passes(lower, net, example, store):
     """Functions under `edge_transform_passes` are passes that a recipe names: the same programs, found in the cache."""
     lower({"callable": "own_edge_passes:for_method", "takes_program": True})

@@ -39,6 +39,7 @@ with warnings.catch_warnings():  # these modules warn when they are imported
         RecipeType,
         StageType,
     )
+    from executorch.export.recipe import Mode
     from pteforge.tasks.stages.torchao_values import make_config
     from torchao.quantization.quant_api import Int8DynamicActivationIntxWeightConfig
 
@@ -255,6 +256,12 @@ def test_external_constants(partitioners):
     several = partitioners is not None and len(partitioners) > 1
     assert (output.form, output.external_data) == ("fat" if several else "plain", True)
     assert not pteforge.recipe_from_executorch(ExportRecipe()).output.external_data
+
+
+def test_debug_mode():
+    """A recipe in debug mode stays one."""
+    assert pteforge.recipe_from_executorch(ExportRecipe(mode=Mode.DEBUG)).debug
+    assert not pteforge.recipe_from_executorch(ExportRecipe()).debug
 
 
 @pytest.mark.parametrize("field", REFUSED)
