@@ -12,6 +12,7 @@ import torch
 from ...errors import VerificationFailed
 from ..figures import Case
 
+_COARSE = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _SILENT_DB = -300.0  # stands for minus infinity: eager gives zeros and the runtime does not
 
 
@@ -66,7 +67,9 @@ def compare(output: Any, reference: Any, *, method: str, label: str, output_posi
     if not torch.equal(finite, torch.isfinite(ours)) or not _same_not_finite(ours[~finite], eager[~finite]):
         raise VerificationFailed(f"{where}: NaN or infinity where eager has none, or the other way round")
     classified, agreeing = _top1(output, reference)
-    return _figures(ours[finite], eager[finite], replace(case, classified=classified, agreeing=agreeing))
+    rounded_to = _COARSE.get(reference.dtype, "")
+    case = replace(case, classified=classified, agreeing=agreeing, rounded_to=rounded_to)
+    return _figures(ours[finite], eager[finite], case)
 
 
 def _top1(output: torch.Tensor, reference: torch.Tensor) -> tuple[int, int]:

@@ -44,3 +44,16 @@ def test_managers_of_several_methods(nets, store):
     assert written.getvalue() == emitted.buffer == result.pte
     assert [each["name"] for each in emitted.delegate_map["decode"].values()] == ["XnnpackBackend"]
     assert emitted.debug_handle_map["encode"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(store, dtype):
+    """Models in 16 bits pass with the shipped recipes, as far as such types can hold what eager computes."""
+    import torch
+
+    torch.manual_seed(0)
+    kind = getattr(torch, dtype)
+    module = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)).to(kind)
+    result = pteforge.export(module, (torch.randn(3, 32).to(kind),), recipe="portable-fp32", store=store)
+    assert result.run_method()[0].dtype == kind
+    assert result.figures.overall.rounded_to == dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -166,3 +167,24 @@ def test_top1(ours, eager, agreement):
 
     case = compare(torch.tensor(ours), torch.tensor(eager), method="forward", label="example 0", output_position=0)
     assert (case.classified, case.agreeing) == agreement
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float16", 40.0), ("bfloat16", 22.0), ("float32", 80.0)])
+def test_no_more_is_asked_than_a_type_can_hold(dtype, most):
+    """Of outputs of 16 bits less is enough; a bound below that counts as it is, and so does the worst of several."""
+    import torch
+    from pteforge.tasks.figures import violations, worst_of
+    from pteforge.tasks.stages.compare import compare
+
+    eager = torch.ones(100).to(getattr(torch, dtype))
+    eager[0] = 0
+    noisy = eager.clone()
+    noisy[0] = 10 ** ((10 * math.log10(99) - most - 1) / 20)  # 1 dB above `most`
+    case = compare(noisy, eager, method="forward", label="example 0", output_position=0)
+    worse = replace(case, sqnr_db=most - 1)
+    assert case.sqnr_db == pytest.approx(most + 1, abs=0.2)
+    for figures in (case, worst_of([case])):
+        assert not list(violations(figures, VerifyBounds(min_sqnr_db=80.0)))
+    for figures in (worse, worst_of([case, worse])):
+        assert list(violations(figures, VerifyBounds(min_sqnr_db=80.0))) == [f"SQNR {most - 1} dB < {most} dB"]
+        assert not list(violations(figures, VerifyBounds(min_sqnr_db=10.0)))
