@@ -49,6 +49,11 @@ class LiveSamples:
     count: int
     seconds: float
 
+    @property
+    def outputs(self) -> Mapping[str, ArtifactRef]:
+        """By role."""
+        return {"samples": self.ref}
+
 
 @dataclass(frozen=True, kw_only=True)
 class LiveModel(PlannedModel):

@@ -14,7 +14,7 @@ from ..artifacts.pte.pieces import payload_sha256, read_payload, write_payload
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import StageOutcome
 from ..artifacts.store import Store
-from ..errors import InputError, StoreUnusable
+from ..errors import InputError
 from ..runtime.host import LoadedProgram, load
 from ..runtime.scratch import scratch_folder
 from ..tasks.catalog import StageName
@@ -27,6 +27,8 @@ from .artifacts import Part, find_part, load_artifact, output_of
 from .delegation import Delegation, delegation_of
 from .live_model import LiveModel
 from .run import FinishedRun
+from .why import told
+from .writing import writing
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
@@ -59,8 +61,7 @@ class Exported:
         """The result of a run."""
         examples = {name: each.example_inputs for name, each in model.source.definition.methods.items()}
         (recipe,) = model.recipes
-        rejected = run.missed is not None
-        return cls(model.name, recipe.name, tuple(examples), run.stages, rejected, examples, recipe, run, store)
+        return cls(model.name, recipe.name, tuple(examples), run.stages, bool(run.missed), examples, recipe, run, store)
 
     @property
     def pte(self) -> bytes:
@@ -86,12 +87,10 @@ class Exported:
             StoreUnusable: it cannot be written.
         """
         path = Path(path)
-        try:
+        with writing(path):
             for role, target in (("data", path.with_suffix(".ptd")), ("file", path)):
                 if ref := self._file(role):
                     write_payload(ref, self._store.local, target)
-        except OSError as error:
-            raise StoreUnusable(f"cannot write {path}: {error.strerror or error}") from error
         return path
 
     def load(self, *, prefer: Iterable[str] = (), exclude: Iterable[str] = ()) -> LoadedProgram:
@@ -188,10 +187,8 @@ class Exported:
         """
         path = Path(path)
         content: bytes = self.artifact(StageName.COMPILE.value, specialization=specialization, role="etrecord")
-        try:
+        with writing(path):
             path.write_bytes(content)
-        except OSError as error:
-            raise StoreUnusable(f"cannot write {path}: {error.strerror or error}") from error
         return path
 
     @property
@@ -213,7 +210,7 @@ class Exported:
 
     def why(self) -> str:
         """A line for each stage: whether it ran, and if so which fields of its key had changed since it last did."""
-        return "\n".join(map(_line, self.stages))
+        return told(self.stages)
 
     def _first_example(self, method: str) -> list[Any]:
         """Flat, keyword arguments among them; nothing for constant methods."""
@@ -245,19 +242,9 @@ class Exported:
 
     def _file(self, role: str) -> ArtifactRef | None:
         """What the report has read: the verified file, or its data; InputError where the run was cut short."""
-        if self.rejected:  # and so there is no report
-            ref = self._result(StageName.SERIALIZE.value, "", "").outputs.get(role)
-            if ref:
-                self._store.fetch(ref)
-            return ref
-        return self._inputs(self._result(StageName.REPORT.value, "", "")).get(role)
+        reader = StageName.EVALUATE if self.rejected else StageName.REPORT  # of a rejected file there is no report
+        return self._inputs(self._result(reader.value, "", "")).get(role)
 
     def _load(self, ref: ArtifactRef) -> Any:
         self._store.fetch(ref)
         return load_artifact(ref, self._store.local)
-
-
-def _line(stage: StageOutcome) -> str:
-    changed = ", ".join(change.field for change in stage.telling)
-    reason = f"changed: {changed}" if changed else stage.message
-    return f"{stage.status:<7} {stage.step:<40} {reason}".rstrip()

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord, StageOutcome
 from ..artifacts.store import Store
 from ..errors import StageError
@@ -20,9 +19,9 @@ from ..tasks.executor import Executor, StepResult
 from ..tasks.in_process import InProcess
 from ..tasks.plan import ModelPlan, plan_model
 from ..tasks.run_notes import RunNotes
-from ..tasks.source_params import CalibrationParams, SourceTransformParams
+from ..tasks.source_params import CalibrationParams, ExportParams, SourceTransformParams
 from ..tasks.steps import Step
-from .live_model import LiveModel, score_model, transform_method
+from .live_model import LiveExport, LiveModel, LiveSamples, score_model, transform_method
 
 one_at_a_time = threading.Lock()  # torch and ExecuTorch neither trace nor lower in two threads at once
 
@@ -87,18 +86,17 @@ def _adopted(model: LiveModel, plan: ModelPlan, executor: Executor, notes: RunNo
     exports = iter(model.exports.values())
     results = {}
     for step in plan.steps:
-        outputs: Mapping[str, ArtifactRef]
-        if isinstance(step.params, SourceTransformParams):
-            live = transform_method(model, step.params, executor.store.local)
-            outputs, seconds = live.outputs, live.seconds
-        elif step.stage is StageName.EXPORT:
-            live = next(exports)
-            outputs, seconds = live.outputs, live.seconds
-        elif isinstance(step.params, CalibrationParams) and (samples := model.samples_of(step.params)):
-            outputs, seconds = {"samples": samples.ref}, samples.seconds
-        else:
+        live: LiveExport | LiveSamples | None = None
+        match step.params:
+            case SourceTransformParams():
+                live = transform_method(model, step.params, executor.store.local)
+            case ExportParams():
+                live = next(exports)
+            case CalibrationParams():
+                live = model.samples_of(step.params)
+        if live is None:
             continue
-        results[step.name] = executor.adopt(step, {}, outputs, seconds)
+        results[step.name] = executor.adopt(step, {}, live.outputs, live.seconds)
         notes.note_changes(
             step, results[step.name], unchanged="nothing changed; what is handed over in memory is taken anew each time"
         )
