@@ -11,11 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from ...artifacts.aside import replace_file
+from ...artifacts.nfat.fat_file import is_fat
 from ...artifacts.pte.contents import Method, ScalarSpec, TensorSpec
 from ...artifacts.pte.reader import open_pte
 from ...errors import InputError
 from ...runtime import LoadedProgram, load
 from ...runtime.signature import shape_problem
+from .data_beside import check_found
 from .fat_input import data_files, split_names
 from .fat_output import check_output
 from .options import DATA
@@ -53,9 +55,12 @@ def run_file(  # noqa: PLR0913 - a command has as many parameters as options
     found = next((each for each in pte.methods if each.name == method), None)
     if found is None:
         raise InputError(f"{file} has no method {method!r}; it has {', '.join(m.name for m in pte.methods)}")
+    outside = data_files(file, data)
+    if not data and not is_fat(pte):  # of a fat file, the container says what payloads are
+        check_found(file, outside)
     with quiet():
         values = _read(inputs, found) if inputs else _draw(found, seed)
-        loaded = load(file, prefer=split_names(prefer), exclude=split_names(exclude), data_files=data_files(file, data))
+        loaded = load(file, prefer=split_names(prefer), exclude=split_names(exclude), data_files=outside)
         outputs = loaded.run(method, values)
     if output:
         _write(output, outputs)

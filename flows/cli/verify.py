@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...artifacts.digest import digest_file, parse_digest
+from ...artifacts.digest import parse_digest
 from ...artifacts.pte.reader import open_pte
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.store import Store
@@ -20,6 +20,7 @@ from ...tasks.figures import Figures
 from ...tasks.keys.versions import host_capability
 from ...tasks.params import VerifyParams
 from ..figures_text import format_sqnr
+from .data_beside import check_digest
 from .options import STORE, open_existing_store
 from .quiet import quiet
 
@@ -79,18 +80,11 @@ def _verify(file: Path, data_files: Sequence[Path], provenance: _Provenance, sto
 
 
 def _data_files(file: Path, provenance: _Provenance) -> tuple[Path, ...]:
-    """The `.ptd` that the file was made with, if any; raises InputError where it is not there."""
+    """The `.ptd` that the file was made with, if any; raises InputError where it is another one, or not there."""
     if provenance.data is None:
         return ()
     path = file.with_suffix(".ptd")
-    try:
-        found = digest_file(path)
-    except OSError as error:
-        raise InputError(f"{path}, which has the weights of {file}, cannot be read: {error.strerror}") from error
-    if found != provenance.data:
-        raise InputError(
-            f"{path} is not the one that was made with {file}: its SHA-256 is {found}, and should be {provenance.data}"
-        )
+    check_digest(file, path, provenance.data)
     return (path,)
 
 

@@ -60,16 +60,22 @@ def test_what_is_told(lowered):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["portable", "xnnpack"])
 def test_verify(target, made):
-    """Verifying again takes the `.ptd` beside the file, and says what is wrong with one that is not its own."""
+    """Verifying again takes the `.ptd` beside the file, and says what is wrong with another one; so does `run`.
+
+    One that is named is taken, if its weights have the names and sizes that the file looks for.
+    """
     file, beside = f"out/net/{target}.pte", made.out / "net" / f"{target}.ptd"
     done = made.run("verify", file, "--json")
     assert done.code == 0, done.err
     changed = bytearray(beside.read_bytes())
     changed[-1] ^= 1
     beside.write_bytes(changed)
-    refused = made.run("verify", file)
-    assert refused.code == 2
-    assert f"{target}.ptd is not the one that was made with {file}: its SHA-256 is" in refused.err.replace("\n", " ")
+    for command in ("verify", "run"):
+        refused = made.run(command, file)
+        assert refused.code == 2
+        told = f"{target}.ptd is not the one that was made with {file}: its SHA-256 is"
+        assert told in refused.err.replace("\n", " ")
+    assert made.run("run", file, "--data", str(beside)).code == 0
     beside.unlink()
     refused = made.run("verify", file)
     assert refused.code == 2
