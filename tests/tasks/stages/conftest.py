@@ -49,6 +49,15 @@ class Lowered:
         return read_payload(self.outputs["serialize/tested"]["file"], self.store)
 
     @property
+    def payloads(self) -> Mapping[str, bytes]:
+        """What is packed into the `.pte` by specialization; each is a complete one by itself."""
+        return {
+            name.partition(".")[2]: read_payload(roles["payload"], self.store)
+            for name, roles in self.outputs.items()
+            if name.startswith("compile/")
+        }
+
+    @property
     def provenance(self) -> dict[str, Any]:
         """What `report` says."""
         found: dict[str, Any] = json.loads(self.store.read_artifact(self.outputs["report/tested"]["provenance"]))

@@ -91,3 +91,14 @@ def test_two_methods_are_as_large_as_one(targets, stages):
     together = size("encode", "decode")
     assert together <= 1.05 * max(apart)
     assert together <= 0.6 * sum(apart)
+
+
+@pytest.mark.slow
+def test_a_weight_of_a_backend_and_of_the_portable_kernels(stages):
+    """ExecuTorch keeps constants and backends' named data apart: it is in a payload twice, and in a fat file once."""
+    recipe = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
+    made = stages.lower("method_models:tied", recipe)
+    (weight,) = stages.program(made.outputs["export"]["program"]).state_dict.values()
+    found = {name: content.count(weight.detach().numpy().tobytes()) for name, content in made.payloads.items()}
+    assert found == {"xnnpack": 2, "portable": 1}
+    assert made.file.count(weight.detach().numpy().tobytes()) == 1

@@ -54,14 +54,40 @@ class Writer(Reader):
         return self.body(state).softmax(-1)
 
 
-def readers_and_writers(methods: Sequence[str] = ("encode", "decode")):
-    """Two methods with the same weights, 0.3 MB of them, or one of the methods."""
-    embedding, body = nn.Embedding(256, 128), nn.Sequential(nn.Linear(128, 192), nn.ReLU(), nn.Linear(192, 128))
+def readers_and_writers(methods: Sequence[str] = ("encode", "decode"), width: int = 128):
+    """Two methods with the same weights, 0.3 MB of them for the narrowest, or one of the methods."""
+    inner = width * 3 // 2
+    embedding, body = (
+        nn.Embedding(256, width),
+        nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width)),
+    )
     made = {
         "encode": MethodDefinition(Reader(embedding, body), [(torch.arange(4).reshape(1, 4),)]),
         "decode": MethodDefinition(Writer(embedding, body), [(torch.arange(1).reshape(1, 1),)]),
     }
     return ModelDefinition({method: made[method] for method in methods})
+
+
+class Head(nn.Module):
+    """A linear layer whose weight is an embedding's."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, states):
+        return nn.functional.linear(states, self.embedding.weight)
+
+
+def tied():
+    """One method looks words up, the other one compares states with all of them: one weight, two kinds of use."""
+    embedding = nn.Embedding(256, 128)
+    return ModelDefinition(
+        {
+            "encode": MethodDefinition(embedding, [(torch.arange(4).reshape(1, 4),)]),
+            "decode": MethodDefinition(Head(embedding), [(torch.randn(1, 128),)]),
+        }
+    )
 
 
 class Cache(nn.Module):
