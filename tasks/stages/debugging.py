@@ -67,7 +67,7 @@ def _inline_scalars(module: GraphModule) -> None:
                 continue
             with each.graph.inserting_before(node):
                 full = each.graph.call_function(ops.edge.aten.full.default, ([], value.item()), {"dtype": value.dtype})
-            full.meta = {"val": node.meta["val"]}
+            full.meta = dict(node.meta)
             node.replace_all_uses_with(full)
             each.graph.erase_node(node)
 

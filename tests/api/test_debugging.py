@@ -106,6 +106,17 @@ def test_a_fat_file(net, example, store, tmp_path):
         assert f"etrecord/{payload}" in result.provenance["artifacts"]
 
 
+def test_weights_beside_the_file(net, example, store, tmp_path):
+    """Weights that are beside the file are as they are of a usual one; the file itself has lines of the model."""
+    recipe = Recipe.model_validate({"output": {"external_data": True}, "specializations": [{"target": "portable"}]})
+    saved = {}
+    for debug in (False, True):
+        result = pteforge.export(net, example, recipe=recipe, debug=debug, store=store)
+        saved[debug] = result.save(tmp_path / f"{debug}.pte")
+    assert saved[True].with_suffix(".ptd").read_bytes() == saved[False].with_suffix(".ptd").read_bytes()
+    assert b"live_nets.py" in saved[True].read_bytes()
+
+
 def test_without_debug_mode(exported, tmp_path):
     """Without it there is no record, and what there is is told."""
     with pytest.raises(InputError, match="stage 'compile' gives payload; name one of them"):

@@ -53,10 +53,10 @@ def _name(instruction, plan):
     return ""
 
 
-@pytest.mark.parametrize("builder", ["chain_models:conv_net", "chain_models:mlp"])
-def test_operators_as_upstream(builder, stages, upstream):
+def test_operators_as_upstream(stages, upstream):
     """A program of operators only is the file that exir's own stack traces give."""
-    assert stages.lower(builder, recipe("portable")).file == upstream(builder, recipe("portable"))
+    asked = "chain_models:mlp", recipe("portable")
+    assert stages.lower(*asked).file == upstream(*asked)
 
 
 def test_behind_a_delegate(lines, upstream):
@@ -106,7 +106,9 @@ def test_branches(lines):
 NESTED = "return torch.cond(values.sum() > 0, small_or_large, lambda v: v * v, (values,))"
 
 
-@pytest.mark.parametrize(("builder", "operator"), [("rows", "aten::relu"), ("sums", "aten::mul")])
+@pytest.mark.parametrize(
+    ("builder", "operator"), [("rows", "aten::relu"), pytest.param("sums", "aten::mul", marks=pytest.mark.slow)]
+)
 def test_loops(frames, builder, operator):
     """What a loop itself takes has no lines, and what is in it has; they do not tell what torch numbers by process."""
     found = frames(f"control_flow_models:{builder}", "portable")
