@@ -17,7 +17,12 @@ from .refusal import untranslatable
 _FIELD = "lowering_recipe.partitioners"
 _PORTABLE = Specialization(target="portable")
 _OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
-    "coreml": ({}, {"compute_precision": "float32"}),
+    "coreml": tuple(
+        {**precision, **system, **state}
+        for system in ({}, *({"minimum_deployment_target": f"iOS{number}"} for number in (15, 16, 17, 18, 26)))
+        for precision in ({}, {"compute_precision": "float32"})
+        for state in ({}, {"take_over_mutable_buffers": False})
+    ),
     "vulkan": ({}, {"force_fp16": True}),
 }
 """By target, options under which its partitioners are looked at besides the defaults."""
@@ -61,19 +66,28 @@ def _target_of(given: Partitioner, field: str) -> Specialization:
     if type(given) is XnnpackPartitioner:
         return _xnnpack(given, field)
     for name in target_names():
+        if type(given) not in _classes(name):
+            continue
         for options in _OPTIONS.get(name, ({},)):
-            target = find_target(name, options)
-            if target.available() is None and any(_same(given, own) for own in target.partitioners()):
+            if any(_same(given, own) for own in find_target(name, options).partitioners()):
                 return Specialization(target=name, options=options)
     raise untranslatable(field, f"no target makes a {type(given).__name__} like this one")
 
 
+def _classes(name: str) -> set[type]:
+    """The classes of a target's partitioners; empty where it cannot be had here."""
+    target = find_target(name, {})
+    return set() if target.available() else {type(own) for own in target.partitioners()}
+
+
 def _same(given: Partitioner, own: Partitioner) -> bool:
-    """Whether two partitioners are of one class and tell their backend the same."""
+    """Whether two partitioners are of one class, claim the same and tell their backend the same."""
     if type(given) is not type(own):
         return False
-    theirs, ours = (getattr(each, "delegation_spec", None) for each in (given, own))
-    return theirs is not None and ours is not None and bool(theirs == ours)
+    theirs, ours = (
+        {name: value for name, value in vars(each).items() if not name.startswith("_")} for each in (given, own)
+    )
+    return "delegation_spec" in ours and bool(theirs == ours)
 
 
 def _xnnpack(given: XnnpackPartitioner, field: str) -> Specialization:

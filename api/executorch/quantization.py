@@ -29,6 +29,12 @@ _NOT_OURS = {
     "post_convert_passes": _CODE,
     "dynamic_batch_size": "samples are of the shapes that the model takes",
 }
+_COREML: tuple[dict[str, Any], ...] = tuple(
+    {**weights, **channel, **scheme}
+    for weights in ({}, {"weight_only": True})
+    for channel in ({}, {"per_channel": False})
+    for scheme in ({}, {"scheme": "affine"})
+)
 _XNNPACK = tuple({"per_channel": channel, "dynamic": dynamic} for channel in (True, False) for dynamic in (True, False))
 
 
@@ -68,8 +74,11 @@ def source_transforms(given: QuantizationRecipe | None) -> tuple[TorchaoTransfor
 
 def _choice(given: Quantizer, position: int) -> QuantizerChoice:
     field = f"quantization_recipe.quantizers[{position}]"
+    if type(given).__name__ == "CoreMLQuantizer":
+        return _coreml_choice(given, field)
     if type(given) is not XNNPACKQuantizer:
-        raise untranslatable(field, f"only XNNPACKQuantizer is known here, not {type(given).__name__}")
+        problem = f"only XNNPACKQuantizer and CoreMLQuantizer are known here, not {type(given).__name__}"
+        raise untranslatable(field, problem)
     for name in ("operator_type_config", "module_type_config", "module_name_config", "filter_fn"):
         if getattr(given, name):
             raise untranslatable(f"{field}.{name}", "the quantizer of target xnnpack has one config for all operators")
@@ -79,6 +88,15 @@ def _choice(given: Quantizer, position: int) -> QuantizerChoice:
         if _shown(own.global_config) == _shown(given.global_config):
             return QuantizerChoice(quantizer="xnnpack", options=dict(options))
     raise untranslatable(f"{field}.global_config", "it is not int8 and symmetric, as get_symmetric_quantization_config")
+
+
+def _coreml_choice(given: Any, field: str) -> QuantizerChoice:
+    target = find_target_class("coreml")
+    for options in _COREML:
+        own: Any = target.quantizer(find_quantizer_options("coreml", dict(options)))
+        if type(own) is type(given) and own._config == given._config:  # noqa: SLF001 - it is nowhere else
+            return QuantizerChoice(quantizer="coreml", options=dict(options))
+    raise untranslatable(f"{field}.config", "it is not one for all operators, of int8 weights and uint8 activations")
 
 
 def _shown(config: Any) -> Any:

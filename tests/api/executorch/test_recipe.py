@@ -208,6 +208,14 @@ REFUSED = {
     "lowering_recipe.partitioners[0]": lambda: ExportRecipe(
         lowering_recipe=LoweringRecipe(partitioners=[VulkanPartitioner({"texture_limits": (1, 2, 3)})])
     ),
+    "lowering_recipe.partitioners[1]": lambda: ExportRecipe(
+        lowering_recipe=LoweringRecipe(
+            partitioners=[
+                VulkanPartitioner(),
+                VulkanPartitioner(operator_blocklist=[torch.ops.aten.relu.default]),
+            ]
+        )
+    ),
     "quantization_recipe.is_qat": lambda: ExportRecipe(quantization_recipe=QuantizationRecipe(is_qat=True)),
     "quantization_recipe.calibration_inputs_fn": lambda: ExportRecipe(
         quantization_recipe=QuantizationRecipe(calibration_inputs_fn=list)

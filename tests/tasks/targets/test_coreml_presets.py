@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pteforge
 import pytest
 from pteforge.configs import Recipe
 from pteforge.configs.extends import read_preset
 from pteforge.configs.nodes import plain
+from pteforge.errors import ConfigError
 from pteforge.tasks.targets import find_target
 from pteforge.tasks.targets.quantizers import check_quantizers, make_quantizer
 from pteforge.tasks.torchao_configs import class_name
@@ -27,7 +29,10 @@ PRESETS = {
 @pytest.mark.filterwarnings("ignore:This API and all of its related functionality")  # ExecuTorch's, of its recipes
 @pytest.mark.parametrize("name", PRESETS)
 def test_as_upstreams_recipe(name):
-    """The converter gets the same settings, and the same quantizer or transform goes before it."""
+    """The converter gets the same settings, and the same quantizer or transform goes before it.
+
+    Their recipe itself is translated to what the shipped one says, but for the one that chooses layers by a function.
+    """
     from executorch.backends.apple.coreml.recipes import CoreMLRecipeProvider, CoreMLRecipeType
     from pteforge.tasks.stages.torchao_values import make_config
 
@@ -42,6 +47,19 @@ def test_as_upstreams_recipe(name):
     assert quantizers == [each._config for each in (wanted and wanted.quantizers) or []]
     transforms = [make_config(class_name(each.torchao), each.params) for each in ours.source_transforms]
     assert transforms == [each.ao_base_config for each in (wanted and wanted.ao_quantization_configs) or []]
+
+    if wanted and any(each.filter_fn for each in wanted.ao_quantization_configs or []):
+        with pytest.raises(ConfigError, match="filter_fn: cannot be said"):
+            pteforge.recipe_from_executorch(theirs)
+        return
+    translated = pteforge.recipe_from_executorch(theirs)
+    (own,), (coreml, _) = translated.specializations, ours.specializations
+    defaults = find_target("coreml", {}).options.model_dump()
+    assert defaults | own.options == defaults | coreml.options
+    assert check_quantizers(translated.quantize) == check_quantizers(ours.quantize)
+    assert [each.torchao for each in translated.source_transforms] == [
+        class_name(each.torchao) for each in ours.source_transforms
+    ]
 
 
 def settings(partitioner) -> tuple[object, ...]:
