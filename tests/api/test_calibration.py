@@ -13,10 +13,11 @@ from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
     get_symmetric_quantization_config,
 )
 from executorch.export import ExportRecipe, QuantizationRecipe
-from pteforge.configs import Dataset
+from pteforge.configs import Dataset, Recipe
 from pteforge.errors import InputError, SourceError
 
 RECIPE = "xnnpack-int8-static"
+OTHERS_ONLY = Recipe.model_validate({"specializations": [{"target": "xnnpack"}], "quantize": {"methods": ["encode"]}})
 
 
 @pytest.fixture
@@ -102,6 +103,7 @@ def test_never_all_in_memory(quantize, nets):
     ("given", "more", "problem"),
     [
         ([], {"recipe": "xnnpack-fp32"}, "calibration is given, but the recipe 'xnnpack-fp32' has no `quantize`"),
+        ([], {"recipe": OTHERS_ONLY}, "calibration of method 'forward': the recipe 'recipe' does not quantize it"),
         ({"encode": []}, {}, r"calibration names the methods \['encode'\]; the model has \['forward'\]"),
         (3, {}, "calibration of method 'forward' is a int; give a tuple of positional inputs"),
         ("nowhere:samples", {}, "calibration of method 'forward': builder 'nowhere:samples': "),
