@@ -42,13 +42,13 @@ def linked_manager(inputs: Mapping[str, ArtifactRef], params: CompileParams, sto
         config = EdgeCompileConfig(_check_ir_validity=False)  # as EdgeProgramManager.to_backend does
     for method, program in programs.items():
         check_control_flow(method, program)
-    if params.external_data:
-        tell_weights_apart(programs)
     if params.state_order:
         keep_shared_initial_state(programs, params.state_order)
     else:
         for program in programs.values():
             keep_initial_state(program)
+    if params.external_data:
+        tell_weights_apart(programs)
     constants = load_value(inputs["constants"], store)
     return EdgeProgramManager(programs, dict(constants) or None, config)
 

@@ -55,7 +55,7 @@ def tell_weights_apart(programs: Mapping[str, ExportedProgram]) -> None:
     The emitter writes the last method's over those of the others (`_save_to_external_constant_map` of
     exir/emit/_emitter.py in executorch 1.5.1).
     """
-    taken = {spec.target for program in programs.values() for spec, _ in _weights(program)}
+    taken = {spec.target for program in programs.values() for spec in program.graph_signature.input_specs}
     for method, _, name in list(_clashes(programs)):
         new = f"{method}.{name}"
         while new in taken:
@@ -98,11 +98,14 @@ def _clashes(programs: Mapping[str, ExportedProgram]) -> Iterator[tuple[str, str
 
 
 def _weights(program: ExportedProgram) -> Iterator[tuple[InputSpec, torch.Tensor]]:
-    """The inputs of a program that are constant tensors, each once."""
+    """The inputs of a program that go outside: no state, and none of the constants that are written in code.
+
+    Those have names of torch's, by which exir.passes.external_constants_pass knows them.
+    """
     changed = set(program.graph_signature.buffers_to_mutate.values())
     for spec in program.graph_signature.input_specs:
         name = spec.target
-        if spec.kind in _WEIGHTS and name not in changed:
+        if spec.kind in _WEIGHTS and name not in changed and "_lifted_tensor" not in spec.arg.name:
             yield spec, program.state_dict[name] if name in program.state_dict else program.constants[name]
 
 

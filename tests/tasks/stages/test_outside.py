@@ -7,7 +7,7 @@ from pteforge.artifacts.nfat.data_file import kept_outside
 from pteforge.artifacts.nfat.named_data import ptd_named_data
 from pteforge.artifacts.pte.pieces import read_payload
 from pteforge.artifacts.pte.reader import read_pte
-from pteforge.errors import TargetError
+from pteforge.errors import SourceError, TargetError
 
 
 def beside(target="portable", **recipe):
@@ -63,8 +63,8 @@ def test_names_are_told_apart(target, stages):
     lowered = stages.lower("method_models:namesakes", beside(target))
     assert set(lowered.provenance["verification"]["figures"]["methods"]) == {"forward", "encode"}
     weights = weights_of(lowered)
-    assert len(set(weights.values())) == 6
-    if target == "portable":
+    assert len(set(weights.values())) >= 6
+    if target == "portable":  # constants that stand in the code stay in the `.pte`
         assert {"0.weight", "0.bias", "1.weight", "1.bias", "forward.0.weight", "forward.0.bias"} == set(weights)
 
 
@@ -83,6 +83,8 @@ def test_shared_state(target, stages):
     assert weights_of(lowered) == {}
     inside = stages.lower("method_models:cached", {**recipe, "output": {}})
     assert lowered.file == inside.file
+    with pytest.raises(SourceError, match=r"the buffer 'cache\.rows' of 'peek' is not that of 'prefill'"):
+        stages.lower({"builder": "method_models:cached", "kwargs": {"one_cache": False}}, recipe)
 
 
 def test_delegates_weights_are_upstreams(stages):

@@ -197,11 +197,23 @@ def sequential():
     return ModelDefinition({name: MethodDefinition(layers(), [(torch.randn(2, 4),)]) for name in ("encode", "decode")})
 
 
+class Offset(nn.Module):
+    """Adds numbers that are written in its code."""
+
+    def __init__(self, offset: float) -> None:
+        super().__init__()
+        self.offset = offset
+
+    def forward(self, values):
+        return values + torch.tensor([self.offset, 1.0]).repeat(8)
+
+
 def namesakes():
-    """Two methods of layers that are called the same and are not the same, with a third layer in common."""
+    """Two methods of layers that are called the same and are not the same, with a second layer in common."""
     torch.manual_seed(8)
     common = nn.Linear(16, 16)
-    modules = {name: nn.Sequential(nn.Linear(16, 16), common) for name in ("forward", "encode")}
+    offsets = {"forward": 0.5, "encode": 0.25}
+    modules = {name: nn.Sequential(nn.Linear(16, 16), common, Offset(each)) for name, each in offsets.items()}
     return ModelDefinition(
         {name: MethodDefinition(module.eval(), [(torch.randn(2, 16),)]) for name, module in modules.items()}
     )
