@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from ...configs.definition import MethodDefinition
 from ...errors import SourceError
 from ..source_params import MethodParams
+from .changed_inputs import with_changed_inputs
 from .dynamic_shapes import check_entries, to_dims
 from .prepared import convert_prepared, for_inference, is_prepared
 from .source import BuiltModel
@@ -71,7 +72,7 @@ def export_method(name: str, method: MethodDefinition, params: MethodParams, sta
 
 
 def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:
-    """Flat outputs; neither the module nor the arguments are changed.
+    """Flat outputs, before them the inputs that the module writes to; neither it nor the arguments are changed.
 
     Raises:
         SourceError: the module raises; `what` says on which inputs.
@@ -81,9 +82,9 @@ def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:
     fresh = copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
     try:
         with torch.no_grad():
-            result = fresh(*args, **kwargs)
+            leaves = pytree.tree_leaves((args, kwargs))
+            outputs = with_changed_inputs(leaves, lambda: pytree.tree_leaves(fresh(*args, **kwargs)))
     except Exception as error:
         shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in pytree.tree_leaves(call)]
         raise SourceError(f"the model does not take {what}: {shapes}: {type(error).__name__}: {error}") from error
-    outputs: list[Any] = pytree.tree_leaves(result)
     return outputs

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from ...artifacts.local_store import LocalStore
 from ...artifacts.programs.codec import load_program
 from ...artifacts.ref import ArtifactRef
+from .changed_inputs import with_changed_inputs
 
 Watch = Callable[[Node, Any], Any]
 """Gets each node and its value, gives the value that later nodes get."""
@@ -34,7 +35,7 @@ class StoredProgram:
         return self._module
 
     def run(self, flat: Sequence[Any], watch: Watch | None = None) -> list[Any]:
-        """The flat outputs.
+        """The flat outputs, before them the inputs that it writes to.
 
         Args:
             flat: flat inputs, which stay as they are.
@@ -45,7 +46,9 @@ class StoredProgram:
         versions = [buffer._version for buffer in buffers]  # noqa: SLF001 - the only way to see a write
         inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in flat]
         with torch.no_grad():
-            outputs = _Watched(module, watch).run(*inputs, enable_io_processing=False)
+            outputs = with_changed_inputs(
+                inputs, lambda: list(_Watched(module, watch).run(*inputs, enable_io_processing=False))
+            )
         outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in outputs]
         if versions != [buffer._version for buffer in buffers]:  # noqa: SLF001 - as above
             self._module = None  # is loaded anew; what the store has is never written to

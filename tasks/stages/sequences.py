@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ...configs.definition import ModelDefinition
 from ...errors import SourceError
+from .changed_inputs import with_changed_inputs
 from .prepared import for_inference
 
 
@@ -34,7 +35,7 @@ def _run(definition: ModelDefinition, number: int) -> list[tuple[str, list[Any],
             raise SourceError(f"sequence {number} calls {call.method!r}; the model's methods are {list(modules)}")
         try:
             with torch.no_grad():
-                outputs = fresh[call.method](*copy.deepcopy(call.inputs))
+                outputs = _called(fresh[call.method], copy.deepcopy(call.inputs))
         except Exception as error:
             raise SourceError(
                 f"sequence {number}, call {position}: method {call.method!r} does not take its inputs: "
@@ -42,6 +43,10 @@ def _run(definition: ModelDefinition, number: int) -> list[tuple[str, list[Any],
             ) from error
         calls.append((call.method, pytree.tree_leaves(call.inputs), _kept(outputs)))
     return calls
+
+
+def _called(module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Any]:
+    return with_changed_inputs(pytree.tree_leaves(inputs), lambda: pytree.tree_leaves(module(*inputs)))
 
 
 def _kept(outputs: Any) -> list[Any]:
