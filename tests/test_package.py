@@ -41,6 +41,7 @@ HEAVY = (
     "tasks.stages",
     "tasks.targets.coreml_patterns",
     "tasks.targets.xnnpack_branches",
+    "tasks.targets.xnnpack_copies",
     "tasks.targets.xnnpack_patterns",
     "tasks.workers.preload",
 )

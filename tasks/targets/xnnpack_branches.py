@@ -13,6 +13,8 @@ from executorch.exir.graph_module import get_control_flow_submodules
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 
+from .xnnpack_copies import leave_copies_outside
+
 
 class XnnpackBranchesPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # executorch is untyped here
     """The same, which also partitions the branches of ``cond`` and the bodies of ``map`` and ``scan``.
@@ -36,7 +38,7 @@ class XnnpackBranchesPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # e
         return operators, check
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tags the method's own graph, then each branch, by tags that tell them apart."""
+        """Tags the method's own graph, then each branch, by tags that tell them apart. Surplus copies are left out."""
         result = super().partition(exported_program)
         tags = dict(result.partition_tags)
         for number, branch in enumerate(_branches(exported_program.graph_module)):
@@ -45,6 +47,8 @@ class XnnpackBranchesPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # e
                 if tag := node.meta.get("delegation_tag"):
                     node.meta["delegation_tag"] = f"branch{number}_{tag}"
             tags |= {f"branch{number}_{tag}": spec for tag, spec in found.partition_tags.items()}
+        for module in (exported_program.graph_module, *_branches(exported_program.graph_module)):
+            leave_copies_outside(module.graph)
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
 
 
