@@ -20,6 +20,7 @@ from ..stage import Workspace
 from ..targets.quantizers import fold_weights, make_quantizer
 from .counted import counted
 from .input_shapes import check_fits, input_shapes
+from .integer_scalars import hide_integer_scalars, show_integer_scalars
 
 
 def run(inputs: Mapping[str, ArtifactRef], params: QuantizeParams, work: Workspace) -> Mapping[str, ArtifactRef]:
@@ -65,7 +66,9 @@ def quantize(
     """
     if _is_quantized(program):
         return program
-    prepared = prepare_pt2e(program.module(check_guards=False), make_quantizer(params.quantizers))
+    module = program.module(check_guards=False)
+    hide_integer_scalars(module)
+    prepared = prepare_pt2e(module, make_quantizer(params.quantizers))
     if not any(isinstance(module, ObserverOrFakeQuantize) for module in prepared.modules()):
         names = " and ".join(dict.fromkeys(each.name for each in params.quantizers))
         raise TargetError(
@@ -77,6 +80,7 @@ def quantize(
             args, kwargs = pytree.tree_unflatten(list(sample), program.call_spec.in_spec)
             prepared(*args, **kwargs)
         converted = convert_pt2e(prepared, fold_quantize=fold_weights(params.quantizers))
+    show_integer_scalars(converted)
     args, kwargs = pytree.tree_unflatten(list(example), program.call_spec.in_spec)
     return torch.export.export(converted, args, kwargs, dynamic_shapes=_shapes(program, example), strict=False)
 

@@ -1,0 +1,67 @@
+"""Programs that compute positions and indices are quantized, though a quantizer makes floats of the numbers in them."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+with warnings.catch_warnings():  # these modules warn when they are imported
+    warnings.simplefilter("ignore")
+    import torch
+    from pteforge.tasks.params import QuantizeParams, TargetParams
+    from pteforge.tasks.stages.quantize import quantize
+    from pteforge.tasks.targets.quantizers import make_quantizer
+    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+class Embedded(torch.nn.Module):
+    """[n] integers to [n, 4]: a table is read at positions that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(64, 8)
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Integers and floats are both added to and multiplied with numbers."""
+        return self.linear(self.table.weight[3 * ids + 2] * 0.5 + 0.25)
+
+
+@pytest.fixture(scope="module")
+def program():
+    """The model's program."""
+    torch.manual_seed(0)
+    return torch.export.export(Embedded().eval(), (torch.arange(5),), strict=False)
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "vulkan"])
+def test_upstream_refuses_it(program, target):
+    """The quantizers by themselves make a program that does not run; once they do not, there is nothing to keep out."""
+    prepared = prepare_pt2e(program.module(check_guards=False), make_quantizer((TargetParams(name=target),)))
+    with pytest.raises(IndexError, match="tensors used as indices"):
+        prepared(torch.arange(5))
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "vulkan"])
+def test_integers_stay_integers(program, target):
+    """The quantized program computes about what the model does, and its integer arithmetic is as it was."""
+    example = (torch.arange(5),)
+    params = QuantizeParams(quantizers=(TargetParams(name=target),))
+    quantized = quantize(program, example, [example], params)
+    given, expected = quantized.module()(*example), program.module()(*example)
+    assert (given - expected).abs().max() < 0.05 * expected.abs().max()
+    assert integer_arithmetic(quantized) == integer_arithmetic(program) == [("mul", 3), ("add", 2)]
+    assert any("dequantize" in str(node.target) for node in quantized.graph.nodes)
+
+
+def integer_arithmetic(program):
+    """What is done with integers, and with which number."""
+    return [
+        (str(node.target).split(".")[1], node.args[1])
+        for node in program.graph.nodes
+        if node.target in (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
+        and not node.meta["val"].is_floating_point()
+    ]
