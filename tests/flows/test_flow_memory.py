@@ -7,7 +7,7 @@ import threading
 import psutil
 import pytest
 
-_WIDTH = 1 << 21  # rows of 4 and of 3 numbers each, 4 bytes a number: 67 MB of weights
+_WIDTH = 1 << 22  # rows of 4, 1 and 3 numbers of 4 bytes each: 134 MB of weights
 _WEIGHTS = _WIDTH * (4 + 1 + 3) * 4
 
 
@@ -40,9 +40,9 @@ def peak(room, folder, *models):
 
 @pytest.mark.slow
 def test_weights_do_not_go_through_the_flow(room, tmp_path):
-    """A model with 67 MB of weights takes the flow's process no more memory than one with a few bytes of them."""
+    """134 MB of weights take the flow's process not half as much more memory than a model with a few bytes of them."""
     large = {"builder": "nets:linear", "kwargs": {"width": _WIDTH}}
     room.zoo({"small": "nets:linear", "large": {"source": large}}, ("xnnpack-fp32",))
     sizes = {model: peak(room, tmp_path / model, model) for model in ("small", "large")}
     assert (tmp_path / "large" / "out" / "large" / "xnnpack-fp32.pte").stat().st_size > _WEIGHTS
-    assert sizes["large"] - sizes["small"] < _WEIGHTS / 4
+    assert sizes["large"] - sizes["small"] < _WEIGHTS / 2  # what a run takes varies by some 30 MB
