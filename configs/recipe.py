@@ -29,7 +29,11 @@ from .verify_bounds import Verification
 class Specialization(FrozenModel):
     """One backend that the model is lowered for."""
 
-    target: str = Field(min_length=1, description="Name of the target, such as portable or xnnpack.")
+    target: str = Field(
+        min_length=1,
+        description="Name of the target, such as portable or xnnpack; coreml+xnnpack: what the first leaves, "
+        "the second may take, with options under the names of both.",
+    )
     options: dict[str, JsonValue] = Field(
         default={}, description="The target's own options; the target checks them before any work starts."
     )
@@ -49,7 +53,7 @@ class Specialization(FrozenModel):
     @property
     def payload(self) -> str:
         """Name of the payload."""
-        return self.name or self.target
+        return self.name or self.target.replace("+", "-")
 
 
 class Output(FrozenModel):

@@ -25,7 +25,7 @@ from .params import CompileParams
 from .progress import Progressed, unheard
 from .source_params import MethodParams
 from .steps import Step
-from .targets.find import find_target_class
+from .targets.find import find_target_class, link_names
 from .watching import watch
 from .workers import StageRunner, WorkerLimits
 
@@ -218,9 +218,8 @@ def _toolchain(step: Step) -> _Toolchain:
     """Takes milliseconds, since it reads what is installed: to be kept for the time of a run."""
     modules, distributions = [step.stage.kind.module], list(step.distributions)
     for name in dict.fromkeys(each.name for each in step.targets):
-        target = find_target_class(name)
-        modules.append(target.__module__)
-        distributions += target.distributions
+        distributions += find_target_class(name).distributions
+        modules += [find_target_class(link).__module__ for link in link_names(name)]
     return _Toolchain(
         code=digest_json([stage_code_digest(module) for module in modules]),
         versions={"python": platform.python_version(), **distribution_versions(distributions)},

@@ -11,6 +11,7 @@ from executorch.exir.backend.partitioner import Partitioner
 
 from ...configs.methods import MethodOptions
 from ...configs.recipe import Specialization
+from ...tasks.targets.chain import SEPARATOR
 from ...tasks.targets.find import find_target, target_names
 from .refusal import untranslatable
 
@@ -31,10 +32,11 @@ _OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
 def specializations(given: list[Partitioner] | dict[str, list[Partitioner]] | None) -> tuple[Specialization, ...]:
     """The payloads: one, or of several partitioners one for each and the portable one.
 
-    Partitioners by method make one payload, whose other methods are portable.
+    Partitioners by method make one payload, whose other methods are portable. Those of one method run one after
+    another.
 
     Raises:
-        ConfigError: a partitioner is none that a target makes, or a method has several.
+        ConfigError: a partitioner is none that a target makes.
     """
     if not given:
         return (_PORTABLE,)
@@ -56,10 +58,12 @@ def specializations(given: list[Partitioner] | dict[str, list[Partitioner]] | No
 def _of_method(name: str, given: Sequence[Partitioner]) -> MethodOptions:
     if not given:
         return MethodOptions(delegate=False)
-    if len(given) > 1:
-        raise untranslatable(f"{_FIELD}[{name!r}]", f"the method has {len(given)} partitioners; a payload takes one")
-    own = _target_of(given[0], f"{_FIELD}[{name!r}][0]")
-    return MethodOptions(target=own.target, options=own.options)
+    own = [_target_of(each, f"{_FIELD}[{name!r}][{position}]") for position, each in enumerate(given)]
+    if len(own) == 1:
+        return MethodOptions(target=own[0].target, options=own[0].options)
+    return MethodOptions(
+        target=SEPARATOR.join(each.target for each in own), options={each.target: each.options for each in own}
+    )
 
 
 def _target_of(given: Partitioner, field: str) -> Specialization:

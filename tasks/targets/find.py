@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from ...errors import TargetError
 from .base import Target, TargetOptions
+from .chain import SEPARATOR, chain_class
 
 GROUP = "pteforge.targets"
 
@@ -17,6 +18,11 @@ GROUP = "pteforge.targets"
 def target_names() -> tuple[str, ...]:
     """Names of all installed targets, sorted."""
     return tuple(sorted(set(entry_points(group=GROUP).names)))
+
+
+def link_names(name: str) -> tuple[str, ...]:
+    """The targets that a name names: itself, or those that are joined by ``+``."""
+    return tuple(name.split(SEPARATOR))
 
 
 def find_target(name: str, options: dict[str, Any] | None = None) -> Target:
@@ -57,7 +63,9 @@ def _checked_options(what: str, kind: type[TargetOptions], options: dict[str, An
 
 
 def find_target_class(name: str) -> type[Target]:
-    """The class of the target `name`; raises TargetError where it cannot be had."""
+    """The class of the target `name`, or of several joined by ``+``; TargetError where it cannot be had."""
+    if SEPARATOR in name:
+        return chain_class(tuple(find_target_class(each) for each in link_names(name)))
     found = entry_points(group=GROUP, name=name)
     if not found:
         names = target_names()

@@ -142,7 +142,11 @@ def test_lowering_by_partitioners_of_methods(nets, store):
 
 def test_partitioners_by_method():
     """A mapping gives methods targets of their own; what it does not delegate is portable."""
-    partitioners = {"prefill": [XnnpackPartitioner(per_op_mode=True)], "decode": []}
+    partitioners = {
+        "prefill": [XnnpackPartitioner(per_op_mode=True)],
+        "decode": [],
+        "embed": [VulkanPartitioner(), XnnpackPartitioner(per_op_mode=True)],
+    }
     recipe = pteforge.recipe_from_executorch(ExportRecipe(lowering_recipe=LoweringRecipe(partitioners=partitioners)))
     (payload,) = recipe.specializations
     assert payload.target == "portable"
@@ -151,6 +155,8 @@ def test_partitioners_by_method():
         {"per_operator": True},
     )
     assert payload.methods["decode"].delegate is False
+    assert payload.methods["embed"].target == "vulkan+xnnpack"
+    assert payload.methods["embed"].options == {"vulkan": {}, "xnnpack": {"per_operator": True}}
 
 
 def test_configs():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
+from pteforge.artifacts.pte.reader import read_pte
 
 PORTABLE = {"specializations": [{"target": "portable"}]}
 XNNPACK = {"specializations": [{"target": "xnnpack"}]}
@@ -76,6 +77,17 @@ def test_options_change_the_file(builder, one, other, upstream, stages):
     """The options compared above are not without effect: upstream makes another file with them."""
     del stages
     assert upstream(builder, one) != upstream(builder, other)
+
+
+def test_partitioners_of_two_backends(stages, upstream):
+    """What the first leaves, the second takes: the file is that of one call with both partitioners."""
+    chain = {"target": "vulkan+xnnpack", "options": {"vulkan": {"only_operators": ["aten.convolution.default"]}}}
+    lowered = stages.lower(
+        "chain_models:conv_net", {"output": {"form": "fat"}, "specializations": [chain, {"target": "portable"}]}
+    )
+    payload = lowered.payloads["vulkan-xnnpack"]
+    assert payload == upstream("chain_models:conv_net", {"specializations": [chain]})
+    assert set(read_pte(payload).backends) == {"VulkanBackend", "XnnpackBackend"}
 
 
 def test_what_upstream_refuses_is_refused(stages):
