@@ -161,7 +161,8 @@ def test_memory_format_and_empty_tensors_are_kept():
         (lambda t: [t.ones(3), t.ones(3)], "example 1: input 0 must be a tensor of 2 dimensions"),
         (lambda t: [t.ones(3, 5), t.ones(3)], "example 1: input 0 has size 5 in dimension 1, the program takes 4"),
         (lambda t: [t.ones(10, 4), t.ones(10)], "input 0 has size 10 in dimension 0, the program takes 2 to 9"),
-        (lambda t: [t.ones(3, 4), t.ones(4)], "input 1 has size 4 in dimension 0, the program takes 3"),
+        (lambda t: [t.ones(3, 4), t.ones(3)], "input 1 is torch.float32, the program takes torch.int64"),
+        (lambda t: [t.ones(3, 4), t.ones(4).long()], "input 1 has size 4 in dimension 0, the program takes 3"),
     ],
 )
 def test_what_does_not_fit(flat, message):
