@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 _RUNTIME = Path(__file__).parents[1] / "runtime"
@@ -103,7 +104,7 @@ def run_here(monkeypatch, capfd) -> Iterator[Callable[..., Said]]:
 def _cmake(source: Path, build: Path, *options: str) -> Path:
     for command in (
         ["cmake", "-S", source, "-B", build, f"-DPython_EXECUTABLE={sys.executable}", *options],
-        ["cmake", "--build", build, "--parallel", "1"],
+        ["cmake", "--build", build, "--parallel"],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -117,9 +118,27 @@ def cmake() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[..., Path]:
+    """Fills a folder, by a name and a function that takes it: once for all processes that run tests of this session."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base if worker_id == "master" else base.parent
+
+    def make(name: str, fill: Callable[[Path], object]) -> Path:
+        folder, made = shared / name, shared / f"{name}.made"
+        with FileLock(shared / f"{name}.lock"):
+            if not made.exists():
+                folder.mkdir(exist_ok=True)
+                fill(folder)
+                made.touch()
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def build(made_once: Callable[..., Path]) -> Path:
     """Folder of the library and of nfat_run, as they are shipped."""
-    return _cmake(_RUNTIME, tmp_path_factory.mktemp("build"), "-DNFAT_BUILD_HOST=ON")
+    return made_once("build", lambda folder: _cmake(_RUNTIME, folder, "-DNFAT_BUILD_HOST=ON"))
 
 
 @pytest.fixture(scope="session")

@@ -18,20 +18,21 @@ _HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def sanitized(cmake: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sanitized(cmake: Callable[..., Path], made_once: Callable[..., Path]) -> Path:
     """Folder of the programs in native/, which stop at what AddressSanitizer or UndefinedBehaviorSanitizer report."""
-    return cmake(_HERE / "native", tmp_path_factory.mktemp("sanitized"), "-DNFAT_SANITIZE=ON")
+    return made_once("sanitized", lambda folder: cmake(_HERE / "native", folder, "-DNFAT_SANITIZE=ON"))
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def programs(made_once: Callable[..., Path]) -> Path:
     """Folder of the programs that programs/make.py makes."""
-    folder = tmp_path_factory.mktemp("programs")
-    done = subprocess.run(
-        [sys.executable, _HERE / "programs" / "make.py", folder], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+
+    def make(folder: Path) -> None:
+        command = [sys.executable, _HERE / "programs" / "make.py", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return made_once("programs", make)
 
 
 @dataclass(frozen=True)
