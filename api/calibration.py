@@ -51,12 +51,10 @@ def asked_calibration(
         raise InputError(
             f"calibration is given, but the recipe {recipe.name!r} has no `quantize`; leave one of them out"
         )
-    quantize = recipe.recipe.quantize
-    quantized = methods if quantize is None or quantize.methods is None else quantize.methods
     samples: dict[str, Iterable[Any]] = {}
     datasets: dict[str, Dataset] = {}
     for method, each in by_method(given, methods, "calibration").items():
-        if method not in quantized:
+        if not recipe.recipe.quantizes(method):
             raise InputError(f"calibration of method {method!r}: the recipe {recipe.name!r} does not quantize it")
         if isinstance(each, str | Dataset):
             datasets[method] = _dataset(method, each)

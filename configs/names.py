@@ -9,6 +9,9 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
+TARGET_SEPARATOR = "+"
+"""What stands between the names of targets that take what those before them leave, as in ``coreml+xnnpack``."""
+
 
 def _check_name(name: str) -> str:
     if not re.fullmatch(NAME_PATTERN[1:-1], name):

@@ -20,6 +20,7 @@ from .compile_options import CompileOptions
 from .edge import EdgeOptions
 from .fields import FieldPath
 from .methods import MethodOptions
+from .names import TARGET_SEPARATOR
 from .quantize import Quantize
 from .shapes import MethodName
 from .source_transforms import SourceTransform
@@ -53,7 +54,7 @@ class Specialization(FrozenModel):
     @property
     def payload(self) -> str:
         """Name of the payload."""
-        return self.name or self.target.replace("+", "-")
+        return self.name or self.target.replace(TARGET_SEPARATOR, "-")
 
 
 class Output(FrozenModel):
@@ -69,6 +70,11 @@ class Output(FrozenModel):
         description="Weights go to a .ptd file beside the .pte: the constants of ExecuTorch's own kernels and what "
         "backends look up by name. The two files belong together.",
     )
+
+    @property
+    def payload_is_split(self) -> bool:
+        """Whether the only payload has its weights outside; those of fat files are whole, and split when packed."""
+        return self.external_data and self.form == "plain"
 
 
 class Recipe(FrozenModel):
@@ -109,6 +115,11 @@ class Recipe(FrozenModel):
         """`compile` with what `debug` implies."""
         implied = {"emit_stacktrace": True, "generate_etrecord": True} if self.debug else {}
         return self.compile.model_copy(update=implied)
+
+    def quantizes(self, method: str) -> bool:
+        """Whether what the recipe quantizes with is for that method: those of `quantize.methods`, or else all."""
+        named = self.quantize and self.quantize.methods
+        return not named or method in named
 
     def reason_against(self, model: str) -> str | None:
         """Why the recipe does not apply to a model; None where it does."""

@@ -52,7 +52,7 @@ def plan_ladder(recipe: PlannedRecipe, exports: Mapping[str, str], parts: Mappin
     for rung, outputs in _rungs(recipe, exports, parts):
         rungs.append(rung)
         inputs |= {rung.role(method): output for method, output in outputs.items()}
-    if recipe.recipe.output.external_data and recipe.recipe.output.form == "plain":
+    if recipe.recipe.output.payload_is_split:
         inputs["data"] = Output(parts[StageName.COMPILE.value], "data")
     params = LadderParams(
         rungs=tuple(rungs),

@@ -79,7 +79,7 @@ def compile_params(
         edge=_common(list(edges.values())),
         methods=memory,
         state_order=tuple(edges) if recipe.compile.share_mutable_buffers else (),
-        external_data=recipe.output.external_data and recipe.output.form == "plain",  # payloads of fat files are whole
+        external_data=recipe.output.payload_is_split,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
@@ -76,12 +76,6 @@ class _RecipePlan:
         return self.recipe.recipe.output.form == "fat"
 
     @property
-    def _quantized(self) -> Collection[str]:
-        """Methods to quantize, if anything is."""
-        quantize = self.recipe.recipe.quantize
-        return self.exports if quantize is None or quantize.methods is None else quantize.methods
-
-    @property
     def constants(self) -> Output:
         return Output(next(iter(self.exports.values())), "constants")
 
@@ -121,7 +115,7 @@ class _RecipePlan:
     def _quantize(self, method: str, export: str) -> str:
         """Adds the step that quantizes a method, if any; gives the step whose program is lowered."""
         quantizers, transform = self.recipe.quantizers, self._transform(method, export)
-        if not quantizers or method not in self._quantized:
+        if not quantizers or not self.recipe.recipe.quantizes(method):
             return transform
         inputs = {"program": Output(transform, "program"), "examples": Output(export, "examples")}
         if method in self.datasets:

@@ -10,8 +10,8 @@ from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPar
 from executorch.exir.backend.partitioner import Partitioner
 
 from ...configs.methods import MethodOptions
+from ...configs.names import TARGET_SEPARATOR
 from ...configs.recipe import Specialization
-from ...tasks.targets.chain import SEPARATOR
 from ...tasks.targets.find import find_target, target_names
 from .refusal import untranslatable
 
@@ -62,7 +62,7 @@ def _of_method(name: str, given: Sequence[Partitioner]) -> MethodOptions:
     if len(own) == 1:
         return MethodOptions(target=own[0].target, options=own[0].options)
     return MethodOptions(
-        target=SEPARATOR.join(each.target for each in own), options={each.target: each.options for each in own}
+        target=TARGET_SEPARATOR.join(each.target for each in own), options={each.target: each.options for each in own}
     )
 
 

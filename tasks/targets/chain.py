@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pydantic import Field, create_model
 
+from ...configs.names import TARGET_SEPARATOR
 from ...errors import TargetError
 from .base import Target, TargetOptions
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from executorch.exir.pass_base import ExportedProgramPassBase
     from executorch.exir.pass_manager import PassType
     from torch.export import ExportedProgram
-
-SEPARATOR = "+"
-"""What stands between the names of targets, as in ``coreml+xnnpack``."""
 
 
 class Chain(Target):
@@ -65,7 +63,7 @@ class Chain(Target):
 def chain_class(links: tuple[type[Target], ...]) -> type[Target]:
     """The target that chains others; raises TargetError where that makes no sense."""
     names = [link.name for link in links]
-    name = SEPARATOR.join(names)
+    name = TARGET_SEPARATOR.join(names)
     if idle := [link.name for link in links if not link.delegates]:
         raise TargetError(f"target {name!r}: {idle[0]!r} delegates nothing, and runs what the others leave in any case")
     if len(set(names)) < len(names):

@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ...configs.names import TARGET_SEPARATOR
 from ...errors import TargetError
 from .base import Target, TargetOptions
-from .chain import SEPARATOR, chain_class
+from .chain import chain_class
 
 GROUP = "pteforge.targets"
 
@@ -22,7 +23,7 @@ def target_names() -> tuple[str, ...]:
 
 def link_names(name: str) -> tuple[str, ...]:
     """The targets that a name names: itself, or those that are joined by ``+``."""
-    return tuple(name.split(SEPARATOR))
+    return tuple(name.split(TARGET_SEPARATOR))
 
 
 def find_target(name: str, options: dict[str, Any] | None = None) -> Target:
@@ -64,7 +65,7 @@ def _checked_options(what: str, kind: type[TargetOptions], options: dict[str, An
 
 def find_target_class(name: str) -> type[Target]:
     """The class of the target `name`, or of several joined by ``+``; TargetError where it cannot be had."""
-    if SEPARATOR in name:
+    if TARGET_SEPARATOR in name:
         return chain_class(tuple(find_target_class(each) for each in link_names(name)))
     found = entry_points(group=GROUP, name=name)
     if not found:

@@ -250,6 +250,22 @@ def lower(make_lower: Callable[[Workers], Lower], workers: Workers) -> Lower:
     return make_lower(workers)
 
 
+@pytest.fixture(scope="session")
+def lower_room(
+    tmp_path_factory: pytest.TempPathFactory, make_room: Callable[[Path], Room], lower: Lower
+) -> Callable[..., tuple[Room, Lowered]]:
+    """Makes a room with a zoo, takes what `Room.zoo` takes, and lowers all of it; gives the room, and that run."""
+
+    def make(*zoo: Any) -> tuple[Room, Lowered]:
+        room = make_room(tmp_path_factory.mktemp("lowered") / "room")
+        room.zoo(*zoo)
+        run = lower(room)
+        assert run.outcome.exit_code == 0, run.outcome.failures
+        return room, run
+
+    return make
+
+
 @pytest.fixture
 def gone() -> Callable[[psutil.Process], bool]:
     """Waits some seconds for the end of any process, says whether it came. A zombie has ended."""

@@ -26,13 +26,9 @@ def recipes(*, external_data=True):
 
 
 @pytest.fixture(scope="module")
-def lowered(tmp_path_factory, make_room, lower):
+def lowered(lower_room):
     """A room in which both were made, and that run; tests take copies of the room."""
-    room = make_room(tmp_path_factory.mktemp("beside") / "room")
-    room.zoo({"net": "nets:linear"}, ("portable", "xnnpack"), recipes())
-    run = lower(room)
-    assert run.outcome.exit_code == 0, run.outcome.failures
-    return room, run
+    return lower_room({"net": "nets:linear"}, ("portable", "xnnpack"), recipes())
 
 
 @pytest.fixture

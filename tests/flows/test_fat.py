@@ -26,13 +26,9 @@ def chain(payload):
 
 
 @pytest.fixture(scope="module")
-def lowered(tmp_path_factory, make_room, lower):
+def lowered(lower_room):
     """A room in which a fat file was made; tests take copies of it."""
-    room = make_room(tmp_path_factory.mktemp("fat") / "room")
-    room.zoo({"net": "nets:linear"}, ("fat",), recipe("vulkan", "xnnpack", "portable"))
-    run = lower(room)
-    assert run.outcome.exit_code == 0, run.outcome.failures
-    return room
+    return lower_room({"net": "nets:linear"}, ("fat",), recipe("vulkan", "xnnpack", "portable"))[0]
 
 
 @pytest.fixture
