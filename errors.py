@@ -1,27 +1,32 @@
 """Every error pteforge raises on purpose.
 
 PteforgeError
-+-- InputError              what the user gave cannot be used; nothing was started (exit code 2)
++-- InputError              bad input; nothing was started (exit code 2)
 |   +-- ConfigError             a YAML file, a --set or a field of one; names file, line, column, field
 |   +-- SourceError             a model's source: builder, example inputs, .pt2 file
 |   +-- TargetError             unknown target, unavailable target, unusable option or operator
-|   +-- FileFormatError         bytes that are not the file they should be (.pte, .pt2)
+|   +-- FileFormatError         bytes that are not the expected file format (.pte, .pt2)
 |   +-- NoPayloadFits           no payload of a fat file can run on this machine
 +-- StoreError              the store or the ledger
 |   +-- StoreUnusable           cannot be opened, read or written; untrusted (exit code 2)
-|   +-- ObjectMissing           an object that a ref names is not there
-|   +-- ObjectDamaged           an object whose bytes are not what its digest says; it was moved aside
-+-- StageError              one stage of one model; siblings go on
+|   +-- ObjectMissing           an object that a ref names is missing
+|   +-- ObjectDamaged           an object whose bytes do not match its digest; it was quarantined
++-- StageError              one stage of one model; other models go on
 |   +-- StageFailed             the body raised
 |   +-- StageCrashed            its process died (signal, exit)
-|   +-- StageTimedOut           its process was killed at its time limit
-|   +-- StageOutOfMemory        its process was killed at its memory bound
+|   +-- StageTimedOut           its process was killed at the time limit
+|   +-- StageOutOfMemory        its process was killed at the memory limit
 +-- VerificationFailed      a produced file does not compute what eager computes
-+-- AccuracyMissed          a produced file scores less than its recipe asks for
++-- AccuracyMissed          a produced file scores less than its recipe requires
++-- ReleaseError            a release
+|   +-- ReleaseDamaged          its bytes are not those that were published, or not signed by the given key
+|   +-- ReleaseHeldBack         it is worse than the channel's present release by more than the gates allow
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,21 +34,31 @@ from typing import Any
 class PteforgeError(Exception):
     """Root of all errors raised by pteforge. The message says what, where and what to do."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles message and attributes, whatever the constructor takes: errors come back from other processes."""
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[PteforgeError], args: tuple[Any, ...], attributes: dict[str, Any]) -> PteforgeError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
 
 class InputError(PteforgeError):
-    """Something the user gave cannot be used. The command line exits with 2."""
+    """Input from the user cannot be used. The command line exits with 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where in a user's file something stands. Lines and columns count from 1; None where there is no file position."""
+    """A position in a user's file. Lines and columns count from 1; None if there is no position."""
 
     file: str
     line: int | None = None
     column: int | None = None
 
     def __str__(self) -> str:
-        """`file:line:column`, as editors and compilers print it."""
         return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
 
 
@@ -51,7 +66,7 @@ class ConfigError(InputError):
     """A problem in a configuration file or a ``--set`` value.
 
     Attributes:
-        location: where it stands; its file is ``--set KEY`` for a value that came from the command line.
+        location: the position; for a value from the command line, the file is ``--set KEY``.
         field: dotted path of the field, for example ``models.resnet8.recipes[1]``.
     """
 
@@ -72,15 +87,11 @@ class TargetError(InputError):
 
 
 class FileFormatError(InputError):
-    """Bytes that are not the file format they are said to be, or are damaged."""
+    """Bytes that are damaged, or not in the expected file format."""
 
 
 class NoPayloadFits(InputError):
-    """No payload of a fat file can run on this machine.
-
-    Attributes:
-        report: a line for each payload, which says why it was passed over.
-    """
+    """No payload of a fat file can run on this machine; `report` has a line per payload with the reason."""
 
     def __init__(self, file: str, report: tuple[str, ...]) -> None:
         self.report = report
@@ -92,15 +103,11 @@ class StoreError(PteforgeError):
 
 
 class StoreUnusable(StoreError, InputError):
-    """The store cannot be opened, read or written, or must not be trusted as it stands."""
+    """The store cannot be opened, read or written, or is not trusted."""
 
 
 class ObjectMissing(StoreError):
-    """An object named by a ref is not in the store.
-
-    Attributes:
-        digest: SHA-256 of the missing object.
-    """
+    """An object named by a ref is not in the store; `digest` is its SHA-256."""
 
     def __init__(self, digest: str, store: str) -> None:
         self.digest = digest
@@ -108,12 +115,7 @@ class ObjectMissing(StoreError):
 
 
 class ObjectDamaged(StoreError):
-    """An object's bytes are not what its digest says; it has been moved aside and is never used.
-
-    Attributes:
-        digest: SHA-256 the object should have.
-        quarantine: where the damaged bytes are now.
-    """
+    """An object's bytes do not match `digest`, its SHA-256; they were moved to `quarantine` and are never used."""
 
     def __init__(self, digest: str, store: str, quarantine: str) -> None:
         self.digest = digest
@@ -124,11 +126,9 @@ class ObjectDamaged(StoreError):
 
 
 class StageError(PteforgeError):
-    """One stage did not give its outputs. Other models and specializations are not affected.
+    """One stage produced no outputs. Other models and specializations are not affected.
 
-    Attributes:
-        log_tail: last lines that the stage's process wrote.
-        bad_input: the cause is what the user gave (builder, inputs, file), not the lowering.
+    `log_tail` is the end of the stage's log; `bad_input` means that the user's builder, inputs or file is the cause.
     """
 
     def __init__(self, problem: str, *, log_tail: str = "", bad_input: bool = False) -> None:
@@ -142,28 +142,65 @@ class StageFailed(StageError):
 
 
 class StageCrashed(StageError):
-    """The stage's process ended without an answer: a signal, or an exit of its own."""
+    """The stage's process ended without an answer: by a signal, or because it exited."""
 
 
 class StageTimedOut(StageError):
-    """The stage's process was killed because its time limit was over."""
+    """The stage's process was killed because it exceeded its time limit."""
 
 
 class StageOutOfMemory(StageError):
-    """The stage's process was killed because it went over its memory bound."""
+    """The stage's process was killed because it exceeded its memory limit."""
 
 
 class VerificationFailed(PteforgeError):
-    """A produced file was run and does not give what eager gives, within the recipe's bounds. It is not published."""
+    """The outputs of a produced file differ from eager's by more than the recipe's bounds. It is not published."""
 
 
 class AccuracyMissed(PteforgeError):
-    """A produced file was scored by the recipe's evaluator and is below its bounds. It is not published as a result.
+    """The score of a produced file is below the recipe's bounds. It is not published as a result.
 
-    Attributes:
-        rejected: what was made, a `pteforge.Exported`, where `pteforge.export` raises this.
+    If `pteforge.export` raises this, `rejected` is the result, a `pteforge.Exported`.
     """
 
     def __init__(self, problem: str, *, rejected: Any = None) -> None:
         self.rejected = rejected
         super().__init__(problem)
+
+
+class ReleaseError(PteforgeError):
+    """A release."""
+
+
+class ReleaseDamaged(ReleaseError):
+    """The bytes of a release are not those that were published, or are not signed by the key that was given."""
+
+
+class ReleaseHeldBack(ReleaseError):
+    """A release is worse than the present one of its channel by more than the gates allow. The channel stays."""
+
+
+class ZooFailed(PteforgeError):
+    """Some files of a zoo were not made. The others were, and stay.
+
+    `bad_input` tells whether all of the failures are due to the user's input, so that trying again does not help.
+    """
+
+    def __init__(self, problem: str, *, bad_input: bool = False) -> None:
+        self.bad_input = bad_input
+        super().__init__(problem)
+
+
+def first_line(problem: str | BaseException) -> str:
+    """The first line of a message or of an error; the name of an error's type if it says nothing."""
+    lines = str(problem).strip().splitlines()
+    return lines[0] if lines else "" if isinstance(problem, str) else type(problem).__name__
+
+
+@contextmanager
+def convert_os_errors(kind: type[PteforgeError], problem: str, advice: str = "") -> Iterator[None]:
+    """Converts an OSError to an error of ours: the problem, the reason that the system gives, and advice."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{problem}: {error.strerror or error}" + (f"; {advice}" if advice else "")) from error

@@ -1,8 +1,8 @@
-"""What of a method went to a backend, by operator."""
+"""How many operators of a method were delegated to a backend."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from executorch.devtools.backend_debug import get_delegation_info
 from torch.export import ExportedProgram
@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 
 @dataclass(frozen=True, slots=True)
 class OperatorCount:
-    """How often an operator stands inside and outside of delegates."""
+    """How many calls of an operator are inside and outside of delegates."""
 
     operator: str
     delegated: int
@@ -19,13 +19,7 @@ class OperatorCount:
 
 @dataclass(frozen=True, slots=True)
 class Delegation:
-    """One method of one specialization.
-
-    Attributes:
-        method: its name.
-        partitions: how many subgraphs were delegated.
-        operators: by name.
-    """
+    """One method of one specialization: its number of delegated subgraphs, and its operators sorted by name."""
 
     method: str
     partitions: int
@@ -33,17 +27,15 @@ class Delegation:
 
     @property
     def delegated(self) -> int:
-        """Calls of operators inside of delegates."""
-        return sum(each.delegated for each in self.operators)
+        return sum(operator.delegated for operator in self.operators)
 
     @property
     def not_delegated(self) -> int:
-        """Calls of operators that the portable kernels run."""
-        return sum(each.not_delegated for each in self.operators)
+        """Operator calls that the portable kernels run."""
+        return sum(operator.not_delegated for operator in self.operators)
 
     def __str__(self) -> str:
-        """A table."""
-        rows = [(each.operator, each.delegated, each.not_delegated) for each in self.operators]
+        rows = [astuple(operator) for operator in self.operators]
         rows.append(("total", self.delegated, self.not_delegated))
         width = max(len(name) for name, _, _ in rows)
         head = f"{self.method}: {self.partitions} delegated subgraphs"
@@ -54,10 +46,8 @@ class Delegation:
 
 
 def delegation_of(method: str, program: ExportedProgram) -> Delegation:
-    """Counts a partitioned program; one that nothing was delegated of may come as it left `edge`."""
+    """Counts the operators of a partitioned program, or of an Edge program that nothing was delegated from."""
     found = get_delegation_info(program.graph_module)
-    operators = (
-        OperatorCount(each.op_type, each.delegated, each.non_delegated)
-        for each in found.delegation_by_operator.values()
-    )
-    return Delegation(method, found.num_delegated_subgraphs, tuple(sorted(operators, key=lambda each: each.operator)))
+    counts = sorted(found.delegation_by_operator.values(), key=lambda count: count.op_type)
+    operators = tuple(OperatorCount(count.op_type, count.delegated, count.non_delegated) for count in counts)
+    return Delegation(method, found.num_delegated_subgraphs, operators)

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import os
 import re
+import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
-from ..artifacts.store import Store, open_store
-from ..configs.model import ModelConfig
-from ..configs.names import NAME_PATTERN
-from ..configs.sources import BuilderSource
+from ..artifacts.locations import open_store
+from ..artifacts.runs import RunRecord
+from ..artifacts.store import Store
+from ..configs.base import NAME_PATTERN
 from ..errors import AccuracyMissed, InputError
-from ..tasks.catalog import StageName
-from ..tasks.model import PlannedModel
-from .calibration import Samples, asked_calibration
-from .live_model import live_model
-from .recipes import RecipeLike, asked_recipe
+from ..tasks.lowering import check_stage, lower_model
+from ..tasks.model import PlannedModel, for_debugging
+from ..tasks.runner import CutShort, run_without_loop
+from ..tasks.scope import History, Scope
+from ..tasks.stages.gate import Gate
+from .live_runner import LiveRunner, one_at_a_time
+from .recipes import RecipeLike, find_recipe
 from .result import Exported
-from .run import one_at_a_time, run_model
-from .source import Inputs, Model, live_source
+from .source import Inputs, LiveSource, Model, Samples, live_source, read_calibration
 
 
-def export(  # noqa: PLR0913 - what there is to say of one model
+def export(  # noqa: PLR0913 - one parameter per property of a model
     model: Model | Mapping[str, torch.nn.Module | ExportedProgram],
     example_inputs: Inputs | Mapping[str, Inputs] | None = None,
     *,
@@ -43,58 +47,81 @@ def export(  # noqa: PLR0913 - what there is to say of one model
 ) -> Exported:
     """Lowers a model and verifies the file, in this process: no workers, no Prefect.
 
-    The stages are those of `pteforge export`, and so are their keys and the store: either finds what the other made.
-    The model, its buffers and its modes are left as they are.
+    Stages, keys and store are those of `pteforge export`, so each finds what the other made. The model, its buffers and
+    its modes are not changed.
 
     Args:
         model: an ``nn.Module``, an ``ExportedProgram`` or the path of a `.pt2` file, for the method ``forward``; a
             mapping of method names to modules or programs; or a `pteforge.ModelDefinition`.
         example_inputs: a tuple of positional arguments, a list of such tuples, or a mapping of method names to either.
-            The first one traces; all are verified, and observed by quantizers.
-        recipe: name of a shipped recipe, path of a YAML file with one, ``package.module:name`` of a function that gives
-            one, a `pteforge.configs.Recipe`, or an ExportRecipe or recipe type of `executorch.export`.
+            The first one is traced; all are used to verify, and quantizers observe them.
+        recipe: a shipped recipe's name, a YAML file's path, ``package.module:name`` of a function that returns one,
+            a `pteforge.configs.Recipe`, or an ExportRecipe or recipe type of `executorch.export`.
         calibration: what quantizers observe in place of the examples: a tuple of positional arguments, an iterable of
             such tuples, ``package.module:name`` of a dataset as a zoo has it, or a `pteforge.configs.Dataset`; or a
-            mapping of method names to either. An iterable is gone through once, and its samples are never all in
-            memory.
+            mapping of method names to either. An iterable is consumed once, one sample in memory at a time.
         dynamic_shapes: as ``torch.export.export`` takes it, or a mapping of method names to that.
         constant_methods: name to a constant that the file returns without computing.
-        strict: trace with torch.export's strict mode; where left out, as an ExportRecipe says, and otherwise not.
-        until: name of the last stage to go through, such as ``edge``; the file where left out.
-        debug: the recipe in debug mode, whatever it says: stack traces in the file, an ETRecord, maps of debug handles.
-        name: what the model is called in the store's records and in the provenance.
+        strict: trace with torch.export's strict mode; the default is an ExportRecipe's own setting, or False.
+        until: name of the last stage to run, such as ``edge``; by default all run.
+        debug: force the recipe's debug mode: stack traces in the file, an ETRecord, maps of debug handles.
+        name: the model's name in the store's records and in the provenance.
         store: folder or URL of the artifact store; ``$PTEFORGE_STORE``, or else a folder in the user's cache folder.
 
     Raises:
         InputError: something given cannot be used.
-        StageError: a stage failed that the recipe cannot do without; its cause is what the stage raised.
-        AccuracyMissed: the file scores less than the recipe asks for; ``rejected`` is the result, to look into.
+        StageError: a required stage failed; its cause is what the stage raised.
+        AccuracyMissed: the file scores below the recipe's bounds; ``rejected`` is the result, to inspect.
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise InputError(f"{name!r} cannot be a model's name; use letters, digits, '.', '_' and '-'")
-    asked = asked_recipe(recipe)
-    if reason := asked.planned.recipe.reason_against(name):
-        raise InputError(f"the recipe {asked.planned.name!r} does not apply to {name!r}: {reason}")
+    found = find_recipe(recipe)
+    if reason := found.planned.recipe.reason_against(name):
+        raise InputError(f"the recipe {found.planned.name!r} does not apply to {name!r}: {reason}")
     source = live_source(model, example_inputs, dynamic_shapes, constant_methods)
-    planned = replace(asked.planned, until=StageName.named(until)) if until else asked.planned
-    planned = planned.for_debugging() if debug else planned
+    planned = replace(found.planned, until=check_stage(until)) if until else found.planned
+    planned = for_debugging(planned) if debug else planned
     methods = tuple(source.definition.methods)
-    if calibration is None and asked.calibration and planned.quantizers:
-        calibration = {method: asked.calibration() for method in methods}
-    observed = asked_calibration(calibration, methods, planned)
-    config = ModelConfig(
-        source=BuilderSource(builder="pteforge:export"),
-        strict=asked.strict if strict is None else strict,
-        calibration=dict(observed.datasets),
+    if calibration is None and found.calibration and planned.quantizers:
+        calibration = {method: found.calibration() for method in methods}
+    observed = read_calibration(calibration, methods, planned)
+    plan = PlannedModel(
+        name=name,
+        recipes=(planned,),
+        random_inputs=planned.bounds.drawn_inputs,
+        source=None,
+        calibration={**observed.datasets, **dict.fromkeys(observed.samples)},
+        strict=found.strict if strict is None else strict,
     )
-    plain = PlannedModel(name, config, (planned,), planned.bounds.drawn_inputs, python_path=(), folder=Path.cwd())
     with one_at_a_time:
         opened = _open_store(store)
-        live = live_model(plain, source, observed.samples, opened.local)
-        run = run_model(live, opened)
-        result = Exported.of(live, run, opened)
-    if run.missed:
-        raise AccuracyMissed(str(run.missed.__cause__ or run.missed), rejected=result) from run.missed
+        return _lower(plan, source, LiveRunner(opened, source, observed.samples))
+
+
+def _lower(model: PlannedModel, source: LiveSource, runner: LiveRunner) -> Exported:
+    """Lowers the model's only recipe, and records the run in the store."""
+    began, started = datetime.now(UTC), time.monotonic()
+    (recipe,) = model.recipes
+    run = Scope(runner, model)
+    try:
+        outcome = run_without_loop(lower_model(run))[recipe.name]
+    except Exception as error:
+        outcome = error
+        if not run.recipes:
+            raise
+    history = History(run)
+    history.remember()
+    stages = history.outcomes()
+    when, seconds = began.isoformat(timespec="milliseconds"), time.monotonic() - started
+    runner.store.runs.write(RunRecord(uuid.uuid4().hex, "pteforge.export", when, seconds, {model.name: stages}))
+    scope = run.recipes[recipe.name]
+    missed = Gate.name in [step.stage for step, error in scope.failed.items() if error is outcome]
+    if isinstance(outcome, Exception) and not missed and not isinstance(outcome, CutShort):
+        raise outcome
+    result = Exported.of(scope, source, stages, rejected=missed)
+    if missed:
+        assert isinstance(outcome, Exception)  # noqa: S101 - the gate raised it
+        raise AccuracyMissed(str(outcome.__cause__ or outcome), rejected=result) from outcome
     return result
 
 

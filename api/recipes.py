@@ -1,4 +1,4 @@
-"""What a caller names as a recipe, turned into one whose targets are made."""
+"""The caller's recipe, in any of its forms, checked and with its targets."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..configs.accuracy import resolve_gate
-from ..configs.fields import FieldPath, format_field
+from ..configs.nodes import FieldPath, format_field
 from ..configs.recipe import Recipe
-from ..configs.recipe_file import LoadedRecipe, load_preset, load_recipe
-from ..configs.recipe_function import call_recipe
+from ..configs.recipe_lookup import LoadedRecipe, call_recipe, load_preset, load_recipe
+from ..configs.verification import resolve_gate
 from ..errors import ConfigError
-from ..tasks.edge_passes import check_edge_passes
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.model import PlannedRecipe
-from ..tasks.recipe_targets import Complain, find_targets
-from ..tasks.source_transforms import check_source_transforms
+from ..tasks.recipe_checks import ErrorAt, errors_at, plan_recipe
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe, RecipeType
@@ -25,78 +22,69 @@ if TYPE_CHECKING:
     from .executorch.recipe import Translated
 
 RecipeLike: TypeAlias = "str | Path | Recipe | ExportRecipe | RecipeType"
-"""Name of a shipped recipe, ``package.module:name`` of a function that returns one, path of a YAML file with one, a
-recipe, or what `executorch.export` takes."""
+"""A shipped recipe's name, ``package.module:name`` of a function that returns a recipe, a YAML file's path, a recipe,
+or an ExportRecipe or recipe type of `executorch.export`."""
 
 _UNNAMED = "recipe"
 
 
 @dataclass(frozen=True, slots=True)
-class AskedRecipe:
-    """A recipe with its targets, and what an ExportRecipe says besides.
-
-    Attributes:
-        planned: the recipe.
-        strict: trace in torch.export's strict mode.
-        calibration: gives what quantizers observe, for each method; None for the example inputs.
-    """
+class FoundRecipe:
+    """A recipe with its targets, and the settings of an ExportRecipe that no recipe has."""
 
     planned: PlannedRecipe
-    strict: bool = False
+    strict: bool = False  # trace in torch.export's strict mode
+    # returns samples for quantizers to observe; None for the example inputs
     calibration: Callable[[], Iterable[Any]] | None = None
 
 
 def recipe_from_executorch(given: ExportRecipe | RecipeType) -> Recipe:
-    """The recipe that says what an `executorch.export.ExportRecipe` says, or that one of its recipe types stands for.
+    """Translates an `executorch.export.ExportRecipe`, or one of its recipe types.
 
     Raises:
-        ConfigError: it holds what cannot be said: functions, or other objects than targets make. The field is named.
+        ConfigError: a field has no equivalent: functions, or objects that no target makes. The error names the field.
     """
     found = _translated(given)
     if found.calibration:
         raise ConfigError(
-            "cannot be said in a recipe, which fits many models: samples are the model's, under `calibration`",
+            "has no equivalent in a recipe, which fits many models: a model has its samples, under `calibration`",
             field="ExportRecipe.quantization_recipe.calibration_inputs_fn",
         )
     return found.recipe
 
 
-def asked_recipe(given: RecipeLike) -> AskedRecipe:
-    """The recipe that a caller names.
-
-    Raises:
-        InputError: there is no such recipe, function or file, something is wrong in it, or a target is not available
-            here.
-    """
+def find_recipe(given: RecipeLike) -> FoundRecipe:
+    """Finds and checks a recipe; raises InputError if it is missing or invalid, or a target is not available here."""
     match given:
         case Recipe():
-            return AskedRecipe(_planned(_UNNAMED, given, _complain))
+            return FoundRecipe(_planned(_UNNAMED, given, _error_at))
         case Path():
             return _loaded(load_recipe(given))
         case str() if given.endswith((".yaml", ".yml")):
             return _loaded(load_recipe(Path(given)))
         case str() if ":" in given:
             try:
-                return AskedRecipe(_planned(given.rpartition(":")[2], call_recipe(given, {}), _complain))
+                recipe = call_recipe(given, {})
             except ValueError as error:
                 raise ConfigError(str(error), field=_UNNAMED) from error
+            return FoundRecipe(_planned(given.rpartition(":")[2], recipe, _error_at))
         case str():
             return _loaded(load_preset(given))
     found = _translated(given)
-    planned = replace(_planned(found.name, found.recipe, _complain), until=found.until)
-    return AskedRecipe(planned, found.strict, found.calibration)
+    planned = replace(_planned(found.name, found.recipe, _error_at), until=found.until)
+    return FoundRecipe(planned, found.strict, found.calibration)
 
 
-def _complain(problem: str, where: FieldPath) -> ConfigError:
+def _error_at(problem: str, where: FieldPath) -> ConfigError:
     return ConfigError(problem, field=format_field((_UNNAMED, *where)))
 
 
-def _loaded(loaded: LoadedRecipe) -> AskedRecipe:
-    return AskedRecipe(_planned(loaded.name, loaded.recipe, loaded.locations.error))
+def _loaded(loaded: LoadedRecipe) -> FoundRecipe:
+    return FoundRecipe(_planned(loaded.name, loaded.recipe, loaded.locations.error))
 
 
 def _translated(given: object) -> Translated:
-    if any(kind.__module__.startswith("executorch.") for kind in type(given).__mro__):  # or it cannot be one of theirs
+    if any(kind.__module__.startswith("executorch.") for kind in type(given).__mro__):  # saves the import otherwise
         from executorch.export import ExportRecipe, RecipeType  # noqa: PLC0415 - takes seconds
 
         from .executorch.recipe import translate, translate_type  # noqa: PLC0415 - takes seconds
@@ -112,11 +100,7 @@ def _translated(given: object) -> Translated:
     )
 
 
-def _planned(name: str, recipe: Recipe, complain: Complain) -> PlannedRecipe:
-    check_source_transforms(recipe, ModuleSearch(), complain)
-    check_edge_passes(recipe, ModuleSearch(), complain)
-    try:
+def _planned(name: str, recipe: Recipe, error_at: ErrorAt) -> PlannedRecipe:
+    with errors_at(error_at, ("accuracy",)):
         gate = resolve_gate(recipe.accuracy, None)
-    except ValueError as error:
-        raise complain(str(error), ("accuracy",)) from error
-    return replace(find_targets(name, recipe, recipe.verify, complain), gate=gate)
+    return plan_recipe(name, recipe, recipe.verify, ModuleSearch(), error_at, gate)

@@ -1,8 +1,9 @@
-"""What `pteforge.export` gives back: the file, and everything that led to it."""
+"""What `pteforge.export` returns: the file, and everything that led to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,25 +11,27 @@ from typing import TYPE_CHECKING, Any
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from ..artifacts.pte.pieces import payload_sha256, read_payload, write_payload
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import StageOutcome
 from ..artifacts.store import Store
-from ..errors import InputError
+from ..errors import InputError, StoreUnusable, convert_os_errors
 from ..runtime.host import LoadedProgram, load
-from ..runtime.scratch import scratch_folder
-from ..tasks.catalog import StageName
-from ..tasks.dataflow import input_refs, why_left_out
-from ..tasks.executor import StepResult
+from ..runtime.selection import scratch_folder
+from ..tasks.codecs.payload import payload_sha256, read_payload, write_payload
 from ..tasks.figures import Figures
-from ..tasks.model import PlannedRecipe
-from ..tasks.params import CompileParams
-from .artifacts import Part, find_part, load_artifact, output_of
+from ..tasks.runner import Done
+from ..tasks.scope import Scope
+from ..tasks.stage import from_roles
+from ..tasks.stages.compile import Compile
+from ..tasks.stages.edge import Edge
+from ..tasks.stages.evaluate import Evaluate
+from ..tasks.stages.export import Export
+from ..tasks.stages.partition import Partition
+from ..tasks.stages.report import Report
+from ..tasks.stages.verify import Verify
+from .artifacts import find_step, load_artifact, output_of
 from .delegation import Delegation, delegation_of
-from .live_model import LiveModel
-from .run import FinishedRun
-from .why import told
-from .writing import writing
+from .source import LiveSource
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
@@ -36,14 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exported:
-    """A model that was lowered. Everything is read from the store when it is asked for.
+    """A lowered model. Everything is read from the store on access.
 
     Attributes:
-        model: name of the model.
-        recipe: name of the recipe.
-        methods: names, the first one first.
-        stages: what became of each stage: whether it ran or was cached, and which fields of its key had changed.
-        rejected: the file is below its recipe's accuracy bounds; only that of an `AccuracyMissed` is.
+        methods: names, in the model's order.
+        stages: for each stage, whether it ran or was cached, and which fields of its key had changed.
+        rejected: the file is below its recipe's accuracy bounds; see `AccuracyMissed`.
     """
 
     model: str
@@ -52,63 +53,52 @@ class Exported:
     stages: tuple[StageOutcome, ...] = field(repr=False)
     rejected: bool = field(repr=False)
     _examples: Mapping[str, Sequence[tuple[Any, ...]]] = field(repr=False)
-    _planned: PlannedRecipe = field(repr=False)
-    _run: FinishedRun = field(repr=False)
-    _store: Store = field(repr=False)
+    _scope: Scope = field(repr=False)
 
     @classmethod
-    def of(cls, model: LiveModel, run: FinishedRun, store: Store) -> Exported:
-        """The result of a run."""
-        examples = {name: each.example_inputs for name, each in model.source.definition.methods.items()}
-        (recipe,) = model.recipes
-        return cls(model.name, recipe.name, tuple(examples), run.stages, bool(run.missed), examples, recipe, run, store)
+    def of(cls, scope: Scope, source: LiveSource, stages: tuple[StageOutcome, ...], *, rejected: bool) -> Exported:
+        assert scope.recipe  # noqa: S101 - of a recipe's scope
+        examples = {name: method.example_inputs for name, method in source.definition.methods.items()}
+        return cls(scope.model.name, scope.recipe.name, tuple(examples), stages, rejected, examples, scope)
+
+    @property
+    def _store(self) -> Store:
+        return self._scope.store
 
     @property
     def pte(self) -> bytes:
         """The `.pte` file; `save` writes it without holding it in memory."""
-        ref = self._file("file")
-        assert ref  # noqa: S101 - every report reads one
-        return read_payload(ref, self._store.local)
+        return read_payload(self._main_file, self._store.local)
 
     @property
     def sha256(self) -> str:
-        """Of the `.pte` file."""
-        ref = self._file("file")
-        assert ref  # noqa: S101 - every report reads one
-        return payload_sha256(ref, self._store.local)
+        """SHA-256 of the `.pte` file."""
+        return payload_sha256(self._main_file, self._store.local)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the `.pte` file, and beside it, with the ending `.ptd`, the weights where the recipe keeps them apart.
-
-        Returns:
-            The path.
+        """Writes the `.pte` file, and external weights to a sibling `.ptd` file; returns the path.
 
         Raises:
-            StoreUnusable: it cannot be written.
+            StoreUnusable: a file cannot be written.
         """
         path = Path(path)
-        with writing(path):
+        with convert_os_errors(StoreUnusable, f"cannot write {path}"):
             for role, target in (("data", path.with_suffix(".ptd")), ("file", path)):
                 if ref := self._file(role):
                     write_payload(ref, self._store.local, target)
         return path
 
     def load(self, *, prefer: Iterable[str] = (), exclude: Iterable[str] = ()) -> LoadedProgram:
-        """Loads the file into ExecuTorch's runtime on this machine; arguments are those of `pteforge.runtime.load`."""
+        """Loads the file into ExecuTorch's runtime; arguments are those of `pteforge.runtime.load`."""
         with scratch_folder() as folder:
             path = self.save(folder / f"{self.recipe}.pte")
             data = [path.with_suffix(".ptd")] if self._file("data") else []
             return load(path, prefer=prefer, exclude=exclude, data_files=data)
 
     def run_method(self, method: str = "forward", inputs: Sequence[Any] | None = None) -> list[Any]:
-        """Runs a method of the file on ExecuTorch's runtime.
+        """Runs a method of the file on ExecuTorch's runtime; returns its flat outputs.
 
-        Args:
-            method: its name.
-            inputs: positional arguments; those of the first example where left out.
-
-        Returns:
-            Outputs, flat.
+        The positional arguments `inputs` default to the first example's.
         """
         if inputs is not None and not isinstance(inputs, tuple | list):
             raise InputError(
@@ -118,133 +108,160 @@ class Exported:
         return self.load().run(method, flat)
 
     def example_inputs(self, method: str = "forward") -> tuple[tuple[Any, ...], ...]:
-        """The examples that a method was exported with; the first one traced."""
+        """The examples that a method was exported with; the first one was traced."""
         self._check_method(method)
         return tuple(self._examples[method])
 
     def artifact(self, stage: str, *, method: str = "", specialization: str = "", role: str = "") -> Any:
-        """What a stage gave, loaded.
+        """Loads an output of a stage.
 
         Args:
             stage: name of the stage, such as ``edge``.
-            method: the method, where there are several.
+            method: the method, if there are several.
             specialization: the payload of a fat file.
-            role: which of its outputs; its program or file where left out.
+            role: name of the output; by default its program or file.
 
         Returns:
             An ExportedProgram for `export`, `quantize`, `edge` and `partition`, bytes for files, and so on: see
-            `pteforge.api.artifacts.load_artifact`. Loaded anew each time, so it may be changed.
+            `pteforge.api.artifacts.load_artifact`. Each call loads a new copy, so you may change it.
 
         Raises:
-            InputError: there is no such stage, or more of the others has to be said.
+            InputError: there is no such output, or the arguments are ambiguous.
         """
         return self._load(output_of(self._result(stage, method, specialization), role))
 
     def exported_program(self, method: str = "forward") -> ExportedProgram:
         """The ATen program of a method."""
         self._check_method(method)
-        return self.artifact(StageName.EXPORT.value, method=method)
+        return self.artifact(Export.name, method=method)
 
     def edge_manager(self, specialization: str = "") -> EdgeProgramManager:
-        """All methods in the edge dialect, delegates linked in: what is emitted."""
-        from ..tasks.stages.linking import linked_manager  # noqa: PLC0415 - takes seconds
+        """All methods in the Edge dialect with their delegates, as they are emitted."""
+        from ..tasks.programs.linking import linked_manager  # noqa: PLC0415 - takes seconds
 
-        result = self._result(StageName.COMPILE.value, "", specialization)
-        params, inputs = result.step.params, self._inputs(result)
-        assert isinstance(params, CompileParams)  # noqa: S101 - of a compile step
-        return linked_manager(inputs, params, self._store.local)
+        call = self._result(Compile.name, specialization=specialization).call
+        for ref in call.inputs.values():
+            self._store.fetch(ref)
+        return linked_manager(from_roles(Compile.Inputs, call.inputs), call.params, self._store.local)
 
     def executorch_manager(self, specialization: str = "") -> ExecutorchProgramManager:
-        """Exir's own result of emitting a payload, made again: it cannot be stored. Its buffer is the payload."""
-        from ..tasks.stages.backend_config import backend_config  # noqa: PLC0415 - takes seconds
-        from ..tasks.stages.exir import to_executorch  # noqa: PLC0415 - takes seconds
+        """Exir's own manager of a payload; emits it again, as it cannot be stored. Its buffer is the payload."""
+        from ..tasks.programs.emission import backend_config, to_executorch  # noqa: PLC0415 - takes seconds
 
-        params = self._result(StageName.COMPILE.value, "", specialization).step.params
-        assert isinstance(params, CompileParams)  # noqa: S101 - of a compile step
+        params = self._result(Compile.name, specialization=specialization).call.params
         manager = self.edge_manager(specialization)
         return to_executorch(manager, backend_config(params, manager.methods))
 
     def delegation(self, specialization: str = "") -> tuple[Delegation, ...]:
-        """What of each method went to a backend; printed, each is a table."""
-        parts = [Part.named(name, self.methods[0]) for name in self._run.plan.recipe_parts[self.recipe]]
+        """Which operators of each method were delegated; each prints as a table."""
         partitioned = {
-            part.method
-            for part in parts
-            if part.stage == StageName.PARTITION.value and part.specialization in ("", specialization)
+            step.method
+            for step in self._scope.done
+            if step.stage == Partition.name and step.payload in ("", specialization)
         }
-        stages = {method: StageName.PARTITION if method in partitioned else StageName.EDGE for method in self.methods}
+        stages = {method: Partition.name if method in partitioned else Edge.name for method in self.methods}
         return tuple(
-            delegation_of(method, self.artifact(stage.value, method=method, specialization=specialization))
+            delegation_of(method, self.artifact(stage, method=method, specialization=specialization))
             for method, stage in stages.items()
         )
 
     def etrecord(self, path: str | Path, specialization: str = "") -> Path:
-        """Writes the ETRecord of a payload, which `executorch.devtools.Inspector` takes.
+        """Writes the ETRecord of a payload for `executorch.devtools.Inspector`; returns the path.
 
         Raises:
             InputError: the model was not lowered in debug mode.
-            StoreUnusable: it cannot be written.
+            StoreUnusable: the file cannot be written.
         """
         path = Path(path)
-        content: bytes = self.artifact(StageName.COMPILE.value, specialization=specialization, role="etrecord")
-        with writing(path):
+        content: bytes = self.artifact(Compile.name, specialization=specialization, role="etrecord")
+        with convert_os_errors(StoreUnusable, f"cannot write {path}"):
             path.write_bytes(content)
         return path
 
     @property
     def figures(self) -> Figures:
         """How far the file's outputs are from eager's."""
-        return Figures.from_json(self.artifact(StageName.VERIFY.value, role="figures"))
+        return Figures.from_json(self.artifact(Verify.name, role="figures"))
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """How the file was made: what the command line writes beside it as JSON."""
-        provenance: dict[str, Any] = self.artifact(StageName.REPORT.value, role="provenance")
+        """How the file was made; the command line writes this as JSON next to the file."""
+        provenance: dict[str, Any] = self.artifact(Report.name, role="provenance")
         return provenance
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Specializations that the file does without: why, by name."""
-        names = self.provenance["left_out"]
-        return why_left_out(self._run.plan, self._run.progress, self._planned, names)
+        """Name of a specialization that the file lacks -> reason."""
+        return self._scope.why_left_out(self.provenance["left_out"])
 
     def why(self) -> str:
-        """A line for each stage: whether it ran, and if so which fields of its key had changed since it last did."""
-        return told(self.stages)
+        """A line per stage: whether it ran, and which fields of its key had changed since it last did."""
+        return "\n".join(map(_line, self.stages))
+
+    def _repr_html_(self) -> str:
+        """A small table for notebooks."""
+        rows = "".join(
+            f'<tr><th scope="row" style="text-align: left">{html.escape(name)}</th>'
+            f'<td style="text-align: left">{html.escape(text)}</td></tr>'
+            for name, text in self._facts()
+        )
+        title = html.escape(f"{self.model}/{self.recipe}")
+        return f'<table><caption style="text-align: left"><b>{title}</b></caption><tbody>{rows}</tbody></table>'
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """What the table says, as name and text; a run that stopped earlier has no file to say something about."""
+        yield "methods", ", ".join(self.methods)
+        ran = [stage for stage in self.stages if stage.status == "ran"]
+        seconds = sum(stage.seconds for stage in ran)
+        yield "stages", f"{len(ran)} run in {seconds:.1f} s, {len(self.stages) - len(ran)} cached"
+        if self.rejected:
+            yield "accuracy", "rejected: the file is below its recipe's bounds"
+        try:
+            provenance = self.provenance
+        except InputError:
+            return
+        file, overall = provenance["file"], self.figures.overall
+        yield "size", f"{file['size'] + (provenance['data'] or {'size': 0})['size']:,} bytes"
+        yield "backends", ", ".join(file["backends"]) or "portable kernels only"
+        yield "SQNR", "exact" if overall.sqnr_db is None else f"{overall.sqnr_db:.1f} dB"
+        yield "max abs error", f"{overall.max_abs_error:.2g}"
+        yield "SHA-256", file["sha256"]
+        for name, reason in self.left_out.items():
+            yield f"without {name}", reason
 
     def _first_example(self, method: str) -> list[Any]:
-        """Flat, keyword arguments among them; nothing for constant methods."""
+        """Flat inputs, including keyword arguments; empty for constant methods."""
         if method not in self.methods:
             return []
-        flat: list[Any] = self.artifact(StageName.EXPORT.value, method=method, role="examples")["inputs"][0]
+        flat: list[Any] = self.artifact(Export.name, method=method, role="examples")["inputs"][0]
         return flat
 
     def _check_method(self, method: str) -> None:
         if method not in self.methods:
             raise InputError(f"the model has no method {method!r}; it has {', '.join(map(repr, self.methods))}")
 
-    def _result(self, stage: str, method: str, specialization: str) -> StepResult:
+    def _result(self, stage: str, method: str = "", specialization: str = "") -> Done:
         if method:
             self._check_method(method)
-        parts = self._run.plan.recipe_parts[self.recipe]
-        step = find_part(parts, self.methods[0], Part(stage, method, specialization))
-        progress = self._run.progress
-        if step not in progress.results:
-            raise InputError(f"{step} was not made: {progress.failures.get(step, 'what it needs failed')}")
-        return progress.results[step]
+        return find_step(self._scope, self.methods[0], stage, method, specialization)
 
-    def _inputs(self, result: StepResult) -> Mapping[str, ArtifactRef]:
-        results = {role: self._run.progress.results[output.step] for role, output in result.step.inputs.items()}
-        refs = input_refs(result.step, results)
-        for ref in refs.values():
-            self._store.fetch(ref)
-        return refs
+    @property
+    def _main_file(self) -> ArtifactRef:
+        ref = self._file("file")
+        assert ref  # noqa: S101 - every report reads one
+        return ref
 
     def _file(self, role: str) -> ArtifactRef | None:
-        """What the report has read: the verified file, or its data; InputError where the run was cut short."""
-        reader = StageName.EVALUATE if self.rejected else StageName.REPORT  # of a rejected file there is no report
-        return self._inputs(self._result(reader.value, "", "")).get(role)
+        """The verified file, or its external weights; raises InputError if the run stopped earlier."""
+        reader = Evaluate.name if self.rejected else Report.name  # a rejected file has no report
+        return self._result(reader).call.inputs.get(role)
 
     def _load(self, ref: ArtifactRef) -> Any:
         self._store.fetch(ref)
         return load_artifact(ref, self._store.local)
+
+
+def _line(stage: StageOutcome) -> str:
+    changed = ", ".join(change.field for change in stage.telling)
+    reason = f"changed: {changed}" if changed else stage.message
+    return f"{stage.status:<7} {stage.step:<40} {reason}".rstrip()

@@ -1,9 +1,9 @@
-"""What a caller hands over as a model, put into one form, and never changed."""
+"""The caller's model, example inputs and calibration data, checked and brought into one form; never changed."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,8 +12,13 @@ import torch
 from torch.export import ExportedProgram
 
 from ..configs.definition import MethodDefinition, ModelDefinition
-from ..errors import SourceError
-from ..tasks.stages.source import BuiltModel, check_definition
+from ..configs.sources import Dataset
+from ..errors import InputError, SourceError
+from ..tasks.keys.builder import find_builder
+from ..tasks.keys.search import ModuleSearch
+from ..tasks.keys.source import check_program_file
+from ..tasks.model import PlannedRecipe
+from ..tasks.programs.model_source import BuiltModel, check_definition
 
 Model: TypeAlias = torch.nn.Module | ExportedProgram | ModelDefinition | str | Path
 """One method, or with a ModelDefinition several; a path is that of a `.pt2` file."""
@@ -21,15 +26,18 @@ Model: TypeAlias = torch.nn.Module | ExportedProgram | ModelDefinition | str | P
 Inputs: TypeAlias = tuple[Any, ...] | Sequence[tuple[Any, ...]]
 """One example, or several."""
 
+Samples: TypeAlias = tuple[Any, ...] | Iterable[Any] | Dataset | str
+"""One sample as a tuple of positional inputs; an iterable of such tuples, or of only inputs; or a dataset by name."""
+
 
 @dataclass(frozen=True)
 class LiveSource:
     """A model in this process.
 
     Attributes:
-        definition: its methods. Modules are copies of the caller's, of which only the parameters are the same objects.
-        programs: method name to program, of those that were exported already.
-        keyword_inputs: method name to keyword example inputs that such a program was exported with.
+        definition: its methods. Modules are copies of the caller's that share only the parameters.
+        programs: method name to program, for methods that the caller has exported.
+        keyword_inputs: method name to the keyword example inputs of that program.
     """
 
     definition: ModelDefinition
@@ -37,13 +45,11 @@ class LiveSource:
     keyword_inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def built(self, method: str) -> BuiltModel:
-        """The model as the export stage takes it for one method."""
         return BuiltModel(self.definition, self.programs.get(method), self.keyword_inputs.get(method))
 
     def fresh(self) -> ModelDefinition:
-        """The same with other copies of all modules, whose state is what it was at first."""
-        modules = {name: each.module for name, each in self.definition.methods.items()}
-        return _with_modules(self.definition, _copies(modules))
+        """The definition with new copies of all modules, in their initial state."""
+        return _with_copies(self.definition, set(self.definition.methods))
 
 
 def live_source(
@@ -52,79 +58,127 @@ def live_source(
     dynamic_shapes: Any,
     constant_methods: Mapping[str, Any] | None,
 ) -> LiveSource:
-    """Checks what a caller gave. Arguments are those of `pteforge.export`.
-
-    Raises:
-        SourceError: something does not fit; nothing has been started.
-    """
+    """Checks the caller's model and inputs; raises SourceError. Arguments are those of `pteforge.export`."""
     if isinstance(model, ModelDefinition):
-        _refuse_beside_definition(example_inputs, dynamic_shapes, constant_methods)
+        _check_not_given(example_inputs, dynamic_shapes, constant_methods)
         return _copied(LiveSource(model))
     if isinstance(model, str | Path):
         model = _load(Path(model))
     modules = dict(model) if isinstance(model, Mapping) else {"forward": model}
     _check_kinds(modules)
-    examples = by_method(example_inputs, tuple(modules), "example_inputs")
-    shapes = by_method(dynamic_shapes, tuple(modules), "dynamic_shapes")
+    examples = method_inputs(example_inputs, tuple(modules), "example_inputs")
+    shapes = method_inputs(dynamic_shapes, tuple(modules), "dynamic_shapes")
     methods: dict[str, MethodDefinition] = {}
     programs: dict[str, ExportedProgram] = {}
     keywords: dict[str, Mapping[str, Any]] = {}
-    for name, each in modules.items():
-        if isinstance(each, ExportedProgram):
+    for name, module in modules.items():
+        if isinstance(module, ExportedProgram):
             if shapes.get(name) is not None:
                 raise SourceError(f"method {name!r} is exported already; its dynamic shapes are those of the program")
-            positional, keywords[name] = _own_inputs(name, each)
-            programs[name] = each
+            positional, keywords[name] = _own_inputs(name, module)
+            programs[name] = module
             given = _examples(name, examples[name]) if name in examples else [positional]
-            methods[name] = MethodDefinition(each.module(), given)
+            methods[name] = MethodDefinition(module.module(), given)
         else:
             if name not in examples:
                 raise SourceError(f"example_inputs of method {name!r} are missing: they are what it is traced with")
-            methods[name] = MethodDefinition(each, _examples(name, examples[name]), shapes.get(name))
+            methods[name] = MethodDefinition(module, _examples(name, examples[name]), shapes.get(name))
     return _copied(LiveSource(ModelDefinition(methods, dict(constant_methods or {})), programs, keywords))
 
 
-def _copied(source: LiveSource) -> LiveSource:
-    """The same with modules of its own, so that nothing that is done to them is done to the caller's.
+@dataclass(frozen=True)
+class Calibration:
+    """What quantizers observe in place of the example inputs.
 
-    Modules that methods share are shared by the copies too. Parameters are not copied, since nothing changes them.
+    Attributes:
+        samples: method name to samples in this process, which are iterated over once.
+        datasets: method name to a dataset.
     """
+
+    samples: Mapping[str, Iterable[Any]] = field(default_factory=dict)
+    datasets: Mapping[str, Dataset] = field(default_factory=dict)
+
+
+def read_calibration(
+    given: Samples | Mapping[str, Samples] | None, methods: tuple[str, ...], recipe: PlannedRecipe
+) -> Calibration:
+    """Checks the caller's calibration data without taking a sample yet. Arguments are those of `pteforge.export`.
+
+    Raises:
+        InputError: the recipe does not quantize the model, there is no such method or dataset, or these are no samples.
+    """
+    if given is None:
+        return Calibration()
+    if not recipe.quantizers:
+        raise InputError(
+            f"calibration is given, but the recipe {recipe.name!r} has no `quantize`; leave one of them out"
+        )
+    samples: dict[str, Iterable[Any]] = {}
+    datasets: dict[str, Dataset] = {}
+    for method, value in method_inputs(given, methods, "calibration").items():
+        if not recipe.recipe.quantizes(method):
+            raise InputError(f"calibration of method {method!r}: the recipe {recipe.name!r} does not quantize it")
+        if isinstance(value, str | Dataset):
+            datasets[method] = _dataset(method, value)
+        else:
+            samples[method] = _samples(method, value)
+    return Calibration(samples, datasets)
+
+
+def _dataset(method: str, given: str | Dataset) -> Dataset:
+    name = given if isinstance(given, str) else given.dataset
+    try:
+        find_builder(name, ModuleSearch(()))
+    except SourceError as error:
+        raise SourceError(f"calibration of method {method!r}: {error}") from error
+    return Dataset(dataset=given) if isinstance(given, str) else given
+
+
+def _samples(method: str, given: Any) -> Iterable[Any]:
+    if isinstance(given, tuple):
+        return [given]
+    if isinstance(given, torch.Tensor | Mapping) or not isinstance(given, Iterable):
+        raise SourceError(
+            f"calibration of method {method!r} is a {type(given).__name__}; give a tuple of positional inputs, "
+            "an iterable of such tuples, or package.module:name of a dataset"
+        )
+    return given
+
+
+def _copied(source: LiveSource) -> LiveSource:
+    """The source with copies of the modules, so that the caller's are never changed."""
     definition = source.definition
     check_definition("the model", definition)
     if functions := [name for name, value in definition.constant_methods.items() if callable(value)]:
         raise SourceError(f"constant_methods[{functions[0]!r}] is a function; give the value that the method returns")
-    eager = {name: each.module for name, each in definition.methods.items() if name not in source.programs}
-    return LiveSource(_with_modules(definition, _copies(eager)), source.programs, source.keyword_inputs)
+    eager = definition.methods.keys() - source.programs.keys()
+    return LiveSource(_with_copies(definition, eager), source.programs, source.keyword_inputs)
 
 
-def _copies(modules: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
+def _with_copies(definition: ModelDefinition, names: Container[str]) -> ModelDefinition:
+    """Copies the modules of the methods `names`; what they share, their copies share, and parameters are not copied."""
+    modules = {name: method.module for name, method in definition.methods.items() if name in names}
     memo = {id(parameter): parameter for module in modules.values() for parameter in module.parameters()}
     try:
-        with torch.inference_mode(mode=False):  # or else the buffers' copies are such that nothing can trace
-            return copy.deepcopy(dict(modules), memo)
+        with torch.inference_mode(mode=False):  # inference tensors cannot be traced
+            copies = copy.deepcopy(modules, memo)
     except Exception as error:
-        raise SourceError(
-            f"the model cannot be copied ({type(error).__name__}: {error}); it must not change"
-        ) from error
-
-
-def _with_modules(definition: ModelDefinition, modules: Mapping[str, torch.nn.Module]) -> ModelDefinition:
+        problem = f"the model cannot be copied ({type(error).__name__}: {error}), and pteforge never changes yours"
+        raise SourceError(problem) from error
     methods = {
-        name: MethodDefinition(modules.get(name, each.module), each.example_inputs, each.dynamic_shapes)
-        for name, each in definition.methods.items()
+        name: MethodDefinition(copies.get(name, method.module), method.example_inputs, method.dynamic_shapes)
+        for name, method in definition.methods.items()
     }
     return replace(definition, methods=methods)
 
 
-def _refuse_beside_definition(*given: Any) -> None:
+def _check_not_given(*given: Any) -> None:
     for name, value in zip(("example_inputs", "dynamic_shapes", "constant_methods"), given, strict=True):
         if value is not None:
-            raise SourceError(f"{name} stands in the ModelDefinition; do not give it again")
+            raise SourceError(f"{name} is part of the ModelDefinition; do not give it again")
 
 
 def _load(path: Path) -> ExportedProgram:
-    from ..tasks.keys.program_file import check_program_file  # noqa: PLC0415 - only for files
-
     check_program_file(path)
     try:
         return torch.export.load(path)
@@ -135,22 +189,18 @@ def _load(path: Path) -> ExportedProgram:
 def _check_kinds(modules: Mapping[str, Any]) -> None:
     if not modules:
         raise SourceError("the model is an empty mapping; give at least one method")
-    for name, each in modules.items():
-        if not isinstance(each, torch.nn.Module | ExportedProgram):
+    for name, module in modules.items():
+        if not isinstance(module, torch.nn.Module | ExportedProgram):
             raise SourceError(
-                f"method {name!r} is a {type(each).__name__}; give an nn.Module, an ExportedProgram, "
+                f"method {name!r} is a {type(module).__name__}; give an nn.Module, an ExportedProgram, "
                 "a mapping of method names to them, a pteforge.ModelDefinition, or the path of a .pt2 file"
             )
 
 
-def by_method(given: Any, methods: tuple[str, ...], what: str) -> dict[str, Any]:
-    """What is given for each method.
+def method_inputs(given: Any, methods: tuple[str, ...], what: str) -> dict[str, Any]:
+    """Assigns what the caller gives to methods; raises SourceError for unknown methods or if the method is ambiguous.
 
-    A mapping is one by method where its keys are methods; for the only method, dynamic shapes may be a mapping by
-    argument name.
-
-    Raises:
-        SourceError: it names other methods, or does not say which of several it is for.
+    A mapping whose keys are methods is by method. Dynamic shapes of a single method may be a mapping by argument name.
     """
     if given is None:
         return {}
@@ -167,7 +217,7 @@ def by_method(given: Any, methods: tuple[str, ...], what: str) -> dict[str, Any]
 def _examples(name: str, given: Any) -> list[tuple[Any, ...]]:
     if isinstance(given, tuple):
         return [given]
-    if isinstance(given, list) and given and all(isinstance(each, tuple) for each in given):
+    if isinstance(given, list) and given and all(isinstance(example, tuple) for example in given):
         return given
     raise SourceError(
         f"example_inputs of method {name!r} is a {type(given).__name__}; give a tuple of positional arguments, "

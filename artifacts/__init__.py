@@ -1,6 +1,6 @@
-"""What stages pass to each other, and where it is kept.
+"""Artifacts, which stages pass to each other, and the store that keeps them.
 
-Names of content (`digest`, `ref`, `manifest`), the content-addressed store (`local_store`, `store`, `remote_store`),
-the ledger of finished stages (`ledger`, `signing`), who computes what right now (`lease`), what runs did (`runs`), and
-upkeep (`gc`). Nothing here imports torch, and fsspec is imported only where a remote store is opened.
+Names of content (`digest`, `ref`), the content-addressed store (`locations`, `store`, `local_store`, `remote_store`),
+the ledger of finished stages (`ledger`, `records`, `signing`), leases on running stages (`lease`), the history of runs
+(`runs`), and maintenance (`gc`). Nothing here imports torch, and only opening a remote store imports fsspec.
 """

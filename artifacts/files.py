@@ -1,48 +1,52 @@
-"""Small named files, each read and replaced as a whole: what the ledger and the run history are kept in."""
+"""Small files that are read and replaced as a whole, and the staging files that make writes atomic."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import StoreUnusable
-from .aside import replace_file
-from .local_root import writing
 
 
-class Files(ABC):
+class NamedFiles(ABC):
     """Files under names like ``ledger/ab/abcd``, on a disk or behind a URL.
 
-    Readers see a file as one writer left it, never a part. Every method raises StoreUnusable where the place cannot be
+    Writes are atomic: readers never see a part of a file. Every method raises StoreUnusable if the files cannot be
     reached.
     """
 
     @abstractmethod
     def read(self, name: str) -> bytes | None:
-        """A file's content, None where there is none."""
+        """Returns a file's content, or None if it does not exist."""
 
     @abstractmethod
     def write(self, name: str, content: bytes) -> None:
-        """Makes or replaces a file."""
+        """Creates or replaces a file."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Removes a file; nothing happens where there is none."""
+        """Removes a file, if it exists."""
 
     @abstractmethod
     def names(self, folder: str) -> list[str]:
         """Sorted names of all files below a folder."""
 
 
-class LocalFiles(Files):
+class LocalFiles(NamedFiles):
     """Files in a local store's folder."""
 
     def __init__(self, root: Path) -> None:
-        """Keeps files below `root` and unfinished ones in ``<root>/tmp``."""
+        """Keeps files below `root`, and staging files in ``<root>/tmp``."""
         self._root = root
 
     def read(self, name: str) -> bytes | None:
-        """A file's content, None where there is none."""
         try:
             return (self._root / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -51,16 +55,112 @@ class LocalFiles(Files):
             raise StoreUnusable(f"the store {self._root} cannot be read: {error}") from error
 
     def write(self, name: str, content: bytes) -> None:
-        """Makes or replaces a file."""
-        with writing(self._root):
+        with write_errors(self._root):
             replace_file(self._root / name, content, self._root / "tmp")
 
     def delete(self, name: str) -> None:
-        """Removes a file; nothing happens where there is none."""
-        with writing(self._root):
+        with write_errors(self._root):
             (self._root / name).unlink(missing_ok=True)
 
     def names(self, folder: str) -> list[str]:
-        """Sorted names of all files below a folder."""
         top = self._root / folder
         return sorted(str(path.relative_to(self._root)) for path in top.rglob("*") if path.is_file())
+
+
+@contextlib.contextmanager
+def write_errors(root: Path) -> Iterator[None]:
+    """Converts the operating system's errors while writing to the store at `root` to StoreUnusable."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnusable(
+            f"the store {root} cannot be written: {error}; free some space (pteforge store gc) or use another folder"
+        ) from error
+
+
+def replace_file(path: Path, content: bytes, staging: Path) -> None:
+    with _staged(content, staging) as part:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part.replace(path)
+
+
+def create_file(path: Path, content: bytes, staging: Path) -> bool:
+    with _staged(content, staging) as part:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def _staged(content: bytes, folder: Path) -> Iterator[Path]:
+    with staging_file(folder) as (path, file):
+        file.write(content)
+        file.flush()
+        yield path
+
+
+@contextlib.contextmanager
+def staging_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new private file in `folder`, open for writing; removed at the end unless it was renamed."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    while True:
+        path = folder / f"{secrets.token_hex(16)}.part"
+        with path.open("xb") as file:
+            try:
+                if not _lock(file.fileno()):
+                    continue
+                yield path, file
+                return
+            finally:
+                path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def staging_folder(folder: Path) -> Iterator[Path]:
+    """A new private folder in `folder`, removed with all its content at the end."""
+    while True:
+        path = folder / f"{secrets.token_hex(16)}.scratch"
+        path.mkdir(mode=0o700, parents=True)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # removed as abandoned before we could lock it
+            continue
+        try:
+            if not _lock(descriptor):
+                continue
+            yield path
+            return
+        finally:
+            remove(path)
+            os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Locks a new staging entry; returns False if it was removed as abandoned before it was locked."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return os.fstat(descriptor).st_nlink > 0
+
+
+def abandoned(folder: Path) -> Iterator[Path]:
+    """Staging entries in `folder` whose processes are dead; each is locked until the next one is requested."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        with contextlib.suppress(OSError):  # already removed, or not ours
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield path
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Deletes a file, or a folder with all its content, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

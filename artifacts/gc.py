@@ -1,38 +1,32 @@
-"""Upkeep of a store: drop what no record needs, check every object, count."""
+"""Maintenance of a store: garbage collection, a deep check, and statistics."""
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ..errors import StoreError, StoreUnusable
 from .digest import Digest
+from .ledger import StageRecord
 from .object_folder import StoredObject
-from .records import StageRecord
 from .ref import ArtifactRef, BlobRef
+from .retention import least_recently_used, until_it_fits
 from .store import Store
 
 Progress = Callable[[int, int], None]
-"""Called with the number of objects done and of all objects."""
+"""Called with the number of processed objects and of all objects."""
 
 _DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What a collection removed, or would remove.
+    """The result of a collection or, with `dry_run`, what it would have been.
 
-    Attributes:
-        dry_run: whether nothing was really removed.
-        records_dropped: ledger records that were too old.
-        objects_removed: objects that no record needs.
-        bytes_removed: their size.
-        objects_kept: all other objects.
-        bytes_kept: their size.
-        leftovers_removed: unfinished files of dead processes, and damaged objects that had been moved aside.
+    Leftovers are staging files of dead processes, and quarantined objects.
     """
 
     dry_run: bool
@@ -46,12 +40,10 @@ class GcReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a deep check found.
+    """The result of a deep check.
 
     Attributes:
-        objects: how many were read.
-        size: their bytes.
-        damaged: objects whose bytes are wrong; they were moved aside.
+        damaged: objects whose bytes were wrong; they are in quarantine now.
         incomplete: keys of ledger records with outputs that are missing or damaged; those stages will run again.
     """
 
@@ -63,19 +55,36 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How full a store is.
+    """Numbers of stage records and objects, total bytes, and the number of different artifacts by kind.
 
     Attributes:
-        records: finished stages.
-        objects: stored objects.
-        size: their bytes.
-        artifacts: how many different artifacts of each kind the records name.
+        kinds: what artifacts of each kind take.
+        models: what each model's stages take that the recorded runs used.
     """
 
     records: int
     objects: int
     size: int
     artifacts: dict[str, int]
+    kinds: dict[str, Share]
+    models: dict[str, Share]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What some stages take. What several shares need counts in each.
+
+    Attributes:
+        stages: number of stage records.
+        size: bytes of the objects that they need.
+        oldest: when the first of them finished, ISO 8601.
+        newest: when the last of them finished.
+    """
+
+    stages: int
+    size: int
+    oldest: str
+    newest: str
 
 
 def collect(
@@ -83,37 +92,44 @@ def collect(
     *,
     keep_newer_than: timedelta = _DAY,
     older_than: timedelta | None = None,
+    keep_last: int | None = None,
+    max_bytes: int | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> GcReport:
-    """Deletes objects that no ledger record leads to.
+    """Deletes objects that no ledger record refers to, after dropping some records.
 
-    What a running job has published is safe: objects are kept for the grace period, and those that were published since
-    the oldest lease that is held now are kept without regard to it.
+    Dropped are records `older_than` this, if given. `keep_last` drops what the newest so many runs of each zoo did not
+    use; with `max_bytes`, only as much of it as has to go for the rest to fit, what was not used for the longest time
+    first. These two drop nothing that was used within the grace period, or by a zoo that is being lowered.
 
-    Args:
-        store: what to clean up.
-        keep_newer_than: grace period for objects that no record names (yet).
-        older_than: drop records that were finished longer ago, before looking at objects.
-        dry_run: only count.
-        progress: told about each object.
+    Objects that a running job has published are safe: all objects are kept for the grace period `keep_newer_than`, and
+    those published since the oldest current lease are kept regardless of it.
     """
     now = store.clock()
     since = now - keep_newer_than.total_seconds()
     if (held := store.leases.oldest()) is not None:
         since = min(since, held)
-    dropped = 0
-    needed: set[Digest] = set()
-    for record in store.ledger:
-        if older_than is not None and _age(record, now) > older_than.total_seconds():
-            dropped += 1
-            if not dry_run:
-                store.ledger.forget(record.key)
-        else:
-            needed.update(_objects(store, record))
+    records = list(store.ledger)
+    needs = {record.key: _objects(store, record) for record in records}
+    objects = list(store.objects())
+    drop: set[Digest] = set()
+    if older_than is not None:
+        drop = {record.key for record in records if _age(record, now) > older_than.total_seconds()}
+    if keep_last is not None or max_bytes is not None:
+        left = [record for record in records if record.key not in drop]
+        unused = least_recently_used(left, store.runs, keep_last=keep_last or 0, since=since, now=now)
+        if max_bytes is not None:
+            sizes = {stored.digest: stored.size for stored in objects if stored.changed < since}
+            most = max_bytes - sum(stored.size for stored in objects if stored.digest not in sizes)
+            unused = list(until_it_fits(unused, {r.key: needs[r.key] for r in left}, sizes, most))
+        drop |= set(unused)
+    if not dry_run:
+        for key in drop:
+            store.ledger.forget(key)
+    needed = set().union(*(digests for key, digests in needs.items() if key not in drop))
     removed: list[StoredObject] = []
     kept: list[StoredObject] = []
-    objects = list(store.objects())
     for done, stored in enumerate(objects, 1):
         unneeded = stored.digest not in needed and stored.changed < since
         gone = unneeded and (dry_run or store.discard(stored.digest, since))
@@ -121,11 +137,11 @@ def collect(
         if progress:
             progress(done, len(objects))
     leftovers = store.sweep_leftovers(since, dry_run=dry_run)
-    return GcReport(dry_run, dropped, len(removed), _size(removed), len(kept), _size(kept), leftovers)
+    return GcReport(dry_run, len(drop), len(removed), _size(removed), len(kept), _size(kept), leftovers)
 
 
 def verify_store(store: Store, *, progress: Progress | None = None) -> VerifyReport:
-    """Reads every object again; damaged ones are moved aside, and the stages that made them will run again."""
+    """Reads every object again. Damaged ones go into quarantine, and the stages that made them will run again."""
     objects = list(store.objects())
     damaged = []
     for done, stored in enumerate(objects, 1):
@@ -139,36 +155,58 @@ def verify_store(store: Store, *, progress: Progress | None = None) -> VerifyRep
     return VerifyReport(len(objects), _size(objects), tuple(damaged), incomplete)
 
 
-def list_objects(store: Store) -> tuple[StoredObject, ...]:
-    """All objects, by digest."""
-    return tuple(sorted(store.objects(), key=lambda stored: stored.digest))
-
-
 def usage(store: Store) -> Usage:
-    """Counts records, objects, bytes and artifacts."""
     records = list(store.ledger)
     artifacts = {ref.root.digest: ref.kind for record in records for ref in record.outputs.values()}
     objects = list(store.objects())
-    return Usage(len(records), len(objects), _size(objects), dict(sorted(Counter(artifacts.values()).items())))
+    by_model: dict[str, set[Digest]] = defaultdict(set)
+    for run in store.runs:
+        for model, stages in run.models.items():
+            by_model[model].update(stage.key for stage in stages if stage.key)
+    sizes = {stored.digest: stored.size for stored in objects}
+    known = {record.key: record for record in records}
+
+    def share(parts: Iterable[tuple[StageRecord, Iterable[ArtifactRef]]]) -> Share:
+        chosen = list(parts)
+        digests = {digest for record, refs in chosen for ref in refs for digest in _objects_of(store, ref)}
+        finished = sorted(record.finished for record, _ in chosen)
+        return Share(len(chosen), sum(sizes.get(digest, 0) for digest in digests), finished[0], finished[-1])
+
+    kinds = sorted(set(artifacts.values()))
+    of_kind = {
+        kind: [(r, [ref for ref in r.outputs.values() if ref.kind == kind]) for r in records if _has_kind(r, kind)]
+        for kind in kinds
+    }
+    of_model = {
+        model: [(known[key], known[key].outputs.values()) for key in keys & known.keys()]
+        for model, keys in sorted(by_model.items())
+    }
+    return Usage(
+        len(records),
+        len(objects),
+        _size(objects),
+        dict(sorted(Counter(artifacts.values()).items())),
+        {kind: share(parts) for kind, parts in of_kind.items()},
+        {model: share(parts) for model, parts in of_model.items() if parts},
+    )
+
+
+def _has_kind(record: StageRecord, kind: str) -> bool:
+    return any(ref.kind == kind for ref in record.outputs.values())
 
 
 def _objects(store: Store, record: StageRecord) -> set[Digest]:
-    needed = {ref.root.digest for ref in record.outputs.values()}
-    if record.log:
-        needed.add(record.log.digest)
-    for ref in record.outputs.values():
-        needed.update(_children(store, ref))
-    return needed
+    needed = {record.log.digest} if record.log else set()
+    return needed.union(*(_objects_of(store, ref) for ref in record.outputs.values()))
 
 
-def _children(store: Store, ref: ArtifactRef) -> set[Digest]:
-    """Objects that a manifest names; none where it is lost, since the record then is a miss."""
+def _objects_of(store: Store, ref: ArtifactRef) -> set[Digest]:
     try:
-        return {blob.digest for blob in store.objects_of(ref)}
+        return {ref.root.digest, *(blob.digest for blob in store.objects_of(ref))}
     except StoreUnusable:
         raise
     except StoreError:
-        return set()
+        return {ref.root.digest}  # the manifest is lost, so the record is a miss
 
 
 def _age(record: StageRecord, now: float) -> float:

@@ -1,27 +1,45 @@
-"""Leases: of all threads, processes and hosts that need the same stage, one computes it while the others wait."""
+"""Leases: if several threads, processes or hosts need the same stage, one computes it while the others wait."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
+import random
+import secrets
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ..errors import StoreUnusable
 from .digest import Digest
+from .records import Record
+
+if TYPE_CHECKING:
+    from .remote_files import RemoteFiles  # imports fsspec, which a local store does without
+
+_log = logging.getLogger(__name__)
 
 _POLL = 0.002
 _POLL_MAXIMUM = 0.1
+
+_ABANDONED = 24 * 3600.0
+"""Seconds after which a lease that nobody waits for no longer delays gc."""
+
+_CLOCK_STEP = 1.0
+"""Seconds by which servers round modification times down."""
 
 
 class Leases(ABC):
     """One holder per key at a time; a holder that dies loses its lease.
 
-    Publishing is idempotent, so that even where two hold the same key (after a partition of the network) only time is
-    lost.
+    Publishing is idempotent, so if two hold the same key (after a network partition), only time is lost.
     """
 
     @abstractmethod
@@ -30,30 +48,27 @@ class Leases(ABC):
 
     @abstractmethod
     def oldest(self) -> float | None:
-        """When the longest held lease was taken, in seconds since the epoch on the store's clock; None without any."""
+        """When the oldest current lease was taken, in seconds since the epoch on the store's clock; None if none is."""
 
 
 class LocalLeases(Leases):
-    """Leases between threads and processes of one host: locks on files, which the kernel drops when a holder dies."""
+    """Leases between threads and processes of one host: file locks, which the kernel drops when a holder dies."""
 
     def __init__(self, folder: Path) -> None:
-        """Keeps lock files in `folder`."""
         self._folder = folder
 
     @contextlib.contextmanager
     def hold(self, key: Digest) -> Iterator[None]:
-        """Waits until nobody else holds the key, then holds it until the end of the ``with`` block."""
         path = self._folder / key
         descriptor = self._acquire(path)
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing would not do where a forked child still has it open
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a forked child still has it open
             os.close(descriptor)
 
     def oldest(self) -> float | None:
-        """When the longest held lease was taken, None where none is held."""
         times = []
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             with contextlib.suppress(FileNotFoundError):
@@ -77,7 +92,7 @@ class LocalLeases(Leases):
                     os.utime(descriptor)
                     return descriptor
             except BlockingIOError:
-                # polling, because a blocking flock would swallow Ctrl-C in a thread and cannot be given up
+                # Polls, because a blocking flock would swallow Ctrl-C in a thread and cannot be cancelled.
                 time.sleep(pause)
                 pause = min(2 * pause, _POLL_MAXIMUM)
             except BaseException:
@@ -87,8 +102,133 @@ class LocalLeases(Leases):
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether the locked file still has its name: the holder before us removed it before unlocking."""
+    """Whether the locked file still has its name: the previous holder removed it before unlocking it."""
     try:
         return path.stat().st_ino == os.fstat(descriptor).st_ino
     except FileNotFoundError:
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTiming:
+    """Seconds between heartbeats, until a holder without heartbeat counts as dead, and between polls at most."""
+
+    heartbeat: float = 10.0
+    expiry: float = 45.0
+    poll: float = 2.0
+
+
+class RemoteLeases(Leases):
+    """One file per holder, ``leases/<key>/<generation>``.
+
+    A process that finds no lease, or only stale ones, creates the next generation. Creation is conditional, so only one
+    of several succeeds. If it then finds another live lease after all, it withdraws and starts over.
+    """
+
+    def __init__(self, files: RemoteFiles, local: Leases, timing: LeaseTiming | None = None) -> None:
+        """Keeps leases in `files`; takes this host's lease in `local` first, so that one process per host polls."""
+        self._files = files
+        self._local = local
+        self._timing = timing or LeaseTiming()
+
+    @contextlib.contextmanager
+    def hold(self, key: Digest) -> Iterator[None]:
+        with self._local.hold(key):
+            holder = secrets.token_hex(8)
+            name = self._acquire(f"leases/{key}", holder)
+            ended = threading.Event()
+            heart = threading.Thread(
+                target=self._beat, args=(name, holder, ended), name=f"lease-{key[:8]}", daemon=True
+            )
+            heart.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                heart.join()
+                self._release(name)
+
+    def oldest(self) -> float | None:
+        times = []
+        for file in self._files.list("leases"):
+            content = self._files.read(file.name)
+            if content is not None and time.time() - file.modified < _ABANDONED:
+                times.append(file.modified - _seconds_held(content) - _CLOCK_STEP)
+        return min(times, default=None)
+
+    def _acquire(self, folder: str, holder: str) -> str:
+        changes = _LeaseChanges(self._timing.expiry)
+        pause = 0.02
+        while True:
+            stale, live = self._find(folder, changes)
+            if not live:
+                generation = 1 + max((int(name.rsplit("/", 1)[1]) for name in stale), default=-1)
+                name = f"{folder}/{generation:08d}"
+                if self._files.create(name, _Heartbeat(holder, 0, 0.0).encode()):
+                    if set(self._files.names(folder)) <= {name, *stale}:
+                        for dead in stale:
+                            self._files.delete(dead)
+                        return name
+                    self._files.delete(name)
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - only spreads waiting processes
+            pause = min(pause * 2, self._timing.poll)
+
+    def _find(self, folder: str, changes: _LeaseChanges) -> tuple[list[str], list[str]]:
+        stale: list[str] = []
+        live: list[str] = []
+        for name in self._files.names(folder):
+            content = self._files.read(name)
+            if content is not None:
+                (stale if changes.is_stale(name, content) else live).append(name)
+        return stale, live
+
+    def _beat(self, name: str, holder: str, ended: threading.Event) -> None:
+        start = time.monotonic()
+        beat = 0
+        while not ended.wait(self._timing.heartbeat):
+            beat += 1
+            try:
+                if self._files.read(name) is None:
+                    _log.warning("lease %s was taken over: its heartbeat came too late", name)
+                    return
+                self._files.write(name, _Heartbeat(holder, beat, time.monotonic() - start).encode())
+            except StoreUnusable as error:
+                _log.warning("lease %s could not be renewed: %s", name, error)
+
+    def _release(self, name: str) -> None:
+        try:
+            self._files.delete(name)
+        except StoreUnusable as error:
+            _log.warning("lease %s could not be released, others wait until it expires: %s", name, error)
+
+
+@dataclass(slots=True)
+class _LeaseChanges:
+    """When each lease file last changed, by our own monotonic clock: clocks of different hosts are never compared."""
+
+    expiry: float
+    seen: dict[str, tuple[bytes, float]] = field(default_factory=dict)
+
+    def is_stale(self, name: str, content: bytes) -> bool:
+        now = time.monotonic()
+        before, since = self.seen.get(name, (None, now))
+        if before != content:
+            since = now
+        self.seen[name] = (content, since)
+        return now - since > self.expiry
+
+
+@dataclass(frozen=True, slots=True)
+class _Heartbeat(Record):
+    """The content of a lease file: its holder, the number of this heartbeat, and the seconds since the first."""
+
+    holder: str
+    beat: int
+    held: float
+
+
+def _seconds_held(content: bytes) -> float:
+    try:
+        return _Heartbeat.decode(content).held
+    except ValueError:
+        return 0.0

@@ -1,79 +1,130 @@
-"""The ledger: stage key to the refs of its outputs. It is what makes a rerun free."""
+"""The ledger maps stage keys to the refs of their outputs. It makes a rerun free."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .digest import Digest, canonical_json, digest_bytes, parse_digest
-from .files import Files
-from .records import SlotRecord, StageRecord
+from .digest import Digest, digest_bytes, is_digest
+from .files import NamedFiles
+from .records import Record, decode
+from .ref import ArtifactRef, BlobRef
 from .signing import Seal
 
-__all__ = ["Ledger", "SlotRecord", "StageRecord"]
-
-Record = TypeVar("Record")
+_Kind = TypeVar("_Kind")
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord(Record):
+    """One finished stage: its key and its outputs.
+
+    Attributes:
+        fields: what the key was computed from, by name; JSON values.
+        outputs: artifacts by role.
+        peak_memory: largest resident set of its process in bytes; 0 if unknown.
+        finished: when, ISO 8601 in UTC.
+        log: the output of its process, None if there was none.
+        refreshed_by: the run that was asked to make everything again and made this; empty for other runs.
+    """
+
+    key: Digest
+    fields: Mapping[str, Any]
+    outputs: Mapping[str, ArtifactRef]
+    seconds: float
+    peak_memory: int
+    finished: str
+    log: BlobRef | None = None
+    refreshed_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRecord(Record):
+    """The key that a slot (such as ``resnet8/export/forward``) had in its last use, to compare a new key with."""
+
+    slot: str
+    key: Digest
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRecord(Record):
+    """Modules that a model's source loaded although its text does not name them."""
+
+    source: str
+    modules: tuple[str, ...]
+
+
+_WATCHED: Any = WatchRecord | tuple[str, ...]  # the modules alone, as earlier versions wrote them
 
 
 class Ledger:
     """Records of finished stages, written only after every output is in the store.
 
-    A record that cannot be trusted (cut off, garbled, of another version, not signed with our key) is a miss: it is
-    reported as a warning and written anew when the stage has run again.
+    A record that cannot be trusted (truncated, garbled, of another version, not signed with our key) is a miss: it
+    causes a warning, and is replaced when the stage has run again.
     """
 
-    def __init__(self, files: Files, seal: Seal) -> None:
+    def __init__(self, files: NamedFiles, seal: Seal) -> None:
         """Keeps records in `files` below ``ledger/``, wrapped by `seal`."""
         self._files = files
         self._seal = seal
 
     def lookup(self, key: Digest) -> StageRecord | None:
-        """The record of a stage key, None where the stage has to run."""
-        return self._read(_stage_file(key), f"stage/{key}", StageRecord.decode)
+        return self._read(_stage_file(key), f"stage/{key}", StageRecord)
 
     def commit(self, record: StageRecord) -> None:
-        """Writes a record; every object of its outputs must be in the store."""
         self._write(_stage_file(record.key), f"stage/{record.key}", record.encode())
 
     def forget(self, key: Digest) -> None:
-        """Drops a record, where there is one: the stage will run again."""
         self._files.delete(_stage_file(key))
 
-    def keys(self) -> list[Digest]:
-        """All stage keys that have a record, good or not."""
-        names = (name.rsplit("/", 1)[-1] for name in self._files.names("ledger/stages"))
-        return [parse_digest(name) for name in names if _is_digest(name)]
-
     def __iter__(self) -> Iterator[StageRecord]:
-        """All records that can be used."""
-        for key in self.keys():
-            if record := self.lookup(key):
+        for name in self._files.names("ledger/stages"):
+            key = name.rsplit("/", 1)[-1]
+            if is_digest(key) and (record := self.lookup(Digest(key))):
                 yield record
 
     def last(self, slot: str) -> SlotRecord | None:
-        """What a slot was last used with."""
-        return self._read(_named_file("slots", slot), f"slot/{slot}", SlotRecord.decode)
+        return self._read(_named_file("slots", slot), f"slot/{slot}", SlotRecord)
 
     def remember(self, slot: str, key: Digest, fields: Mapping[str, Any]) -> None:
-        """Notes what a slot is used with now."""
         record = SlotRecord(slot, key, fields)
         self._write(_named_file("slots", slot), f"slot/{slot}", record.encode())
 
     def watched(self, source: str) -> tuple[str, ...]:
-        """Modules that a model's source turned out to load beyond those its text names."""
-        return self._read(_named_file("watch", source), f"watch/{source}", _decode_names) or ()
+        """The modules of a source's `WatchRecord`."""
+        found = self._read(_named_file("watch", source), f"watch/{source}", _WATCHED)
+        return found.modules if isinstance(found, WatchRecord) else found or ()
 
     def watch(self, source: str, modules: Sequence[str]) -> None:
-        """Notes the modules of `watched`, in place of those noted before."""
-        self._write(_named_file("watch", source), f"watch/{source}", canonical_json(list(modules)))
+        self._write(_named_file("watch", source), f"watch/{source}", WatchRecord(source, tuple(modules)).encode())
 
-    def _read(self, name: str, purpose: str, decode: Callable[[bytes], Record]) -> Record | None:
+    def slots(self) -> Iterator[SlotRecord]:
+        """The last use of every slot."""
+        for found in self._all("slots", SlotRecord):
+            if record := self.last(found.slot):
+                yield record
+
+    def watch_lists(self) -> Iterator[WatchRecord]:
+        """All lists that have the name of their source, as earlier versions' do not."""
+        for found in self._all("watch", _WATCHED):
+            if isinstance(found, WatchRecord) and (modules := self.watched(found.source)):
+                yield WatchRecord(found.source, modules)
+
+    def _all(self, folder: str, kind: type[_Kind]) -> Iterator[_Kind]:
+        """What records say that are named by a digest; their seals, which need the name, are not checked here."""
+        for name in self._files.names(f"ledger/{folder}"):
+            with suppress(ValueError):
+                yield decode(kind, (self._files.read(name) or b"").partition(b"\n")[2])
+
+    def _read(self, name: str, purpose: str, kind: type[_Kind]) -> _Kind | None:
         sealed = self._files.read(name)
         try:
-            return None if sealed is None else decode(self._seal.open(purpose, sealed))
+            return None if sealed is None else decode(kind, self._seal.open(purpose, sealed))
         except ValueError as error:
             _log.warning("the ledger's record %s is not used: %s", purpose, error)
             return None
@@ -87,20 +138,5 @@ def _stage_file(key: Digest) -> str:
 
 
 def _named_file(folder: str, name: str) -> str:
-    """Any text names a slot or a source: its digest names the file."""
+    """A slot or source may have any name, so its file is named by a digest."""
     return f"ledger/{folder}/{digest_bytes(name.encode())}"
-
-
-def _decode_names(content: bytes) -> tuple[str, ...]:
-    match json.loads(content):
-        case list() as names if all(isinstance(name, str) for name in names):
-            return tuple(names)
-    raise ValueError("not a list of names")
-
-
-def _is_digest(text: str) -> bool:
-    try:
-        parse_digest(text)
-    except ValueError:
-        return False
-    return True

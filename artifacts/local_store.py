@@ -1,107 +1,76 @@
-"""The content-addressed store on a local disk: what workers use, and the read-through copy of remote stores."""
+"""The content-addressed store on a local disk. Workers use it directly, and remote stores are read through it."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from ..errors import ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
-from .aside import abandoned, aside_file, aside_folder, remove
-from .digest import Digest, digest_bytes
-from .local_root import prepare_root, writing
-from .manifest import Manifest
+from .digest import Digest, digest_bytes, digest_file
+from .files import abandoned, create_file, remove, staging_file, staging_folder, write_errors
 from .object_folder import ObjectFolder
-from .ref import ArtifactRef, BlobRef
+from .ref import ArtifactManifest, ArtifactRef, BlobRef
 
-_CHUNK = 1 << 20
+LAYOUT = b"pteforge store 1\n"
+"""Content of the marker file `version`."""
+
+_FOLDERS = ("objects", "ledger", "leases", "runs", "tmp", "quarantine")
+_IGNORED = frozenset({"lost+found"})
 
 
 class LocalStore:
-    """Objects on a local disk, and the artifacts they make; safe under concurrent threads and processes.
+    """Objects and artifacts on a local disk; safe under concurrent threads and processes.
 
-    An object that is read-only, has its right size and the modification time `VERIFIED_MTIME_NS` was verified when it
-    came here and is used as it is. Every other one is hashed again before use: damaged ones move to
+    A read-only object of the right size and with the modification time `VERIFIED_MTIME_NS` was verified when it was
+    stored, and is not verified again. Any other object is hashed before use: damaged ones move to
     ``<root>/quarantine`` and are never used.
 
     Attributes:
-        root: the store's folder; a worker process makes its own `LocalStore(root)`.
-        objects: the files themselves, for upkeep.
+        root: the store's folder; a worker process creates its own `LocalStore(root)`.
+        objects: the objects' files, for maintenance.
     """
 
     def __init__(self, root: Path) -> None:
-        """Uses a root that `open` has checked: nothing is read or written here."""
+        """Uses a root that `open` has checked, without reading or writing anything."""
         self.root = root
         self.objects = ObjectFolder(root)
 
     @classmethod
     def open(cls, root: Path) -> LocalStore:
-        """Makes or checks the store at `root`; raises StoreUnusable where it cannot be used or trusted."""
-        prepare_root(root)
+        """Creates or checks the store at `root`; raises StoreUnusable if it cannot be used or trusted."""
+        _prepare_root(root)
         return cls(root)
 
     def put_bytes(self, content: bytes | bytearray | memoryview) -> BlobRef:
-        """Publishes bytes; writes nothing where they are already there."""
+        """Publishes bytes; writes nothing if they are already in the store."""
         blob = BlobRef(digest_bytes(content), memoryview(content).nbytes)
         if not self.objects.refresh(blob):
-            with writing(self.root), aside_file(self.root / "tmp") as (path, file):
+            with write_errors(self.root), staging_file(self.root / "tmp") as (path, file):
                 file.write(content)
                 file.flush()
                 self.objects.install(path, file.fileno(), blob)
         return blob
 
-    def put_file(self, path: Path, *, move: bool = False) -> BlobRef:
-        """Publishes a file's content.
-
-        Args:
-            path: a file that nobody writes to meanwhile.
-            move: give the file away; where it is on the store's file system its bytes are not copied.
-        """
-        if move and self._can_take(path):
-            with path.open("rb") as file, writing(self.root):
-                blob = BlobRef(Digest(hashlib.file_digest(file, "sha256").hexdigest()), os.fstat(file.fileno()).st_size)
-                if not self.objects.refresh(blob):
-                    self.objects.install(path, file.fileno(), blob)
-        else:
-            with path.open("rb") as file, self.writer() as writer:
-                while chunk := file.read(_CHUNK):
-                    writer.write(chunk)
-            blob = writer.ref
-        if move:
-            path.unlink(missing_ok=True)
+    def put_scratch(self, path: Path) -> BlobRef:
+        """Publishes a file of a `scratch` folder by renaming it, without copying its bytes."""
+        with path.open("rb") as file, write_errors(self.root):
+            blob = BlobRef(digest_file(path), os.fstat(file.fileno()).st_size)
+            if not self.objects.refresh(blob):
+                self.objects.install(path, file.fileno(), blob)
         return blob
 
-    @contextlib.contextmanager
-    def writer(self) -> Iterator[BlobWriter]:
-        """Publishes what is written within the ``with`` block, or nothing where the block raises."""
-        with contextlib.ExitStack() as stack:
-            with writing(self.root):
-                path, file = stack.enter_context(aside_file(self.root / "tmp"))
-            writer = BlobWriter(file, self.root)
-            yield writer
-            with writing(self.root):
-                file.flush()
-                blob = writer.blob_so_far()
-                if not self.objects.refresh(blob):
-                    self.objects.install(path, file.fileno(), blob)
-            writer.ref = blob
-
     def path(self, blob: BlobRef) -> Path:
-        """A verified read-only file; raises ObjectMissing or ObjectDamaged."""
         return self.objects.verified(blob)
 
     def read(self, blob: BlobRef) -> bytes:
-        """An object's bytes; raises ObjectMissing or ObjectDamaged."""
         with self.objects.open(blob) as file:
             return file.read()
 
     def contains(self, blob: BlobRef) -> bool:
-        """Whether the object is there and good; a damaged one is moved aside."""
         try:
             self.path(blob)
         except (ObjectMissing, ObjectDamaged):
@@ -109,16 +78,13 @@ class LocalStore:
         return True
 
     def put_artifact(self, kind: str, content: bytes) -> ArtifactRef:
-        """Publishes an artifact that is one object; its identity is its digest."""
         root = self.put_bytes(content)
         return ArtifactRef(kind, root, root.digest)
 
-    def put_manifest(self, manifest: Manifest, identity: Digest | None = None) -> ArtifactRef:
-        """Publishes an artifact made of objects that are here already; raises ObjectMissing where one is not.
+    def put_manifest(self, manifest: ArtifactManifest, identity: Digest | None = None) -> ArtifactRef:
+        """Publishes an artifact made of objects that are already in the store; raises ObjectMissing if one is not.
 
-        Args:
-            manifest: the objects, and how they make the artifact.
-            identity: the canonical digest of kinds that have one; the manifest's own by default.
+        The identity is the canonical digest of kinds that have one, and the manifest's digest by default.
         """
         for blob in manifest.blobs:
             self.path(blob)
@@ -126,15 +92,15 @@ class LocalStore:
         return ArtifactRef(manifest.kind, root, identity or root.digest, composite=True)
 
     def read_artifact(self, ref: ArtifactRef) -> bytes:
-        """Content of an artifact that is one object; raises ObjectMissing, ObjectDamaged, or StoreError for others."""
+        """Content of an artifact that is one object; raises ObjectMissing, ObjectDamaged, or StoreError."""
         if ref.composite:
             raise StoreError(f"the {ref.kind} artifact {ref.root.digest} is made of several objects; read its manifest")
         return self.read(ref.root)
 
-    def manifest(self, ref: ArtifactRef) -> Manifest:
-        """Manifest of a composite artifact; raises ObjectMissing, ObjectDamaged, or StoreError where there is none."""
+    def manifest(self, ref: ArtifactRef) -> ArtifactManifest:
+        """Manifest of a composite artifact; raises ObjectMissing, ObjectDamaged, or StoreError if it has none."""
         try:
-            manifest = Manifest.decode(self.read(ref.root))
+            manifest = ArtifactManifest.decode(self.read(ref.root))
         except ValueError as error:
             raise StoreError(f"object {ref.root.digest} in {self.root} is not the manifest of a {ref.kind}") from error
         if not ref.composite or manifest.kind != ref.kind:
@@ -144,33 +110,17 @@ class LocalStore:
         return manifest
 
     def objects_of(self, ref: ArtifactRef) -> tuple[BlobRef, ...]:
-        """Every object of an artifact, the root first; raises ObjectMissing or ObjectDamaged for its manifest."""
         return (ref.root, *self.manifest(ref).blobs) if ref.composite else (ref.root,)
-
-    def has(self, ref: ArtifactRef) -> bool:
-        """Whether every object of an artifact is there and good; damaged ones are moved aside."""
-        try:
-            return all(self.contains(blob) for blob in self.objects_of(ref))
-        except StoreUnusable:
-            raise
-        except StoreError:
-            return False
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A private folder on the store's file system, removed at the end (by gc where this process was killed)."""
+        """A private folder on the store's file system, removed at the end (by gc if this process is killed)."""
         with contextlib.ExitStack() as stack:
-            with writing(self.root):
-                path = stack.enter_context(aside_folder(self.root / "tmp"))
+            with write_errors(self.root):
+                path = stack.enter_context(staging_folder(self.root / "tmp"))
             yield path
 
-    def clock(self) -> float:
-        """Now, seconds since the epoch, as the file system sees it: it may lag behind the system's clock."""
-        with writing(self.root), aside_file(self.root / "tmp") as (_, file):
-            return os.fstat(file.fileno()).st_ctime
-
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
-        """Deletes unfinished files of dead processes and objects moved aside before `since`; says how many."""
         count = 0
         for path in itertools.chain(abandoned(self.root / "tmp"), self.objects.quarantined(since)):
             count += 1
@@ -178,41 +128,55 @@ class LocalStore:
                 remove(path)
         return count
 
-    def _can_take(self, path: Path) -> bool:
-        status = path.lstat()
-        return (
-            stat.S_ISREG(status.st_mode)
-            and status.st_nlink == 1
-            and status.st_uid == os.geteuid()
-            and status.st_dev == self.root.stat().st_dev
+
+def _prepare_root(root: Path) -> None:
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (root, *(root / name for name in _FOLDERS)):
+            _check_trust(folder)
+        _check_layout(root)
+        for name in _FOLDERS:
+            (root / name).mkdir(mode=0o700, exist_ok=True)  # one by one: a parent would get the umask's mode
+        if not os.access(root, os.W_OK | os.X_OK):
+            raise PermissionError(13, os.strerror(13), str(root))
+    except OSError as error:
+        raise StoreUnusable(
+            f"the store {root} cannot be opened: {error.strerror or error}; "
+            "choose a folder that can be created and written, with --store or PTEFORGE_CACHE"
+        ) from error
+
+
+def _check_trust(folder: Path) -> None:
+    try:
+        status = folder.stat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(20, os.strerror(20), str(folder))
+    if status.st_uid != os.geteuid():
+        raise StoreUnusable(
+            f"the store folder {folder} belongs to user {status.st_uid}, not to you ({os.geteuid()}): stored programs "
+            "are pickles and only read from a store of your own; choose another folder with --store or PTEFORGE_CACHE"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StoreUnusable(
+            f"the store folder {folder} can be written by other users: stored programs are pickles and must be yours; "
+            f"run: chmod -R go-w {folder}"
         )
 
 
-class BlobWriter:
-    """Takes an object's bytes piece by piece; made by `LocalStore.writer`.
-
-    Attributes:
-        ref: the published object, once the writer's ``with`` block has ended.
-    """
-
-    ref: BlobRef
-
-    def __init__(self, file: BinaryIO, root: Path) -> None:
-        """Writes to `file`, which lies aside in the store at `root`."""
-        self._file = file
-        self._root = root
-        self._hash = hashlib.sha256()
-        self._size = 0
-
-    def write(self, content: bytes | bytearray | memoryview) -> int:
-        """Appends bytes; returns how many. Raises StoreUnusable where the disk does not take them."""
-        with writing(self._root):
-            self._file.write(content)
-        self._hash.update(content)
-        size = memoryview(content).nbytes
-        self._size += size
-        return size
-
-    def blob_so_far(self) -> BlobRef:
-        """What was written until now."""
-        return BlobRef(Digest(self._hash.hexdigest()), self._size)
+def _check_layout(root: Path) -> None:
+    marker = root / "version"
+    if not marker.exists():
+        unexpected = sorted({entry.name for entry in root.iterdir()} - {*_FOLDERS, "version", "lock"} - _IGNORED)
+        if unexpected:
+            raise StoreUnusable(
+                f"{root} is neither empty nor a pteforge store (it holds {unexpected[0]}); give an empty folder"
+            )
+        create_file(marker, LAYOUT, root / "tmp")
+    content = marker.read_bytes()
+    if content != LAYOUT:
+        raise StoreUnusable(
+            f"the store {root} has another layout ({content[:40]!r}, this pteforge reads {LAYOUT!r}); "
+            "use another folder, or delete it: everything in it can be computed again"
+        )

@@ -1,4 +1,4 @@
-"""Objects as files named by their digest: how one becomes visible, is checked, is moved aside, and goes."""
+"""Objects as files named by their digest: publishing, verifying, quarantining and deleting them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import ObjectDamaged, ObjectMissing, StoreUnusable
-from .digest import Digest, parse_digest
+from .digest import Digest, is_digest
 from .ref import BlobRef
 
 _log = logging.getLogger(__name__)
 
 VERIFIED_MTIME_NS = 1_000_000_000 * 10**9
-"""Modification time (2001-09-09T01:46:40Z) of objects whose bytes were verified: any write sets another one."""
+"""Modification time (2001-09-09T01:46:40Z) of objects whose bytes were verified: any write changes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object as a listing shows it, its bytes unread.
-
-    Attributes:
-        digest: its name.
-        size: bytes.
-        changed: when it was last published, seconds since the epoch on the clock of where it is stored.
-    """
+    """An object in a listing, not read; `changed` is when it was last published, in seconds on the store's clock."""
 
     digest: Digest
     size: int
@@ -43,7 +37,6 @@ class ObjectFolder:
     """Files ``<root>/objects/<first two digits>/<digest>``; safe under concurrent threads and processes."""
 
     def __init__(self, root: Path) -> None:
-        """Only remembers the root."""
         self._root = root
 
     def verified(self, blob: BlobRef) -> Path:
@@ -58,7 +51,7 @@ class ObjectFolder:
         return path
 
     def open(self, blob: BlobRef) -> BinaryIO:
-        """The verified file, open: whatever takes its place afterwards. Raises ObjectMissing or ObjectDamaged."""
+        """The verified file, open, even if it is replaced later; raises ObjectMissing or ObjectDamaged."""
         while True:
             path = self.verified(blob)
             try:
@@ -70,7 +63,7 @@ class ObjectFolder:
             file.close()
 
     def refresh(self, blob: BlobRef) -> bool:
-        """Whether the object is there and good; it then counts as published now, so that gc keeps it for its grace."""
+        """Whether the object exists and is good; if so it counts as published now, which renews its grace period."""
         try:
             path = self.verified(blob)
         except (ObjectMissing, ObjectDamaged):
@@ -83,8 +76,8 @@ class ObjectFolder:
     def install(self, part: Path, descriptor: int, blob: BlobRef) -> None:
         """Renames a complete file (open as `descriptor`) into place.
 
-        It is not synced to the disk, which would cost more than writing it. After a power cut, file systems that write
-        a file's size after its data (ext4 with ordered data, XFS, Btrfs) show what is lost as a file that is too short.
+        It is not synced to the disk, which would take longer than writing it. After a power cut, file systems that
+        write a file's size after its data (ext4 with ordered data, XFS, Btrfs) show a lost file as too short.
         """
         _mark(descriptor)
         path = self._path(blob.digest)
@@ -93,7 +86,6 @@ class ObjectFolder:
             part.replace(path)
 
     def discard(self, digest: Digest, unless_since: float) -> bool:
-        """Deletes an object unless it was published since then (seconds since the epoch); says whether it did."""
         path = self._path(digest)
         with self._lock(fcntl.LOCK_EX), contextlib.suppress(FileNotFoundError):
             if path.lstat().st_ctime < unless_since:
@@ -102,29 +94,28 @@ class ObjectFolder:
         return False
 
     def distrust(self, digest: Digest) -> None:
-        """Makes the next use of an object hash it again."""
+        """Makes the next use of an object verify it again."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self._path(digest))
 
     def quarantined(self, before: float) -> list[Path]:
-        """Damaged objects that were moved aside before a time, in seconds since the epoch."""
         entries = _entries(self._root / "quarantine")
         return sorted(Path(entry.path) for entry in entries if entry.stat(follow_symlinks=False).st_ctime < before)
 
     def __iter__(self) -> Iterator[StoredObject]:
-        """Lists the objects, in no order."""
         for shard in _entries(self._root / "objects"):
             for entry in _entries(Path(shard.path)):
-                with contextlib.suppress(ValueError, FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
-                    yield StoredObject(parse_digest(entry.name), status.st_size, status.st_ctime)
+                    if is_digest(entry.name):
+                        yield StoredObject(Digest(entry.name), status.st_size, status.st_ctime)
 
     def _path(self, digest: Digest) -> Path:
         return self._root / "objects" / digest[:2] / digest
 
     @contextlib.contextmanager
     def _lock(self, operation: int) -> Iterator[None]:
-        """Publishers share it, who removes an object holds it alone: so none goes while it is being published again."""
+        """Shared by publishers, exclusive for deletion: no object is deleted while it is being published again."""
         descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, operation)
@@ -140,20 +131,20 @@ class ObjectFolder:
                     _mark(file.fileno())
                     if found.st_size == blob.size:
                         return
-                    raise ObjectMissing(blob.digest, str(self._root))  # the object is good, the ref's size is wrong
+                    raise ObjectMissing(blob.digest, str(self._root))  # the object is good, the ref is wrong
         except FileNotFoundError:
             raise ObjectMissing(blob.digest, str(self._root)) from None
         except PermissionError as error:
             raise StoreUnusable(
                 f"the store {self._root} cannot be read: {error}; run: chmod -R u+rwX {self._root}"
             ) from error
-        except OSError as error:  # not a file, or the disk cannot give its bytes
+        except OSError as error:  # not a file, or a disk error
             _log.warning("object %s in %s cannot be read: %s", blob.digest, self._root, error)
             found = path.lstat()
         self._quarantine(path, found.st_ino, blob)
 
     def _quarantine(self, path: Path, inode: int, blob: BlobRef) -> None:
-        """Moves a damaged file aside and raises ObjectDamaged, unless a good one has taken its place meanwhile."""
+        """Quarantines a damaged file and raises ObjectDamaged, unless a good file has replaced it meanwhile."""
         folder = self._root / "quarantine"
         folder.mkdir(mode=0o700, exist_ok=True)
         with self._lock(fcntl.LOCK_EX):
@@ -176,7 +167,6 @@ class ObjectFolder:
 
 
 def _is_marked(status: os.stat_result, size: int) -> bool:
-    """Whether a file still is as `_mark` left it."""
     return (
         status.st_mtime_ns == VERIFIED_MTIME_NS
         and status.st_size == size
@@ -186,7 +176,6 @@ def _is_marked(status: os.stat_result, size: int) -> bool:
 
 
 def _mark(descriptor: int) -> None:
-    """Marks an open file as verified."""
     os.fchmod(descriptor, 0o444)
     os.utime(descriptor, ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
 

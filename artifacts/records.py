@@ -1,99 +1,55 @@
-"""What the ledger holds: finished stages, and the last key of every slot."""
+"""Records: frozen dataclasses that are stored as canonical JSON and validated when they are read.
+
+Their JSON is a storage format. A new attribute needs a default, so that records of earlier versions can still be read.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Self, TypeVar
 
-from .digest import Digest, canonical_json, parse_digest
-from .ref import ArtifactRef, BlobRef
+from pydantic import TypeAdapter, ValidationError
+
+from .digest import canonical_json
+
+_Kind = TypeVar("_Kind")
 
 
-@dataclass(frozen=True, slots=True)
-class StageRecord:
-    """One finished stage: what it was asked and what it made.
+class Record:
+    """Base of the dataclasses. Their JSON is an object of their attributes; tuples are arrays."""
 
-    Attributes:
-        key: the stage key.
-        fields: what the key was made of, by name; JSON values.
-        outputs: the artifacts it made, by role.
-        seconds: wall time it took.
-        peak_memory: bytes its process had resident at most; 0 where unknown.
-        finished: when, ISO 8601 in UTC.
-        log: what its process wrote, None where it wrote nothing.
-    """
+    __slots__ = ()
 
-    key: Digest
-    fields: Mapping[str, Any]
-    outputs: Mapping[str, ArtifactRef]
-    seconds: float
-    peak_memory: int
-    finished: str
-    log: BlobRef | None = None
-
-    def encode(self) -> bytes:
-        """Canonical JSON; raises ValueError or TypeError where the fields are no JSON."""
-        return canonical_json(
-            {
-                "key": self.key,
-                "fields": dict(self.fields),
-                "outputs": {role: ref.to_json() for role, ref in self.outputs.items()},
-                "seconds": float(self.seconds),
-                "peak_memory": self.peak_memory,
-                "finished": self.finished,
-                "log": self.log and self.log.to_json(),
-            }
-        )
+    def to_json(self) -> dict[str, Any]:
+        values: dict[str, Any] = _adapter(type(self)).dump_python(self)  # type: ignore[arg-type] # classes are hashable
+        return values
 
     @classmethod
-    def decode(cls, content: bytes) -> StageRecord:
-        """Inverse of `encode`; raises ValueError for bytes that are not a stage record."""
-        match json.loads(content):
-            case {
-                "key": str() as key,
-                "fields": dict() as fields,
-                "outputs": dict() as outputs,
-                "seconds": float() as seconds,
-                "peak_memory": int() as peak_memory,
-                "finished": str() as finished,
-                "log": list() | None as log,
-            }:
-                return cls(
-                    parse_digest(key),
-                    fields,
-                    {role: ArtifactRef.from_json(ref) for role, ref in outputs.items()},
-                    seconds,
-                    peak_memory,
-                    finished,
-                    None if log is None else BlobRef.from_json(log),
-                )
-        raise ValueError("not a stage record")
-
-
-@dataclass(frozen=True, slots=True)
-class SlotRecord:
-    """The key that a slot had when it was last used, so that a new key can be compared with it.
-
-    Attributes:
-        slot: a name such as ``resnet8/export/forward``.
-        key: the stage key.
-        fields: what the key was made of.
-    """
-
-    slot: str
-    key: Digest
-    fields: Mapping[str, Any]
+    def from_json(cls, value: Any) -> Self:
+        return cls.decode(canonical_json(value))
 
     def encode(self) -> bytes:
-        """Canonical JSON; raises ValueError or TypeError where the fields are no JSON."""
-        return canonical_json({"slot": self.slot, "key": self.key, "fields": dict(self.fields)})
+        """Canonical JSON: equal records have equal bytes. Raises ValueError or TypeError for what is not JSON."""
+        return canonical_json(self.to_json())
 
     @classmethod
-    def decode(cls, content: bytes) -> SlotRecord:
-        """Inverse of `encode`; raises ValueError for bytes that are not a slot record."""
-        match json.loads(content):
-            case {"slot": str() as slot, "key": str() as key, "fields": dict() as fields}:
-                return cls(slot, parse_digest(key), fields)
-        raise ValueError("not a slot record")
+    def decode(cls, content: bytes) -> Self:
+        return decode(cls, content)
+
+
+def decode(kind: type[_Kind], content: bytes) -> _Kind:
+    """Parses JSON of a type without converting values; raises a one-line ValueError that names the first problem."""
+    try:
+        value: _Kind = _adapter(kind).validate_json(content, strict=True)  # type: ignore[arg-type] # so are types
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, problem["loc"]))
+        where = f" at {place!r:.100}" if place else ""
+        raise ValueError(f"not a valid {getattr(kind, '__name__', kind)}: {problem['msg']}{where}") from error
+    return value
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Builds a type's validator once, when it is first used: that takes milliseconds."""
+    return TypeAdapter(kind)

@@ -1,44 +1,32 @@
-"""Refs: the small, JSON-able names of artifacts. Tasks pass these, never models."""
+"""Refs, the small JSON-able names of artifacts, and the manifests of artifacts that consist of several objects."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from .digest import Digest, parse_digest
+from pydantic import NonNegativeInt
+
+from .digest import Digest
+from .records import Record
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BlobRef:
-    """One object of the store: `size` bytes whose SHA-256 is `digest`."""
+class BlobRef(NamedTuple):
+    """One object of the store: `size` bytes whose SHA-256 is `digest`. In JSON it is ``[digest, size]``."""
 
     digest: Digest
-    size: int
-
-    def to_json(self) -> list[Any]:
-        """`[digest, size]`."""
-        return [self.digest, self.size]
-
-    @classmethod
-    def from_json(cls, value: Any) -> BlobRef:
-        """Inverse of `to_json`; raises ValueError for anything else."""
-        match value:
-            case [str() as digest, int() as size] if size >= 0 and not isinstance(size, bool):
-                return cls(parse_digest(digest), size)
-        raise ValueError(f"not a blob ref: {value!r}")
+    size: NonNegativeInt
 
 
 @dataclass(frozen=True, slots=True)
-class ArtifactRef:
+class ArtifactRef(Record):
     """An artifact: immutable content in the store, and what it is.
 
     Attributes:
         kind: what the bytes are, for example ``program/aten`` or ``payload/pte``.
-        root: the object that holds it. Where `composite`, that object is a manifest (see `artifacts.manifest`)
-            naming further objects; otherwise it is the artifact's content.
+        root: the object that holds the artifact's content or, if `composite`, its manifest.
         identity: what stage keys hold. It is the root's digest, except for kinds with a canonical digest (programs),
-            where equal meaning has equal identity even if bytes differ.
-        composite: whether `root` is a manifest.
+            where equal meaning has equal identity even if the bytes differ.
     """
 
     kind: str
@@ -46,14 +34,17 @@ class ArtifactRef:
     identity: Digest
     composite: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object with the four attributes."""
-        return {"kind": self.kind, "root": self.root.to_json(), "identity": self.identity, "composite": self.composite}
 
-    @classmethod
-    def from_json(cls, value: Any) -> ArtifactRef:
-        """Inverse of `to_json`; raises ValueError for anything else."""
-        match value:
-            case {"kind": str() as kind, "root": root, "identity": str() as identity, "composite": bool() as composite}:
-                return cls(kind, BlobRef.from_json(root), parse_digest(identity), composite)
-        raise ValueError(f"not an artifact ref: {value!r}")
+@dataclass(frozen=True, slots=True)
+class ArtifactManifest(Record):
+    """The root object of a composite artifact.
+
+    Attributes:
+        blobs: every other object of the artifact, without repeats, in order of first use.
+        body: JSON from which the kind's codec puts the objects together.
+    """
+
+    kind: str
+    blobs: tuple[BlobRef, ...]
+    body: Any
+    format: Literal[1] = 1

@@ -1,9 +1,10 @@
-"""Files behind an fsspec URL, each put there as a whole; errors of all backends as one kind, without secrets."""
+"""Files behind an fsspec URL, written atomically. Errors of all backends become StoreUnusable, without secrets."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import secrets
@@ -13,20 +14,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 import fsspec
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from ..errors import StoreUnusable
-from .files import Files
-from .redaction import public_url, secrets_in
+from .files import NamedFiles
 
 OPTIONS_VARIABLE = "PTEFORGE_STORE_OPTIONS"
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 _CONDITIONAL = frozenset({"s3", "s3a", "gs", "gcs"})
-"""Protocols where a put is atomic, and where fsspec's ``mode="create"`` makes it conditional on the server's side."""
+"""Protocols with an atomic put, which fsspec's ``mode="create"`` makes conditional on the server."""
 
 _TRANSIENT_ERRNO = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EIO, errno.ENETUNREACH, errno.EPIPE,
@@ -35,20 +36,22 @@ _TRANSIENT_ERRNO = frozenset({
 """s3fs translates the server's SlowDown, ServiceUnavailable and InternalError to EBUSY and EREMOTEIO."""
 
 _TRANSIENT_NAMES = frozenset({"ConnectionError", "HTTPClientError", "ClientConnectionError"})
-"""Base classes in botocore and aiohttp, which are not imported for those who do not use them."""
+"""Base classes in botocore and aiohttp, which only their users have to import."""
+
+_BLOCK = 8 * 2**20
+"""Bytes that `RemoteFiles.blocks` reads at a time."""
 
 _creating = threading.Lock()
-"""Makes "is it there? then make it" one step for the threads of this process, on backends that cannot."""
+"""Makes check-and-create atomic among the threads of this process, for backends that cannot."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One line of a listing.
+    """A file in a listing.
 
     Attributes:
         name: relative to the store.
-        size: bytes.
-        modified: seconds since the epoch on the server's clock.
+        modified: in seconds since the epoch on the server's clock.
     """
 
     name: str
@@ -56,72 +59,65 @@ class RemoteFile:
     modified: float
 
 
-class RemoteFiles(Files):
-    """Files below an fsspec URL.
+class RemoteFiles(NamedFiles):
+    """Files below an fsspec URL; `url` has no credentials and is for messages."""
 
-    Attributes:
-        url: without credentials, for messages.
-    """
-
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        """Finds the file system for `url`, without using it yet; raises StoreUnusable where there is none."""
+    def __init__(self, url: str) -> None:
+        """Finds the file system for `url`, without using it yet; raises StoreUnusable if there is none."""
         self.url = public_url(url)
-        self._options = options if options is not None else _options_from_environment()
-        self._secrets = secrets_in(url, self._options)
+        options = _options_from_environment()
+        self._secrets = _secrets_in(url, options)
         self._protocol = url.partition("://")[0]
         try:
-            self._fs, root = fsspec.core.url_to_fs(url, **self._options)
+            self._fs, root = fsspec.core.url_to_fs(url, **options)
         except ImportError as error:
             extra = "pip install 'pteforge[s3]'" if self._protocol in {"s3", "s3a"} else "install it"
-            raise StoreUnusable(f"the store {self.url} needs a package that is not here: {error}; {extra}") from error
-        except Exception as error:  # noqa: BLE001 - whatever a backend raises for an URL or options it does not take
+            raise StoreUnusable(
+                f"the store {self.url} needs a package that is not installed: {error}; {extra}"
+            ) from error
+        except Exception as error:  # noqa: BLE001 - whatever a backend raises for a wrong URL or option
             raise StoreUnusable(f"the store {self.url} cannot be opened: {self._describe(error)}") from None
         self._root = root.rstrip("/") + "/"
 
     def read(self, name: str) -> bytes | None:
-        """A file's content, None where there is none."""
         try:
             return bytes(self._call("read", lambda: self._fs.cat_file(self._root + name), FileNotFoundError))
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Makes or replaces a file."""
-        with self._whole(name) as target:
-            self._call("write", lambda: self._fs.pipe_file(target, content))
+        with self._atomic(name) as target:
+            self._call("written", lambda: self._fs.pipe_file(target, content))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Makes a file unless there is one; says whether it has this content, which is to be unique to the caller."""
+        """Creates a file unless it exists; returns whether it has this content now, which must be unique."""
         if self._protocol in _CONDITIONAL:
             path = self._root + name
             try:
-                self._call("write", lambda: self._fs.pipe_file(path, content, mode="create"), FileExistsError)
+                self._call("written", lambda: self._fs.pipe_file(path, content, mode="create"), FileExistsError)
             except FileExistsError:
                 pass
-            except StoreUnusable:  # servers word a failed condition in several ways
+            except StoreUnusable:  # servers report a failed condition in several ways
                 if self.read(name) is None:
                     raise
         else:
             with _creating:
                 if self.read(name) is None:
                     self.write(name, content)
-        # Ours may be there although the call failed and was tried again, another's although it seemed to succeed: on
-        # servers that ignore the condition.
+        # A call that failed and was retried may have created the file. One that succeeded may not have: some servers
+        # ignore the condition.
         return self.read(name) == content
 
     def delete(self, name: str) -> None:
-        """Removes a file; nothing happens where there is none."""
         with contextlib.suppress(FileNotFoundError):
-            self._call("write", lambda: self._fs.rm_file(self._root + name), FileNotFoundError)
+            self._call("written", lambda: self._fs.rm_file(self._root + name), FileNotFoundError)
 
     def names(self, folder: str) -> list[str]:
-        """Sorted names of all files below a folder."""
         return [file.name for file in self.list(folder)]
 
     def list(self, folder: str) -> list[RemoteFile]:
-        """All files below a folder, sorted by name."""
-        self._fs.invalidate_cache()  # listings are cached by default, and others write here
-        found = self._call("list", lambda: self._fs.find(self._root + folder, detail=True))
+        self._fs.invalidate_cache()  # listings are cached by default, but others write too
+        found = self._call("listed", lambda: self._fs.find(self._root + folder, detail=True))
         return [
             RemoteFile(path[len(self._root) :], details["size"], self._modified(path, details))
             for path, details in sorted(found.items())
@@ -129,7 +125,6 @@ class RemoteFiles(Files):
         ]
 
     def find(self, name: str) -> RemoteFile | None:
-        """What is known of a file without reading it, None where there is none."""
         self._fs.invalidate_cache()
         path = self._root + name
         try:
@@ -139,64 +134,72 @@ class RemoteFiles(Files):
         return RemoteFile(name, details["size"], self._modified(path, details))
 
     def upload(self, path: Path, name: str) -> None:
-        """Puts a local file there, replacing one of that name."""
-        with self._whole(name) as target:
-            self._call("write", lambda: self._fs.put_file(str(path), target))
+        with self._atomic(name) as target:
+            self._call("written", lambda: self._fs.put_file(str(path), target))
 
     def download(self, name: str, path: Path) -> bool:
-        """Copies a file to a local path; False where there is none."""
         try:
             self._call("read", lambda: self._fs.get_file(self._root + name, str(path)), FileNotFoundError)
         except FileNotFoundError:
             return False
         return True
 
+    def blocks(self, name: str, size: int) -> Iterator[bytes]:
+        """Reads a file of `size` bytes piece by piece; the last pieces are short or empty if it has fewer.
+
+        Raises FileNotFoundError if there is none.
+        """
+        path = self._root + name
+        for start in range(0, size, _BLOCK):
+            end = min(start + _BLOCK, size)
+            read = functools.partial(self._fs.cat_file, path, start=start, end=end)
+            yield bytes(self._call("read", read, FileNotFoundError))
+
     def move(self, name: str, new_name: str) -> None:
-        """Gives a file another name."""
         self._make_folder(new_name)
-        self._call("write", lambda: self._fs.mv(self._root + name, self._root + new_name))
+        self._call("written", lambda: self._fs.mv(self._root + name, self._root + new_name))
 
     @contextlib.contextmanager
-    def _whole(self, name: str) -> Iterator[str]:
+    def _atomic(self, name: str) -> Iterator[str]:
         """Path to write a file to, so that others never see a part of it under its name."""
         if self._protocol in _CONDITIONAL:
             yield self._root + name
             return
-        aside = f"tmp/{secrets.token_hex(16)}"
-        self._make_folder(aside)
+        staging = f"tmp/{secrets.token_hex(16)}"
+        self._make_folder(staging)
         try:
-            yield self._root + aside
-            self.move(aside, name)
+            yield self._root + staging
+            self.move(staging, name)
         except BaseException:
-            self.delete(aside)
+            self.delete(staging)
             raise
 
     def _make_folder(self, name: str) -> None:
         if self._protocol not in _CONDITIONAL:  # buckets have no folders
-            self._call("write", lambda: self._fs.makedirs((self._root + name).rpartition("/")[0], exist_ok=True))
+            self._call("written", lambda: self._fs.makedirs((self._root + name).rpartition("/")[0], exist_ok=True))
 
     def _modified(self, path: str, details: Mapping[str, Any]) -> float:
         known = (details.get(name) for name in ("LastModified", "mtime", "updated", "last_modified", "created"))
-        value = next((each for each in known if each), None) or self._call("read", lambda: self._fs.modified(path))
+        value = next(filter(None, known), None) or self._call("read", lambda: self._fs.modified(path))
         if isinstance(value, str):
             value = datetime.fromisoformat(value)
         return value.timestamp() if isinstance(value, datetime) else float(value)
 
-    def _call(self, verb: str, action: Callable[[], _Answer], answer: type[OSError] | None = None) -> _Answer:
-        """Runs an operation, a few times where its error may pass; errors become StoreUnusable, but for `answer`."""
+    def _call(self, participle: str, action: Callable[[], _Result], expected: type[OSError] | None = None) -> _Result:
+        """Runs an operation and retries transient errors; errors other than `expected` become StoreUnusable."""
         retrying = Retrying(
             retry=retry_if_exception(_is_transient),
-            stop=stop_after_attempt(3) | stop_after_delay(5),  # botocore tries for 10 s by itself
+            stop=stop_after_attempt(3) | stop_after_delay(5),  # botocore retries for 10 s by itself
             wait=wait_random_exponential(multiplier=0.2, max=5),
             reraise=True,
         )
         try:
             return retrying(action)
         except Exception as error:
-            if answer and isinstance(error, answer):
+            if expected and isinstance(error, expected):
                 raise
             raise StoreUnusable(
-                f"the store {self.url} cannot be {_PARTICIPLES[verb]}: {self._describe(error)}; "
+                f"the store {self.url} cannot be {participle}: {self._describe(error)}; "
                 f"check its address, credentials and network ({OPTIONS_VARIABLE} holds options for it)"
             ) from None  # the cause may hold secrets
 
@@ -207,7 +210,23 @@ class RemoteFiles(Files):
         return text
 
 
-_PARTICIPLES = {"read": "read", "write": "written", "list": "listed"}
+def public_url(url: str) -> str:
+    """A URL without user name, password and query."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _secrets_in(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Values that must not appear in messages: passwords in the URL, and every text option except addresses."""
+    values = [urlsplit(url).password, os.environ.get("AWS_SECRET_ACCESS_KEY"), os.environ.get("AWS_SESSION_TOKEN")]
+    pending: list[tuple[str, Any]] = list(options.items())
+    while pending:
+        name, value = pending.pop()
+        if isinstance(value, Mapping):
+            pending += value.items()
+        elif isinstance(value, str) and not name.endswith(("url", "host", "region_name")):
+            values.append(value)
+    return tuple(value for value in values if value and len(value) > 3)
 
 
 def _options_from_environment() -> dict[str, Any]:

@@ -1,33 +1,34 @@
-"""The history of runs: what each did, stage by stage, and which field of a key made a stage run again."""
+"""The history of runs: the outcome of each stage, and which fields of its key had changed."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from .digest import Digest, canonical_json, parse_digest
-from .files import Files
+from .digest import Digest, canonical_json
+from .files import NamedFiles
+from .records import Record
 
 _log = logging.getLogger(__name__)
 
 RETAINED = 200
-"""Runs that are kept; older ones go when a new one is written."""
+"""How many runs are kept; writing another one removes the oldest."""
 
 Status = Literal["ran", "cached", "failed"]
+RunStatus = Literal["running", "completed", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field of a stage key that is not what it was.
+    """One field of a stage key that changed.
 
     Attributes:
         field: dotted path, for example ``params.delegate.options``.
-        before: its JSON value then; None where there was none.
-        after: its JSON value now; None where there is none.
+        before: its JSON value then; None if it did not exist.
+        after: its JSON value now; None if it does not exist.
     """
 
     field: str
@@ -36,19 +37,15 @@ class FieldChange:
 
 
 @dataclass(frozen=True, slots=True)
-class StageOutcome:
-    """What happened to one stage of a model in a run.
+class StageOutcome(Record):
+    """The outcome of one stage of a model in a run.
 
     Attributes:
-        slot: where the stage stands, for example ``resnet8/export/forward``.
-        stage: the stage's name.
-        method: the method it is for, None where it is for all.
-        recipes: tags of the recipes that needed it.
-        status: what happened.
-        key: its stage key; None where it failed before it had one.
-        differs: where it ran, the fields that changed since the slot's last use.
-        seconds: wall time.
-        message: why it failed, or why it ran where no field had changed; empty otherwise.
+        slot: the stage's place in the run, for example ``resnet8/export/forward``.
+        method: its method; None if it is for all methods.
+        recipes: tags of the recipes that use it.
+        key: its stage key; None if it failed before it had one.
+        message: why it failed, or why it ran although no field had changed; empty otherwise.
     """
 
     slot: str
@@ -68,48 +65,24 @@ class StageOutcome:
 
     @property
     def telling(self) -> list[FieldChange]:
-        """What differs, but for the keys of all stages before it that a report repeats: theirs are told with them."""
+        """The changes, without the stage keys that a report repeats: those stages list their own changes."""
         return [change for change in self.differs if not change.field.startswith("params.stage_keys.")]
-
-    @classmethod
-    def from_json(cls, value: Any) -> StageOutcome:
-        """Reads the JSON object of the attributes; raises ValueError for anything else."""
-        match value:
-            case {
-                "slot": str() as slot,
-                "stage": str() as stage,
-                "method": str() | None as method,
-                "recipes": list() as recipes,
-                "status": "ran" | "cached" | "failed" as status,
-                "key": str() | None as key,
-                "differs": list() as differs,
-                "seconds": float() as seconds,
-                "message": str() as message,
-            }:
-                return cls(
-                    slot,
-                    stage,
-                    method,
-                    tuple(map(str, recipes)),
-                    status,
-                    None if key is None else parse_digest(key),
-                    tuple(FieldChange(str(each["field"]), each["before"], each["after"]) for each in differs),
-                    seconds,
-                    message,
-                )
-        raise ValueError("not a stage outcome")
 
 
 @dataclass(frozen=True, slots=True)
-class RunRecord:
-    """What one run did.
+class RunRecord(Record):
+    """One run, written when it begins and again when it ends.
 
     Attributes:
-        id: a name of its own, without slashes.
-        zoo: the zoo file or name.
         started: when, ISO 8601 in UTC.
-        seconds: wall time.
-        models: model name to its stages, in the order they finished.
+        models: model name to its stages, in the order in which they finished.
+        status: ``running`` stays where a run was killed; empty in records of versions that wrote finished runs only.
+        parameters: what was asked for, as parameters of the flow `export-zoo`.
+        host: name of the machine.
+        version: pteforge's.
+        commit: git commit of the zoo's folder, with ``-dirty`` where tracked files were changed; empty without git.
+        zoo_digest: SHA-256 of the zoo after includes and overrides.
+        files: model name -> recipe name -> the file, as in ``pteforge export --json``.
     """
 
     id: str
@@ -117,60 +90,52 @@ class RunRecord:
     started: str
     seconds: float
     models: Mapping[str, tuple[StageOutcome, ...]]
-
-    def encode(self) -> bytes:
-        """Canonical JSON."""
-        models = {name: [_floating(outcome) for outcome in outcomes] for name, outcomes in self.models.items()}
-        return canonical_json(
-            {"id": self.id, "zoo": self.zoo, "started": self.started, "seconds": float(self.seconds), "models": models}
-        )
-
-    @classmethod
-    def decode(cls, content: bytes) -> RunRecord:
-        """Inverse of `encode`; raises ValueError for bytes that are not a run record."""
-        match json.loads(content):
-            case {
-                "id": str() as name,
-                "zoo": str() as zoo,
-                "started": str() as started,
-                "seconds": float() as seconds,
-                "models": dict() as models,
-            }:
-                outcomes = {model: tuple(map(StageOutcome.from_json, stages)) for model, stages in models.items()}
-                return cls(name, zoo, started, seconds, outcomes)
-        raise ValueError("not a run record")
+    status: RunStatus | Literal[""] = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    host: str = ""
+    version: str = ""
+    commit: str = ""
+    zoo_digest: str = ""
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Runs:
-    """Run records, only ever added, the newest `RETAINED` kept."""
+    """The newest `RETAINED` run records."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: NamedFiles) -> None:
         """Keeps records in `files` as ``runs/<time>-<id>.json``."""
         self._files = files
 
     def write(self, record: RunRecord) -> None:
-        """Adds a record, and drops the oldest ones beyond those that are kept."""
         self._files.write(_file(record), record.encode())
         for name in self._files.names("runs")[:-RETAINED]:
             self._files.delete(name)
 
     def latest(self, model: str | None = None) -> RunRecord | None:
-        """The newest run, or the newest that had the model in it; None where there is none."""
         return next((run for run in self if model is None or model in run.models), None)
 
+    def take(self, run: str) -> RunRecord | None:
+        """Removes the records of a run, one for each of its attempts; returns the last one."""
+        names = [name for name in self._files.names("runs") if name.endswith(f"-{run}.json")]
+        record = self._read(names[-1]) if names else None
+        for name in names:
+            self._files.delete(name)
+        return record
+
     def __iter__(self) -> Iterator[RunRecord]:
-        """Runs from the newest to the oldest; unreadable ones are left out, with a warning."""
-        for name in reversed(self._files.names("runs")):
-            content = self._files.read(name)
-            try:
-                if content is not None:
-                    yield RunRecord.decode(content)
-            except (ValueError, TypeError, KeyError) as error:
-                _log.warning("the run record %s is not readable: %s", name, error)
+        return filter(None, map(self._read, reversed(self._files.names("runs"))))
+
+    def _read(self, name: str) -> RunRecord | None:
+        content = self._files.read(name)
+        try:
+            return None if content is None else RunRecord.decode(content)
+        except ValueError as error:
+            _log.warning("the run record %s is not readable: %s", name, error)
+            return None
 
 
 def differing_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[FieldChange, ...]:
-    """Fields of two JSON objects that differ, by dotted path; descends where both have an object."""
+    """Fields that differ between two JSON objects, by dotted path; compares nested objects field by field."""
     changes: list[FieldChange] = []
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
@@ -182,10 +147,6 @@ def differing_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tup
         elif (name in before) != (name in after) or canonical_json(old) != canonical_json(new):
             changes.append(FieldChange(name, old, new))
     return tuple(changes)
-
-
-def _floating(outcome: StageOutcome) -> dict[str, Any]:
-    return asdict(outcome) | {"seconds": float(outcome.seconds)}
 
 
 def _file(record: RunRecord) -> str:

@@ -1,4 +1,4 @@
-"""Seals on stored records: a checksum where the store is ours, a signature where others could write to it."""
+"""Seals on stored records: a checksum in the user's own store, a signature if others could write to the store."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _MAGIC = b"pteforge-record 1 "
 
 
 class SealError(ValueError):
-    """Content that was not sealed for this purpose by a holder of the key, or was changed since."""
+    """Content that no holder of the key sealed for this purpose, or that was changed afterwards."""
 
 
 class Seal:
-    """Wraps contents so that `open` gives back only what `close` got, for the same purpose and under the same key.
+    """Wraps content so that `open` returns only what `close` received, for the same purpose and with the same key.
 
-    A sealed content is the line ``pteforge-record 1 <method> <hexadecimal tag>`` and the content after it. The tag
-    covers the purpose, so a record is not taken for another one when it is copied to its place. Refs are digests of
-    content: a signature on a record covers everything that its refs lead to.
+    Sealed content is the line ``pteforge-record 1 <method> <hexadecimal tag>``, then the content. The tag covers the
+    purpose, so `open` rejects a record that was copied to another one's place. Refs are digests of content: a signature
+    on a record covers everything that its refs lead to.
     """
 
     def __init__(self, key: str | None) -> None:
-        """Signs with HMAC-SHA256 under `key`, or adds a plain SHA-256 where it is None."""
+        """Signs with HMAC-SHA256 under `key`, or adds a plain SHA-256 if it is None."""
         self._key = None if key is None else key.encode()
         self._method = b"sha256" if key is None else b"hmac-sha256"
 
@@ -35,7 +35,7 @@ class Seal:
         return _MAGIC + self._method + b" " + self._tag(purpose, content) + b"\n" + content
 
     def open(self, purpose: str, sealed: bytes) -> bytes:
-        """The content; raises SealError where the seal is not ours, broken, or for another purpose."""
+        """Returns the content; raises SealError if the seal is not ours, broken, or for another purpose."""
         header, newline, content = sealed.partition(b"\n")
         expected = _MAGIC + self._method + b" " + self._tag(purpose, content)
         if not newline or not hmac.compare_digest(header, expected):
@@ -50,13 +50,13 @@ class Seal:
 
 
 def signing_key(url: str) -> str:
-    """The key for a store that others can reach; raises StoreUnusable, saying how to make one, where there is none."""
+    """The key for a store that others can reach; raises StoreUnusable, with how to create one, if it is not set."""
     key = os.environ.get(KEY_VARIABLE, "")
     if len(key) < _MINIMUM:
         problem = f"{KEY_VARIABLE} has fewer than {_MINIMUM} characters" if key else f"{KEY_VARIABLE} is not set"
         raise StoreUnusable(
             f"the store {url} needs a signing key, and {problem}: stored programs are pickles, so records of a shared "
-            "store are signed. Make a key once, and give everybody who uses the store the same one:\n"
+            "store are signed. Create a key once, and give it to everybody who uses the store:\n"
             f'  export {KEY_VARIABLE}=$(python -c "import secrets; print(secrets.token_hex(32))")'
         )
     return key
@@ -69,4 +69,4 @@ def _reason(header: bytes, method: bytes) -> str:
         return "of another record version"
     if not header.startswith(_MAGIC + method + b" "):
         return "not signed" if method == b"hmac-sha256" else "sealed in another way"
-    return "changed, cut off, or signed with another key"
+    return "changed, truncated, or signed with another key"

@@ -1,17 +1,17 @@
-"""The seam of storage: where artifacts, the ledger, leases and run records live."""
+"""The interface of stores, and the store in a local folder."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.parse import unquote, urlsplit
 
-from .cache_folder import cache_folder
-from .digest import Digest, digest_bytes
-from .files import LocalFiles
+from ..errors import StoreError, StoreUnusable
+from .digest import Digest
+from .files import LocalFiles, staging_file, write_errors
 from .lease import Leases, LocalLeases
 from .ledger import Ledger
 from .local_store import LocalStore
@@ -22,17 +22,14 @@ from .signing import Seal
 
 
 class Store(ABC):
-    """Artifacts by ref, and what is known about them; safe to use from several threads.
+    """Artifacts by ref, and the records about them; can be used from several threads.
 
-    Stages read and write `local`. Around them the caller fetches inputs and publishes outputs, and commits to the
-    ledger only what was published.
+    Stages read and write `local`. The caller fetches their inputs before, publishes their outputs afterwards, and
+    commits to the ledger only what was published.
 
     Attributes:
-        url: where it is, without credentials.
+        url: the location, without credentials.
         local: the objects on this machine's disk.
-        ledger: finished stages.
-        leases: who computes which stage now.
-        runs: what runs did.
     """
 
     url: str
@@ -47,17 +44,23 @@ class Store(ABC):
 
     @abstractmethod
     def fetch(self, ref: ArtifactRef) -> None:
-        """Makes every object of an artifact available in `local`, verified.
+        """Makes every object of an artifact available in `local`, verified; a damaged one goes into quarantine.
 
-        Raises:
-            ObjectMissing: an object is nowhere.
-            ObjectDamaged: an object was damaged; it has been moved aside.
-            StoreUnusable: the store cannot be reached.
+        Raises ObjectMissing, ObjectDamaged or StoreUnusable.
         """
 
-    @abstractmethod
     def has(self, ref: ArtifactRef) -> bool:
-        """Whether every object of an artifact is there, without reading more than its manifest."""
+        """Whether every object of an artifact exists; reads only the manifest."""
+        try:
+            return self._has_all(self.objects_of(ref))
+        except StoreUnusable:
+            raise
+        except StoreError:
+            return False
+
+    @abstractmethod
+    def _has_all(self, blobs: Sequence[BlobRef]) -> bool:
+        """Whether all of these objects exist."""
 
     @abstractmethod
     def objects_of(self, ref: ArtifactRef) -> tuple[BlobRef, ...]:
@@ -65,29 +68,28 @@ class Store(ABC):
 
     @abstractmethod
     def objects(self) -> Iterator[StoredObject]:
-        """Lists all objects, in no order."""
+        """All objects, in no order."""
 
     @abstractmethod
     def check(self, blob: BlobRef) -> bool:
-        """Reads an object again and says whether it is good; a damaged one is moved aside."""
+        """Reads an object again and returns whether it is good; a damaged one goes into quarantine."""
 
     @abstractmethod
     def discard(self, digest: Digest, unless_since: float) -> bool:
-        """Deletes an object unless it was published since then, in seconds since the epoch; says whether it did."""
+        """Deletes an object unless it was published since then, in seconds since the epoch; returns whether it did."""
 
     @abstractmethod
     def clock(self) -> float:
-        """Now, seconds since the epoch, as a file that is written now would show it: other clocks run differently."""
+        """The store's time in seconds since the epoch: the modification time of a file that is written now."""
 
     @abstractmethod
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
-        """Deletes unfinished files of dead processes and objects moved aside before `since`; says how many."""
+        """Deletes staging files of dead processes and objects quarantined before `since`; returns how many."""
 
-    def close(self) -> None:  # noqa: B027 - most stores have nothing to let go of
-        """Lets go of connections."""
+    def close(self) -> None:  # noqa: B027 - most stores have nothing to close
+        """Closes connections."""
 
     def __enter__(self) -> Self:
-        """Closes the store at the end of the ``with`` block."""
         return self
 
     def __exit__(
@@ -97,10 +99,9 @@ class Store(ABC):
 
 
 class LocalOnlyStore(Store):
-    """A store in a folder of this machine, trusted because it is the user's own."""
+    """A store in a folder of this machine, trusted because it belongs to the user."""
 
     def __init__(self, root: Path) -> None:
-        """Opens the store at `root`; raises StoreUnusable."""
         self.local = LocalStore.open(root)
         self.url = str(root)
         files = LocalFiles(root)
@@ -109,63 +110,33 @@ class LocalOnlyStore(Store):
         self.runs = Runs(files)
 
     def publish(self, ref: ArtifactRef) -> None:
-        """Checks that every object is there: local objects are durable already."""
+        """Checks that every object exists: local objects are durable already."""
         self.fetch(ref)
 
     def fetch(self, ref: ArtifactRef) -> None:
-        """Verifies every object that is not known to be good."""
+        """Verifies every object that is not marked as verified."""
         for blob in self.local.objects_of(ref):
             self.local.path(blob)
 
-    def has(self, ref: ArtifactRef) -> bool:
-        """Whether every object is there, by its size and mark."""
-        return self.local.has(ref)
+    def _has_all(self, blobs: Sequence[BlobRef]) -> bool:
+        return all(map(self.local.contains, blobs))
 
     def objects_of(self, ref: ArtifactRef) -> tuple[BlobRef, ...]:
-        """Every object of an artifact, the root first."""
         return self.local.objects_of(ref)
 
     def objects(self) -> Iterator[StoredObject]:
-        """Lists all objects, in no order."""
         return iter(self.local.objects)
 
     def check(self, blob: BlobRef) -> bool:
-        """Hashes an object."""
         self.local.objects.distrust(blob.digest)
         return self.local.contains(blob)
 
     def discard(self, digest: Digest, unless_since: float) -> bool:
-        """Deletes an object unless it was published since then; says whether it did."""
         return self.local.objects.discard(digest, unless_since)
 
     def clock(self) -> float:
-        """Now, as the file system sees it."""
-        return self.local.clock()
+        with write_errors(self.local.root), staging_file(self.local.root / "tmp") as (_, file):
+            return os.fstat(file.fileno()).st_ctime
 
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
-        """Deletes unfinished files of dead processes and objects moved aside before `since`; says how many."""
         return self.local.sweep_leftovers(since, dry_run=dry_run)
-
-
-def open_store(url: str | None = None, *, cache: Path | None = None) -> Store:
-    """Opens the store at a URL.
-
-    Args:
-        url: None for the default (``<cache>/store``), a path or ``file://`` URL, or any other URL that fsspec
-            understands, such as ``s3://bucket/prefix``.
-        cache: folder for local copies; ``$PTEFORGE_CACHE``, ``$XDG_CACHE_HOME/pteforge`` or ``~/.cache/pteforge`` by
-            default.
-
-    Raises:
-        StoreUnusable: it cannot be opened, or must not be trusted; the message says what to do.
-    """
-    cache = cache or cache_folder()
-    if url is None:
-        return LocalOnlyStore(cache / "store")
-    if "://" not in url:
-        return LocalOnlyStore(Path(url).expanduser().absolute())
-    if (parts := urlsplit(url)).scheme in {"file", "local"}:
-        return LocalOnlyStore(Path(unquote(parts.netloc + parts.path)).absolute())
-    from .remote_store import RemoteStore  # noqa: PLC0415 - fsspec and tenacity are only needed here
-
-    return RemoteStore(url, cache / "remotes" / digest_bytes(url.encode())[:16])

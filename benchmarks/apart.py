@@ -1,9 +1,9 @@
-"""What keeping the output of every stage apart takes: writes the programs of the starter zoo, each into a file.
+"""Writes each stage's programs of the starter zoo to a file of its own, to measure their size.
 
-Usage: ``python benchmarks/apart.py FOLDER``. Per lowering, the ATen program goes to ``<recipe>.aten.pt2``
-(`torch.export.save`) and the edge program to ``<recipe>.edge.pt2``. The latter takes ExecuTorch's own saver, which
-makes the same format: `torch.export.save` refuses some edge operators, such as those of an LSTM. Programs with
-delegates inside are left out, since that saver writes a delegate's bytes as text, which would flatter the comparison.
+Usage: ``python benchmarks/apart.py FOLDER``. For each lowering, the ATen program goes to ``<recipe>.aten.pt2``
+(`torch.export.save`) and the edge program to ``<recipe>.edge.pt2``. The latter uses ExecuTorch's own saver, which
+writes the same format, because `torch.export.save` rejects some edge operators, such as those of an LSTM. Programs with
+delegates are not written: that saver writes a delegate's bytes as text, which would flatter the comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starter import lowerings
 
 
 def main(folder: Path) -> None:
-    """Exports everything, takes it to the edge dialect, and saves both."""
+    """Exports every model, lowers it to the edge dialect, and saves both programs."""
     for lowering in lowerings():
         file = folder / lowering.file
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Lowers the starter zoo with pteforge and with its peer, side by side, and compares seconds and bytes.
 
-`benchmarks/README.md` says what is measured and how to read it.
+`benchmarks/README.md` explains the figures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Home = Literal["prepared", "fresh", "user"]
 
 @dataclass(frozen=True)
 class Seconds:
-    """What a command took, from start to exit: wall time, and CPU time of all its processes."""
+    """Wall time of a command from start to exit, and CPU time of all its processes."""
 
     wall: float
     cpu: float
@@ -49,7 +49,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Bytes:
-    """Sizes on disk. `aten`, `edge` and `pte` are those of the lowerings kept apart, `store` is pteforge's store."""
+    """Sizes on disk: of separately saved programs and files (`aten`, `edge`, `pte`), and of pteforge's store."""
 
     aten: int
     edge: int
@@ -58,13 +58,13 @@ class Bytes:
 
     @property
     def apart(self) -> int:
-        """What keeping the outputs of the stages apart takes."""
+        """All stage outputs, saved separately."""
         return self.aten + self.edge + self.pte
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the figures were measured on."""
+    """The machine and the versions that were measured."""
 
     cpus: int
     python: str
@@ -75,7 +75,7 @@ class Machine:
 
 
 def run(command: list[str | Path], environment: dict[str, str], log: Path) -> Seconds:
-    """Runs a command. Where it fails, its output is shown and the benchmark ends."""
+    """Runs a command. If it fails, prints its output and exits."""
     with log.open("wb") as output:
         start, before = time.perf_counter(), getrusage(RUSAGE_CHILDREN)
         done = subprocess.run(
@@ -87,39 +87,39 @@ def run(command: list[str | Path], environment: dict[str, str], log: Path) -> Se
     return Seconds(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
-def environment_of(room: Path, prefect_home: Home) -> dict[str, str]:
-    """An environment in which pteforge finds no cache of earlier runs, and no Prefect server."""
+def environment_of(folder: Path, prefect_home: Home) -> dict[str, str]:
+    """An environment without caches of earlier runs and without a Prefect server."""
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    environment["PTEFORGE_CACHE"] = str(room / "cache")
+    environment["PTEFORGE_CACHE"] = str(folder / "cache")
     if prefect_home != "user":
-        environment["PREFECT_HOME"] = str(room / "prefect")
+        environment["PREFECT_HOME"] = str(folder / "prefect")
     return environment
 
 
-def prepare_database(room: Path, environment: dict[str, str]) -> Seconds:
-    """Has Prefect make its database, which every machine does once."""
+def prepare_database(folder: Path, environment: dict[str, str]) -> Seconds:
+    """Creates Prefect's database, once per machine."""
     prefect = Path(sys.executable).with_name("prefect")
-    return run([prefect, "server", "database", "upgrade", "--yes"], environment, room / "database.log")
+    return run([prefect, "server", "database", "upgrade", "--yes"], environment, folder / "database.log")
 
 
-def measure_seconds(room: Path, environment: dict[str, str], *, peer_first: bool) -> Run:
-    """One run of each, in new folders under `room`."""
+def measure_seconds(folder: Path, environment: dict[str, str], *, peer_first: bool) -> Run:
+    """One run of each side, in new folders under `folder`."""
     pteforge = Path(sys.executable).with_name("pteforge")
-    ours = [pteforge, "export", ZOO, "--store", room / "store", "--out", room / "ours"]
+    ours = [pteforge, "export", ZOO, "--store", folder / "store", "--out", folder / "ours"]
 
     def peer() -> Seconds:
-        return run([sys.executable, HERE / "peer.py", room / "peer"], environment, room / "peer.log")
+        return run([sys.executable, HERE / "peer.py", folder / "peer"], environment, folder / "peer.log")
 
     peer_seconds = peer() if peer_first else None
-    cold = run(ours, environment, room / "cold.log")
-    warm = run(ours, environment, room / "warm.log")
+    cold = run(ours, environment, folder / "cold.log")
+    warm = run(ours, environment, folder / "warm.log")
     seconds = Run(peer_seconds or peer(), cold, warm)
-    check_same_files(room / "peer", room / "ours")
+    check_same_files(folder / "peer", folder / "ours")
     return seconds
 
 
 def check_same_files(peer: Path, ours: Path) -> None:
-    """Ends the benchmark unless both sides made every file of the zoo, and nothing else."""
+    """Exits unless both sides made every file of the zoo, and nothing else."""
     expected = {Path(model) / f"{recipe}.pte" for model in BUILDERS for recipe in RECIPES}
     for side in (peer, ours):
         made = {file.relative_to(side) for file in side.rglob("*.pte")}
@@ -133,44 +133,48 @@ def size_of(files: Iterable[Path]) -> int:
     return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in stats}.values())
 
 
-def measure_bytes(room: Path, environment: dict[str, str]) -> Bytes:
-    """Sizes, after `measure_seconds` has run in `room`."""
-    apart = room / "apart"
-    run([sys.executable, HERE / "apart.py", apart], environment, room / "apart.log")
+def measure_bytes(folder: Path, environment: dict[str, str]) -> Bytes:
+    """Sizes, after `measure_seconds` has run in `folder`."""
+    apart = folder / "apart"
+    run([sys.executable, HERE / "apart.py", apart], environment, folder / "apart.log")
     return Bytes(
         aten=size_of(apart.rglob("*.aten.pt2")),
         edge=size_of(apart.rglob("*.edge.pt2")),
-        pte=size_of((room / "peer").rglob("*.pte")),
-        store=size_of((room / "store").rglob("*")),
+        pte=size_of((folder / "peer").rglob("*.pte")),
+        store=size_of((folder / "store").rglob("*")),
     )
 
 
 def middle(runs: list[Run]) -> Run:
-    """Medians of every figure by itself."""
+    """The median of each figure."""
 
     def of(side: str) -> Seconds:
-        seconds = [getattr(one, side) for one in runs]
+        seconds = [getattr(run, side) for run in runs]
         return Seconds(median(s.wall for s in seconds), median(s.cpu for s in seconds))
 
     return Run(of("peer"), of("cold"), of("warm"))
 
 
 def show(runs: int, medians: Run, size: Bytes, machine: Machine, database: Seconds | None) -> None:
-    """Prints the figures for people."""
+    """Prints the figures as a table."""
     print(f"starter zoo, {len(BUILDERS) * len(RECIPES)} files, {machine.cpus} CPUs, medians of {runs} runs")
     print(f"{'':<28}{'wall s':>10}{'ratio':>8}{'CPU s':>10}{'ratio':>8}")
-    for name, taken in (("peer", medians.peer), ("nothing cached", medians.cold), ("everything cached", medians.warm)):
-        wall, cpu = taken.wall / medians.peer.wall, taken.cpu / medians.peer.cpu
-        print(f"{name:<28}{taken.wall:>10.1f}{wall:>8.2f}{taken.cpu:>10.1f}{cpu:>8.2f}")
+    for name, seconds in (
+        ("peer", medians.peer),
+        ("nothing cached", medians.cold),
+        ("everything cached", medians.warm),
+    ):
+        wall, cpu = seconds.wall / medians.peer.wall, seconds.cpu / medians.peer.cpu
+        print(f"{name:<28}{seconds.wall:>10.1f}{wall:>8.2f}{seconds.cpu:>10.1f}{cpu:>8.2f}")
     if database:
         print(f"{'Prefect database, once':<28}{database.wall:>10.1f}{'':>8}{database.cpu:>10.1f}")
     print(f"{'':<28}{'bytes':>10}{'ratio':>8}")
-    print(f"{'outputs of stages, apart':<28}{size.apart:>10}{1:>8.2f}")
+    print(f"{'stage outputs, separately':<28}{size.apart:>10}{1:>8.2f}")
     print(f"{'store':<28}{size.store:>10}{size.store / size.apart:>8.2f}")
 
 
 def main() -> None:
-    """Measures, prints, and leaves nothing behind."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--repeat", type=int, default=3, metavar="N", help="runs of each side; medians count (%(default)s)"
@@ -179,8 +183,8 @@ def main() -> None:
         "--prefect-home",
         choices=get_args(Home),
         default="prepared",
-        help="prepared: Prefect's database is made before the runs; fresh: in each run anew; user: this account's is "
-        "used (%(default)s)",
+        help="prepared: create Prefect's database before the runs; fresh: in each run; user: use this account's "
+        "(%(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
@@ -192,19 +196,19 @@ def main() -> None:
         prefect=version("prefect"),
         prefect_home=arguments.prefect_home,
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that nothing is left behind then either
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
     runs = []
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
-        room = Path(folder)
-        environment = environment_of(room, arguments.prefect_home)
-        # Reads every library from disk once, so that neither side pays for the other.
-        run([sys.executable, "-c", "import executorch.exir, prefect"], environment, room / "import.log")
-        database = prepare_database(room, environment) if arguments.prefect_home == "prepared" else None
+    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
+        folder = Path(temporary)
+        environment = environment_of(folder, arguments.prefect_home)
+        # Read every library from disk once, so that neither side pays for the other.
+        run([sys.executable, "-c", "import executorch.exir, prefect"], environment, folder / "import.log")
+        database = prepare_database(folder, environment) if arguments.prefect_home == "prepared" else None
         for number in range(arguments.repeat):
             for made in ("store", "ours", "peer", "cache", *(["prefect"] if arguments.prefect_home == "fresh" else [])):
-                shutil.rmtree(room / made, ignore_errors=True)
-            runs.append(measure_seconds(room, environment, peer_first=number % 2 == 0))
-        size = measure_bytes(room, environment)
+                shutil.rmtree(folder / made, ignore_errors=True)
+            runs.append(measure_seconds(folder, environment, peer_first=number % 2 == 0))
+        size = measure_bytes(folder, environment)
     medians = middle(runs)
     if not arguments.json:
         return show(len(runs), medians, size, machine, database)
@@ -215,7 +219,7 @@ def main() -> None:
     }
     figures = {
         "seconds": asdict(medians) | {"database": database and asdict(database)},
-        "runs": [asdict(one) for one in runs],
+        "runs": [asdict(run) for run in runs],
         "bytes": asdict(size),
         "ratios": ratios,
     }

@@ -1,6 +1,6 @@
-"""Lowers `examples/digits` and compares its recipes: what each costs in accuracy, and what it saves in bytes.
+"""Lowers `examples/digits` and compares accuracy and size of its recipes.
 
-`benchmarks/README.md` says what is measured and how to read it.
+`benchmarks/README.md` explains the figures.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pteforge.artifacts.nfat.fat_file import open_fat
-from pteforge.artifacts.pte.reader import read_pte
+from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.pte.reader import read_pte
 
 ZOO = Path(__file__).parents[1] / "examples" / "digits" / "digits.yaml"
 REFERENCE = "fp32"
@@ -29,10 +29,10 @@ class Payload:
     Attributes:
         recipe: name of the recipe.
         payload: name of the payload.
-        accuracy: share of test images that it reads correctly.
-        drop: eager's share less that.
-        size: bytes of the payload as a file of its own.
-        ratio: that by the bytes of the fp32 recipe's payload of that name.
+        accuracy: share of test images that are classified correctly.
+        drop: eager's accuracy minus this.
+        size: bytes of the payload as a separate file.
+        ratio: `size` divided by that of the fp32 recipe's payload of the same name.
     """
 
     recipe: str
@@ -45,10 +45,10 @@ class Payload:
 
 @dataclass(frozen=True)
 class Digits:
-    """All of one run.
+    """The figures of one run.
 
     Attributes:
-        eager: share of test images that the eager model reads correctly.
+        eager: accuracy of the eager model.
         weights: bytes of the weights in fp32's XNNPACK payload.
         payloads: every payload of every recipe.
         files: bytes of each recipe's fat file.
@@ -60,12 +60,12 @@ class Digits:
     files: dict[str, int]
 
 
-def lower(room: Path) -> dict[str, Any]:
-    """Lowers the example from nothing; gives what `--json` says of each recipe."""
+def lower(folder: Path) -> dict[str, Any]:
+    """Lowers the example from nothing; returns the outcome of each recipe, as `--json` prints it."""
     pteforge = Path(sys.executable).with_name("pteforge")
     done = subprocess.run(
-        [pteforge, "export", ZOO, "--store", room / "store", "--out", room / "out", "--json"],
-        env=os.environ | {"PTEFORGE_CACHE": str(room / "cache")},
+        [pteforge, "export", ZOO, "--store", folder / "store", "--out", folder / "out", "--json"],
+        env=os.environ | {"PTEFORGE_CACHE": str(folder / "cache")},
         capture_output=True,
         text=True,
         check=False,
@@ -77,7 +77,7 @@ def lower(room: Path) -> dict[str, Any]:
 
 
 def measure(recipes: dict[str, Any]) -> Digits:
-    """Figures of the files."""
+    """Measures the files."""
     contents = {name: _payloads(Path(recipe["file"])) for name, recipe in recipes.items()}
     payloads = []
     for name, recipe in recipes.items():
@@ -97,7 +97,7 @@ def measure(recipes: dict[str, Any]) -> Digits:
     pte = read_pte(contents[REFERENCE]["xnnpack"])
     return Digits(
         eager=recipes[REFERENCE]["accuracy"]["eager"],
-        weights=sum(pte.segments[each.segment].size for each in pte.named_data),
+        weights=sum(pte.segments[entry.segment].size for entry in pte.named_data),
         payloads=tuple(payloads),
         files={name: recipe["size"] for name, recipe in recipes.items()},
     )
@@ -109,7 +109,7 @@ def _payloads(file: Path) -> dict[str, bytes | memoryview]:
 
 
 def main() -> None:
-    """Measures and prints; leaves nothing behind."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
@@ -120,10 +120,10 @@ def main() -> None:
         return
     print(f"eager reads {digits.eager:.2%} of the test images; weights in fp32: {digits.weights} bytes")
     print(f"{'recipe':<16}{'payload':<12}{'accuracy':>10}{'drop':>8}{'bytes':>10}{'by fp32':>9}{'by weights':>12}")
-    for each in digits.payloads:
+    for payload in digits.payloads:
         print(
-            f"{each.recipe:<16}{each.payload:<12}{each.accuracy:>10.2%}{each.drop * 100:>8.2f}{each.size:>10}"
-            f"{each.ratio:>9.2f}{each.size / digits.weights:>12.2f}"
+            f"{payload.recipe:<16}{payload.payload:<12}{payload.accuracy:>10.2%}{payload.drop * 100:>8.2f}"
+            f"{payload.size:>10}{payload.ratio:>9.2f}{payload.size / digits.weights:>12.2f}"
         )
     for name, size in digits.files.items():
         print(f"{name:<16}{'fat file':<12}{'':>18}{size:>10}{size / digits.files[REFERENCE]:>9.2f}")

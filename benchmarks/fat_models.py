@@ -1,27 +1,28 @@
-"""Models for the benchmarks of fat files: their payloads by ExecuTorch's own API, packed by pteforge."""
+"""Models for the benchmarks of fat files: lowered with ExecuTorch's own API, packed with pteforge."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 BACKENDS = {"vulkan": ("VulkanBackend",), "xnnpack": ("XnnpackBackend",), "portable": ()}
-"""What payloads need, by preference."""
+"""Payload name to the backend ids it needs, in order of preference."""
 
 
 @dataclass(frozen=True)
 class FatModel:
-    """A fat file and the payload of it that runs here.
+    """A fat file, and its payload that runs on this machine.
 
     Attributes:
-        model: its name.
+        model: name of the model.
         payload: name of the payload.
         file: the fat file.
-        bare: the payload as a file of its own.
-        inputs: what nfat_run takes as inputs.
+        bare: the payload as a separate file.
+        inputs: input arguments for nfat_run.
     """
 
     model: str
@@ -43,7 +44,7 @@ def weights(folder: Path) -> Iterator[FatModel]:
 
 
 def small(folder: Path) -> Iterator[FatModel]:
-    """A model that computes next to nothing, so that a call is what calling costs."""
+    """A model with almost no computation, to measure the cost of a call."""
     import torch
 
     class Twice(torch.nn.Module):
@@ -56,7 +57,7 @@ def small(folder: Path) -> Iterator[FatModel]:
 
 
 def lower(module: Any, example: Any, names: tuple[str, ...]) -> dict[str, bytes]:
-    """A `.pte` for each backend."""
+    """Lowers a module for each backend; returns payload name to `.pte`."""
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
@@ -74,17 +75,14 @@ def lower(module: Any, example: Any, names: tuple[str, ...]) -> dict[str, bytes]
 
 def pack(model: str, payload: str, payloads: Mapping[str, bytes], shape: tuple[int, ...], folder: Path) -> FatModel:
     """Writes the fat file, the bare payload and an input of ones."""
-    from pteforge.artifacts.nfat.contents import Description
-    from pteforge.artifacts.nfat.pack import pack_v2
-    from pteforge.tasks.stages.outer import write_fat
+    from pteforge.formats.nfat.contents import Description
+    from pteforge.formats.nfat.pack import pack_v2
+    from pteforge.tasks.programs.fat_program import write_fat
 
     packed = pack_v2([(Description(name, BACKENDS[name], ("forward",)), content) for name, content in payloads.items()])
     stem = f"{model.replace(' ', '-')}-{payload}"
     fat, bare, ones = (folder / f"{stem}.{kind}" for kind in ("pte", "bare.pte", "bin"))
     write_fat(packed, payloads[payload], fat)
     bare.write_bytes(payloads[payload])
-    size = 1
-    for each in shape:
-        size *= each
-    ones.write_bytes(b"\x00\x00\x80\x3f" * size)
+    ones.write_bytes(b"\x00\x00\x80\x3f" * math.prod(shape))
     return FatModel(model, payload, fat, bare, (f"{'x'.join(map(str, shape))}:{ones}",))

@@ -1,6 +1,6 @@
 """Loads and calls fat files and the bare payloads that they choose, side by side in a plain C++ host.
 
-`benchmarks/README.md` says what is measured and how to read it.
+`benchmarks/README.md` explains the figures.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LEVELS = ("none", "parsed", "all")
 
 @dataclass(frozen=True)
 class Run:
-    """What a process that loaded a method and called it says.
+    """Figures of one process that loaded and called a method.
 
     Attributes:
-        load: seconds from opening the file to a method that can be called.
-        call: seconds of a call, the median of its calls.
-        loaded: bytes of the whole process in memory after loading.
-        called: the same after the calls.
+        load: seconds from opening the file to a callable method.
+        call: median seconds of a call.
+        loaded: resident bytes of the process after loading.
+        called: resident bytes after the calls.
     """
 
     load: float
@@ -43,20 +43,20 @@ class Run:
 
 @dataclass(frozen=True)
 class Cost:
-    """What being in a fat file adds: medians over pairs of processes, each of which had the bare payload as its peer.
+    """Cost of a fat file compared with its bare payload: medians over pairs of processes.
 
     Attributes:
         model: name of the model.
         payload: the payload that runs.
         payload_bytes: size of its bare file.
         bare: medians of the bare payload.
-        selecting: seconds that loading takes longer where nothing is verified.
-        verifying_parsed: seconds that verifying by default adds to that.
-        verifying_all: seconds that verifying all weights adds to that.
-        call: seconds that a call takes longer.
-        loaded_ratio: bytes of the process after loading by default, against the bare payload.
+        selecting: seconds added to loading without verification.
+        verifying_parsed: seconds added to `selecting` by the default verification.
+        verifying_all: seconds added to `selecting` by verifying all weights.
+        call: seconds added to a call.
+        loaded_ratio: resident bytes after loading with default verification, relative to the bare payload.
         called_ratio: the same after the calls.
-        loaded_ratio_all: as `loaded_ratio`, where all weights were verified.
+        loaded_ratio_all: `loaded_ratio` with all weights verified.
     """
 
     model: str
@@ -73,7 +73,7 @@ class Cost:
 
 
 def build_host(folder: Path) -> Path:
-    """Builds the delegate and the host that links it; ends the benchmark where that fails."""
+    """Builds the delegate and the host that links it; exits if that fails."""
     for command in (
         ["cmake", "-S", RUNTIME, "-B", folder, f"-DPython_EXECUTABLE={sys.executable}", "-DNFAT_BUILD_HOST=ON"],
         ["cmake", "--build", folder, "--parallel", "2"],
@@ -85,7 +85,7 @@ def build_host(folder: Path) -> Path:
 
 
 def run(host: Path, file: Path, inputs: Sequence[str], calls: int, level: str = "parsed") -> Run:
-    """One process. Its first call is left out: some backends finish loading in it."""
+    """One process. Its first call is not counted, because some backends finish loading in it."""
     options = ["--bench", "--repeat", str(calls + 1), "--verify", level]
     done = subprocess.run([host, *options, file, "forward", *inputs], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -95,7 +95,7 @@ def run(host: Path, file: Path, inputs: Sequence[str], calls: int, level: str = 
 
 
 def measure(host: Path, fat: FatModel, calls: int, repeat: int) -> Cost:
-    """All that a model costs. Sides take turns in going first."""
+    """Measures one fat file. The sides take turns in going first."""
     pairs = []
     for number in range(repeat + 1):
         sides = [("bare", fat.bare, "parsed"), *((level, fat.file, level) for level in LEVELS)]
@@ -104,7 +104,7 @@ def measure(host: Path, fat: FatModel, calls: int, repeat: int) -> Cost:
             for side, file, level in (sides if number % 2 else sides[::-1])
         }
         pairs.append(taken)
-    pairs = pairs[1:]  # the first one reads files from disk, and the libraries
+    pairs = pairs[1:]  # the first one also reads the files and the libraries from disk
 
     def longer(side: str, than: str) -> float:
         return median(taken[side].load - taken[than].load for taken in pairs)
@@ -115,10 +115,10 @@ def measure(host: Path, fat: FatModel, calls: int, repeat: int) -> Cost:
         payload=fat.payload,
         payload_bytes=fat.bare.stat().st_size,
         bare=Run(
-            median(each.load for each in bare),
-            median(each.call for each in bare),
-            round(median(each.loaded for each in bare)),
-            round(median(each.called for each in bare)),
+            median(run.load for run in bare),
+            median(run.call for run in bare),
+            round(median(run.loaded for run in bare)),
+            round(median(run.called for run in bare)),
         ),
         selecting=longer("none", "bare"),
         verifying_parsed=longer("parsed", "none"),
@@ -131,7 +131,7 @@ def measure(host: Path, fat: FatModel, calls: int, repeat: int) -> Cost:
 
 
 def show(costs: Sequence[Cost], repeat: int) -> None:
-    """Prints the figures for people."""
+    """Prints the figures as a table."""
     print(f"fat files against the bare payload that they choose, medians of {repeat} pairs of processes")
     columns = [f"{cost.model}, {cost.payload}" for cost in costs]
     print(f"{'':<44}{''.join(f'{column:>20}' for column in columns)}")
@@ -153,18 +153,18 @@ def show(costs: Sequence[Cost], repeat: int) -> None:
 
 
 def main() -> None:
-    """Measures, prints, and leaves nothing behind."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=15, metavar="N", help="pairs of processes (%(default)s)")
-    parser.add_argument("--host", type=Path, metavar="FILE", help="nfat_run of a release build; else it is built")
+    parser.add_argument("--host", type=Path, metavar="FILE", help="nfat_run of a release build (default: build it)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that nothing is left behind then either
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
-        room = Path(folder)
-        host = arguments.host or build_host(room / "build")
-        costs = [measure(host, fat, 5, arguments.repeat) for fat in weights(room)]
-        costs += [measure(host, fat, 20_000, arguments.repeat) for fat in small(room)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
+    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
+        folder = Path(temporary)
+        host = arguments.host or build_host(folder / "build")
+        costs = [measure(host, fat, 5, arguments.repeat) for fat in weights(folder)]
+        costs += [measure(host, fat, 20_000, arguments.repeat) for fat in small(folder)]
     if arguments.json:
         print(json.dumps([asdict(cost) for cost in costs], indent=2))
     else:

@@ -1,6 +1,6 @@
-"""Makes fat files of the zoo `fat_size.yaml` and compares their size with what else could be delivered.
+"""Makes fat files of the zoo `fat_size.yaml` and compares their size with the alternatives.
 
-`benchmarks/README.md` says what is measured and how to read it.
+`benchmarks/README.md` explains the figures.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pteforge.artifacts.nfat.fat_file import open_fat
-from pteforge.artifacts.pte.reader import read_pte
+from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.pte.reader import read_pte
 
 ZOO = Path(__file__).with_name("fat_size.yaml")
 
@@ -26,7 +26,7 @@ class Sizes:
     """Bytes of one model's files.
 
     Attributes:
-        payloads: of each payload as a file of its own.
+        payloads: of each payload as a separate file.
         segments: of all payloads, if equal segments were stored once.
         fat: of the fat file.
     """
@@ -37,21 +37,21 @@ class Sizes:
 
     @property
     def sum(self) -> int:
-        """Delivering every payload."""
+        """Size of all payloads as separate files."""
         return sum(self.payloads.values())
 
     @property
     def largest(self) -> int:
-        """The least that a file with all payloads can have, or nearly so."""
+        """Size of the largest payload: about the lower bound for a file with all payloads."""
         return max(self.payloads.values())
 
 
-def make(room: Path) -> list[Path]:
-    """Lowers the zoo; gives the fat files."""
+def make(folder: Path) -> list[Path]:
+    """Lowers the zoo; returns the fat files."""
     pteforge = Path(sys.executable).with_name("pteforge")
-    environment = os.environ | {"PTEFORGE_CACHE": str(room / "cache")}
+    environment = os.environ | {"PTEFORGE_CACHE": str(folder / "cache")}
     done = subprocess.run(
-        [pteforge, "export", ZOO, "--store", room / "store", "--out", room / "out"],
+        [pteforge, "export", ZOO, "--store", folder / "store", "--out", folder / "out"],
         env=environment,
         capture_output=True,
         text=True,
@@ -59,17 +59,17 @@ def make(room: Path) -> list[Path]:
     )
     if done.returncode:
         sys.exit(f"{done.stdout}\n{done.stderr}\nthe zoo could not be lowered")
-    return sorted((room / "out").glob("*/*.pte"))
+    return sorted((folder / "out").glob("*/*.pte"))
 
 
 def measure(file: Path) -> Sizes:
-    """Sizes of a fat file and of what is in it."""
+    """Sizes of a fat file and of its payloads."""
     container = open_fat(file).container
     contents = {payload.name: container.rebuild(payload) for payload in container.payloads}
     unique: dict[bytes, int] = {}
     rest = 0
     for content in contents.values():
-        pieces = [content[each.offset : each.offset + each.size] for each in read_pte(content).segments]
+        pieces = [content[segment.offset : segment.offset + segment.size] for segment in read_pte(content).segments]
         unique |= {hashlib.sha256(piece).digest(): len(piece) for piece in pieces}
         rest += len(content) - sum(map(len, pieces))
     return Sizes(
@@ -80,21 +80,21 @@ def measure(file: Path) -> Sizes:
 
 
 def main() -> None:
-    """Measures and prints; leaves nothing behind."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
         sizes = {file.parent.name: measure(file) for file in make(Path(folder))}
     if arguments.json:
-        derived = {name: {"sum": each.sum, "largest": each.largest} for name, each in sizes.items()}
-        print(json.dumps({name: asdict(each) | derived[name] for name, each in sizes.items()}, indent=2))
+        derived = {name: {"sum": size.sum, "largest": size.largest} for name, size in sizes.items()}
+        print(json.dumps({name: asdict(size) | derived[name] for name, size in sizes.items()}, indent=2))
         return
     print(f"{'bytes':<20}{'payloads':<32}{'sum':>12}{'segments':>12}{'fat':>12}{'largest':>12}{'fat/largest':>13}")
-    for name, each in sizes.items():
+    for name, size in sizes.items():
         print(
-            f"{name:<20}{', '.join(each.payloads):<32}{each.sum:>12}{each.segments:>12}{each.fat:>12}{each.largest:>12}"
-            f"{each.fat / each.largest:>13.4f}"
+            f"{name:<20}{', '.join(size.payloads):<32}{size.sum:>12}{size.segments:>12}{size.fat:>12}{size.largest:>12}"
+            f"{size.fat / size.largest:>13.4f}"
         )
 
 

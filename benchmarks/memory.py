@@ -1,6 +1,6 @@
-"""Memory of every stage that lowers a Llama of 127 million parameters, against its weights.
+"""Memory of every stage that lowers a Llama of 127 million parameters, relative to its weights.
 
-`benchmarks/README.md` says what is measured and how to read it.
+`benchmarks/README.md` explains the figures.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from pteforge.artifacts.store import open_store
+from pteforge.artifacts.locations import open_store
 
 ZOO = Path(__file__).parents[1] / "examples" / "llama" / "llama.yaml"
 GIB = 1 << 30
@@ -22,10 +22,10 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Peaks:
-    """Greatest memory, in bytes.
+    """Peak memory, in bytes.
 
     Attributes:
-        stages: step name to what its worker process used beyond the server that it was forked from.
+        stages: step name to memory of its worker process beyond the server that it was forked from.
         flow: resident memory of the process that runs the flow.
         weights: bytes of the model's parameters.
     """
@@ -36,7 +36,7 @@ class Peaks:
 
     @property
     def bound(self) -> float:
-        """What no worker may use: 2.6 times the weights and 1 GiB."""
+        """The limit for a worker: 2.6 times the weights plus 1 GiB."""
         return 2.6 * self.weights + GIB
 
 
@@ -44,8 +44,8 @@ def measure(model: str, folder: Path) -> Peaks:
     """Lowers a model of the zoo from nothing.
 
     Args:
-        model: its name.
-        folder: empty; store and results go there.
+        model: name of the model.
+        folder: an empty folder for store and results.
     """
     command = ["pteforge", "export", str(ZOO), "--model", model, "--store", str(folder / "store")]
     command += ["--out", str(folder / "out"), "--jobs", "1"]
@@ -63,11 +63,11 @@ def measure(model: str, folder: Path) -> Peaks:
     provenance = json.loads((folder / "out" / model / "chat.json").read_text(encoding="utf-8"))
     with open_store(str(folder / "store")) as store:
         records = {step: store.ledger.lookup(key) for step, key in provenance["stage_keys"].items()}
-    return Peaks({step: each.peak_memory for step, each in records.items() if each}, flow, _weights(model))
+    return Peaks({step: record.peak_memory for step, record in records.items() if record}, flow, _weights(model))
 
 
 def _weights(model: str) -> int:
-    """Bytes of the parameters, counted in a process of its own without making them."""
+    """Bytes of the parameters, counted in another process."""
     program = f"""
 import sys, torch, yaml
 sys.path.insert(0, {str(ZOO.parent)!r})
@@ -75,14 +75,14 @@ import small_llama
 source = yaml.safe_load(open({str(ZOO)!r}))["models"][{model!r}]["source"]
 kwargs = source.get("kwargs", {{}}) if isinstance(source, dict) else {{}}
 module = small_llama.small_llama(**kwargs).methods["prefill"].module
-print(sum(each.numel() * each.element_size() for each in module.parameters()))
+print(sum(weight.numel() * weight.element_size() for weight in module.parameters()))
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     return int(done.stdout.split()[-1])
 
 
 def main() -> None:
-    """Prints a table; ends with 1 where a worker used more than the bound."""
+    """Prints a table; exits with 1 if a worker used more than the bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="medium", help="a model of examples/llama/llama.yaml")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -1,4 +1,4 @@
-"""The peer: lowers the starter zoo with `executorch.export` sessions, one after another in this one process.
+"""The peer: lowers the starter zoo with `executorch.export` sessions, one after another in one process.
 
 Usage: ``python benchmarks/peer.py FOLDER``. The ``.pte`` files are written into the folder.
 """
@@ -13,7 +13,7 @@ from starter import lowerings
 
 
 def main(folder: Path) -> None:
-    """Lowers everything. Imports are paid once, by this process."""
+    """Lowers everything, paying for imports once."""
     for lowering in lowerings():
         session = export(
             model=lowering.module,

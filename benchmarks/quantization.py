@@ -1,6 +1,6 @@
-"""Quantizes the starter zoo with pteforge and with ExecuTorch's own recipes, and compares how exact the files compute.
+"""Quantizes the starter zoo with pteforge and with ExecuTorch's own recipes, and compares the precision of the files.
 
-`benchmarks/README.md` says what is measured and how to read it.
+`benchmarks/README.md` explains the figures.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ RECIPE_TYPES = {
     "xnnpack-int8da-int4w-per-channel": "TORCHAO_INT8_DYNAMIC_ACT_INT4_WEIGHT_PER_CHANNEL",
     "xnnpack-int8da-int4w-per-tensor": "TORCHAO_INT8_DYNAMIC_ACT_INT4_WEIGHT_PER_TENSOR",
 }
-"""The recipe type of `executorch.export` that each of pteforge's recipes stands for."""
+"""Recipe of pteforge to its recipe type in `executorch.export`."""
 
 WITHIN = 1.0
-"""How many decibels the two sides may be apart."""
+"""How many decibels the two sides may differ."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Side:
     """One file.
 
     Attributes:
-        sqnr_db: signal to quantization noise ratio against eager of each output on each input, in a fixed order; None
-            where they are equal.
+        sqnr_db: signal-to-quantization-noise ratio against eager of each output on each input, in a fixed order; None
+            if they are equal.
         size: bytes of the file.
     """
 
@@ -50,8 +50,8 @@ class Side:
 
     @property
     def worst(self) -> float | None:
-        """The least ratio, None where every output equals eager's."""
-        return min((each for each in self.sqnr_db if each is not None), default=None)
+        """The lowest ratio, None if every output equals eager's."""
+        return min((ratio for ratio in self.sqnr_db if ratio is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Pair:
 
     @property
     def difference(self) -> float:
-        """Worst ratio of ours less the peer's, in dB."""
+        """Our worst ratio minus the peer's, in dB."""
         return _difference(self.ours.worst, self.peer.worst)
 
     @property
     def largest_difference(self) -> float:
-        """The largest difference of any one output on any one input, in dB, without sign."""
+        """The largest absolute difference of one output on one input, in dB."""
         return max(abs(_difference(*both)) for both in zip(self.ours.sqnr_db, self.peer.sqnr_db, strict=True))
 
     def to_json(self) -> dict[str, Any]:
@@ -84,17 +84,17 @@ class Pair:
 
 
 def _difference(ours: float | None, peer: float | None) -> float:
-    ours, peer = (math.inf if each is None else each for each in (ours, peer))
+    ours, peer = (math.inf if ratio is None else ratio for ratio in (ours, peer))
     return 0.0 if ours == peer else ours - peer
 
 
-def lower_zoo(room: Path, models: str, recipes: str) -> dict[str, Any]:
-    """Lowers the zoo with pteforge; gives the outcome that `pteforge export --json` prints."""
+def lower_zoo(folder: Path, models: str, recipes: str) -> dict[str, Any]:
+    """Lowers the zoo with pteforge; returns the outcome that `pteforge export --json` prints."""
     pteforge = Path(sys.executable).with_name("pteforge")
     choice = ["--model", models, "--recipe", recipes]
     done = subprocess.run(
-        [pteforge, "export", ZOO, *choice, "--store", room / "store", "--out", room / "out", "--json"],
-        env=os.environ | {"PTEFORGE_CACHE": str(room / "cache")},
+        [pteforge, "export", ZOO, *choice, "--store", folder / "store", "--out", folder / "out", "--json"],
+        env=os.environ | {"PTEFORGE_CACHE": str(folder / "cache")},
         capture_output=True,
         text=True,
         check=False,
@@ -105,15 +105,15 @@ def lower_zoo(room: Path, models: str, recipes: str) -> dict[str, Any]:
     return outcome
 
 
-def compare_all(room: Path, outcome: dict[str, Any]) -> Iterator[Pair]:
-    """Makes the peer of every file that pteforge made, and runs both on the same inputs."""
-    from pteforge.artifacts.store import open_store
+def compare_all(folder: Path, outcome: dict[str, Any]) -> Iterator[Pair]:
+    """Makes the peer of each file from pteforge, and runs both on the same inputs."""
+    from pteforge.artifacts.locations import open_store
     from pteforge.configs.load import load_zoo
     from quantization_peer import Work, lower, measure
 
     loaded = load_zoo(ZOO)
     sys.path[:0] = map(str, loaded.zoo.python_path)
-    with open_store(str(room / "store")) as store:
+    with open_store(str(folder / "store")) as store:
         for model, recipes in outcome["models"].items():
             for recipe, made in recipes.items():
                 if made["status"] == "not applicable":
@@ -129,11 +129,11 @@ def compare_all(room: Path, outcome: dict[str, Any]) -> Iterator[Pair]:
                 )
 
 
-HEADER = f"{'SQNR in dB':<52}{'pteforge':>10}{'peer':>10}{'apart':>8}{'by case':>9}{'size':>8}"
+HEADER = f"{'SQNR in dB':<52}{'pteforge':>10}{'peer':>10}{'diff':>8}{'max diff':>9}{'size':>8}"
 
 
 def row(pair: Pair) -> str:
-    """The figures of a pair, below `HEADER`."""
+    """A line of the table below `HEADER`."""
     ours, peer = ("exact" if side.worst is None else f"{side.worst:.1f}" for side in (pair.ours, pair.peer))
     return (
         f"{pair.model:<18}{pair.recipe:<34}{ours:>10}{peer:>10}{pair.difference:>8.2f}"
@@ -150,13 +150,13 @@ def left_out(outcome: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Measures and prints; leaves nothing behind. Ends with 1 where the sides are too far apart."""
+    """Measures and prints; exits with 1 if the sides differ too much."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="*", metavar="GLOB", help="only these models; several with commas between")
-    parser.add_argument("--recipe", default="*", metavar="GLOB", help="only these recipes; several with commas between")
+    parser.add_argument("--model", default="*", metavar="GLOB", help="only these models, separated by commas")
+    parser.add_argument("--recipe", default="*", metavar="GLOB", help="only these recipes, separated by commas")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that nothing is left behind then either
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
     logging.disable(logging.WARNING)  # lowering is chatty
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:

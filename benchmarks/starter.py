@@ -1,4 +1,4 @@
-"""The work of the starter zoo, spelled out for the programs that do it without pteforge."""
+"""The lowerings of the starter zoo, for programs that do them without pteforge."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Lowering:
     Attributes:
         model: name of the model.
         recipe: name of the recipe.
-        file: where the result goes, relative to the output folder: the same place as pteforge's.
+        file: path of the result in the output folder, the same as pteforge's.
         module: the eager module, in eval mode.
         example_inputs: positional arguments to trace with.
-        partitioners: what delegates; None for the portable recipe.
+        partitioners: for delegation; None for the portable recipe.
     """
 
     model: str
@@ -44,7 +44,7 @@ class Lowering:
 
 
 def lowerings() -> Iterator[Lowering]:
-    """Every lowering of the zoo, its model built anew each time, as two runs of a script would do it."""
+    """Every lowering of the zoo. Each builds its model again, as separate scripts would."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
     for model, builder in BUILDERS.items():

@@ -1,23 +1,16 @@
 """What a user writes: models, recipes and zoos, and how they are read from YAML."""
 
-from __future__ import annotations
-
-from .accuracy import Accuracy
-from .compile_options import CompileOptions
 from .definition import MethodCall, MethodDefinition, ModelDefinition
-from .edge import EdgeOptions
 from .load import LoadedZoo, load_zoo
-from .locations import Locations
-from .methods import MethodOptions
-from .model import Limits, ModelConfig
+from .model import DimRange, DynamicShapes, InputShape, Limits, ModelConfig
+from .nodes import Locations
 from .presets import preset_names
 from .quantize import Quantize, QuantizerChoice
-from .recipe import Output, Recipe, Specialization
-from .schema import zoo_schema
-from .shapes import DimRange, DynamicShapes, InputShape
+from .recipe import CompileOptions, EdgeOptions, MethodOptions, Output, Recipe, Specialization
+from .run import RunConfig
 from .sources import BuilderSource, Dataset, ProgramSource
-from .verify_bounds import VerifyBounds, VerifyOverrides
-from .zoo import Zoo
+from .verification import Accuracy, VerifyBounds, VerifyOverrides
+from .zoo import Zoo, zoo_schema
 
 __all__ = [
     "Accuracy",
@@ -41,6 +34,7 @@ __all__ = [
     "Quantize",
     "QuantizerChoice",
     "Recipe",
+    "RunConfig",
     "Specialization",
     "VerifyBounds",
     "VerifyOverrides",

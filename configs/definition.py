@@ -28,12 +28,7 @@ class MethodDefinition:
 
 @dataclass(frozen=True)
 class MethodCall:
-    """One call of a method.
-
-    Attributes:
-        method: its name.
-        inputs: positional arguments.
-    """
+    """One call of a method, with its positional arguments."""
 
     method: str
     inputs: tuple[Any, ...]

@@ -1,24 +1,22 @@
-"""Loads a zoo file: everything that can be checked without torch is checked here."""
+"""Loads a zoo file: includes, defaults, ``--set`` and recipes. Everything that needs no torch is checked here."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ..errors import ConfigError
-from .defaults import with_defaults
-from .extends import Recipes, read_preset
-from .fields import format_field
-from .includes import Gathered, gather
-from .locations import Locations
-from .nodes import Node
-from .overrides import Override, assign, parse_override
-from .paths import absolute_paths
+from ..errors import ConfigError, Location
+from .base import did_you_mean
+from .model import ModelConfig
+from .nodes import FieldPath, Locations, Node, Scalar, assign, deep_merge, format_field, map_scalars, plain, read_field
 from .problems import check, raise_all
-from .suggestions import did_you_mean
-from .zoo import Zoo
+from .recipe_lookup import RecipeLookup, read_preset
+from .sources import source_key
+from .yaml_nodes import parse_yaml, read_yaml
+from .zoo import Zoo, ZooFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,8 @@ class LoadedZoo:
     """A zoo, and where it was written.
 
     Attributes:
-        zoo: everything resolved: each model names its recipes, each recipe named is there in full, paths are absolute.
+        zoo: the zoo, with everything resolved: each model names its recipes, each recipe is complete, paths are
+            absolute.
         locations: finds the file, line and column of any value in `zoo`.
         files: every file that was read, absolute, the zoo file first.
     """
@@ -36,22 +35,18 @@ class LoadedZoo:
     files: tuple[Path, ...]
 
 
-def load_zoo(path: Path, overrides: Sequence[str] = ()) -> LoadedZoo:
-    """Reads a zoo file.
+def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = None) -> LoadedZoo:
+    """Reads a zoo file; raises ConfigError, with a line for each problem in the files or the overrides.
 
-    Args:
-        path: the YAML file.
-        overrides: ``KEY=VALUE`` texts, applied in order over what the file and its includes say, defaults included, and
-            before ``extends`` is worked in. Paths in them are relative to the current folder.
-
-    Raises:
-        ConfigError: anything that is wrong with the files or the overrides; a line for each problem.
+    The overrides are ``KEY=VALUE`` texts. They are applied in order after includes and defaults have been merged and
+    before ``extends`` is. Paths in them are relative to the current folder. `text` is read in place of a file that does
+    not exist.
     """
-    changes = [_with_absolute_paths(parse_override(text)) for text in overrides]
-    of_entries = [change for change in changes if change.path[0] in ("models", "recipes")]
-    gathered = gather(path, [change for change in changes if change not in of_entries])
+    changes = [parse_override(text) for text in overrides]
+    of_entries = [change for change in changes if change.written[0] in ("models", "recipes")]
+    gathered = _gather(path, [change for change in changes if change not in of_entries], text)
     for change in of_entries:
-        _apply(change, gathered)
+        gathered.set_entry(change)
     recipes, problems = _resolve_recipes(gathered)
     root = gathered.root
     tree = Node(
@@ -61,19 +56,61 @@ def load_zoo(path: Path, overrides: Sequence[str] = ()) -> LoadedZoo:
             "python_path": Node(gathered.python_path, root.location, ("python_path",)),
             "models": Node(gathered.models, root.entries.get("models", root).location, ("models",)),
             "recipes": Node(recipes, root.entries.get("recipes", root).location, ("recipes",)),
+            "run": root.entries.get("run", Node({}, root.location, ("run",))),
+            "publish": root.entries.get("publish", Node(None, root.location, ("publish",))),
         },
         root.location,
     )
+    locations = Locations(tree)
     zoo, findings = check(Zoo, tree)
     raise_all([*problems, *findings])
     if zoo is None or not zoo.models:
-        raise Locations(tree).error("the zoo has no models; add one, or include a file that has some", ("models",))
-    raise_all(_pointless_exclusions(zoo, Locations(tree)))
-    return LoadedZoo(zoo, Locations(tree), tuple(gathered.files))
+        raise locations.error("the zoo has no models; add one, or include a file that has some", ("models",))
+    raise_all(_unmatched_exclusions(zoo, locations))
+    return LoadedZoo(zoo, locations, tuple(gathered.files))
 
 
-def _pointless_exclusions(zoo: Zoo, locations: Locations) -> Iterator[ConfigError]:
-    """Recipes that say they are not for a model that there is not: its name is misspelt, or it was renamed."""
+def parse_override(text: str) -> Node:
+    """Reads ``KEY=VALUE``, a dotted field name and YAML; raises ConfigError for other text.
+
+    The key is the path where the value is `written`. The location names the ``--set`` and the key, and not the value,
+    which may be private.
+    """
+    path, rest = read_field(text)
+    if not path or not rest.startswith("="):
+        problem = "write KEY=VALUE, for example models.resnet8.seed=3 or models.resnet8.recipes[0]=mine"
+        raise ConfigError(problem, location=Location(f"--set {text.partition('=')[0].strip()}"))
+    location = Location(f"--set {format_field(path)}")
+    return _absolute_paths(parse_yaml(rest[1:], location.file, fixed=location, at=path), Path.cwd(), path)
+
+
+def _resolve_recipes(gathered: _Gathered) -> tuple[dict[str, Node], list[ConfigError]]:
+    """The zoo's own recipes and those that models use, and the problems with their names."""
+    folders = tuple(Path(str(node.value)) for node in gathered.python_path)
+    lookup = RecipeLookup(gathered.recipes, python_path=folders)
+    problems: list[ConfigError] = []
+    asked = list(gathered.recipes.items())
+    used = set()
+    for model in gathered.models.values():
+        names = model.child("recipes")
+        if names is None and isinstance(model.value, dict):
+            problem = "is missing; name recipes here, or for all models in `defaults.recipes`"
+            problems.append(replace(model, written=(*model.written, "recipes")).error(problem))
+        for node in names.items if names else ():
+            if isinstance(node.value, str):
+                asked.append((node.value, node))
+                used.add(node.value)
+    for name, node in asked:
+        try:
+            lookup.resolve(name, node)
+        except ConfigError as error:
+            problems.append(error)
+    unfinished = lookup.bases - used
+    return {name: node for name, node in lookup.resolved.items() if name not in unfinished}, problems
+
+
+def _unmatched_exclusions(zoo: Zoo, locations: Locations) -> Iterator[ConfigError]:
+    """Globs in ``not_for`` that match no model: its name is misspelt, or it was renamed."""
     for name, recipe in zoo.recipes.items():
         for glob in recipe.not_for:
             if not any(fnmatchcase(model, glob) for model in zoo.models):
@@ -81,53 +118,170 @@ def _pointless_exclusions(zoo: Zoo, locations: Locations) -> Iterator[ConfigErro
                 yield locations.error(problem, ("recipes", name, "not_for", glob))
 
 
-def _with_absolute_paths(change: Override) -> Override:
-    return Override(change.path, absolute_paths(change.value, Path.cwd(), change.path))
+@dataclass
+class _Gathered:
+    """The contents of a zoo file and its includes.
+
+    Attributes:
+        defaults: the defaults of models that are added to the zoo file.
+        models: the models of all files, each over its defaults.
+        python_path: one node per folder, without repeats.
+        visits: real path of a file, to the defaults it was first read under and whether it or its includes have models.
+    """
+
+    root: Node
+    defaults: Node
+    models: dict[str, Node] = field(default_factory=dict)
+    recipes: dict[str, Node] = field(default_factory=dict)
+    python_path: list[Node] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    visits: dict[str, tuple[object, bool]] = field(default_factory=dict)
+
+    def add(self, file: Node, path: Path, inherited: Node, trail: tuple[Path, ...]) -> None:
+        """Adds one file that has been read, and then those it includes; `trail` leads to it from the zoo file."""
+        outline, problems = check(ZooFile, file)
+        raise_all([*problems, *(_check_defaults(file) if outline else ())])
+        models_before = len(self.models)
+        self.files.append(_absolute(path))
+        defaults = _model_defaults(file, inherited)
+        for kind, found in (("model", self.models), ("recipe", self.recipes)):
+            for name, node in (file.child(f"{kind}s") or _nothing(file)).entries.items():
+                if name in found:
+                    defined = f"the {kind} {name!r} is defined already, at {found[name].location}"
+                    raise node.error(f"{defined}; give one of them another name")
+                found[name] = _with_defaults(node, defaults) if kind == "model" else node
+        written = file.child("python_path")
+        folders = written.items if written else [Node(str(_absolute(path).parent), file.location, ("python_path",))]
+        known = {node.value for node in self.python_path}
+        self.python_path += [node for node in folders if node.value not in known]
+        for item in (file.child("include") or _nothing(file)).items:
+            self._include(item, defaults, trail)
+        self.visits[os.path.realpath(path)] = (plain(inherited), len(self.models) > models_before)
+
+    def _include(self, item: Node, defaults: Node, trail: tuple[Path, ...]) -> None:
+        path = Path(str(item.value))
+        real = os.path.realpath(path)
+        if real in map(os.path.realpath, trail):
+            circle = " -> ".join(_relative(step) for step in (*trail, path))
+            raise item.error(f"files include each other in a circle: {circle}")
+        if real in self.visits:
+            first_defaults, has_models = self.visits[real]
+            if has_models and first_defaults != plain(defaults):
+                raise item.error(
+                    f"{_relative(path)} is included twice, and its models would get different defaults each time; "
+                    "include it once"
+                )
+            return
+        self.add(_read(path, _relative(path), item), path, defaults, (*trail, path))
+
+    def set_entry(self, change: Node) -> None:
+        """Applies an override of a model or a recipe. A new model gets the zoo file's defaults."""
+        section, entries = ("models", self.models) if change.written[0] == "models" else ("recipes", self.recipes)
+        match change.written:
+            case (_, str() as name, *below):
+                pass
+            case _:
+                raise change.error(f"name the entry to set, as in {section}.NAME.FIELD=VALUE")
+        known = entries
+        if section == "recipes" and name not in entries and (preset := read_preset(name)) is not None:
+            known = {**entries, name: preset}
+        if below and name not in known:
+            raise change.error(f"there is no {section[:-1]} {name!r}{did_you_mean(name, tuple(known))}")
+        tree = Node({section: Node(known, change.location)}, change.location)
+        changed = assign(tree, change).entries[section].entries[name]
+        defaults = _nothing(change) if below else self.defaults
+        entries[name] = _with_defaults(changed, defaults) if section == "models" else changed
 
 
-def _apply(change: Override, gathered: Gathered) -> None:
-    """Works an override of a model or a recipe in. A model that is new gets the zoo file's defaults."""
-    location, field = change.value.location, format_field(change.path)
-    match change.path:
-        case ("models", str() as name, *below):
-            kind, section, entries, known = "model", "models", gathered.models, gathered.models
-        case ("recipes", str() as name, *below):
-            kind, section, entries, known = "recipe", "recipes", gathered.recipes, gathered.recipes
-            if name not in entries and (preset := read_preset(name)) is not None:
-                known = {**entries, name: preset}
-        case _:
-            problem = f"name the entry to set, as in {change.path[0]}.NAME.FIELD=VALUE"
-            raise ConfigError(problem, location=location, field=field)
-    if below and name not in known:
-        problem = f"there is no {kind} {name!r}{did_you_mean(name, tuple(known))}"
-        raise ConfigError(problem, location=location, field=field)
-    tree = Node({section: Node(known, location)}, location)
-    changed = assign(tree, change).entries[section].entries[name]
-    defaults = Node({}, location) if below else gathered.defaults
-    entries[name] = with_defaults(changed, defaults) if kind == "model" else changed
+def _gather(path: Path, overrides: Sequence[Node], text: str | None) -> _Gathered:
+    """Reads the zoo file at `path`, applies `overrides` to it, and reads the files that it includes."""
+    root = _read(path, str(path), text=text)
+    for override in overrides:
+        root = assign(root, override)
+    gathered = _Gathered(root, _model_defaults(root, _nothing(root)))
+    gathered.add(root, path, _nothing(root), (path,))
+    return gathered
 
 
-def _resolve_recipes(gathered: Gathered) -> tuple[dict[str, Node], list[ConfigError]]:
-    """The recipes that models use and the zoo's own ones, and what is wrong with the names."""
-    folders = tuple(Path(str(node.value)) for node in gathered.python_path)
-    recipes = Recipes(gathered.recipes, python_path=folders)
-    problems: list[ConfigError] = []
-    asked = [(name, node) for name, node in gathered.recipes.items()]
-    used = set()
-    for config in gathered.models.values():
-        named = config.child("recipes")
-        if named is None and isinstance(config.value, dict):
-            field = format_field((*config.written, "recipes"))
-            problem = "is missing; name recipes here, or for all models in `defaults.recipes`"
-            problems.append(ConfigError(problem, location=config.location, field=field))
-        for node in named.items if named else ():
-            if isinstance(node.value, str):
-                asked.append((node.value, node))
-                used.add(node.value)
-    for name, node in asked:
-        try:
-            recipes.resolve(name, node)
-        except ConfigError as error:
-            problems.append(error)
-    unfinished = recipes.bases - used
-    return {name: node for name, node in recipes.resolved.items() if name not in unfinished}, problems
+def _nothing(place: Node) -> Node:
+    return Node({}, place.location)
+
+
+def _read(path: Path, name: str, included_by: Node | None = None, text: str | None = None) -> Node:
+    tree = read_yaml(path, name, included_by) if text is None else parse_yaml(text, name, fixed=Location(name))
+    if tree.value is None:
+        raise tree.error("the file is empty; write at least `version: 1` and `models:`")
+    if not isinstance(tree.value, dict):
+        raise tree.error("a zoo file is a mapping with `version: 1` and `models:`")
+    return _absolute_paths(tree, _absolute(path).parent)
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _absolute_paths(tree: Node, folder: Path, at: FieldPath = ()) -> Node:
+    def change(path: FieldPath, value: Scalar) -> Scalar:
+        return str(_absolute(folder / value)) if isinstance(value, str) and _is_path(path, value) else value
+
+    return map_scalars(tree, change, at)
+
+
+def _is_path(path: FieldPath, text: str) -> bool:
+    match path:
+        case ("python_path" | "include", int()) | ("publish", "sign"):
+            return True
+        case ("publish", "url"):
+            return "://" not in text
+        case ("models" | "recipes", _, *field) | ("defaults", "model", *field):
+            match field:
+                case ["source"]:
+                    return source_key(text) == "program"
+                case ["source", "program"] | ["source" | "accuracy", "files", int()]:
+                    return True
+                case ["calibration", _, "files", int()] | ["source_transforms", int(), "files", int()]:
+                    return True
+    return False
+
+
+def _model_defaults(file: Node, inherited: Node) -> Node:
+    """The defaults of the models of `file`: the file's own over those of the file that includes it."""
+    section = file.child("defaults") or _nothing(file)
+    own = section.child("model")
+    merged = deep_merge(inherited, _expand_source(own)) if own is not None and own.entries else inherited
+    recipes = section.child("recipes")
+    return merged if recipes is None or recipes.value is None else merged.with_entries({"recipes": recipes})
+
+
+def _with_defaults(model: Node, defaults: Node) -> Node:
+    """A model as written, over its defaults. A source of another kind replaces the default one altogether."""
+    model = _expand_source(model)
+    if (recipes := model.child("recipes")) is not None and recipes.value is None:
+        model = model.without("recipes")
+    own, default = model.child("source"), defaults.child("source")
+    if own and default and {"builder", "program"} <= own.entries.keys() | default.entries.keys():
+        defaults = defaults.without("source")
+    return deep_merge(defaults, model)
+
+
+def _check_defaults(file: Node) -> list[ConfigError]:
+    """Problems of ``defaults.model`` by itself, whether or not a model of the file uses it."""
+    section = (file.child("defaults") or file).child("model")
+    if section is None or not section.entries:
+        return []
+    if recipes := section.child("recipes"):
+        return [recipes.error("name default recipes in `defaults.recipes`")]
+    builder = Node({"builder": Node("package.module:callable", section.location)}, section.location)
+    return check(ModelConfig, _with_defaults(section, replace(section, value={"source": builder})))[1]
+
+
+def _expand_source(model: Node) -> Node:
+    """The model with the short form of its source expanded, so that mappings can be merged with it."""
+    source = model.child("source")
+    if source is None or not isinstance(source.value, str):
+        return model
+    return model.with_entries({"source": replace(source, value={source_key(source.value): source})})

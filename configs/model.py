@@ -1,52 +1,119 @@
-"""Models: where one comes from, and what is particular to it. How it is lowered is the recipes' to say."""
+"""Models: source, dynamic shapes, calibration data and limits of one model of a zoo."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, StrictBool, StrictInt
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    RootModel,
+    StrictBool,
+    StrictInt,
+    Tag,
+    model_validator,
+)
 
-from .accuracy import Accuracy
-from .base import FrozenModel
-from .names import Names
-from .quantities import Bytes, Seconds
-from .shapes import DynamicShapes, check_names
+from .base import Bytes, FrozenModel, MethodName, Names, Seconds
 from .sources import Dataset, Source
-from .verify_bounds import VerifyOverrides
+from .verification import Accuracy, VerifyOverrides
+
+
+class DimRange(FrozenModel):
+    """The range of a dynamic dimension."""
+
+    min: StrictInt = Field(ge=0, description="Smallest size.")
+    max: StrictInt = Field(ge=1, description="Largest size.")
+    name: str | None = Field(
+        None, description="Python identifier; dimensions of one name are equal; null: independent."
+    )
+
+    @model_validator(mode="after")
+    def _bounds_and_name(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) is more than max ({self.max})")
+        if self.name is not None and not self.name.isidentifier():
+            raise ValueError(f"name {self.name!r} is not a Python identifier")
+        return self
+
+
+def _shape_kind(value: object) -> str | None:
+    if value is None:
+        return "<static>"
+    if isinstance(value, dict):
+        return "<dims>"
+    return "<nested>" if isinstance(value, list | tuple) else None
+
+
+DimIndex = Annotated[int, Field(ge=0)]
+
+
+class InputShape(RootModel[object]):
+    """One positional input.
+
+    Attributes:
+        root: the dynamic dimensions of a tensor by index; None for an input that is static; the shapes of the parts of
+            an input that is a tuple or a list.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    root: Annotated[
+        Annotated[None, Tag("<static>")]
+        | Annotated[dict[DimIndex, DimRange], Tag("<dims>")]
+        | Annotated[tuple[InputShape, ...], Tag("<nested>")],
+        Discriminator(
+            _shape_kind,
+            custom_error_type="input_shape",
+            custom_error_message="must be a mapping of dimension index to {min, max, name}, null for a static input, "
+            "or a list of these for an input that is a tuple",
+        ),
+    ]
+
+    def ranges(self) -> list[DimRange]:
+        if isinstance(self.root, dict):
+            return list(self.root.values())
+        return [dim for part in self.root or () for dim in part.ranges()]
+
+
+DynamicShapes = dict[MethodName, tuple[InputShape, ...]]
+"""Method name to one entry per positional input."""
+
+
+def _check_dim_names(shapes: DynamicShapes) -> DynamicShapes:
+    for method, inputs in shapes.items():
+        bounds: dict[str, tuple[int, int]] = {}
+        for dim in (dim for shape in inputs for dim in shape.ranges()):
+            if dim.name and bounds.setdefault(dim.name, (dim.min, dim.max)) != (dim.min, dim.max):
+                raise ValueError(f"the dimension {dim.name!r} of {method} has different bounds in two places")
+    return shapes
 
 
 class Limits(FrozenModel):
-    """What each stage of a model may use before it is killed."""
+    """Limits of each stage of a model; a stage that exceeds one is killed."""
 
-    timeout: Seconds = Field(
-        default=600.0, description="Wall time of one stage: seconds, or text such as 90s, 10m, 1h30m."
-    )
-    memory: Bytes = Field(default=8 * 2**30, description="Memory of one stage: bytes, or text such as 512MiB, 4GiB.")
+    timeout: Seconds = Field(600.0, description="Wall time of one stage: seconds, or text such as 90s, 10m, 1h30m.")
+    memory: Bytes = Field(8 * 2**30, description="Memory of one stage: bytes, or text such as 512MiB, 4GiB.")
 
 
 class ModelConfig(FrozenModel):
     """One model of a zoo."""
 
     source: Source = Field(description="A builder (package.module:callable), or a .pt2 file.")
-    seed: StrictInt = Field(default=0, ge=0, lt=2**63, description="Seed of the random numbers that the builder draws.")
-    strict: StrictBool = Field(default=False, description="Trace with torch.export's strict mode.")
-    recipes: Names | None = Field(
-        default=None, description="Recipes to lower the model with; left out: those of the zoo's defaults."
-    )
-    dynamic_shapes: Annotated[DynamicShapes, AfterValidator(check_names)] | None = Field(
-        default=None,
-        description="Instead of what the builder says: method name to a list with one entry per positional input. An "
-        "entry is a mapping of dimension index to {min, max, name}, null where all is static, or a list of entries for "
-        "an input that is a tuple.",
+    seed: StrictInt = Field(0, ge=0, lt=2**63, description="Random seed that is set before the builder runs.")
+    strict: StrictBool = Field(False, description="Trace with torch.export's strict mode.")
+    recipes: Names | None = Field(None, description="Recipes to lower it with; left out: those of the zoo's defaults.")
+    dynamic_shapes: Annotated[DynamicShapes, AfterValidator(_check_dim_names)] | None = Field(
+        None,
+        description="Replaces the builder's dynamic shapes: method name to a list with one entry per positional input. "
+        "An entry is a mapping of dimension index to {min, max, name}, null for a static input, or a list of entries "
+        "for an input that is a tuple.",
     )
     calibration: dict[str, Dataset] | None = Field(
-        default=None,
-        description="Method name to the dataset that quantizers calibrate on; others take the example inputs.",
+        None, description="Method name to the dataset that calibrates quantizers; other methods use the example inputs."
     )
-    limits: Limits = Field(default=Limits(), description="What each stage may use before it is killed.")
-    verify: VerifyOverrides | None = Field(
-        default=None, description="Bounds that replace those of the recipe, field by field."
-    )
-    accuracy: Accuracy | None = Field(
-        default=None, description="What scores the files, or bounds: they replace those of the recipe, field by field."
-    )
+    limits: Limits = Field(Limits(), description="Limits of each stage; a stage that exceeds one is killed.")
+    verify: VerifyOverrides | None = Field(None, description="Bounds that replace those of the recipe, field by field.")
+    accuracy: Accuracy | None = Field(None, description="Replaces the recipe's evaluator or bounds, field by field.")

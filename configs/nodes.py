@@ -1,12 +1,16 @@
-"""Trees of configuration values in which every value knows where it was written."""
+"""Trees of configuration values that know where they were written, and dotted names of fields."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import Location
-from .fields import FieldPath
+from ..errors import ConfigError, Location
+
+FieldPath = tuple[str | int, ...]
+"""A place in a tree: mapping keys and list indices, from the root down."""
 
 Scalar = str | int | float | bool | None
 Plain = Scalar | list["Plain"] | dict[str, "Plain"]
@@ -14,18 +18,22 @@ Plain = Scalar | list["Plain"] | dict[str, "Plain"]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One value and where it stands.
+    """A value and where it was written.
 
     Attributes:
         value: a scalar, or the nodes of a mapping or of a list. Mapping keys are always text.
         location: the position of the key for an entry of a mapping, of the value itself for an item of a list.
-        written: the place in the file (or the ``--set`` key) that the value was written at. Merging moves nodes about,
-            errors still name the field as the user knows it.
+        written: the path in the file, or the ``--set`` key, that the value was written at. Merging moves nodes to other
+            paths; errors still name the field as the user wrote it.
     """
 
     value: Scalar | Mapping[str, Node] | Sequence[Node]
     location: Location
     written: FieldPath = ()
+
+    @property
+    def field(self) -> str:
+        return format_field(self.written)
 
     @property
     def entries(self) -> Mapping[str, Node]:
@@ -38,22 +46,41 @@ class Node:
         return self.value if isinstance(self.value, Sequence) and not isinstance(self.value, str) else ()
 
     def child(self, part: str | int) -> Node | None:
-        """The entry or item of that key or index; None where there is none."""
         if isinstance(part, int):
             return self.items[part] if 0 <= part < len(self.items) else None
         return self.entries.get(part)
 
     def with_entries(self, entries: Mapping[str, Node]) -> Node:
-        """The same place, holding a mapping of these entries added to its own; new ones win."""
         return replace(self, value={**self.entries, **entries})
 
     def without(self, *keys: str) -> Node:
-        """The same mapping without these keys."""
         return replace(self, value={key: node for key, node in self.entries.items() if key not in keys})
+
+    def error(self, problem: str) -> ConfigError:
+        return ConfigError(problem, location=self.location, field=self.field or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Locations:
+    """Finds where the values of a loaded zoo or recipe were written, in the tree after everything was merged."""
+
+    root: Node
+
+    def find(self, path: FieldPath) -> Location:
+        """The place where the value at `path` was written, or the closest enclosing value that exists.
+
+        The path has keys and indices from the root down, such as ``("models", "resnet8", "recipes", 0)``. The result is
+        the position of the key for an entry of a mapping, of the value for an item of a list. For a value from the
+        command line, `file` is ``--set KEY`` and there is no line or column.
+        """
+        return nearest(self.root, path)[0].location
+
+    def error(self, problem: str, path: FieldPath) -> ConfigError:
+        node, missing = nearest(self.root, path)
+        return replace(node, written=(*node.written, *missing)).error(problem)
 
 
 def plain(node: Node) -> Plain:
-    """The value as JSON has it: scalars, lists and dictionaries, without locations."""
     if isinstance(node.value, Mapping):
         return {key: plain(entry) for key, entry in node.value.items()}
     if isinstance(node.value, Sequence) and not isinstance(node.value, str):
@@ -62,7 +89,7 @@ def plain(node: Node) -> Plain:
 
 
 def located(value: Plain, place: Node) -> Node:
-    """The tree of a plain value all of which stands where `place` does."""
+    """The tree of a plain value, with every node located where `place` is."""
     if isinstance(value, dict):
         return replace(place, value={key: located(entry, place) for key, entry in value.items()})
     if isinstance(value, list):
@@ -71,13 +98,13 @@ def located(value: Plain, place: Node) -> Node:
 
 
 def nearest(root: Node, path: FieldPath) -> tuple[Node, FieldPath]:
-    """The node at `path`, or else its nearest ancestor that exists, and the part of the path that was not found."""
+    """The node at `path`, or its nearest ancestor that exists, and the part of the path that was not found."""
     node = root
     for depth, part in enumerate(path):
-        below = node.child(part)
-        if below is None:
+        child = node.child(part)
+        if child is None:
             return node, path[depth:]
-        node = below
+        node = child
     return node, ()
 
 
@@ -92,9 +119,75 @@ def deep_merge(base: Node, over: Node) -> Node:
 
 
 def map_scalars(node: Node, change: Callable[[FieldPath, Scalar], Scalar], at: FieldPath = ()) -> Node:
-    """The same tree with every scalar replaced by ``change(path, scalar)``; `at` is the path of `node` itself."""
+    """The tree with every scalar replaced by ``change(path, scalar)``; `at` is the path of `node` itself."""
     if isinstance(node.value, Mapping):
         return replace(node, value={key: map_scalars(entry, change, (*at, key)) for key, entry in node.value.items()})
     if isinstance(node.value, Sequence) and not isinstance(node.value, str):
         return replace(node, value=[map_scalars(item, change, (*at, i)) for i, item in enumerate(node.value)])
     return replace(node, value=change(at, node.value))
+
+
+def assign(tree: Node, override: Node) -> Node:
+    """The tree with `override` where it is ``written``; ConfigError if another value is in the way.
+
+    Missing mappings are added; lists do not grow.
+    """
+    return _assign(tree, override.written, override)
+
+
+def _assign(node: Node, path: FieldPath, override: Node) -> Node:
+    if not path:
+        return override
+    part, *below = path
+    at = override.written[: len(override.written) - len(path)]
+    name = format_field(at)
+    if isinstance(part, int):
+        if not isinstance(node.value, list):
+            raise override.error(f"{name} is not a list, it has no item [{part}]")
+        if part >= len(node.items):
+            raise override.error(f"{name} has {len(node.items)} items, there is no [{part}]")
+        changed = _assign(node.items[part], tuple(below), override)
+        return replace(node, value=[*node.items[:part], changed, *node.items[part + 1 :]])
+    if isinstance(node.value, list):
+        raise override.error(f"{name} is a list; its items are [0], [1] and so on")
+    if node.value is not None and not isinstance(node.value, Mapping):
+        raise override.error(f"{name} is a single value, not a mapping")
+    child = node.child(part) or Node(None, override.location, (*at, part))
+    return node.with_entries({part: _assign(child, tuple(below), override)})
+
+
+_BARE = r'[^\s."\[\]=]+'
+_NAME = rf'(?P<bare>{_BARE})|(?P<quoted>"(?:[^"\\]|\\.)*")'
+_FIRST = re.compile(_NAME)
+_NEXT = re.compile(rf"\.(?:{_NAME})|\[(?P<index>\d{{1,9}})\]")
+
+
+def format_field(path: FieldPath) -> str:
+    """The dotted name of a path. A key with dots, blanks or the like is quoted as JSON text."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += "." if text else ""
+            text += part if re.fullmatch(_BARE, part) else json.dumps(part, ensure_ascii=False)
+    return text
+
+
+def read_field(text: str) -> tuple[FieldPath, str]:
+    """Reads a dotted name at the start of `text`: its path, which may be empty, and the text after it."""
+    path: list[str | int] = []
+    position = 0
+    while part := (_NEXT if path else _FIRST).match(text, position):
+        named = part.groupdict()
+        if named.get("index") is not None:
+            path.append(int(named["index"]))
+        elif named["bare"] is not None:
+            path.append(named["bare"])
+        else:
+            try:
+                path.append(json.loads(named["quoted"]))
+            except ValueError:  # an escape that JSON does not have
+                break
+        position = part.end()
+    return tuple(path), text[position:]

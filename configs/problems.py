@@ -1,24 +1,22 @@
-"""From pydantic's findings to errors that name file, line, column and field."""
+"""Turns pydantic's findings into errors that name file, line, column and field."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..errors import ConfigError
-from .fields import FieldPath
-from .known_keys import known_keys
-from .locations import Locations
-from .nodes import Node, plain
-from .suggestions import did_you_mean
+from .base import did_you_mean
+from .nodes import FieldPath, Locations, Node, plain
+from .zoo import zoo_schema
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-_LONGEST_SHOWN = 40
-_PLAIN_WORDS = {
+_MAX_SHOWN = 40
+_MESSAGES = {
     "missing": "is missing; it has to be given",
     "model_type": "must be a mapping",
     "dict_type": "must be a mapping",
@@ -31,10 +29,10 @@ _PLAIN_WORDS = {
     "float_type": "must be a number",
     "none_required": "must be null",
 }
+"""pydantic's error types to messages in the terms of YAML."""
 
 
 def check(model: type[_Model], tree: Node) -> tuple[_Model | None, list[ConfigError]]:
-    """Validates a tree against a model: the instance, or None and what is wrong with it."""
     try:
         return model.model_validate(plain(tree)), []
     except ValidationError as error:
@@ -59,27 +57,50 @@ def raise_all(problems: Iterable[ConfigError]) -> None:
 
 
 def _explain(detail: ErrorDetails, model: type[BaseModel], locations: Locations) -> ConfigError:
-    # pydantic adds "[key]" for a bad key, and the tags of our unions, which we write in angle brackets
+    # pydantic adds "[key]" for a bad key, and the tags of unions, which are in angle brackets here
     path: FieldPath = tuple(
         part for part in detail["loc"] if part != "[key]" and not (isinstance(part, str) and part.startswith("<"))
     )
     kind, found = detail["type"], detail["input"]
     if kind == "extra_forbidden":
         key = str(path[-1])
-        return locations.error(f"unknown key {key!r}{did_you_mean(key, known_keys(model, path[:-1]))}", path)
-    problem = _PLAIN_WORDS.get(kind) or detail["msg"].removeprefix("Value error, ")
+        return locations.error(f"unknown key {key!r}{did_you_mean(key, _known_keys(model, path[:-1]))}", path)
+    problem = _MESSAGES.get(kind) or detail["msg"].removeprefix("Value error, ")
     if kind != "value_error" and (found is None or isinstance(found, str | int | float)):
-        problem += f" (found {_shown(found)})"
+        problem += f" (found {_format_scalar(found)})"
     return locations.error(problem, path)
 
 
-def _shown(found: str | float | None) -> str:
-    """A scalar as YAML has it, if it is not too long."""
+def _format_scalar(found: str | float | None) -> str:
+    """The scalar as YAML has it, cut short if it is long."""
     match found:
         case None:
             return "null"
         case bool():
             return str(found).lower()
         case str():
-            return repr(found if len(found) <= _LONGEST_SHOWN else found[:_LONGEST_SHOWN] + "...")
+            return repr(found if len(found) <= _MAX_SHOWN else found[:_MAX_SHOWN] + "...")
     return str(found)
+
+
+def _known_keys(model: type[BaseModel], path: FieldPath) -> tuple[str, ...]:
+    """Keys that the mapping at `path` below `model` may have, by the JSON Schema; none if it may have any."""
+    whole = zoo_schema()
+    parts = list(_alternatives(whole["$defs"].get(model.__name__, whole), whole))
+    for key in path:
+        inner = [
+            part.get("properties", {}).get(key) or part.get("additionalProperties") or part.get("items")
+            for part in parts
+        ]
+        parts = [found for schema in inner if isinstance(schema, dict) for found in _alternatives(schema, whole)]
+    return tuple(key for part in parts for key in part.get("properties", ()))
+
+
+def _alternatives(schema: dict[str, Any], whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "$ref" in schema:
+        schema = whole["$defs"][schema["$ref"].rpartition("/")[2]]
+    if union := schema.get("anyOf") or schema.get("oneOf"):
+        for member in union:
+            yield from _alternatives(member, whole)
+    else:
+        yield schema

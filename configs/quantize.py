@@ -1,13 +1,13 @@
-"""How a recipe quantizes exported programs (PT2E)."""
+"""How a recipe quantizes: PT2E quantization, and transforms of modules before they are exported."""
 
 from __future__ import annotations
 
-from typing import Self
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Tag, model_validator
 
-from .base import FrozenModel
-from .shapes import MethodName
+from .base import FrozenModel, MethodName, ObjectReference, by_key
 
 _QUANTIZER = "Name of the target whose quantizer annotates the program."
 _OPTIONS = "The quantizer's own options, such as per_channel or dynamic for xnnpack; checked before any work starts."
@@ -17,33 +17,92 @@ class QuantizerChoice(FrozenModel):
     """One of several quantizers."""
 
     quantizer: str = Field(min_length=1, description=_QUANTIZER)
-    options: dict[str, JsonValue] = Field(default={}, description=_OPTIONS)
+    options: dict[str, JsonValue] = Field({}, description=_OPTIONS)
 
 
 class Quantize(FrozenModel):
     """Post-training quantization of exported programs (PT2E), calibrated on the model's dataset or example inputs."""
 
-    quantizer: str = Field(default="xnnpack", min_length=1, description=_QUANTIZER)
-    options: dict[str, JsonValue] = Field(default={}, description=_OPTIONS)
+    quantizer: str = Field("xnnpack", min_length=1, description=_QUANTIZER)
+    options: dict[str, JsonValue] = Field({}, description=_OPTIONS)
     quantizers: tuple[QuantizerChoice, ...] = Field(
-        default=(),
-        description="Several quantizers in place of one, the first choice first: each takes of the operators that "
-        "those before it have left.",
+        (),
+        description="Several quantizers in order of preference, in place of `quantizer`: each annotates the operators "
+        "that those before it left.",
     )
     methods: tuple[MethodName, ...] | None = Field(
-        default=None,
+        None,
         min_length=1,
-        description="The methods to quantize, of a model that has several; null: all. In each there must be something "
-        "to quantize.",
+        description="Methods to quantize, for models that have several; null: all. Each must have something to "
+        "quantize.",
     )
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Self:
         if self.quantizers and self.model_fields_set & {"quantizer", "options"}:
-            raise ValueError("has `quantizers` beside `quantizer` or `options`; write every quantizer in the list")
+            raise ValueError("has `quantizers` as well as `quantizer` or `options`; write every quantizer in the list")
         return self
 
     @property
     def chosen(self) -> tuple[QuantizerChoice, ...]:
-        """The quantizers in order, at least one."""
         return self.quantizers or (QuantizerChoice(quantizer=self.quantizer, options=self.options),)
+
+
+def _in_tuple(written: object) -> object:
+    return (written,) if isinstance(written, str) else written
+
+
+def _not_empty(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value:
+        raise ValueError("is empty; leave it out to take every layer")
+    return value
+
+
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_in_tuple)]
+"""Shell patterns (`fnmatch`) of fully qualified module names; text is short for a list of one."""
+
+
+class TorchaoTransform(FrozenModel):
+    """Quantizes the weights of layers in place: ``torchao.quantization.quantize_`` with one of its configs."""
+
+    torchao: str = Field(
+        min_length=1,
+        description="A config of torchao.quantization, by class name or in snake case, such as int8_weight_only or "
+        "Int8DynamicActivationIntxWeightConfig.",
+    )
+    params: dict[str, JsonValue] = Field(
+        {},
+        description="Fields of the config. Data types by name (int4), enums by member, granularities as mappings such "
+        "as {per_group: 32} and {per_axis: 0}, or by name (per_row).",
+    )
+    filter: Annotated[Patterns, AfterValidator(_not_empty)] = Field(
+        ("*",), description="Layers to quantize: patterns of their names in the method's module, such as encoder.*."
+    )
+    exclude: Patterns = Field((), description="Layers to leave alone: patterns, as for `filter`.")
+    layers: tuple[Literal["linear", "embedding"], ...] = Field(
+        ("linear",), min_length=1, description="The kinds of layers to quantize."
+    )
+
+
+class CallableTransform(FrozenModel):
+    """Calls a function of the user's with the method's module."""
+
+    callable: ObjectReference = Field(
+        description="package.module:name of a function that takes the module and returns another one, or None after "
+        "changing it in place. Importable from python_path or from the environment."
+    )
+    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the function.")
+    files: tuple[Path, ...] = Field(
+        (), description="Files that it reads, relative to this file; the method is exported again when they change."
+    )
+
+
+SourceTransform = Annotated[
+    Annotated[TorchaoTransform, Tag("<torchao>")] | Annotated[CallableTransform, Tag("<callable>")],
+    by_key(
+        "torchao",
+        "callable",
+        problem="must be a mapping with either `torchao`, the name of a config, or `callable`, package.module:name",
+    ),
+]
+"""Either transform."""

@@ -1,4 +1,4 @@
-"""Recipes: how to lower a model. A recipe never holds inputs, so one fits many models."""
+"""Recipes: how to lower a model. A recipe never holds inputs, so one recipe fits many models."""
 
 from __future__ import annotations
 
@@ -6,25 +6,152 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     Field,
     JsonValue,
     StrictBool,
+    StrictInt,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from .accuracy import Accuracy
-from .base import FrozenModel
-from .compile_options import CompileOptions
-from .edge import EdgeOptions
-from .fields import FieldPath
-from .methods import MethodOptions
-from .names import TARGET_SEPARATOR
-from .quantize import Quantize
-from .shapes import MethodName
-from .source_transforms import SourceTransform
-from .verify_bounds import Verification
+from .base import TARGET_SEPARATOR, FrozenModel, MethodName, ObjectReference
+from .nodes import FieldPath
+from .quantize import Quantize, SourceTransform
+from .verification import Accuracy, Verification
+
+
+class EdgePass(FrozenModel):
+    """A pass over Edge programs, named by where it is imported from."""
+
+    callable: ObjectReference = Field(
+        description="package.module:name of a pass class, or of a function that returns a pass or a list of them. "
+        "Importable from python_path or from the environment."
+    )
+    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the callable.")
+    takes_program: StrictBool = Field(
+        False,
+        description="Pass it the method's name and ATen program first, as executorch.export does to the functions of "
+        "edge_transform_passes.",
+    )
+
+
+class EdgeOptions(FrozenModel):
+    """How ATen programs become Edge programs (``executorch.exir.EdgeCompileConfig``)."""
+
+    preserve_operators: tuple[str, ...] = Field((), description="Operators to keep whole, such as aten.linear.default.")
+    check_ir_validity: StrictBool = Field(True, description="Check that the program is in the Edge dialect.")
+    skip_dim_order: StrictBool = Field(False, description="Leave out the operators that carry dim order.")
+    core_aten_ops_exception_list: tuple[str, ...] = Field(
+        (), description="Operators outside of core ATen that are allowed, such as aten.linalg_vector_norm.default."
+    )
+    passes: tuple[EdgePass, ...] = Field(
+        (),
+        description="Passes to run in order over each method's Edge program before it is partitioned, after the "
+        "target's own. They run again when their code changes.",
+    )
+
+
+class MethodOptions(FrozenModel):
+    """How one method is lowered, where that differs from the rest of its payload."""
+
+    delegate: StrictBool = Field(True, description="false: it is not partitioned; the portable kernels run all of it.")
+    target: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the target that partitions the method; null: that of the specialization.",
+    )
+    options: dict[str, JsonValue] | None = Field(
+        None, description="Options of that target for the method; null: those of the specialization."
+    )
+    edge: EdgeOptions | None = Field(None, description="Edge options of the method; null: those of the recipe.")
+    alloc_graph_input: StrictBool | None = Field(None, description="Plan memory for its inputs; null: as `compile`.")
+    alloc_graph_output: StrictBool | None = Field(None, description="Plan memory for its outputs; null: as `compile`.")
+
+    @model_validator(mode="after")
+    def _target_is_used(self) -> Self:
+        if not self.delegate and (self.target is not None or self.options is not None):
+            raise ValueError("`delegate: false` excludes `target` and `options`")
+        return self
+
+
+def _power_of_two(value: int) -> int:
+    if value < 1 or value & (value - 1):
+        raise ValueError("must be a power of two")
+    return value
+
+
+Alignment = Annotated[StrictInt, AfterValidator(_power_of_two), Field(json_schema_extra={"minimum": 1})]
+"""A number of bytes that is a power of two."""
+
+
+class CompileOptions(FrozenModel):
+    """How the file is made and laid out: the fields of ``executorch.exir.ExecutorchBackendConfig`` that are data.
+
+    Fields have the names they have there, or in the passes that the config holds.
+    """
+
+    extract_delegate_segments: StrictBool = Field(
+        True, description="Put delegate data into separate segments, which the runtime can free after loading."
+    )
+    segment_alignment: Alignment = Field(128, description="Alignment of segments, in bytes.")
+    constant_tensor_alignment: Alignment | None = Field(
+        None, description="Minimum alignment of constant tensors, in bytes; null: ExecuTorch's own."
+    )
+    delegate_alignment: Alignment | None = Field(
+        None, description="Minimum alignment of delegate data, in bytes; null: ExecuTorch's own."
+    )
+    alloc_graph_input: StrictBool = Field(True, description="Plan memory for inputs (MemoryPlanningPass).")
+    alloc_graph_output: StrictBool = Field(True, description="Plan memory for outputs (MemoryPlanningPass).")
+    alloc_mutable_buffers: StrictBool = Field(True, description="Plan buffers that methods write (MemoryPlanningPass).")
+    share_mutable_buffers: StrictBool = Field(
+        False,
+        description="Methods share the buffers of one name that they change (MemoryPlanningPass); the initial value is "
+        "that of the model's first method that has the buffer.",
+    )
+    memory_planning_algo: Literal["greedy", "naive"] = Field(
+        "greedy", description="greedy: memory that is free again is reused. naive: each tensor has memory of its own."
+    )
+    allow_lifetime_and_storage_overlap: StrictBool = Field(
+        False, description="Let tensors overlap both in time and in memory (MemoryPlanningPass)."
+    )
+    tensor_alignment: Alignment = Field(
+        16, description="Alignment of planned tensors, in bytes (`alignment` of MemoryPlanningPass)."
+    )
+    enable_non_cpu_memory_planning: StrictBool = Field(True, description="Plan each device's memory separately.")
+    skip_h2d_for_method_inputs: StrictBool = Field(
+        False, description="Inputs are on the delegate's device already (PropagateDeviceConfig)."
+    )
+    skip_d2h_for_method_outputs: StrictBool = Field(
+        False, description="Outputs stay on the delegate's device (PropagateDeviceConfig)."
+    )
+    sym_shape_eval: Literal["constraint_based", "hint_based"] = Field(
+        "constraint_based",
+        description="Memory of a dynamic size: for the upper bound of its constraints, or of the example's.",
+    )
+    remove_view_copy: StrictBool = Field(True, description="Views share memory with the tensors they view.")
+    do_quant_fusion_and_const_prop: StrictBool = Field(False, description="Fuse quantized operators, fold constants.")
+    run_reinplace_pass: StrictBool = Field(False, description="Let operators overwrite inputs that are not used again.")
+    reinplace_extra_ops: tuple[str, ...] = Field(
+        (), description="More operators that may, such as aten.relu.default; implies `run_reinplace_pass`."
+    )
+    ignore_to_out_var_failure: StrictBool = Field(
+        False, description="Keep operators without an out variant (ToOutVarPass); few runtimes can run them."
+    )
+    emit_mutable_buffer_names: StrictBool = Field(False, description="Store the names of buffers that methods change.")
+    emit_stacktrace: StrictBool = Field(False, description="Keep Python stack traces in the file; implied by `debug`.")
+    generate_etrecord: StrictBool = Field(
+        False,
+        description="Also write an ETRecord for ExecuTorch's Inspector, and the maps of debug handles and delegates; "
+        "implied by a recipe's `debug`.",
+    )
+
+    @model_validator(mode="after")
+    def _shared_buffers_are_planned(self) -> Self:
+        if self.share_mutable_buffers and not self.alloc_mutable_buffers:
+            raise ValueError("`share_mutable_buffers` needs `alloc_mutable_buffers`")
+        return self
 
 
 class Specialization(FrozenModel):
@@ -32,28 +159,23 @@ class Specialization(FrozenModel):
 
     target: str = Field(
         min_length=1,
-        description="Name of the target, such as portable or xnnpack; coreml+xnnpack: what the first leaves, "
-        "the second may take, with options under the names of both.",
+        description="Name of the target, such as portable or xnnpack; coreml+xnnpack: the second takes operators that "
+        "the first leaves, with options under the names of both.",
     )
-    options: dict[str, JsonValue] = Field(
-        default={}, description="The target's own options; the target checks them before any work starts."
-    )
+    options: dict[str, JsonValue] = Field({}, description="The target's own options, checked before any work starts.")
     name: str = Field(
-        default="",
+        "",
         max_length=64,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$|^$",
-        description="What the payload is called in a fat file; the target's name if left out. Unique in the recipe.",
+        description="Name of the payload in a fat file, unique in the recipe; left out: the target's name.",
     )
-    required: StrictBool = Field(
-        default=True, description="false: if this one fails, a file with several specializations is made without it."
-    )
+    required: StrictBool = Field(True, description="false: if it fails, a fat file is made without it.")
     methods: dict[MethodName, MethodOptions] = Field(
-        default={}, description="By method name, what differs for single methods of a model that has several."
+        {}, description="Differences for single methods, by name, of a model that has several."
     )
 
     @property
     def payload(self) -> str:
-        """Name of the payload."""
         return self.name or self.target.replace(TARGET_SEPARATOR, "-")
 
 
@@ -61,89 +183,82 @@ class Output(FrozenModel):
     """What kind of file is made."""
 
     form: Literal["plain", "fat"] = Field(
-        default="plain",
+        "plain",
         description="plain: the specialization's own .pte, as it is. fat: one .pte with all specializations, of which "
-        "the device runs the first that it can; what they have in common is in it once.",
+        "the device runs the first that it can; common weights are stored once.",
     )
     external_data: StrictBool = Field(
-        default=False,
-        description="Weights go to a .ptd file beside the .pte: the constants of ExecuTorch's own kernels and what "
-        "backends look up by name. The two files belong together.",
+        False,
+        description="Write weights to a .ptd file next to the .pte: the constants of ExecuTorch's own kernels and the "
+        "weights that backends look up by name. The two files belong together.",
     )
 
     @property
     def payload_is_split(self) -> bool:
-        """Whether the only payload has its weights outside; those of fat files are whole, and split when packed."""
+        """Whether the only payload has external weights; payloads of fat files are whole, and split when packed."""
         return self.external_data and self.form == "plain"
 
 
 class Recipe(FrozenModel):
-    """How to lower a model: for which backends, with what options, into what, and how exactly it must compute."""
+    """How to lower a model: for which backends, with which options, to what kind of file, and how it is verified."""
 
-    description: str = Field(default="", description="One line for people.")
-    output: Output = Field(default=Output(), description="What kind of file is made.")
+    description: str = Field("", description="One line for people.")
+    output: Output = Field(Output(), description="What kind of file is made.")
     specializations: tuple[Specialization, ...] = Field(
         description="The backends that the model is lowered for; at least one.", json_schema_extra={"minItems": 1}
     )
     source_transforms: tuple[SourceTransform, ...] = Field(
-        default=(), description="What is done to the model's modules before they are exported, one after another."
+        (), description="Transforms of the model's modules before they are exported, in order."
     )
-    quantize: Quantize | None = Field(
-        default=None, description="How exported programs are quantized before they are lowered; null: not at all."
-    )
-    edge: EdgeOptions = Field(default=EdgeOptions(), description="How ATen programs become Edge programs.")
-    compile: CompileOptions = Field(default=CompileOptions(), description="How the file is laid out.")
+    quantize: Quantize | None = Field(None, description="How exported programs are quantized; null: not at all.")
+    edge: EdgeOptions = Field(EdgeOptions(), description="How ATen programs become Edge programs.")
+    compile: CompileOptions = Field(CompileOptions(), description="How the file is laid out.")
     debug: StrictBool = Field(
-        default=False,
-        description="For debugging: stack traces in the file, and beside it an ETRecord for ExecuTorch's Inspector and "
-        "maps from debug handles to the model's source. Implies `compile.emit_stacktrace` and "
+        False,
+        description="For debugging: stack traces in the file, and next to it an ETRecord for ExecuTorch's Inspector "
+        "and maps from debug handles to the model's source. Implies `compile.emit_stacktrace` and "
         "`compile.generate_etrecord`.",
     )
-    verify: Verification = Field(default=Verification(), description="How far outputs may be from eager's.")
+    verify: Verification = Field(Verification(), description="How far outputs may be from eager's.")
     not_for: dict[str, Annotated[str, Field(min_length=1)]] = Field(
-        default={},
-        description="Globs of names of models that the recipe does not apply to, each with the reason. Such pairs are "
-        "left out, and the run says why.",
+        {},
+        description="Globs of names of models that the recipe does not apply to, each with the reason. These pairs are "
+        "skipped, and the run says why.",
     )
-
-    accuracy: Accuracy | None = Field(
-        default=None, description="How good the file must be at its task; null: that is not asked."
-    )
+    accuracy: Accuracy | None = Field(None, description="How good the file must be at its task; null: not scored.")
 
     @property
-    def compiling(self) -> CompileOptions:
-        """`compile` with what `debug` implies."""
+    def compile_options(self) -> CompileOptions:
         implied = {"emit_stacktrace": True, "generate_etrecord": True} if self.debug else {}
         return self.compile.model_copy(update=implied)
 
     def quantizes(self, method: str) -> bool:
-        """Whether what the recipe quantizes with is for that method: those of `quantize.methods`, or else all."""
-        named = self.quantize and self.quantize.methods
-        return not named or method in named
+        """Whether `quantize` applies to that method: one of `quantize.methods`, or any if that is left out."""
+        methods = self.quantize and self.quantize.methods
+        return not methods or method in methods
 
     def reason_against(self, model: str) -> str | None:
-        """Why the recipe does not apply to a model; None where it does."""
         return next((reason for glob, reason in self.not_for.items() if fnmatchcase(model, glob)), None)
 
     @property
     def edges(self) -> dict[FieldPath, EdgeOptions]:
-        """Everything that it says of Edge programs, by the field where it stands: its own, and of single methods."""
+        """All Edge options, the recipe's and those of single methods, by the field that holds them."""
         found: dict[FieldPath, EdgeOptions] = {("edge",): self.edge}
         for position, specialization in enumerate(self.specializations):
-            for method, own in specialization.methods.items():
-                if own.edge:
-                    found["specializations", position, "methods", method, "edge"] = own.edge
+            for method, options in specialization.methods.items():
+                if options.edge:
+                    found["specializations", position, "methods", method, "edge"] = options.edge
         return found
 
     @property
     def operators(self) -> tuple[tuple[str, str], ...]:
-        """Every operator that it names, each with the field that does."""
-        edges = self.edges.values()
-        named = [(name, "edge.preserve_operators") for edge in edges for name in edge.preserve_operators]
-        named += [
-            (name, "edge.core_aten_ops_exception_list") for edge in edges for name in edge.core_aten_ops_exception_list
+        lists = [
+            (field, getattr(edge, field.removeprefix("edge.")))
+            for field in ("edge.preserve_operators", "edge.core_aten_ops_exception_list")
+            for edge in self.edges.values()
         ]
-        return (*named, *((name, "compile.reinplace_extra_ops") for name in self.compile.reinplace_extra_ops))
+        lists.append(("compile.reinplace_extra_ops", self.compile.reinplace_extra_ops))
+        return tuple((name, field) for field, names in lists for name in names)
 
     @field_validator("specializations")
     @classmethod
@@ -151,18 +266,18 @@ class Recipe(FrozenModel):
         if not value:
             raise ValueError("is empty; a recipe needs at least one specialization")
         output = info.data.get("output")
-        if isinstance(output, Output) and output.form == "plain" and len(value) > 1:
+        form = output.form if isinstance(output, Output) else None
+        if form == "plain" and len(value) > 1:
             targets = ", ".join(specialization.target for specialization in value)
             raise ValueError(
-                f"`output.form: plain` takes exactly one specialization, and here are {len(value)} ({targets}); "
+                f"`output.form: plain` takes exactly one specialization, and there are {len(value)} ({targets}); "
                 "write one recipe for each, or `output: {form: fat}` for one file with all of them"
             )
-        fat = isinstance(output, Output) and output.form == "fat"
         names = [specialization.payload for specialization in value]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"{repeated[0]!r} is there more than once; give each a `name` of its own")
-        if fat and not value[-1].required:
-            raise ValueError("the last one is what every device falls back to; it cannot be `required: false`")
+        if form == "fat" and not value[-1].required:
+            raise ValueError("every device falls back to the last specialization; it cannot be `required: false`")
         return value
 
     @model_validator(mode="after")

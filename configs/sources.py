@@ -1,60 +1,28 @@
-"""Where a model comes from: a Python builder, or an exported program in a file."""
+"""Where a model and its samples come from: a Python builder, an exported program in a file, a dataset."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Strict, Tag
+from pydantic import BeforeValidator, Field, JsonValue, Strict, Tag
 
-from .base import FrozenModel
-
-_BUILDER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*\Z")
-_EITHER = "must be 'package.module:callable', the path of a .pt2 file, or a mapping with either `builder` or `program`"
-
-
-def check_builder_name(text: str) -> str:
-    """Checks the form ``package.module:callable``; raises ValueError for another one."""
-    if not _BUILDER.match(text):
-        raise ValueError(f"{text!r} is neither 'package.module:callable' nor the path of a .pt2 file")
-    return text
-
-
-BuilderName = Annotated[str, AfterValidator(check_builder_name)]
-"""``package.module:name`` of something in the user's code."""
+from .base import FrozenModel, ObjectReference, by_key
 
 
 class BuilderSource(FrozenModel):
     """Python code that makes the model.
 
-    The name stands for a callable that returns a `pteforge.ModelDefinition`, or a pair of a module and its example
-    inputs; or for a class with the methods of ExecuTorch's ``EagerModelBase``: ``get_eager_model``,
-    ``get_example_inputs`` and, if it likes, ``get_dynamic_shapes``. Which of them it is, the worker finds out.
+    The reference names a callable that returns a `pteforge.ModelDefinition` or a pair of a module and its example
+    inputs, or a class with the methods of ExecuTorch's ``EagerModelBase``: ``get_eager_model``, ``get_example_inputs``
+    and optionally ``get_dynamic_shapes``. The worker finds out which.
     """
 
-    builder: BuilderName = Field(
-        description="package.module:callable, importable from python_path or from the environment."
-    )
-    kwargs: dict[str, JsonValue] = Field(default={}, description="Keyword arguments of the callable.")
+    builder: ObjectReference = Field(description="package.module:callable, from python_path or the environment.")
+    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the callable.")
     files: tuple[Path, ...] = Field(
-        default=(),
-        description="Files that the builder reads, such as checkpoints; the model is made again when they change.",
+        (), description="Files that the builder reads, such as checkpoints; the model is built again when they change."
     )
-
-
-class Dataset(FrozenModel):
-    """Python code that gives samples, one after another."""
-
-    dataset: BuilderName = Field(
-        description="package.module:name of an iterable, or of a callable that gives one. Each sample is a tuple of "
-        "positional inputs, or the only input."
-    )
-    kwargs: dict[str, JsonValue] = Field(default={}, description="Keyword arguments of the callable.")
-    files: tuple[Path, ...] = Field(
-        default=(), description="Files that it reads, relative to the zoo file; it is read again when they change."
-    )
-    samples: Annotated[int, Strict()] = Field(default=128, ge=1, description="Most samples to take.")
 
 
 class ProgramSource(FrozenModel):
@@ -63,24 +31,30 @@ class ProgramSource(FrozenModel):
     program: Path = Field(description="Path of the .pt2 file.")
 
 
-def expand_source(written: object) -> object:
-    """The mapping that a source's short form stands for; anything but text passes through."""
-    if not isinstance(written, str):
-        return written
-    return {"program": written} if written.endswith(".pt2") else {"builder": written}
+class Dataset(FrozenModel):
+    """Python code that yields samples."""
+
+    dataset: ObjectReference = Field(
+        description="package.module:name of an iterable, or of a callable that returns one. Each sample is a tuple of "
+        "positional inputs, or the only input."
+    )
+    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the callable.")
+    files: tuple[Path, ...] = Field(
+        (), description="Files that it reads, relative to the zoo file; samples are read again when they change."
+    )
+    samples: Annotated[int, Strict()] = Field(128, ge=1, description="Maximum number of samples to take.")
 
 
-def _kind(source: object) -> str | None:
-    if isinstance(source, BuilderSource | ProgramSource):
-        return "<builder>" if isinstance(source, BuilderSource) else "<program>"
-    if not isinstance(source, dict) or ("builder" in source) == ("program" in source):
-        return None
-    return "<builder>" if "builder" in source else "<program>"
+def source_key(text: str) -> str:
+    """The key that a source written as text is short for: ``program`` or ``builder``."""
+    return "program" if text.endswith(".pt2") else "builder"
 
+
+_PROBLEM = "must be 'package.module:callable', the path of a .pt2 file, or a mapping with either `builder` or `program`"
 
 Source = Annotated[
     Annotated[BuilderSource, Tag("<builder>")] | Annotated[ProgramSource, Tag("<program>")],
-    Discriminator(_kind, custom_error_type="source", custom_error_message=_EITHER),
-    BeforeValidator(expand_source),
+    by_key("builder", "program", problem=_PROBLEM),
+    BeforeValidator(lambda written: {source_key(written): written} if isinstance(written, str) else written),
 ]
-"""Either source; a text is short for the mapping with just `builder` or `program`."""
+"""Either source; text is short for a mapping with only `builder` or `program`."""

@@ -1,159 +1,150 @@
 """Reads YAML into located nodes: safe, bounded, and with the scalars of YAML 1.2.
 
 PyYAML resolves scalars by YAML 1.1, where ``no`` is false, ``1e-3`` is text and ``1:30`` is ninety. Editors that check
-a file against a JSON Schema use the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), and so do
-we. Merge keys (``<<``) stay, since people know them. Keys are text, whatever they look like.
+a file against a JSON Schema use the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), and so does
+this module. Merge keys (``<<``) still work, since people know them. Keys are text, whatever they look like.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
 from ..errors import ConfigError, Location
-from .fields import FieldPath, format_field
-from .nodes import Node, Scalar
+from .nodes import FieldPath, Node, Scalar, format_field
 
 _MAX_DEPTH = 64
-_MAX_NODES = 100_000  # what a file may grow to when its aliases are written out
+_MAX_NODES = 100_000  # after aliases are expanded
 
 _TAG = "tag:yaml.org,2002:"
-_NULL, _BOOL, _INT, _FLOAT, _MERGE, _STR = (_TAG + kind for kind in ("null", "bool", "int", "float", "merge", "str"))
+
+
+def read_yaml(path: Path, name: str, included_by: Node | None = None) -> Node:
+    """A YAML file as a tree; messages call it `name`. Raises ConfigError, at `included_by` if it cannot be read."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        place = included_by or Node(None, Location(name))
+        raise place.error(f"cannot read {name}: {error.strerror or error}") from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = content[: error.start].decode("utf-8-sig", errors="replace")
+        raise ConfigError("not UTF-8 text", location=_end(before, name)) from error
+    return parse_yaml(text, name)
+
+
+def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: FieldPath = ()) -> Node:
+    """The root of the one document in `text`, which is written at the path `at`.
+
+    Locations and messages name the text `file`. For text that does not come from a file, all nodes are at `fixed`.
+
+    Raises:
+        ConfigError: a syntax error, a duplicate key, an unsupported tag, a number that is not finite, or too much
+            nesting or repetition by aliases.
+    """
+
+    def locate(mark: Any) -> Location:  # the C parser has a mark type of its own
+        return fixed or (Location(file, mark.line + 1, mark.column + 1) if mark else Location(file))
+
+    try:
+        _check_depth(text, locate)
+        root = yaml.compose(text, Loader=_Composer)
+    except yaml.MarkedYAMLError as error:
+        context = f" ({error.context})" if error.context else ""
+        location = locate(error.problem_mark or error.context_mark)
+        raise ConfigError(f"not valid YAML: {error.problem}{context}", location=location) from error
+    except yaml.reader.ReaderError as error:
+        before = text.encode()[: error.position].decode(errors="ignore")  # the C parser counts bytes
+        raise ConfigError(f"not valid YAML: {error.reason}", location=fixed or _end(before, file)) from error
+    if root is None:
+        return Node(None, fixed or Location(file, 1, 1), at)
+    return _Converter(locate).convert(root, at, locate(root.start_mark))
 
 
 class _Composer(yaml.CBaseLoader):
     """Builds PyYAML's nodes and nothing else: no tag can make an object."""
 
 
-for _tag, _pattern, _first in (
-    (_NULL, r"(?:~|null|Null|NULL|)\Z", ["~", "n", "N", ""]),
-    (_BOOL, r"(?:true|True|TRUE|false|False|FALSE)\Z", list("tTfF")),
-    (_INT, r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)\Z", list("-+0123456789")),
+for _kind, _pattern, _first in (
+    ("null", r"(?:~|null|Null|NULL|)\Z", ["~", "n", "N", ""]),
+    ("bool", r"(?:true|True|TRUE|false|False|FALSE)\Z", list("tTfF")),
+    ("int", r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)\Z", list("-+0123456789")),
     (
-        _FLOAT,
+        "float",
         r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z",
         list("-+.0123456789"),
     ),
-    (_MERGE, r"<<\Z", ["<"]),
+    ("merge", r"<<\Z", ["<"]),
 ):
-    _Composer.add_implicit_resolver(_tag, re.compile(_pattern), _first)
+    _Composer.add_implicit_resolver(_TAG + _kind, re.compile(_pattern), _first)
 
 
-def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: FieldPath = ()) -> Node:
-    """The one document in `text`.
-
-    Args:
-        text: YAML.
-        file: what locations and messages call the text.
-        fixed: the location of every node, for text that is not a file's.
-        at: the place that the document is written at.
-
-    Returns:
-        The document's root; an empty document is a None scalar.
-
-    Raises:
-        ConfigError: a syntax error, a duplicate key, a tag, a number that is not finite, or aliases or nesting that
-            grow out of bounds.
-    """
-    try:
-        _check_depth(text, file, fixed)
-        root = yaml.compose(text, Loader=_Composer)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        context = f" ({error.context})" if error.context else ""
-        location = fixed or _location(file, mark)
-        raise ConfigError(f"not valid YAML: {error.problem}{context}", location=location) from error
-    except yaml.reader.ReaderError as error:
-        before = text.encode()[: error.position].decode(errors="ignore")  # the C parser counts bytes
-        location = fixed or Location(file, before.count("\n") + 1, len(before) - before.rfind("\n"))
-        raise ConfigError(f"not valid YAML: {error.reason}", location=location) from error
-    if root is None:
-        return Node(None, fixed or Location(file, 1, 1), at)
-    return _Converter(file, fixed).convert(root, at, fixed or _location(file, root.start_mark))
+def _end(text: str, file: str) -> Location:
+    """The position after `text`, the beginning of a file."""
+    return Location(file, text.count("\n") + 1, len(text) - text.rfind("\n"))
 
 
-def _location(file: str, mark: Any) -> Location:
-    """PyYAML's C parser has a mark type of its own; both count from 0."""
-    return Location(file, mark.line + 1, mark.column + 1) if mark else Location(file)
-
-
-def _check_depth(text: str, file: str, fixed: Location | None) -> None:
-    """The composer is recursive C code: text that nests deeply enough would crash the process, so look first."""
+def _check_depth(text: str, locate: Callable[[Any], Location]) -> None:
+    """The composer is recursive C code: deep enough nesting would crash the process, so check first."""
     depth = 0
     for event in yaml.parse(text, Loader=_Composer):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > _MAX_DEPTH:
-                location = fixed or _location(file, event.start_mark)
+                location = locate(event.start_mark)
                 raise ConfigError(f"nested more than {_MAX_DEPTH} levels deep", location=location)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
 
-def _read_bool(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"{text!r} is not true or false")
-    return text.lower() == "true"
-
-
-def _read_int(text: str) -> int:
-    try:
-        return int(text, 0 if text.startswith(("0o", "0x")) else 10)
-    except ValueError as error:
-        raise ValueError(f"{text[:40]!r} cannot be read as a whole number") from error
-
-
-def _read_float(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError as error:
-        raise ValueError(f"{text[:40]!r} is not a finite number") from error
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:40]!r} is not a finite number")
-    return number
-
-
-def _read_null(text: str) -> None:
-    """Nothing, whatever the text: a tag may stand before any."""
-
-
-def _read_text(text: str) -> str:
-    if "\0" in text:  # no file name, module name or option can hold it, and the operating system would stop there
-        raise ValueError("text cannot hold a NUL character")
-    return text
-
-
-_SCALARS: Mapping[str, Callable[[str], Scalar]] = {
-    _NULL: _read_null,
-    _BOOL: _read_bool,
-    _INT: _read_int,
-    _FLOAT: _read_float,
-    _STR: _read_text,
-    _MERGE: _read_text,  # `<<` as a value
-}
+def _read_scalar(tag: str, text: str) -> Scalar:
+    """Raises ValueError for text that the tag does not allow, and for tags that are not supported."""
+    match tag.split(_TAG):
+        case ["", "null"]:
+            return None
+        case ["", "bool"]:
+            if text.lower() not in ("true", "false"):
+                raise ValueError(f"{text!r} is not true or false")
+            return text.lower() == "true"
+        case ["", "int"]:
+            try:
+                return int(text, 0 if text.startswith(("0o", "0x")) else 10)
+            except ValueError as error:
+                raise ValueError(f"{text[:40]!r} cannot be read as a whole number") from error
+        case ["", "float"]:
+            with suppress(ValueError):
+                if math.isfinite(number := float(text)):
+                    return number
+            raise ValueError(f"{text[:40]!r} is not a finite number")
+        case ["", "str" | "merge"]:  # `<<` as a value is text
+            if "\0" in text:  # no file name, module name or option can hold it, the operating system would stop there
+                raise ValueError("text cannot hold a NUL character")
+            return text
+    raise ValueError(f"the tag {tag!r} is not supported here")
 
 
 @dataclass
 class _Converter:
-    """From PyYAML's nodes to ours, writing out aliases and merge keys, with a bound on what comes out."""
+    """Converts PyYAML's nodes to ours, expanding aliases and merge keys up to a bound."""
 
-    file: str
-    fixed: Location | None
+    locate: Callable[[Any], Location]
     made: int = 0
     open_nodes: set[int] = field(default_factory=set)
 
     def convert(self, node: yaml.Node, at: FieldPath, location: Location) -> Node:
-        """`node` as it stands at the path `at`."""
         self.made += 1
         if self.made > _MAX_NODES:
             self._fail("aliases repeat so much that the file grows out of bounds", node, at)
         if id(node) in self.open_nodes:
-            self._fail("an alias stands inside what it names", node, at)
+            self._fail("an alias is inside the value that it names", node, at)
         self.open_nodes.add(id(node))
         try:
             match node:
@@ -163,8 +154,10 @@ class _Converter:
                     items = [self.convert(item, (*at, i), self._place(item)) for i, item in enumerate(node.value)]
                     return Node(items, location, at)
                 case yaml.ScalarNode():
-                    return Node(self._scalar(node, at), location, at)
+                    return Node(_read_scalar(node.tag, node.value), location, at)
             return self._fail(f"the tag {node.tag!r} is not supported here", node, at)
+        except ValueError as error:
+            return self._fail(str(error), node, at)
         finally:
             self.open_nodes.discard(id(node))
 
@@ -178,7 +171,7 @@ class _Converter:
             if key.value in seen:
                 self._fail(f"the key {key.value!r} is written twice in the same mapping", key, (*at, key.value))
             seen.add(key.value)
-            if key.tag == _MERGE:
+            if key.tag == f"{_TAG}merge":
                 for source in self._merge_sources(value, at):
                     merged = {**self.convert(source, at, self._place(source)).entries, **merged}
             else:
@@ -191,17 +184,8 @@ class _Converter:
                 self._fail("`<<` takes a mapping, or a list of mappings", source, at)
             yield source
 
-    def _scalar(self, node: yaml.ScalarNode, at: FieldPath) -> Scalar:
-        read = _SCALARS.get(node.tag)
-        if read is None:
-            self._fail(f"the tag {node.tag!r} is not supported here", node, at)
-        try:
-            return read(node.value)
-        except ValueError as error:
-            return self._fail(str(error), node, at)
-
     def _place(self, node: yaml.Node) -> Location:
-        return self.fixed or _location(self.file, node.start_mark)
+        return self.locate(node.start_mark)
 
     def _fail(self, problem: str, node: yaml.Node, at: FieldPath) -> NoReturn:
         raise ConfigError(problem, location=self._place(node), field=format_field(at) or None)

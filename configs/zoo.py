@@ -1,4 +1,4 @@
-"""Zoos: models, the recipes to lower them with, and how both are written in a file."""
+"""Zoos: models and the recipes to lower them with, as loaded, as written in a file, and the JSON Schema of files."""
 
 from __future__ import annotations
 
@@ -6,73 +6,146 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic.json_schema import models_json_schema
 
-from .accuracy import AccuracyGate, resolve_gate
-from .base import FrozenModel
+from .base import NAME_PATTERN, FrozenModel, Name, Names
 from .model import ModelConfig
-from .names import Name, Names
+from .presets import preset_names
 from .recipe import Recipe
-from .verify_bounds import VerifyBounds
+from .run import RunConfig
+from .verification import AccuracyGate, VerifyBounds, resolve_gate
+
+_NAME_OF_ZOO = "Name of the zoo; left out: the file's name without its suffix."
+
+
+class PublishConfig(FrozenModel):
+    """Where the files of a whole run become a release, and what a channel needs to move to it."""
+
+    url: str = Field(
+        min_length=1,
+        description="Folder or URL (s3://bucket/prefix) of the releases. A folder is relative to this file.",
+    )
+    channel: Name = Field("latest", description="The channel that moves to a new release.")
+    keep: int = Field(30, ge=1, description="How many releases to keep, besides those that channels name.")
+    gates: str | None = Field(
+        None,
+        description="How much worse than the channel's present release a file may be; else the channel does not move.",
+        examples=["growth=2%,sqnr=1dB,score=0.5%,delegation"],
+    )
+    sign: Path | None = Field(None, description="A private key to sign releases with; a path is relative to this file.")
 
 
 class Zoo(FrozenModel):
-    """A zoo with everything resolved: includes, defaults, presets and ``extends`` are worked in, paths are absolute."""
+    """A zoo after includes, defaults, presets and ``extends`` have been merged. Paths are absolute."""
 
     version: Literal[1] = Field(description="Version of the file's format.")
-    name: str = Field(min_length=1, description="Name of the zoo; left out: the file's name without its ending.")
+    name: str = Field(min_length=1, description=_NAME_OF_ZOO)
     python_path: tuple[Path, ...] = Field(description="Folders that builders are imported from.")
     models: dict[Name, ModelConfig] = Field(description="The models by name.")
     recipes: dict[Name, Recipe] = Field(description="The recipes by name.")
+    run: RunConfig = Field(RunConfig(), description="Where stages run.")
+    publish: PublishConfig | None = Field(None, description="Where its files are released, if they are.")
 
     def recipes_of(self, model: str) -> tuple[str, ...]:
-        """Names of the recipes that a model is lowered with."""
         return self.models[model].recipes or ()
 
     def verify_bounds(self, model: str, recipe: str) -> VerifyBounds:
-        """The bounds for one file: the recipe's, with what the model replaces."""
+        """The bounds for one file: the recipe's, with those replaced that the model writes."""
         bounds, overrides = self.recipes[recipe].verify.bounds, self.models[model].verify
         return overrides.applied_to(bounds) if overrides else bounds
 
     def accuracy_gate(self, model: str, recipe: str) -> AccuracyGate | None:
-        """What scores one file, and the bounds of its score; raises ValueError where only one of them is there."""
+        """The accuracy gate for one file, if any; raises ValueError if it has no evaluator or no bound."""
         return resolve_gate(self.recipes[recipe].accuracy, self.models[model].accuracy)
 
 
-def _empty_if_null(section: object) -> object:
-    return {} if section is None else section
-
-
-Section = Annotated[dict[str, Any], BeforeValidator(_empty_if_null)]
-"""A part of a file whose entries may all be commented out."""
+_NULL_IS_EMPTY = BeforeValidator(lambda section: {} if section is None else section)
+"""For sections of a file whose entries may all be commented out."""
 
 
 class DefaultsSection(FrozenModel):
-    """What holds for every model of the file and of the files it includes, unless something nearer says otherwise."""
+    """Applies to every model of the file and of the files it includes, unless something nearer says otherwise."""
 
-    recipes: Names | None = Field(default=None, description="Recipes of the models that name none.")
-    model: Section = Field(default={}, description="Fields of models, merged under what each model says.")
+    recipes: Names | None = Field(None, description="Recipes of the models that name none.")
+    model: Annotated[dict[str, Any], _NULL_IS_EMPTY] = Field(
+        {}, description="Fields of models; those that a model writes are merged over them."
+    )
 
 
 class ZooFile(FrozenModel):
-    """The outline of a file as it is written. Models and recipes are checked once everything is put together."""
+    """The outline of a file as it is written. Models and recipes are checked after everything has been merged."""
 
     version: Literal[1] = Field(description="Version of the file's format.")
-    name: str | None = Field(
-        default=None, min_length=1, description="Name of the zoo; left out: the file's name without its ending."
-    )
+    name: str | None = Field(None, min_length=1, description=_NAME_OF_ZOO)
     python_path: tuple[Path, ...] = Field(
-        default=(Path(),),
-        description="Folders that builders are imported from, relative to this file; left out: the file's own folder.",
+        (Path(),), description="Folders that builders are imported from, relative to this file; left out: its own."
     )
-    include: tuple[Path, ...] = Field(
-        default=(), description="Other zoo files, relative to this one, whose models and recipes are added."
+    include: tuple[Path, ...] = Field((), description="Other zoo files to add, relative to this one.")
+    defaults: Annotated[DefaultsSection, _NULL_IS_EMPTY] = Field(
+        DefaultsSection(), description="What models get by default."
     )
-    defaults: Annotated[DefaultsSection, BeforeValidator(_empty_if_null)] = Field(
-        default=DefaultsSection(), description="What holds for all models unless something nearer says otherwise."
+    models: Annotated[dict[Name, dict[str, Any]], _NULL_IS_EMPTY] = Field({}, description="The models by name.")
+    recipes: Annotated[dict[Name, dict[str, Any]], _NULL_IS_EMPTY] = Field({}, description="The zoo's recipes by name.")
+    run: RunConfig = Field(RunConfig(), description="Where stages run; that of included files does not count.")
+    publish: PublishConfig | None = Field(
+        None, description="Releases the files at the end of an export. That of an included file does not count."
     )
-    models: Annotated[dict[Name, dict[str, Any]], BeforeValidator(_empty_if_null)] = Field(
-        default={}, description="The models by name."
-    )
-    recipes: Annotated[dict[Name, dict[str, Any]], BeforeValidator(_empty_if_null)] = Field(
-        default={}, description="Recipes of this zoo by name; pteforge ships more."
-    )
+
+
+def zoo_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a zoo file as it is written, so that editors complete and check the YAML.
+
+    It accepts everything that the loader accepts, short forms included. Only the loader checks whether a model or a
+    recipe is complete, since defaults and ``extends`` may add what is missing.
+    """
+    _, schema = models_json_schema([(ZooFile, "validation"), (ModelConfig, "validation"), (Recipe, "validation")])
+    parts: dict[str, Any] = schema["$defs"]
+    for partial in ("ModelConfig", "Recipe", "BuilderSource", "ProgramSource"):
+        parts[partial].pop("required", None)
+    parts["Recipe"]["properties"] |= _WRITTEN_IN_RECIPES
+    parts["Recipe"]["properties"]["extends"] |= _recipe_name()
+    for section in ("ModelConfig", "DefaultsSection"):
+        parts[section]["properties"]["recipes"]["anyOf"][0]["items"] = _recipe_name()
+    for bound in parts["VerifyOverrides"]["properties"].values():
+        bound.pop("default")  # bounds that are left out are the recipe's
+    source = parts["ModelConfig"]["properties"]["source"]
+    source["anyOf"] = [{"type": "string", "examples": ["package.module:callable", "path/to/program.pt2"]}]
+    source["anyOf"] += source.pop("oneOf")
+    del source["title"]
+    fields = {name: field for name, field in parts["ModelConfig"]["properties"].items() if name != "recipes"}
+    parts["ModelDefaults"] = {**parts["ModelConfig"], "properties": fields, "title": "ModelDefaults"}
+    outline = parts.pop("ZooFile")
+    for section, entry in (("models", "ModelConfig"), ("recipes", "Recipe")):
+        names = {"propertyNames": {"pattern": NAME_PATTERN}}
+        entries = {"type": "object", **names, "additionalProperties": {"$ref": f"#/$defs/{entry}"}}
+        _replace_section(outline, section, entries)
+    _replace_section(parts["DefaultsSection"], "model", {"$ref": "#/$defs/ModelDefaults"})
+    _replace_section(outline, "defaults", {"$ref": "#/$defs/DefaultsSection"})
+    named = {"title": "pteforge zoo file", "description": "Models, and the recipes to lower them with."}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **outline, **named, "$defs": parts}
+
+
+_WRITTEN_IN_RECIPES = {
+    "extends": {
+        "description": "Another recipe, of this zoo or shipped, that this one is merged over: mappings entry by entry, "
+        "lists as a whole.",
+    },
+    "function": {
+        "type": "string",
+        "examples": ["package.module:function"],
+        "description": "A Python function that returns a pteforge.configs.Recipe, which this one is merged over. "
+        "Imported from python_path or from the environment, in the process that reads the file.",
+    },
+    "kwargs": {"type": "object", "description": "Keyword arguments of the function."},
+}
+"""Fields of recipes that are resolved when the file is loaded."""
+
+
+def _recipe_name() -> dict[str, Any]:
+    """The name of a recipe: editors offer those that are shipped, and accept any."""
+    return {"anyOf": [{"type": "string", "enum": list(preset_names())}, {"type": "string", "pattern": NAME_PATTERN}]}
+
+
+def _replace_section(part: dict[str, Any], name: str, schema: dict[str, Any]) -> None:
+    properties = part["properties"]
+    properties[name] = {"anyOf": [schema, {"type": "null"}], "description": properties[name]["description"]}

@@ -1,4 +1,4 @@
-"""A drawing of where a recipe loses quality: SQNR by rung, and the operators that lose most."""
+"""Plots of where a recipe loses quality: SQNR by rung, and the operators that lose most."""
 
 from __future__ import annotations
 
@@ -8,25 +8,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ..errors import InputError, convert_os_errors
 from ..tasks.figures import Worst
-from ..tasks.numerics import NodeLoss
-from ..tasks.quality import CLEAN_DB
+from ..tasks.numerics import CLEAN_DB, NodeLoss
 from .bisect import Bisection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _NODES = 12
-_EXACT_DB = 160.0  # where outputs that are equal are drawn; fp32 gets to about 150
+_EXACT_DB = 160.0  # plotted for equal outputs; fp32 reaches about 150
 
 
 def check_plot(path: Path) -> None:
-    """Checks that a plot can be made and written, before any work starts.
-
-    Raises:
-        InputError: there is no Matplotlib, or the path is none for a PNG file.
-    """
+    """Raises InputError, before any work, if a plot cannot be made or written."""
     if find_spec("matplotlib") is None:
         raise InputError("plots need Matplotlib: pip install 'pteforge[plot]'")
     if path.suffix.lower() != ".png":
@@ -36,8 +31,8 @@ def check_plot(path: Path) -> None:
 
 
 def draw(found: Bisection) -> bytes:
-    """The drawing as a PNG file."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra, and slow
+    """The plot as a PNG file."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow import, and an optional dependency
 
     nodes = found.nodes.losing[:_NODES] if found.nodes else ()
     columns = 2 if nodes else 1
@@ -52,21 +47,15 @@ def draw(found: Bisection) -> bytes:
 
 
 def write_plot(found: Bisection, path: Path) -> None:
-    """Draws into a file.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    try:
+    """Writes the plot to a file; raises InputError if that fails."""
+    with convert_os_errors(InputError, f"the plot cannot be written to {path}"):
         path.write_bytes(draw(found))
-    except OSError as error:
-        raise InputError(f"the plot cannot be written to {path}: {error.strerror or error}") from error
 
 
 def _draw_rungs(axes: Axes, found: Bisection) -> None:
-    for way in found.ladder.ways():
-        measured = [rung for rung in way if rung.figures]
-        label = " ".join(filter(None, ("+".join(way[-1].specializations), way[-1].method)))
+    for path in found.ladder.paths():
+        measured = [rung for rung in path if rung.figures]
+        label = " ".join(filter(None, ("+".join(path[-1].specializations), path[-1].method)))
         axes.plot([rung.name for rung in measured], [_decibels(rung.figures) for rung in measured], "o-", label=label)
     if found.loss:
         axes.plot([found.loss.rung.name], [_decibels(found.loss.rung.figures)], "rx", markersize=12, label="loses")

@@ -1,33 +1,85 @@
-"""Figures as people read them, on the terminal and on Prefect's pages."""
+"""Sizes, figures and ladders as text and tables, for the terminal and for pages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from pydantic import ByteSize
+from rich import box
+from rich.table import Table
+
 from ..tasks.figures import Worst
+from ..tasks.numerics import Ladder, Rung
 
 FIGURES = ("max abs error", "relative", "SQNR", "top-1")
+_RUNGS = ("exported", "transformed", "quantized", "edge", "payload")
+
+
+def format_size(size: int) -> str:
+    """For example 1023 B, 1.0 KiB, 3.4 MiB."""
+    return ByteSize(size).human_readable(separator=" ")
 
 
 def format_error(error: float) -> str:
-    """An error to two digits."""
     return f"{error:.2g}"
 
 
 def format_score(score: float) -> str:
-    """A score to four digits."""
     return f"{score:.4g}"
 
 
 def format_sqnr(worst: Worst) -> str:
-    """Decibels, or that nothing differs."""
+    """In dB, or ``exact`` if all outputs are equal."""
     return "exact" if worst.sqnr_db is None else f"{worst.sqnr_db:.1f} dB"
-
-
-def format_top1(worst: Worst) -> str:
-    """A percentage; nothing where the outputs are not a classifier's."""
-    return "" if worst.top1 is None else f"{100 * worst.top1:.1f} %"
 
 
 def format_figures(worst: Worst) -> tuple[str, str, str, str]:
     """All of `FIGURES`, in their order."""
     errors = format_error(worst.max_abs_error), format_error(worst.max_relative_error)
-    return *errors, format_sqnr(worst), format_top1(worst)
+    return *errors, format_sqnr(worst), _format_top1(worst)
+
+
+def open_table(text: Iterable[str] = (), numbers: Iterable[str] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in text:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def rungs_table(ladder: Ladder) -> Table:
+    """All figures of a ladder, one row per rung and method."""
+    several = len({rung.method for rung in ladder.rungs}) > 1
+    table = open_table(("rung", "method") if several else ("rung",), FIGURES)
+    for rung in ladder.rungs:
+        figures = format_figures(rung.figures) if rung.figures else ("", "", f"not run: {rung.problem}", "")
+        table.add_row(*((rung.label, rung.method) if several else (rung.label,)), *figures)
+    return table
+
+
+def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
+    """SQNR by rung, one row per file, method and path to a payload."""
+    rows = [(file, {rung.name: rung for rung in path}) for file, ladder in ladders for path in ladder.paths()]
+    rungs = [name for name in _RUNGS if any(name in path for _, path in rows)]
+    table = open_table(["SQNR against eager"], [*rungs, "top-1"])
+    for file, path in rows:
+        last = list(path.values())[-1]
+        ratios = (_format_ratio(path[name]) if name in path else "" for name in rungs)
+        table.add_row(f"{file}{_format_suffix(last)}", *ratios, _format_top1(last.figures) if last.figures else "")
+    return table
+
+
+def _format_top1(worst: Worst) -> str:
+    """A percentage; empty if no output is a classifier's."""
+    return "" if worst.top1 is None else f"{100 * worst.top1:.1f} %"
+
+
+def _format_suffix(last: Rung) -> str:
+    """Distinguishes the rows of a file: specializations of a fat one, and methods other than `forward`."""
+    payload = f".{'+'.join(last.specializations)}" if last.specializations else ""
+    return payload if last.method == "forward" else f"{payload} {last.method}"
+
+
+def _format_ratio(rung: Rung) -> str:
+    return format_sqnr(rung.figures) if rung.figures else "not run"

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run within seconds, whatever it waits for."""
+"""Ctrl-C ends a run within seconds, whatever the run is waiting for."""
 
 from __future__ import annotations
 
@@ -12,32 +12,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from .session import Session, Unobserved
+from .session import Session
 
 INTERRUPTED = 130
-"""Exit code, as shells have it for SIGINT."""
+"""Exit code, as in shells: 128 + SIGINT."""
 
-_PATIENCE = 5.0  # seconds for Prefect to tell its server
+MESSAGE = "interrupted; finished stages are kept, run the same command to go on\n"
+
+_PATIENCE = 3.0  # seconds for Prefect to notify its server
 
 
 @contextmanager
 def prompt_interrupt(session: Session) -> Iterator[None]:
-    """For as long as the context is open, Ctrl-C ends the session's workers and raises KeyboardInterrupt.
+    """While the context is open, Ctrl-C stops the session's workers and raises KeyboardInterrupt.
 
-    Prefect may then wait for threads that wait for other runs, or for a server that does not answer. After some
-    seconds, or at a second Ctrl-C, the process ends without them: stores are made for that.
+    Prefect may then wait for threads that wait for other runs, or for a server that does not answer. After a few
+    seconds, or at a second Ctrl-C, the process exits without waiting: stores survive that.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is interrupted
+        yield  # signals only reach the main thread
         return
 
+    interrupted = threading.Event()
+
     def interrupt(_signum: int, _frame: types.FrameType | None) -> None:
+        interrupted.set()
         signal.signal(signal.SIGINT, lambda _signum, _frame: leave_interrupted())
         timer = threading.Timer(_PATIENCE, leave_interrupted)
         timer.daemon = True
         timer.start()
-        session.observer = Unobserved()  # that stages were stopped is no news
-        session.workers.stop()
+        threading.Thread(target=session.record, args=("interrupted",), daemon=True).start()
+        session.abort()
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, interrupt)
@@ -45,17 +50,18 @@ def prompt_interrupt(session: Session) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+        if interrupted.is_set():  # again, since a library may have caught the first one
+            raise KeyboardInterrupt
 
 
 def leave_interrupted() -> NoReturn:
-    """Says so and ends this process now."""
-    sys.stderr.write("interrupted; finished stages are kept, run the same command to go on\n")
+    sys.stderr.write(MESSAGE)
     leave(INTERRUPTED)
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process now: no exit functions, no waiting for threads, or for a server that does not answer."""
+    """Exits at once: no exit functions, no waiting for threads or for a server that does not answer."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        with contextlib.suppress(OSError, ValueError):  # its reader is gone
             stream.flush()
     os._exit(code)

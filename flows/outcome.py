@@ -1,8 +1,8 @@
-"""What became of a run: per model, per recipe."""
+"""The outcome of a run: per model, per recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,14 +17,7 @@ Status = Literal["made", "cached", "failed", "not applicable"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why something was not made.
-
-    Attributes:
-        step: name of the step that failed.
-        problem: one line.
-        log_tail: the last lines of the stage's process.
-        bad_input: the cause is what the user gave.
-    """
+    """The step that failed, why, the end of its log, and whether the user's input is the cause."""
 
     step: str
     problem: str
@@ -33,74 +26,51 @@ class Failure:
 
     @classmethod
     def of(cls, step: str, error: Exception) -> Failure:
-        """From what a step raised."""
-        staged = error if isinstance(error, StageError) else None
         problem = str(error) or type(error).__name__
-        return cls(
-            step=step,
-            problem=problem,
-            log_tail=staged.log_tail if staged else "",
-            bad_input=staged.bad_input if staged else isinstance(error, InputError),
-        )
+        if isinstance(error, StageError):
+            return cls(step, problem, error.log_tail, error.bad_input)
+        return cls(step, problem, "", isinstance(error, InputError))
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeOutcome:
-    """One file: made and verified, found in the store, failed, or not to be made at all.
-
-    Attributes:
-        recipe: name of the recipe.
-        status: `made` if any of its stages ran, `cached` if none did; `not applicable` where the recipe says so.
-        path: where the file is; None where it was not to be made, or failed.
-        data: where its `.ptd` is, if weights are beside it.
-        size: bytes, of both.
-        sha256: of the `.pte`.
-        figures: of its verification.
-        seconds: of all its stages, those found in the store included.
-        failure: where `status` is `failed`.
-        left_out: specializations that the file does without: why, by name.
-        ladder: how far each program on the way to the file is from eager, where that was found out.
-        reason: why the recipe does not apply to the model.
-        accuracy: scores of the file, where it has an accuracy gate.
-        rejected: where the file is that missed its accuracy gate.
-    """
+    """What a recipe produced for a model."""
 
     recipe: str
-    status: Status
-    path: Path | None = None
-    data: Path | None = None
-    size: int = 0
-    sha256: str = ""
+    status: Status  # `made` if any of its stages ran, `cached` if none did; `not applicable` if the recipe says so
+    path: Path | None = None  # the verified file, if any
+    data: Path | None = None  # its `.ptd`, if weights are in a sibling file
+    size: int = 0  # bytes of both
+    sha256: str = ""  # of the `.pte`
     figures: Figures | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # of all its stages, including those found in the store
     failure: Failure | None = None
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    ladder: Ladder | None = None
-    reason: str = ""
-    accuracy: AccuracyReport | None = None
-    rejected: Path | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)  # name of a specialization that the file lacks -> reason
+    ladder: Ladder | None = None  # how far each program on the way to the file is from eager, if measured
+    reason: str = ""  # why the recipe does not apply to the model
+    accuracy: AccuracyReport | None = None  # scores of the file, if it has an accuracy gate
+    rejected: Path | None = None  # the file that missed its accuracy gate
+    until: str = ""  # the stage after which it stopped, as it was asked to; empty where it did not
 
 
 def not_applicable(reasons: Mapping[str, str]) -> tuple[RecipeOutcome, ...]:
-    """Outcomes of recipes that do not apply, from their reasons by name."""
+    """Outcomes of recipes that do not apply, from recipe name -> reason."""
     return tuple(RecipeOutcome(recipe, "not applicable", reason=reason) for recipe, reason in reasons.items())
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutcome:
-    """All recipes of one model.
-
-    Attributes:
-        model: name of the model.
-        recipes: their outcomes.
-        ran: how many stages ran.
-        cached: how many were found.
-    """
+    """All recipes of one model, with how many stages ran and how many were cached."""
 
     model: str
     recipes: tuple[RecipeOutcome, ...]
     ran: int
     cached: int
+
+    @property
+    def until(self) -> str:
+        """The stage after which its recipes stopped, as they were asked to; empty where they made files."""
+        return ", ".join(dict.fromkeys(recipe.until for recipe in self.recipes if recipe.until))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,39 +82,51 @@ class ZooOutcome:
     seconds: float
 
     @property
+    def ran(self) -> int:
+        return sum(model.ran for model in self.models)
+
+    @property
+    def cached(self) -> int:
+        return sum(model.cached for model in self.models)
+
+    @property
+    def recipes(self) -> Iterator[tuple[ModelOutcome, RecipeOutcome]]:
+        return ((model, recipe) for model in self.models for recipe in model.recipes)
+
+    @property
     def failures(self) -> tuple[Failure, ...]:
-        """Every failed recipe's failure."""
-        outcomes = [outcome for model in self.models for outcome in model.recipes]
-        return tuple(outcome.failure for outcome in outcomes if outcome.failure)
+        return tuple(recipe.failure for _, recipe in self.recipes if recipe.failure)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Every file that is there and verified, in the order of models and recipes."""
-        return tuple(outcome.path for model in self.models for outcome in model.recipes if outcome.path)
+        """Verified files, in order."""
+        return tuple(recipe.path for _, recipe in self.recipes if recipe.path)
+
+    @property
+    def summary(self) -> str:
+        """How many files were verified or, of a run that stops earlier, how far how many models came."""
+        stopped = [model for model in self.models if model.until]
+        if not stopped:
+            return f"{len(self.files)} files verified"
+        return f"{len(stopped)} model{'s' * (len(stopped) > 1)}: stages up to {stopped[0].until} done"
 
     @property
     def exit_code(self) -> int:
-        """0: all that applies was made and verified. 2: all that failed is due to what the user gave. 1: otherwise."""
+        """0: everything that applies was made and verified. 2: all failures are due to the user's input. 1: others."""
         if not self.failures:
             return 0
         return 2 if all(failure.bad_input for failure in self.failures) else 1
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object, for ``--json``."""
         return {
             "zoo": self.zoo,
             "seconds": round(self.seconds, 3),
             "exit_code": self.exit_code,
-            "stages": {"ran": _total(self.models, "ran"), "cached": _total(self.models, "cached")},
+            "stages": {"ran": self.ran, "cached": self.cached},
             "models": {
-                model.model: {outcome.recipe: _recipe_json(outcome) for outcome in model.recipes}
-                for model in self.models
+                model.model: {recipe.recipe: _recipe_json(recipe) for recipe in model.recipes} for model in self.models
             },
         }
-
-
-def _total(models: Sequence[ModelOutcome], count: Literal["ran", "cached"]) -> int:
-    return sum(model.ran if count == "ran" else model.cached for model in models)
 
 
 def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:

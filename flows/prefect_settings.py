@@ -1,4 +1,4 @@
-"""How our flows use Prefect: what to switch off for runs on one machine, and how to end them without leftovers."""
+"""Prefect's settings for runs on one machine, and how to end them cleanly."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .session import Session, Unobserved
-
 _EMBEDDED = {
-    # the task run recorder writes one row per transaction by default, which keeps SQLite busy for many seconds
+    # by default the task run recorder writes one row per transaction, which keeps SQLite busy for many seconds
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    # a server that lives as long as one command has nothing to schedule, and nobody to report to
+    # a server that lives for one command has nothing to schedule or report
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
@@ -33,33 +31,61 @@ _EMBEDDED = {
 _SEND_LIMIT = 5.0  # seconds
 
 _QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL"}
-"""Prefect's log lines go to its server; the terminal is for our own progress."""
+"""Prefect logs to its server; the terminal shows our own progress."""
 
 
 def quiet_console() -> None:
-    """Before Prefect is imported: nothing of its log on the terminal, unless the user has set a level."""
+    """Keeps Prefect's log off the terminal, unless the user has set a level. Call before Prefect is imported."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
 
 
 def server_configured() -> bool:
-    """Whether a Prefect server is named in one of the places where Prefect looks; found out without importing it."""
-    if os.environ.get("PREFECT_API_URL"):
-        return True
-    home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
-    profiles = _toml(Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml")))
-    active = os.environ.get("PREFECT_PROFILE") or profiles.get("active")
-    environment = Path(".env")
-    return bool(
-        _at(profiles, "profiles", active, "PREFECT_API_URL")
-        or _at(_toml(Path("prefect.toml")), "api", "url")
-        or _at(_toml(Path("pyproject.toml")), "tool", "prefect", "api", "url")
-        or (environment.is_file() and "PREFECT_API_URL=" in environment.read_text(errors="replace"))
+    """Whether a Prefect server is configured; does not import Prefect."""
+    return bool(_configured("PREFECT_API_URL", "api", "url"))
+
+
+def refresh_configured() -> bool:
+    """Whether Prefect's setting asks to run again what is cached; does not import Prefect."""
+    return _configured("PREFECT_TASKS_REFRESH_CACHE", "tasks", "refresh_cache").lower() in (
+        "true",
+        "1",
+        "t",
+        "yes",
+        "y",
+        "on",
     )
 
 
+def _configured(variable: str, *path: str) -> str:
+    """A setting from the places that Prefect reads, in its order; empty where it is in none."""
+    home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
+    profiles = _toml(Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml")))
+    active = os.environ.get("PREFECT_PROFILE") or profiles.get("active")
+    for value in (
+        os.environ.get(variable),
+        _dotenv(Path(".env")).get(variable),
+        _at(_toml(Path("prefect.toml")), *path),
+        _at(_toml(Path("pyproject.toml")), "tool", "prefect", *path),
+        _at(profiles, "profiles", active, variable),
+    ):
+        if value not in (None, ""):
+            return str(value)
+    return ""
+
+
+def _dotenv(path: Path) -> dict[str, str]:
+    """Variables of a file of ``NAME=VALUE`` lines; empty if it cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.strip().removeprefix("export ").partition("=") for line in lines)
+    return {name.strip(): value.strip().strip("'\"") for name, _, value in pairs}
+
+
 def _toml(path: Path) -> dict[str, Any]:
-    """A file's content; nothing where there is no such file, or none that can be read."""
+    """A file's content; empty if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -73,20 +99,17 @@ def _at(tree: Any, *names: str | None) -> Any:
 
 
 def set_embedded_defaults() -> None:
-    """Before Prefect is imported: settings for its embedded server, where the user has set none."""
+    """Sets what the user has not set, for the embedded server. Call before Prefect is imported."""
     for name, value in _EMBEDDED.items():
         os.environ.setdefault(name, value)
 
 
 @contextmanager
 def local_run(server: str | None) -> Iterator[None]:
-    """Settings for flows that we start ourselves.
+    """Settings for flows that we start ourselves; `server` is the URL of an API, None for the configured one.
 
-    They have no heartbeat: its thread makes each flow wait about a second at its end. Deployed flows keep it; Prefect
-    finds dead runs by it.
-
-    Args:
-        server: URL of the API to use; None for the configured one.
+    The heartbeat is off, since its thread delays the end of each flow by about a second. Deployed flows keep it:
+    Prefect detects dead runs by it.
     """
     from prefect.settings import (  # noqa: PLC0415 - slow import
         PREFECT_API_URL,
@@ -94,25 +117,22 @@ def local_run(server: str | None) -> Iterator[None]:
         temporary_settings,
     )
 
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, **({PREFECT_API_URL: server} if server else {})}):
-        yield
-
-
-@contextmanager
-def stop_workers_on_abort(session: Session) -> Iterator[None]:
-    """Whatever ends a flow early (interrupt, cancellation, a failing server) ends its worker processes at once."""
+    changes = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, **({PREFECT_API_URL: server} if server else {})}
+    before = os.environ.get("PREFECT_API_URL")
+    if server:  # processes of a task runner would each start a server of their own
+        os.environ["PREFECT_API_URL"] = server
     try:
-        yield
-    except BaseException:
-        session.observer = Unobserved()  # that stages were stopped is no news
-        session.workers.stop()
-        raise
+        with temporary_settings(changes):
+            yield
+    finally:
+        if server and before is None:
+            os.environ.pop("PREFECT_API_URL", None)
 
 
 def send_what_is_queued() -> None:
-    """Sends the log lines and events that Prefect has not sent yet; it would do so when Python exits."""
+    """Sends the log lines and events that Prefect would send when Python exits."""
     from prefect.events.worker import EventsWorker  # noqa: PLC0415 - slow import
-    from prefect.logging.handlers import APILogHandler  # noqa: PLC0415 - likewise
+    from prefect.logging.handlers import APILogHandler  # noqa: PLC0415 - slow import
 
     EventsWorker.drain_all(timeout=_SEND_LIMIT)
     APILogHandler().flush()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import PteforgeError
+from ..tasks.runner import LocalRunner
 from .interrupt import prompt_interrupt
+from .machines import check_place
 from .outcome import ZooOutcome
 from .prefect_settings import local_run, quiet_console, send_what_is_queued, server_configured, set_embedded_defaults
 from .session import Session, prepared
+from .zoo import lower_rest
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -22,42 +28,66 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def _import_prefect(*, embedded: bool) -> tuple[Flow[..., Any], EmbeddedServer | None]:
-    """The zoo's flow, and a server that has been started where one is to be embedded. Takes seconds."""
-    if embedded:
-        set_embedded_defaults()
+def run_flow(session: Session) -> ZooOutcome:
+    """Runs a session's models as a run of the flow `export-zoo`, on the configured Prefect server or an embedded one.
+
+    The result is judged by what was made, not by the flow's state. If Prefect fails, at whatever point, the models
+    that are left are lowered without it.
+
+    Raises:
+        InputError: a name in a recipe is unknown, or stages cannot run where they are to.
+        KeyboardInterrupt: at Ctrl-C; all worker processes have ended.
+    """
+    with prompt_interrupt(session):
+        check_place(session)
+        if not session.complete and session.place.on == "local":
+            session.workers.start()  # its imports take seconds: let them overlap with Prefect's
+        prefect = _import_prefect(session)
+        session.check_names()
+        if prefect:
+            export_zoo, server = prefect
+            with session.without_prefect_if_it_fails(), _connected(session, server):
+                asyncio.run(cast("Any", export_zoo(**session.parameters, return_state=True)))
+        if not session.complete:
+            asyncio.run(lower_rest(session, LocalRunner(session.executor, 2 * session.jobs + 2, session)))
+    return session.outcome()
+
+
+def _import_prefect(session: Session) -> tuple[Flow[..., Any], EmbeddedServer | None] | None:
+    """The zoo's flow, and a server that has been started where none is configured; None if that fails.
+
+    Takes seconds.
+    """
+    if not _log.isEnabledFor(logging.INFO):
+        quiet_console()
     collecting = gc.isenabled()
     gc.disable()  # imports make few cycles and many objects: collecting meanwhile takes a third of their time
     try:
-        from .export_zoo import export_zoo  # noqa: PLC0415 - slow
+        embedded = not server_configured()
+        if embedded:
+            set_embedded_defaults()
+        with warnings.catch_warnings(action="ignore"):  # such as a read-only home: failures are reported
+            from .zoo_flow import export_zoo  # noqa: PLC0415 - slow
 
         if not embedded:
             return export_zoo, None
         from .embedded_server import EmbeddedServer  # noqa: PLC0415 - slow
 
         return export_zoo, EmbeddedServer()
+    except Exception as error:  # noqa: BLE001 - Prefect's, such as a home folder that cannot be written
+        session.lose_server(error)
+        return None
     finally:
         if collecting:
             gc.enable()
 
 
-def run_flow(session: Session, zoo: Path) -> ZooOutcome:
-    """Runs a session's models as a run of the flow `export-zoo`, on the configured Prefect server or an embedded one.
+@contextmanager
+def _connected(session: Session, server: EmbeddedServer | None) -> Iterator[None]:
+    """While the context is open, a flow that is started finds the session and the server."""
+    from prefect.exceptions import TerminationSignal  # noqa: PLC0415 - slow, and imported by now
 
-    The result is judged by what was made, not by the flow's state: a server that goes away does not undo work.
-
-    Raises:
-        PteforgeError: Prefect could not run the flow at all.
-        KeyboardInterrupt: at Ctrl-C; all worker processes have ended.
-    """
     with ExitStack() as stack:
-        stack.enter_context(prompt_interrupt(session))
-        if not session.complete_from_ledger:
-            session.workers.start()  # its imports take seconds: let them overlap with Prefect's
-        if not _log.isEnabledFor(logging.INFO):
-            quiet_console()
-        export_zoo, server = _import_prefect(embedded=not server_configured())
-        session.check_names()
         if server:
             stack.callback(server.stop)
             server.wait_until_ready()
@@ -66,16 +96,9 @@ def run_flow(session: Session, zoo: Path) -> ZooOutcome:
         token = prepared.set(session)
         stack.callback(prepared.reset, token)
         try:
-            export_zoo(zoo, out=session.out, return_state=True)
-        except Exception as error:
-            if not session.complete_from_ledger:
-                raise PteforgeError(
-                    f"Prefect could not run the flow: {type(error).__name__}: {error}; "
-                    "check the server that PREFECT_API_URL or your Prefect profile names"
-                ) from error
-            if not session.server_lost:
-                _log.warning("Prefect could not record the run, which is complete: %s", error)
-            session.server_lost = True
-    if not session.complete_from_ledger:
-        raise PteforgeError("the Prefect flow ended before all models were through; its logs say why")
-    return session.outcome()
+            yield
+        except TerminationSignal as error:
+            session.abort()
+            session.record("interrupted")
+            signal.signal(error.signal, signal.SIG_DFL)  # Prefect's handler raised this in the event loop
+            os.kill(os.getpid(), error.signal)

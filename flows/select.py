@@ -1,31 +1,31 @@
-"""From a loaded zoo to the models and recipes that are asked for, checked as far as can be before any work starts."""
+"""Selects models and recipes of a loaded zoo, and checks them as far as possible before any work starts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
+
+from pydantic import JsonValue
 
 from ..configs.load import LoadedZoo
 from ..configs.model import ModelConfig
+from ..configs.nodes import FieldPath
 from ..configs.sources import ProgramSource
-from ..errors import InputError, SourceError
-from ..tasks.edge_passes import check_edge_passes
-from ..tasks.keys.builder import find_builder
-from ..tasks.keys.program_file import check_program_file
+from ..configs.verification import AccuracyGate
+from ..errors import ConfigError, InputError
 from ..tasks.keys.search import ModuleSearch
+from ..tasks.keys.source import check_program_file
 from ..tasks.model import PlannedModel, PlannedRecipe
-from ..tasks.recipe_targets import find_targets
-from ..tasks.source_transforms import check_source_transforms
-from .select_gate import select_gate
+from ..tasks.recipe_checks import check_callable, check_files, errors_at, plan_recipe
 
 
 def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:
-    """The models and recipes whose names match the globs, several of which are separated by commas.
+    """The models and recipes whose names match comma-separated globs.
 
     Raises:
-        InputError: nothing matches; a target is unknown, not available or does not take its options; a builder or a
-            `.pt2` file is not there. Problems of several models are reported together.
+        InputError: nothing matches; a target is unknown or not available, or does not take its options; a builder or a
+            file is missing. Problems of several models and recipes are reported together.
     """
     zoo = loaded.zoo
     chosen = {name: config for name, config in zoo.models.items() if _matches(name, models)}
@@ -34,16 +34,10 @@ def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> t
     problems: list[InputError] = []
     planned = []
     for name, config in chosen.items():
-        try:
+        with _collected(problems):
             model = _plan(loaded, name, config, recipes)
-        except InputError as error:
-            problems.append(error)
-        else:
             planned += [model] if model.recipes or model.not_applicable else []
-    if len(problems) == 1:
-        raise problems[0]
-    if problems:
-        raise InputError("\n".join(dict.fromkeys(str(problem) for problem in problems)))
+    _raise(problems)
     if not planned:
         raise InputError(
             f"no recipe of the chosen models matches {recipes!r}; the zoo's recipes: {', '.join(zoo.recipes)}"
@@ -53,14 +47,30 @@ def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> t
     return tuple(planned)
 
 
+@contextmanager
+def _collected(problems: list[InputError]) -> Iterator[None]:
+    """Ends at an error, which is kept."""
+    try:
+        yield
+    except InputError as error:
+        problems.append(error)
+
+
+def _raise(problems: Sequence[InputError]) -> None:
+    """Raises one error with all problems, if there are any."""
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise InputError("\n".join(dict.fromkeys(str(problem) for problem in problems)))
+
+
 def _not_applicable(loaded: LoadedZoo, planned: Sequence[PlannedModel]) -> InputError:
-    """What to say where nothing that is asked for applies."""
-    lines = []
-    for model in planned:
-        for recipe, reason in model.not_applicable.items():
-            where = ("recipes", recipe, "not_for")
-            lines.append(str(loaded.locations.error(f"{recipe!r} does not apply to {model.name!r}: {reason}", where)))
-    return InputError("\n".join(lines))
+    problems = [
+        loaded.locations.error(f"{recipe!r} does not apply to {model.name!r}: {reason}", ("recipes", recipe, "not_for"))
+        for model in planned
+        for recipe, reason in model.not_applicable.items()
+    ]
+    return InputError("\n".join(map(str, problems)))
 
 
 def _matches(name: str, globs: str) -> bool:
@@ -68,50 +78,76 @@ def _matches(name: str, globs: str) -> bool:
 
 
 def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str) -> PlannedModel:
-    _check_source(loaded, name, config)
-    every = loaded.zoo.recipes_of(name)
-    asked = [recipe for recipe in every if _matches(recipe, recipes)]
-    against = {recipe: loaded.zoo.recipes[recipe].reason_against(name) for recipe in asked}
-    return PlannedModel(
-        name=name,
-        config=config,
-        recipes=tuple(_plan_recipe(loaded, name, recipe) for recipe in asked if against[recipe] is None),
-        not_applicable={recipe: reason for recipe, reason in against.items() if reason is not None},
-        drawn_inputs=max(loaded.zoo.verify_bounds(name, recipe).drawn_inputs for recipe in every),
+    problems: list[InputError] = []
+    with _collected(problems):
+        _check_source(loaded, name, config)
+    names = loaded.zoo.recipes_of(name)
+    reasons = {recipe: loaded.zoo.recipes[recipe].reason_against(name) for recipe in names if _matches(recipe, recipes)}
+    planned = []
+    for recipe in [recipe for recipe, reason in reasons.items() if reason is None]:
+        with _collected(problems):
+            planned.append(_plan_recipe(loaded, name, recipe))
+    _raise(problems)
+    return PlannedModel.of_config(
+        name,
+        config,
+        tuple(planned),
+        max(loaded.zoo.verify_bounds(name, recipe).drawn_inputs for recipe in names),
+        not_applicable={recipe: reason for recipe, reason in reasons.items() if reason is not None},
         python_path=loaded.zoo.python_path,
         folder=loaded.files[0].parent,
     )
 
 
 def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig) -> None:
-    try:
-        if isinstance(config.source, ProgramSource):
+    where = "models", name, "source"
+    if isinstance(config.source, ProgramSource):
+        with errors_at(loaded.locations.error, where):
             check_program_file(config.source.program)
-        else:
-            find_builder(config.source.builder, ModuleSearch(loaded.zoo.python_path))
-            for position, file in enumerate(config.source.files):
-                if not file.is_file():
-                    where = ("models", name, "source", "files", position)
-                    raise loaded.locations.error(f"there is no file {file}", where)
-    except SourceError as error:
-        raise loaded.locations.error(str(error), ("models", name, "source")) from error
+    else:
+        _check_builder(loaded, config.source.builder, config.source.kwargs, where)
+        check_files(config.source.files, loaded.locations.error, (*where, "files"))
     for method, calibration in (config.calibration or {}).items():
-        try:
-            find_builder(calibration.dataset, ModuleSearch(loaded.zoo.python_path))
-        except SourceError as error:
-            raise loaded.locations.error(str(error), ("models", name, "calibration", method, "dataset")) from error
+        of_method = "models", name, "calibration", method
+        _check_builder(loaded, calibration.dataset, calibration.kwargs, of_method, "dataset")
+
+
+def _check_builder(
+    loaded: LoadedZoo, path: str, kwargs: Mapping[str, JsonValue], where: FieldPath, named: str = ""
+) -> None:
+    check_callable(path, kwargs, ModuleSearch(loaded.zoo.python_path), loaded.locations.error, where, named)
 
 
 def _plan_recipe(loaded: LoadedZoo, model: str, name: str) -> PlannedRecipe:
     recipe = loaded.zoo.recipes[name]
 
-    def complain(problem: str, where: tuple[str | int, ...]) -> InputError:
+    def error_at(problem: str, where: FieldPath) -> ConfigError:
         return loaded.locations.error(problem, ("recipes", name, *where))
 
     if recipe.source_transforms and isinstance(loaded.zoo.models[model].source, ProgramSource):
         problem = f"recipe {name!r} has source_transforms; they change modules, and a .pt2 file has none"
         raise loaded.locations.error(problem, ("models", model, "source"))
-    check_source_transforms(recipe, ModuleSearch(loaded.zoo.python_path), complain)
-    check_edge_passes(recipe, ModuleSearch(loaded.zoo.python_path), complain)
-    planned = find_targets(name, recipe, loaded.zoo.verify_bounds(model, name), complain)
-    return replace(planned, gate=select_gate(loaded, model, name))
+    search, bounds = ModuleSearch(loaded.zoo.python_path), loaded.zoo.verify_bounds(model, name)
+    return plan_recipe(name, recipe, bounds, search, error_at, gate=_gate_of(loaded, model, name))
+
+
+def _gate_of(loaded: LoadedZoo, model: str, recipe: str) -> AccuracyGate | None:
+    """The accuracy gate of a file, if any; raises InputError, with the position in the zoo file, if it is unusable."""
+    overrides = loaded.zoo.models[model].accuracy
+    overridden = overrides.model_fields_set if overrides else set()
+    of_model = "models", model, "accuracy"
+    of_recipe = ("recipes", recipe, "accuracy") if loaded.zoo.recipes[recipe].accuracy else of_model
+    with errors_at(loaded.locations.error, of_recipe):
+        gate = loaded.zoo.accuracy_gate(model, recipe)
+    if gate is None:
+        return None
+
+    def error_at(problem: str, field: FieldPath) -> ConfigError:
+        return loaded.locations.error(
+            problem, (*(of_model if overridden & {"evaluator", field[0]} else of_recipe), *field)
+        )
+
+    evaluator, search = gate.evaluator, ModuleSearch(loaded.zoo.python_path)
+    check_callable(evaluator.builder, evaluator.kwargs, search, error_at, (), "evaluator", given=1)
+    check_files(evaluator.files, error_at, ("files",))
+    return gate

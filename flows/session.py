@@ -1,131 +1,122 @@
-"""A run of a zoo: what is to be made, where it is kept, and what has become of it so far."""
+"""A run of a zoo: its models, store and workers, and the outcomes so far."""
 
 from __future__ import annotations
 
 import logging
 import os
+import platform
+import re
+import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..artifacts.runs import RunRecord
-from ..artifacts.store import Store, open_store
+from .. import __version__
+from ..artifacts.digest import digest_json
+from ..artifacts.locations import open_store
+from ..artifacts.runs import RunRecord, RunStatus, StageOutcome
+from ..artifacts.store import Store
 from ..configs.load import load_zoo
-from ..errors import StageFailed, TargetError
-from ..tasks.catalog import StageName
-from ..tasks.executor import Executor, StepResult
+from ..configs.one_model import load_builder, names_builder, recipe_names
+from ..configs.run import Place, RunConfig
+from ..errors import InputError, PteforgeError, StageFailed, StoreError, TargetError, first_line
+from ..tasks.executor import Executor
+from ..tasks.lowering import check_stage
 from ..tasks.model import PlannedModel
-from ..tasks.source_transforms import torchao_calls
-from ..tasks.steps import Step
+from ..tasks.recipe_checks import torchao_calls
+from ..tasks.runner import Done, NullObserver, Observer, StageCall
 from ..tasks.workers import WorkerLimits, Workers
-from .model_run import ModelRun
-from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome, not_applicable
+from .outcome import ModelOutcome, ZooOutcome
+from .prefect_settings import refresh_configured
+from .publication import Publication, publication_of
 from .publish import check_folders
 from .select import select_models
 
+if TYPE_CHECKING:
+    from .release_records import Published
+
 _log = logging.getLogger(__name__)
 
-_CHECK_OPERATORS = "pteforge.tasks.stages.entry:check_operators"
-_CHECK_TRANSFORMS = "pteforge.tasks.stages.entry:check_transforms"
+_URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # pathlib makes one slash of two
+_OF_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
+BLOCK = "block:"
+"""Before the name of a Prefect block that has a store's URL and signing key."""
+_CHECK_OPERATORS = "pteforge.tasks.programs.entry:check_operators"
+_CHECK_TRANSFORMS = "pteforge.tasks.programs.entry:check_transforms"
 
 
-class Observer(Protocol):
-    """Told what happens, from any thread."""
+class ZooObserver(Observer, Protocol):
+    """Receives the events of a run of a zoo, from any thread."""
 
-    def started(self, model: str, step: Step) -> None:
-        """A stage begins to run."""
-
-    def progressed(self, model: str, step: Step, done: int, total: int | None) -> None:
-        """A stage is through with so many samples of so many."""
-
-    def finished(self, model: str, result: StepResult) -> None:
-        """A step is settled."""
-
-    def failed(self, model: str, step: Step, error: Exception) -> None:
-        """A step failed."""
-
-    def completed(self, outcome: ModelOutcome) -> None:
-        """A model is through."""
+    def completed(self, outcome: ModelOutcome) -> None: ...
 
 
-class Unobserved:
-    """Tells nobody."""
+class NullZooObserver(NullObserver):
+    """Ignores everything."""
 
-    def started(self, model: str, step: Step) -> None:
-        """Nothing."""
-
-    def progressed(self, model: str, step: Step, done: int, total: int | None) -> None:
-        """Nothing."""
-
-    def finished(self, model: str, result: StepResult) -> None:
-        """Nothing."""
-
-    def failed(self, model: str, step: Step, error: Exception) -> None:
-        """Nothing."""
-
-    def completed(self, outcome: ModelOutcome) -> None:
-        """Nothing."""
+    def completed(self, outcome: ModelOutcome) -> None: ...
 
 
 @dataclass
 class Session:
-    """One run.
-
-    Attributes:
-        zoo: name of the zoo.
-        models: what to make.
-        executor: settles steps.
-        workers: where stages run; not started before something has to.
-        out: where files go.
-        jobs: stages at once.
-        observer: told what happens.
-        outcomes: by model, as they come.
-        server_lost: Prefect failed; what is left is done without it.
-    """
+    """One run."""
 
     zoo: str
     models: tuple[PlannedModel, ...]
     executor: Executor
-    workers: Workers
-    out: Path
-    jobs: int
-    observer: Observer = field(default_factory=Unobserved)
-    outcomes: dict[str, ModelOutcome] = field(default_factory=dict)
-    started: float = field(default_factory=time.monotonic)
+    workers: Workers  # processes for stages; started when the first stage has to run
+    out: Path  # folder for results
+    jobs: int  # stages at once, in each process that runs stages
+    place: RunConfig = field(default_factory=RunConfig)  # where they run
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # what was asked for, as the flow `export-zoo` takes it
+    zoo_digest: str = ""  # SHA-256 of the zoo after includes and overrides
+    publication: Publication | None = None  # what becomes of the files at the end
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    observer: ZooObserver = field(default_factory=NullZooObserver)
+    outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # by model, in order of completion
+    stages: dict[str, tuple[StageOutcome, ...]] = field(default_factory=dict)
+    start: float = field(default_factory=time.monotonic)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
-    runs: dict[str, ModelRun] = field(default_factory=dict)
-    server_lost: bool = False
+    server_lost: bool = False  # Prefect failed; the run continues without it
+    aborted: bool = False
+    page: Path | None = None  # about the run, once it is there
 
     @property
     def store(self) -> Store:
-        """Where artifacts are kept."""
         return self.executor.store
 
     @property
-    def complete_from_ledger(self) -> bool:
-        """Whether nothing is left to run."""
+    def complete(self) -> bool:
         return len(self.outcomes) == len(self.models)
 
-    def run_of(self, model: PlannedModel) -> ModelRun:
-        """The model's run, begun at the first call."""
-        return self.runs.setdefault(model.name, ModelRun(model, self.executor))
+    @property
+    def submitted_at_once(self) -> int:
+        """Stages that are submitted at once: some more than can run, so that no process has to wait for its next."""
+        processes = self.place.processes
+        return _OF_A_CLUSTER if processes is None else (2 * self.jobs + 2) * processes
+
+    def add(self, outcome: ModelOutcome, stages: tuple[StageOutcome, ...]) -> None:
+        self.outcomes[outcome.model] = outcome
+        self.stages[outcome.model] = stages
+        self.observer.completed(outcome)
 
     def check_names(self) -> None:
-        """Checks, in a worker, what recipes name of torch's operators and of torchao's configs.
+        """Checks recipes' torch operators and torchao configs in a worker.
 
         Raises:
-            TargetError: there is no such operator, or a config does not take its values.
+            TargetError: an operator does not exist, or a config does not accept its values.
         """
-        if self.complete_from_ledger:
+        if self.complete:
             return
         recipes = [recipe.recipe for model in self.models for recipe in model.recipes]
-        self._check(_CHECK_OPERATORS, sorted({named for recipe in recipes for named in recipe.operators}))
+        self._check(_CHECK_OPERATORS, sorted({name for recipe in recipes for name in recipe.operators}))
         self._check(_CHECK_TRANSFORMS, [list(config) for recipe in recipes for config in torchao_calls(recipe)])
 
     def _check(self, body: str, names: list[Any]) -> None:
@@ -137,99 +128,224 @@ class Session:
                 raise TargetError(str(error)) from error
             raise
 
-    def settle_from_ledger(self) -> bool:
-        """Settles every model that the ledger has whole; says whether that is all of them."""
-        for model in self.models:
-            if model.name in self.outcomes:
-                continue
-            run = self.run_of(model)
-            run.find()
-            if run.complete:
-                self.complete(model)
-        return self.complete_from_ledger
+    def started(self, call: StageCall) -> None:
+        self.observer.started(call)
 
-    def complete(self, model: PlannedModel) -> ModelOutcome:
-        """Publishes what a model's run has made and notes its outcome."""
-        outcome = self.run_of(model).publish(self.out)
-        self.outcomes[model.name] = outcome
-        self.observer.completed(outcome)
-        return outcome
+    def progressed(self, call: StageCall, done: int, total: int | None) -> None:
+        self.observer.progressed(call, done, total)
 
-    def fail(self, model: PlannedModel, error: Exception) -> ModelOutcome:
-        """Notes that a model could not be brought to its end at all."""
-        failure = Failure.of(model.name, error)
-        recipes = tuple(RecipeOutcome(recipe.name, "failed", failure=failure) for recipe in model.recipes)
-        outcome = ModelOutcome(model.name, (*recipes, *not_applicable(model.not_applicable)), ran=0, cached=0)
-        self.outcomes[model.name] = outcome
-        self.observer.completed(outcome)
-        return outcome
+    def finished(self, done: Done) -> None:
+        self.observer.finished(done)
 
-    def lose_server(self, problem: str) -> None:
-        """Notes that Prefect failed, and says so once."""
-        if not self.server_lost:
-            self.server_lost = True
-            _log.warning("Prefect failed (is its server still there?), the run goes on without it: %s", problem)
+    def failed(self, call: StageCall, error: Exception) -> None:
+        self.observer.failed(call, error)
+
+    def abort(self) -> None:
+        """Stops all worker processes, and reports nothing about the stages that they were running."""
+        self.observer = NullZooObserver()
+        self.aborted = True
+        self.workers.stop()
+
+    def forget_failures(self) -> None:
+        """Makes models with failed recipes due again."""
+        for model in [name for name, outcome in self.outcomes.items() if any(r.failure for r in outcome.recipes)]:
+            del self.outcomes[model], self.stages[model]
+
+    @contextmanager
+    def without_prefect_if_it_fails(self) -> Iterator[None]:
+        """Ends at the first failure of Prefect, which is logged the first time. Errors of ours are raised."""
+        try:
+            yield
+        except PteforgeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - Prefect's, whatever it is
+            self.lose_server(error)
+
+    def lose_server(self, error: Exception) -> None:
+        """Notes that Prefect failed; logs it the first time."""
+        if not self.server_lost and not self.aborted:
+            _log.warning(
+                "Prefect failed (check its server and PREFECT_HOME), the run goes on without it: %s: %s",
+                type(error).__name__,
+                first_line(error),
+            )
+        self.server_lost = True
 
     def outcome(self) -> ZooOutcome:
-        """What has become of the models so far."""
         done = tuple(self.outcomes[model.name] for model in self.models if model.name in self.outcomes)
-        return ZooOutcome(self.zoo, done, time.monotonic() - self.started)
+        return ZooOutcome(self.zoo, done, time.monotonic() - self.start)
 
-    def record(self) -> None:
-        """Writes the run into the store, for `pteforge why`."""
-        stages = {name: run.stage_outcomes() for name, run in self.runs.items()}
-        self.store.runs.write(
-            RunRecord(
-                id=uuid.uuid4().hex,
-                zoo=self.zoo,
-                started=self.began.isoformat(timespec="milliseconds"),
-                seconds=time.monotonic() - self.started,
-                models=stages,
-            )
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Keeps a record of the run in the store: written now, and again when the context ends."""
+        self.record("running")
+        status: RunStatus = "interrupted"
+        try:
+            yield
+            status = "failed" if self.outcome().failures or not self.complete else "completed"
+        except Exception:
+            status = "failed"
+            raise
+        finally:
+            record = self.record(status)
+            if status != "interrupted":
+                self._write_page(record)
+
+    def record(self, status: RunStatus) -> RunRecord:
+        """Writes the run's record, in place of an earlier one; a store that cannot take it is a warning."""
+        record = self.describe(status)
+        try:
+            self.store.runs.write(record)
+        except StoreError as error:
+            _log.warning("the run is not recorded: %s", error)
+        return record
+
+    def describe(self, status: RunStatus) -> RunRecord:
+        """The run's record as of now."""
+        return RunRecord(
+            **self.identity,
+            seconds=time.monotonic() - self.start,
+            models=dict(self.stages),
+            status=status,
+            parameters=self.parameters,
+            files=self.outcome().to_json()["models"],
         )
+
+    def publish(self) -> Published | None:
+        """Releases the files if the run is to, and made all of them. Raises as `releases.Releases.publish`."""
+        if self.publication is None:
+            return None
+        return self.publication.publish_results(self.outcome(), self.describe("completed"))
+
+    def _write_page(self, record: RunRecord) -> None:
+        """Writes the page about the run next to its files, if it was to make files; a failure is a warning."""
+        if not self.outcomes or self.parameters.get("until"):
+            return
+        try:
+            from .page import NAME, write_page  # noqa: PLC0415 - imports that only runs need
+
+            write_page(record, self.store.runs, self.out)
+            self.page = self.out / NAME
+        except Exception as error:  # noqa: BLE001 - the files are made, whatever is wrong with the page
+            _log.warning("the page about the run is not written: %s: %s", type(error).__name__, first_line(error))
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """Which run this is: fields of its `RunRecord`, which are also in the provenance of the files that it makes."""
+        return {
+            "id": self.id,
+            "zoo": self.zoo,
+            "started": self.began.isoformat(timespec="milliseconds"),
+            "host": platform.node(),
+            "version": __version__,
+            "commit": _git_commit(Path(self.parameters["zoo"]).parent) if self.parameters else "",
+            "zoo_digest": self.zoo_digest,
+        }
+
+
+def store_url(store: str | None) -> str | None:
+    """The URL of a store that may be named by a Prefect block."""
+    if store is None or not store.startswith(BLOCK):
+        return store
+    from .blocks import open_block  # noqa: PLC0415 - imports Prefect, which is slow
+
+    return open_block(store.removeprefix(BLOCK))
+
+
+def _git_commit(folder: Path) -> str:
+    """The commit that is checked out where a zoo is, with ``-dirty`` where tracked files differ; empty without git."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def joined(globs: str | Sequence[str]) -> str:
+    """Globs with commas between."""
+    return globs if isinstance(globs, str) else ",".join(globs)
+
+
+def absolute_location(url: str) -> str:
+    """A URL as it is, a folder as an absolute path: runs start in other folders."""
+    return url if "://" in url or url.startswith(BLOCK) else str(Path(url).absolute())
 
 
 prepared: ContextVar[Session | None] = ContextVar("prepared", default=None)
-"""A session that the command line has opened already, for the flow that it starts."""
+"""The session that the command line opened for the flow that it starts."""
 
 
 @contextmanager
-def open_session(  # noqa: PLR0913 - what the command line has options for
+def open_session(  # noqa: PLR0913 - one parameter per option of the command line
     zoo: Path,
     *,
-    models: str = "*",
-    recipes: str = "*",
+    models: str | Sequence[str] = "*",
+    recipes: str | Sequence[str] = "*",
     store: str | None = None,
     out: Path | None = Path("out"),
     overrides: Sequence[str] = (),
     jobs: int | None = None,
     until: str | None = None,
     debug: bool = False,
+    on: Place | None = None,
+    publish: str | None = None,
+    refresh: bool = False,
 ) -> Iterator[Session]:
-    """Reads and checks everything that can be checked without work; the session's processes end with it.
+    """Loads a zoo and checks everything that needs no work; the session's processes end with the context.
 
-    Args:
-        zoo: the zoo file.
-        models: glob of model names, or several with commas between.
-        recipes: glob of recipe names, or several with commas between.
-        store: URL or folder of the artifact store; None for the one in the user's cache folder.
-        out: folder for the produced files; None where none will be written.
-        overrides: ``KEY=VALUE`` each.
-        jobs: stages at once; None for one per core.
-        until: name of the last stage to go through; None where files are to be made.
-        debug: every recipe in debug mode, whatever it says.
-
-    Raises:
-        InputError: something given cannot be used.
+    `models` and `recipes` are globs, several with commas between or as a sequence; `overrides` are ``KEY=VALUE``.
+    `zoo` is a zoo file, or a builder in the folder that it is imported from; then `recipes` are of the shipped ones. By
+    default the store is in the user's cache folder, no files are written, one stage per core runs at once, and all
+    stages run. `debug` forces every recipe's debug mode. `on` replaces the zoo's ``run.on``, `publish` the URL of its
+    releases. `refresh`, like Prefect's setting of that name, makes stages run again that are in the store. Raises
+    InputError if an argument or the zoo cannot be used.
     """
-    loaded = load_zoo(zoo, overrides)
-    chosen = select_models(loaded, models, recipes)
+    models, recipes = joined(models), joined(recipes)
+    refresh = refresh or refresh_configured()
+    if by_builder := names_builder(zoo):
+        recipes = ",".join(recipe_names(recipes))
+    parameters = {
+        "zoo": str(zoo.absolute()),
+        "models": models,
+        "recipes": recipes,
+        "store": store,
+        "out": str((out or Path()).absolute()),
+        "overrides": list(overrides),
+        "jobs": jobs,
+        "until": until,
+        "debug": debug,
+        "on": on,
+        "publish": publish and absolute_location(publish),
+        "refresh": refresh,
+    }
+    if out and _URL.match(str(out)):
+        raise InputError(f"--out {out} is a URL, and results are files; choose a folder, and copy it from there")
+    changes = [*overrides, *([f"run.on={on}"] if on else [])]
+    loaded = load_builder(zoo, recipe_names(recipes), changes) if by_builder else load_zoo(zoo, changes)
+    place = loaded.zoo.run
+    selected = select_models(loaded, models, recipes)
     if until:
-        last = StageName.named(until)
-        chosen = tuple(model.ending_with(last) for model in chosen)
+        last = check_stage(until)
+        selected = tuple(model.ending_with(last) for model in selected)
     if debug:
-        chosen = tuple(model.for_debugging() for model in chosen)
-    check_folders(out.absolute() / model.name for model in chosen if out)
-    jobs = jobs or os.cpu_count() or 1
-    with open_store(store) as opened, Workers(jobs=jobs) as workers:
-        yield Session(loaded.zoo.name, chosen, Executor(opened, workers), workers, (out or Path()).absolute(), jobs)
+        selected = tuple(model.for_debugging() for model in selected)
+    publication = publication_of(loaded, parameters)
+    check_folders(out.absolute() / model.name for model in selected if out)
+    if jobs is None and place.processes:  # those of a cluster on this machine share its cores
+        jobs = max(1, (os.cpu_count() or 1) // place.processes)
+    workers, run = Workers(jobs=jobs), uuid.uuid4().hex
+    with open_store(store_url(store)) as opened, workers:
+        yield Session(
+            zoo=loaded.zoo.name,
+            models=selected,
+            executor=Executor(opened, workers, refresh=run if refresh else ""),
+            workers=workers,
+            out=(out or Path()).absolute(),
+            jobs=workers.jobs,
+            place=place,
+            parameters=parameters,
+            zoo_digest=digest_json(loaded.zoo.model_dump(mode="json", exclude={"run", "publish"})),
+            publication=publication,
+            id=run,
+        )

@@ -1,9 +1,7 @@
-"""For people who drive `to_edge_transform_and_lower` themselves: fat delegates by a partitioner and its backend.
+"""Fat delegates for people who call `to_edge_transform_and_lower` themselves: a partitioner and its backend.
 
-Importing this imports torch and ExecuTorch. README.md says how it works.
+Importing this imports torch and ExecuTorch. README.md explains how it works.
 """
-
-from __future__ import annotations
 
 from ..configs.recipe import Specialization
 from .backend import NfatBackend

@@ -1,21 +1,29 @@
-"""A partition as an ATen program again, so that each specialization is lowered the way whole programs are."""
+"""Partitions as ATen programs, so that specializations are lowered the way whole programs are."""
 
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import replace
 
 import torch
+from executorch.exir.backend.utils import tag_constant_data
+from executorch.exir.sym_util import eval_upper_bound
+from executorch.exir.tensor import TensorSpec as ExirTensorSpec
 from torch._export.verifier import Verifier
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
 from torch.fx import GraphModule, Node
 
-from .branches import branch_nodes, inner_module
-from .constants import unshare
-from .support import scalar_constant, unwrapped
+from ..errors import PteforgeError
+from ..formats.pte.contents import InstructionCounts, Method, TensorSpec, ValueSpec
+from .support import branch_nodes, inner_module, scalar_constant, unwrapped
+
+_CONSTANT = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
 
 def to_aten(partition: ExportedProgram) -> ExportedProgram:
-    """The same program with operators out of their edge wrappers. Weights are shared, `partition` is not changed."""
+    """The program without edge wrappers of operators. Shares weights with `partition`, which is not changed."""
     graph_module = _to_aten(partition.graph_module)
     program = ExportedProgram(
         root=graph_module,
@@ -27,7 +35,62 @@ def to_aten(partition: ExportedProgram) -> ExportedProgram:
         constants=partition.constants,
         verifiers=[Verifier],
     )
-    return unshare(program)
+    return _unshare(program)
+
+
+def signature_of(partition: ExportedProgram, method: str) -> Method:
+    """A method that is one call of the partition; PteforgeError if an argument is no tensor or state changes."""
+    signature = partition.graph_signature
+    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+        changed = sorted({*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()})
+        raise PteforgeError(
+            f"a partition of method {method!r} changes {', '.join(changed)}: state has to stay outside of partitions, "
+            "where all payloads and methods see the same; do not tag buffers that are mutated"
+        )
+    placeholders = {node.name: node for node in partition.graph.nodes if node.op == "placeholder"}
+    inputs = [_spec(placeholders.get(name), f"input {name!r}", method) for name in signature.user_inputs]
+    outputs = [
+        _spec(node, f"output {position}", method) for position, node in enumerate(partition.graph.output_node().args[0])
+    ]
+    return Method(
+        name=method,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        operators=(),
+        operator_calls=(),
+        delegates=(),
+        planned_memory=(),
+        instructions=InstructionCounts(delegate_calls=1),
+    )
+
+
+def _spec(node: Node | None, what: str, method: str) -> ValueSpec:
+    value = node.meta.get("val") if node is not None else None
+    if not isinstance(value, torch.Tensor):
+        raise PteforgeError(
+            f"{what} of a partition of method {method!r} is not a tensor: only tensors can cross its border"
+        )
+    spec = ExirTensorSpec.from_tensor(value)
+    shape = tuple(map(eval_upper_bound, value.shape))
+    return TensorSpec(
+        dtype=str(value.dtype).removeprefix("torch."),
+        shape=shape,
+        dim_order=tuple(map(int, spec.dim_order)),
+        dynamism="bound" if spec.is_upper_bound_tensor else "unbound" if spec.is_dynamic_unbound_tensor else "static",
+        nbytes=math.prod(shape) * value.element_size(),
+    )
+
+
+def tag_constants(program: ExportedProgram) -> None:
+    """Tags weights and other constants with a partition that uses them, but no state that is changed.
+
+    Constants that exir could not copy stay outside, and are inputs of partitions.
+    """
+    tag_constant_data(program)
+    for node in program.graph.nodes:
+        tags = {user.meta.get("delegation_tag") for user in node.users}
+        if node.op == "placeholder" and len(tags) > 1 and any(_in_list(node, user) for user in node.users):
+            node.meta.pop("delegation_tag", None)
 
 
 def _to_aten(graph_module: GraphModule) -> GraphModule:
@@ -38,7 +101,7 @@ def _to_aten(graph_module: GraphModule) -> GraphModule:
             _inline(node, constant)
         elif (operator := unwrapped(node)) is not None:
             node.target = operator
-    copied = GraphModule(graph_module, graph)  # takes over what the graph names, and no constants any more
+    copied = GraphModule(graph_module, graph)  # copies the submodules that the graph names
     for node in graph.nodes:
         for branch in branch_nodes(node):
             copied.set_submodule(str(branch.target), _to_aten(inner_module(branch)))
@@ -46,9 +109,50 @@ def _to_aten(graph_module: GraphModule) -> GraphModule:
 
 
 def _inline(owned: Node, constant: torch.Tensor) -> None:
-    """Makes the tensor where it is needed: branches that own tensors cannot be traced again."""
+    """Replaces an owned tensor by a call of `full`: branches that own tensors cannot be traced again."""
     with owned.graph.inserting_before(owned):
         made = owned.graph.call_function(torch.ops.aten.full.default, ([], constant.item()), {"dtype": constant.dtype})
     made.meta = dict(owned.meta)
     owned.replace_all_uses_with(made)
     owned.graph.erase_node(owned)
+
+
+def _unshare(program: ExportedProgram) -> ExportedProgram:
+    """Adds a separate placeholder for each node that takes a shared constant in a list. Changes the graph in place."""
+    signature = program.graph_signature
+    state, constants = dict(program.state_dict), dict(program.constants)
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    specs: list[InputSpec] = []
+    for spec in signature.input_specs:
+        specs.append(spec)
+        if spec.kind not in _CONSTANT:
+            continue
+        node = placeholders[spec.arg.name]
+        for user in [user for user in node.users if len(node.users) > 1 and _in_list(node, user)]:
+            own = _second_placeholder(node, user)
+            target = f"{spec.target}__{own.name}"
+            values = state if spec.target in state else constants
+            values[target] = values[spec.target]
+            specs.append(replace(spec, arg=TensorArgument(name=own.name), target=target))
+    return ExportedProgram(
+        root=program.graph_module,
+        graph=program.graph,
+        graph_signature=ExportGraphSignature(specs, signature.output_specs),
+        state_dict=state,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        constants=constants,
+        verifiers=program.verifiers,
+    )
+
+
+def _second_placeholder(node: Node, user: Node) -> Node:
+    with node.graph.inserting_after(node):
+        own = node.graph.placeholder(f"{node.name}__{user.name}")
+    own.meta = dict(node.meta)
+    user.replace_input_with(node, own)
+    return own
+
+
+def _in_list(node: Node, user: Node) -> bool:
+    return not any(node is argument for argument in (*user.args, *user.kwargs.values()))

@@ -1,23 +1,43 @@
-"""The backend: a container of payloads for each partition."""
+"""The backend: lowers each partition to a container of payloads."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import final
 
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
-from ..artifacts.nfat.pack import pack_v2
-from ..artifacts.pte.contents import Method
+from ..configs.recipe import CompileOptions
 from ..errors import PteforgeError
-from ..tasks.stages.named_blobs import named_blobs
-from .kernels import missing_kernels
-from .payloads import Payload, make_fallback, make_payload
-from .settings import Resolved, from_compile_specs, resolve
-from .signature import signature_of
+from ..formats.nfat.contents import Description
+from ..formats.nfat.pack import pack_v2
+from ..formats.pte.contents import Method
+from ..formats.pte.reader import read_pte
+from ..runtime.signature import signature_mismatch
+from ..tasks.programs import kernels  # noqa: F401 - the forms of quantized operators that files name
+from ..tasks.programs.delivery import check_file
+from ..tasks.programs.emission import backend_config
+from ..tasks.programs.fat_program import named_blobs
+from ..tasks.programs.graphs import check_no_affine, decompose_affine
+from ..tasks.stages.compile import Compile
+from ..tasks.stages.edge import Edge
+from ..tasks.targets.base import Target
+from ..tasks.upstream.pending_symbols import no_pending_symbols
+from .aten import signature_of, to_aten
+from .settings import FALLBACK, Resolved, from_compile_specs, resolve
+from .support import is_affine, missing_kernels
+from .wrapped import wrap_partitioners
+
+Payload = tuple[Description, bytes]
+
+# The delegate binds the memory of the fat program's inputs and outputs, so payloads allocate none for them.
+_COMPILE = Compile.Params(options=CompileOptions(alloc_graph_input=False, alloc_graph_output=False), edge=Edge.Params())
+
 
 _METHOD = "forward"
 
@@ -28,21 +48,17 @@ _log = logging.getLogger(__name__)
 class NfatBackend(BackendDetails):  # type: ignore[misc]  # executorch is untyped here
     """Lowers each partition to its specializations and the fallback, packed into one NFAT container of version 2.
 
-    ExecuTorch finds it by the name of the class, which is the id of the delegate on the device.
+    ExecuTorch finds it by the class's name, which is the delegate's id on the device.
     """
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """A container for one partition of the method `forward`.
 
-        Args:
-            edge_program: the partition; it is not changed.
-            compile_specs: as `NativePartitioner` makes them.
-
         Raises:
-            InputError: the compile specs are not those; as TargetError where a specialization is unknown, which lists
-                what there is.
-            PteforgeError: a specialization cannot be lowered, or has another signature than the partition.
+            InputError: the compile specs are others; as TargetError if a specialization is unknown.
+            PteforgeError: a specialization cannot be lowered, needs a backend that its target does not name, or has
+                another signature than the partition.
         """
         return _preprocess(edge_program, resolve(from_compile_specs(compile_specs)), _METHOD)
 
@@ -52,7 +68,7 @@ class NfatBackend(BackendDetails):  # type: ignore[misc]  # executorch is untype
         edge_programs: Mapping[str, Sequence[ExportedProgram]],
         compile_specs: Mapping[str, Sequence[list[CompileSpec]]],
     ) -> dict[str, list[PreprocessResult]]:
-        """As `preprocess`, for partitions of any methods: a delegate looks for the payload's method of its own name."""
+        """Does what `preprocess` does, for any methods; a payload's method is named like its partition's."""
         return {
             method: [
                 _preprocess(partition, resolve(from_compile_specs(specs)), method)
@@ -65,18 +81,18 @@ class NfatBackend(BackendDetails):  # type: ignore[misc]  # executorch is untype
     def copy_exported_program_for_preprocess(
         cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> ExportedProgram:
-        """No copy, least of all of weights: `preprocess` does not touch the program."""
+        """Returns the program itself: `preprocess` does not change it."""
         del compile_specs
         return edge_program
 
 
 def _preprocess(partition: ExportedProgram, specializations: Sequence[Resolved], method: str) -> PreprocessResult:
     signature = signature_of(partition, method)
-    fallback = make_fallback(partition, signature)
+    fallback = _checked(FALLBACK, (), signature, _lower(partition, signature.name, None))
     if missing := missing_kernels(fallback[1]):
         _log.warning(
-            "the fallback of a partition of method %s calls %s, for which ExecuTorch brings no kernels: where no "
-            "specialization can do without, the file loads only if your runtime registers some",
+            "the fallback of a partition of method %s calls %s, for which ExecuTorch has no kernels: where it has to "
+            "run, the file loads only if your runtime registers some",
             method,
             ", ".join(missing),
         )
@@ -89,22 +105,51 @@ def _specialized(
     partition: ExportedProgram, specializations: Sequence[Resolved], signature: Method
 ) -> Iterator[Payload]:
     for resolved in specializations:
-        name = resolved.specialization.payload
+        name, target = resolved.specialization.payload, resolved.target
         try:
-            payload = make_payload(resolved, partition, signature)
+            payload = _checked(name, target.backends, signature, _lower(partition, signature.name, target))
         except Exception as error:
             where = f"specialization {name} of a partition of method {signature.name}"
             if resolved.specialization.required:
                 raise PteforgeError(
-                    f"{where} cannot be made: {_reasons(error)}; "
-                    "give it `required=False` to leave it out where this happens"
+                    f"{where} cannot be made: {_reasons(error)}; give it `required=False` to leave it out in this case"
                 ) from error
             _log.warning("%s is left out: %s", where, _reasons(error))
             continue
-        if payload is not None:
+        if payload[0].backends:  # else the target claimed nothing
             yield payload
 
 
 def _reasons(error: BaseException) -> str:
-    """Its message and that of what it came from: exir's pass manager says which pass failed, and not why."""
+    """The messages of an error and its causes: exir's pass manager says which pass failed, its cause says why."""
     return f"{error}: {_reasons(error.__cause__)}" if error.__cause__ else str(error)
+
+
+def _lower(partition: ExportedProgram, method: str, target: Target | None) -> bytes:
+    program = to_aten(partition)
+    partitioners = wrap_partitioners(target, program) if target else []
+    passes = list(target.edge_passes()) if target else []
+    if not partitioners and is_affine(program):
+        program = decompose_affine(program)
+    with no_pending_symbols(program):
+        lowered = to_edge_transform_and_lower(
+            {method: program},
+            transform_passes=passes or None,  # an empty list would cost one more trace
+            partitioner={method: partitioners},
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),  # the partition was checked with its program
+        )
+        check_no_affine(method, lowered.exported_program(method))
+        content: bytes = lowered.to_executorch(backend_config(_COMPILE, [method])).buffer
+    return content
+
+
+def _checked(name: str, backends: Sequence[str], signature: Method, content: bytes) -> Payload:
+    pte = read_pte(content)
+    check_file(pte, methods=[signature.name], backends=backends, what=f"payload {name!r}")
+    (made,) = pte.methods
+    if problem := signature_mismatch(signature, made):
+        raise PteforgeError(
+            f"payload {name!r} does not fit the partition of method {signature.name!r}: {problem}; "
+            "its target must not change inputs and outputs"
+        )
+    return Description(name, pte.backends, (signature.name,), version("executorch").partition("+")[0]), content

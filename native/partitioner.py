@@ -1,8 +1,8 @@
-"""Claims what the native backend can run."""
+"""The partitioner: claims the nodes that the native backend can run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -11,32 +11,33 @@ from executorch.exir.graph_module import get_control_flow_submodules
 from pydantic import ValidationError
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
+from ..configs.base import describe_errors
 from ..configs.recipe import Specialization
 from ..errors import TargetError
-from ..tasks.stages.operators import find_operators
-from ..tasks.stages.preprocess import find_backend
+from ..tasks.programs.backends import find_backend
+from ..tasks.programs.graphs import find_operators
+from .aten import tag_constants
 from .backend import NfatBackend
-from .constants import tag_constants
-from .grouping import group
-from .settings import Settings, problems, resolve, to_compile_specs
-from .support import NON_CORE_OPERATORS, Support, calls, is_functional, is_lowered
+from .settings import Settings, resolve, to_compile_specs
+from .support import NON_CORE_OPERATORS, Support, branch_nodes, calls, is_functional, is_lowered, is_symbolic
 
 
 @final
 class NativePartitioner(Partitioner):  # type: ignore[misc]  # executorch is untyped here
-    """Gives the native backend core ATen, some more operators, and every `torch.cond` with supported branches.
+    """Claims core ATen, some more operators, and every `torch.cond` with supported branches for the native backend.
 
     Each partition becomes a delegate `NfatBackend` with a container of its specializations and the portable fallback.
-    What a program was delegated to before stays as it is.
+    Existing delegates stay unchanged.
 
     Args:
-        specializations: what each partition is lowered to, by preference: names of targets, or `Specialization`s, which
-            have options. The fallback is always there.
+        specializations: of each partition, by preference: names of targets, or `Specialization`s with options. The
+            fallback is always added.
         preserve_operators: further operators to keep whole and to claim, such as ``aten.hardswish.default``.
 
     Raises:
-        TargetError: a target or an operator is unknown or cannot be used; the message lists what there is.
+        TargetError: a target or an operator is unknown or cannot be used; the message lists the known ones.
     """
 
     def __init__(
@@ -45,16 +46,18 @@ class NativePartitioner(Partitioner):  # type: ignore[misc]  # executorch is unt
         super().__init__()
         settings = _settings(specializations)
         find_backend(NfatBackend.__name__)
-        self._partitioners = [each for found in resolve(settings) for each in found.target.partitioners()]
+        self._partitioners = [
+            partitioner for resolved in resolve(settings) for partitioner in resolved.target.partitioners()
+        ]
         self._listed = tuple(_listed(preserve_operators))
         self.delegation_spec = DelegationSpec(NfatBackend.__name__, to_compile_specs(settings))
 
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        """Operators of the program to keep whole: those listed, and those that a specialization wants whole.
+        """Operators to keep whole: those listed, and those that a specialization's partitioner keeps whole.
 
-        One that could not be claimed wherever it is called is decomposed. None is kept in a program that was lowered.
+        An operator with a call that cannot be claimed is decomposed. A program that was lowered keeps none.
         """
         if is_lowered(ep.graph_module):
             return [], None
@@ -69,7 +72,7 @@ class NativePartitioner(Partitioner):  # type: ignore[misc]  # executorch is unt
         return [operator for operator, everywhere in claimed.items() if everywhere], None
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tags what is claimed. Constants go with it; buffers that the program changes stay outside."""
+        """Tags the claimed nodes and their constants, but no buffers that the program changes."""
         tags: dict[str, DelegationSpec] = {}
         for nodes in self._groups(exported_program.graph_module):
             tag = f"nfat{len(tags)}"
@@ -80,9 +83,9 @@ class NativePartitioner(Partitioner):  # type: ignore[misc]  # executorch is unt
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
 
     def _groups(self, graph_module: GraphModule) -> Iterator[list[Node]]:
-        """Partitions of a graph module, then those inside of control flow that was not claimed as a whole."""
+        """Partitions of a graph module, then those inside control flow that was not claimed as a whole."""
         claimed: set[Node] = set()
-        for nodes in group(graph_module, self._listed):
+        for nodes in _group(graph_module, self._listed):
             claimed.update(nodes)
             yield nodes
         for _, inner, caller in get_control_flow_submodules(graph_module):
@@ -96,20 +99,54 @@ def _settings(specializations: Sequence[str | Specialization]) -> Settings:
     try:
         return Settings(
             specializations=tuple(
-                Specialization(target=each) if isinstance(each, str) else each for each in specializations
+                Specialization(target=given) if isinstance(given, str) else given for given in specializations
             )
         )
     except ValidationError as error:
-        raise TargetError(f"specializations: {problems(error)}") from error
+        raise TargetError(f"specializations: {describe_errors(error)}") from error
 
 
 def _listed(names: Iterable[str]) -> Iterator[torch._ops.OpOverload]:
-    """The operators to keep whole, those of the user last."""
     yield from find_operators(NON_CORE_OPERATORS)
     for operator in find_operators(tuple(names)):
         if not is_functional(operator):
             raise TargetError(
-                f"operator {operator} cannot be kept whole: it returns nothing, writes to what it takes, or returns a "
-                "view of it; leave it out of preserve_operators"
+                f"operator {operator} cannot be kept whole: it returns nothing, or writes to or returns a view of an "
+                "argument; leave it out of preserve_operators"
             )
         yield operator
+
+
+def _group(graph_module: GraphModule, listed: Collection[torch._ops.OpOverload]) -> list[list[Node]]:
+    """The partitions of one graph module (without those it calls), each with its nodes in graph order.
+
+    Only tensors may cross the border of a partition: a payload is a program, and the runtime fixes a program's numbers
+    when it is made. Nodes that take a number from outside or return one are left out. That may split a partition, so it
+    is repeated until none is left.
+    """
+    position = {node: index for index, node in enumerate(graph_module.graph.nodes)}
+    refused: set[Node] = set()
+    while True:
+        support = Support(listed, refused)
+        proposed = CapabilityBasedPartitioner(
+            graph_module, support, allows_single_node_partition=True
+        ).propose_partitions()
+        partitions = [sorted(partition.nodes, key=position.__getitem__) for partition in proposed]
+        crossing = {node for nodes in partitions for node in _crossing(nodes)}
+        if not crossing:
+            computing = [nodes for nodes in partitions if not all(map(is_symbolic, nodes))]
+            return sorted((_with_branches(nodes) for nodes in computing), key=lambda nodes: position[nodes[-1]])
+        refused |= crossing
+
+
+def _crossing(nodes: Collection[Node]) -> Iterator[Node]:
+    members = set(nodes)
+    for node in nodes:
+        takes = any(is_symbolic(source) and source not in members for source in node.all_input_nodes)
+        returns = is_symbolic(node) and not members.issuperset(node.users)
+        if takes or returns:
+            yield node
+
+
+def _with_branches(nodes: Collection[Node]) -> list[Node]:
+    return [*(branch for node in nodes for branch in branch_nodes(node)), *nodes]

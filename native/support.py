@@ -1,4 +1,4 @@
-"""Which nodes of a program the native backend can take: whatever the portable kernels can run in the end."""
+"""Which nodes of a program the native backend can claim: all that portable kernels can run once lowered."""
 
 from __future__ import annotations
 
@@ -8,37 +8,38 @@ from collections.abc import Collection, Iterator
 import torch
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.runtime import Runtime
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.utils import _pytree as pytree
 
-from ..tasks.stages.lowered import graph_modules
-from .branches import branch_nodes, inner_module
+from ..formats.pte.reader import read_pte
+from ..tasks.programs.graphs import graph_modules
 
 NON_CORE_OPERATORS = (
     "aten.linear.default",
     "aten.matmul.default",
     "aten.scaled_dot_product_attention.default",
 )
-"""Operators that are kept whole for specializations, although they are not core ATen. The fallback decomposes them."""
+"""Operators outside core ATen that are kept whole for specializations. The fallback decomposes them."""
 
 _AFFINE = "torchao"
 """Namespace of torchao's quantized operators, which are decomposed for the fallback."""
 
 _DIALECTS = ("dim_order_ops", "quantized_decomposed", _AFFINE)
-"""Namespaces of operators that ExecuTorch has besides ATen's."""
+"""Namespaces of ExecuTorch's operators other than ATen's."""
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Support(OperatorSupportBase):  # type: ignore[misc]  # torch is untyped here
-    """Which nodes can be claimed, one by one.
+    """Decides node by node what can be claimed.
 
     Args:
-        listed: operators that are supported although they are neither core ATen nor decomposed into it.
-        refused: nodes that are not, whatever they are.
+        listed: supported operators that are neither core ATen nor decomposed into it.
+        refused: nodes that are never supported.
     """
 
     def __init__(self, listed: Collection[torch._ops.OpOverload], refused: Collection[Node] = ()) -> None:
@@ -47,19 +48,19 @@ class Support(OperatorSupportBase):  # type: ignore[misc]  # torch is untyped he
         self._decomposed = torch.export.default_decompositions()
 
     def is_node_supported(self, submodules: object, node: Node) -> bool:
-        """Whether a node can be claimed. `submodules` is torch's; branches are found through their own graphs."""
+        """Whether a node can be claimed. `submodules` is unused: branches are found through their own graphs."""
         del submodules
         if node.op != "call_function" or node in self._refused or _depends_on_unbacked_symbols(node):
             return False
         if node.target is torch.ops.higher_order.cond:
             return self._is_cond_supported(node)
-        if node.target is operator.getitem:  # of several results; it goes where they go
+        if node.target is operator.getitem:  # belongs to the node with several results
             return self.is_node_supported({}, node.args[0])
         called = unwrapped(node)
         return is_symbolic(node) if called is None else self._is_operator_supported(called)
 
     def can_keep(self, overload: torch._ops.OpOverload) -> bool:
-        """Whether an operator that would be decomposed can be left whole, since it is claimed, and decomposed later."""
+        """Whether an operator outside core ATen can stay whole, because it is claimed and decomposed later."""
         return torch.Tag.core not in overload.tags and self._is_operator_supported(overload)
 
     def _is_operator_supported(self, overload: torch._ops.OpOverload) -> bool:
@@ -74,7 +75,6 @@ class Support(OperatorSupportBase):  # type: ignore[misc]  # torch is untyped he
         )
 
     def _is_cond_supported(self, cond: Node) -> bool:
-        """Whether all of both branches is supported."""
         branches = branch_nodes(cond)
         return len(branches) == 2 and all(
             len(branch.users) == 1 and self._is_branch_supported(inner_module(branch)) for branch in branches
@@ -91,8 +91,35 @@ class Support(OperatorSupportBase):  # type: ignore[misc]  # torch is untyped he
         )
 
 
+def branch_nodes(node: Node) -> tuple[Node, ...]:
+    """The `get_attr` nodes of a `torch.cond`'s branches, the true branch first; empty for other nodes."""
+    if node.op != "call_function" or node.target is not torch.ops.higher_order.cond:
+        return ()
+    return tuple(branch for branch in node.args[1:3] if isinstance(branch, Node) and branch.op == "get_attr")
+
+
+def inner_module(branch: Node) -> GraphModule:
+    owner = branch.graph.owning_module
+    if owner is None:
+        raise ValueError(f"{branch} belongs to no graph module")
+    module = owner.get_submodule(str(branch.target))
+    if not isinstance(module, GraphModule):
+        raise TypeError(f"{branch} is a {type(module).__name__}, not a graph module")
+    return module
+
+
+def missing_kernels(content: bytes) -> tuple[str, ...]:
+    """Operators of a `.pte` without kernels in this process's runtime, sorted.
+
+    The wheel's runtime has the portable kernels, and with `executorch.kernels.quantized` those of quantized operators.
+    Some core ATen operators have none, for example `aten::sort.values`.
+    """
+    operators = {operator for method in read_pte(content).methods for operator in method.operators}
+    return tuple(sorted(operators - set(Runtime.get().operator_registry.operator_names)))
+
+
 def unwrapped(node: Node) -> torch._ops.OpOverload | None:
-    """The ATen operator that a node calls, out of its edge wrapper; None where it calls something else."""
+    """The ATen operator that a node calls, without its edge wrapper; None if it calls something else."""
     target = node.target
     if isinstance(target, EdgeOpOverload):
         target = target._op  # noqa: SLF001 - the wrapper has no other name for it
@@ -100,32 +127,31 @@ def unwrapped(node: Node) -> torch._ops.OpOverload | None:
 
 
 def is_functional(overload: torch._ops.OpOverload) -> bool:
-    """Whether it returns something, writes to no argument and returns no view of one."""
+    """Whether an operator returns something, writes to no argument and returns no view of one."""
     schema = overload._schema  # noqa: SLF001 - torch has no public name for it
     values = (*schema.arguments, *schema.returns)
     return bool(schema.returns) and all(value.alias_info is None for value in values)
 
 
 def is_lowered(graph_module: GraphModule) -> bool:
-    """Whether a program was lowered before, as its delegate calls tell."""
     return any(
         node.target is executorch_call_delegate for module in graph_modules(graph_module) for node in module.graph.nodes
     )
 
 
 def scalar_constant(owner: GraphModule, node: Node) -> torch.Tensor | None:
-    """The tensor that a node names, if its graph module owns one without dimensions: ExecuTorch's form of numbers."""
+    """The 0-dimensional tensor of the graph module that a node names, ExecuTorch's form of numbers; None if none."""
     constant = getattr(owner, str(node.target), None) if node.op == "get_attr" else None
     return constant if isinstance(constant, torch.Tensor) and constant.dim() == 0 else None
 
 
 def is_symbolic(node: Node) -> bool:
-    """Whether a node's value is a number that is known when the program runs."""
+    """Whether a node's value is a number known only at run time."""
     return isinstance(node.meta.get("val"), _SYMBOLIC)
 
 
 def calls(graph_module: GraphModule) -> Iterator[tuple[torch._ops.OpOverload, Node]]:
-    """Each call of an operator, in branches and bodies of loops, too."""
+    """All calls of operators, including those in branches and loop bodies."""
     for module in graph_modules(graph_module):
         for node in module.graph.nodes:
             if node.op == "call_function" and (called := unwrapped(node)) is not None:
@@ -133,13 +159,13 @@ def calls(graph_module: GraphModule) -> Iterator[tuple[torch._ops.OpOverload, No
 
 
 def is_affine(program: ExportedProgram) -> bool:
-    """Whether it has quantized operators of torchao's, for which ExecuTorch has no kernels."""
+    """Whether it has torchao's quantized operators, for which ExecuTorch has no kernels."""
     return any(overload.namespace == _AFFINE for overload, _ in calls(program.graph_module))
 
 
 def _depends_on_unbacked_symbols(node: Node) -> bool:
-    """Whether sizes come out of data. What a partition takes or gives must be described by what it takes."""
-    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    """Whether sizes depend on data. The sizes of a partition's arguments must follow from its inputs."""
+    values = [argument.meta.get("val") for argument in (node, *node.all_input_nodes)]
     return any(
         isinstance(value, (torch.Tensor, *_SYMBOLIC)) and free_unbacked_symbols(value)
         for value in pytree.tree_leaves(values)

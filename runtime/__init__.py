@@ -1,6 +1,4 @@
-"""Runs `.pte` files, fat and plain, in Python: wherever ExecuTorch's wheel is, no library of ours and no compiler."""
-
-from __future__ import annotations
+"""Runs `.pte` files, fat and plain, in Python. Only ExecuTorch's wheel is needed, no native library or compiler."""
 
 from .host import LoadedProgram, load
 

@@ -1,21 +1,22 @@
-"""Loading and running a `.pte` file. Of a fat one, the payload that the C++ library would choose."""
+"""Loading and running `.pte` files, plain and fat, on this machine's ExecuTorch runtime."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..artifacts.nfat.data_file import check_data_file, may_keep_outside
-from ..artifacts.nfat.fat_file import BACKEND_ID, FatFile, is_fat, open_fat
-from ..artifacts.nfat.v1 import VERSION as V1
-from ..artifacts.pte.contents import Method, PteFile, TensorSpec, ValueSpec
-from ..artifacts.pte.reader import open_pte
 from ..errors import InputError, PteforgeError
-from .scratch import scratch_folder
-from .selection import Wishes, backend_problem, first_line, load_program, select
+from ..formats.nfat.contents import BACKEND_ID
+from ..formats.nfat.fat_file import FatFile, is_fat, open_fat
+from ..formats.nfat.v1 import VERSION as V1
+from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec
+from ..formats.pte.ptd import check_external_weights, may_have_external_weights
+from ..formats.pte.reader import open_pte
+from .selection import Preference, backend_problem, first_line, load_program, scratch_folder, select
 from .signature import call_mismatch, inputs_problem, shape_problem
 
 _Item = TypeVar("_Item")
@@ -30,24 +31,34 @@ def load(
 ) -> LoadedProgram:
     """Loads a `.pte` file into ExecuTorch's Python runtime.
 
-    Of a fat file, the first payload is taken whose backends are registered and available, whose bytes are what they
-    should be, and whose methods load. Order is priority.
+    From a fat file, loads the first payload whose backends are registered and available, whose bytes are undamaged, and
+    whose methods load. Order is priority.
 
     Args:
         path: the file, fat or plain.
         prefer: names of payloads to try first, in this order.
         exclude: names of payloads not to try.
-        data_files: `.ptd` files with data that the file keeps outside.
+        data_files: `.ptd` files with external weights.
 
     Raises:
-        InputError: the file cannot be read, is damaged, or needs what this machine does not have; a `.ptd` is missing,
-            or another file's; a name is not that of a payload. As NoPayloadFits where no payload of a fat file can run.
-        PteforgeError: the runtime refuses a plain file.
+        InputError: the file cannot be read, is damaged, or needs something that this machine lacks; a `.ptd` is missing
+            or belongs to another file; there is no payload with a given name. As NoPayloadFits if no payload of a fat
+            file can run.
+        PteforgeError: the runtime rejects a plain file.
     """
-    file, wishes = Path(path), Wishes(_several(prefer), _several(exclude))
-    outside = tuple(map(Path, _several(data_files)))
+    file, preference = Path(path), Preference(_as_tuple(prefer), _as_tuple(exclude))
+    data_paths = tuple(map(Path, _as_tuple(data_files)))
     pte = open_pte(file)
-    return _load_fat(file, wishes, outside) if is_fat(pte) else _load_plain(file, pte, wishes, outside)
+    return _load_fat(file, preference, data_paths) if is_fat(pte) else _load_plain(file, pte, preference, data_paths)
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """One run of a method."""
+
+    outputs: list[Any]
+    load_seconds: float  # to load the method: its delegates are made ready
+    run_seconds: float  # to execute it once
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class LoadedProgram:
 
     Attributes:
         payload: name of the payload that runs; None for a plain file.
-        report: what became of each payload that was looked at, a line each; empty for a plain file.
+        report: a line for each payload that was tried: chosen, or why not; empty for a plain file.
         methods: names, in the file's order.
     """
 
@@ -70,74 +81,81 @@ class LoadedProgram:
     _advice: str = field(default="", repr=False)
 
     def run(self, method: str, inputs: Sequence[Any] = ()) -> list[Any]:
-        """Runs a method.
-
-        Args:
-            method: its name.
-            inputs: tensors and numbers in the method's order.
+        """Runs a method on tensors and numbers, in the order of its inputs.
 
         Returns:
-            Outputs in the method's order. Tensors are copies: the next call leaves them as they are.
+            Outputs in the method's order. Tensors are copies, which the next call does not change.
 
         Raises:
-            InputError: there is no such method, or the inputs are not what it takes.
-            PteforgeError: the runtime fails; or the payload has another signature than the fat file says.
+            InputError: there is no such method, or the inputs do not match its signature.
+            PteforgeError: the runtime fails, or the payload's signature is not that of the fat file.
+        """
+        return self.timed_run(method, inputs).outputs
+
+    def timed_run(self, method: str, inputs: Sequence[Any] = ()) -> TimedRun:
+        """Runs a method as `run` does, and takes the time of its two parts.
+
+        Raises:
+            InputError: there is no such method, or the inputs do not match its signature.
+            PteforgeError: the runtime fails, or the payload's signature is not that of the fat file.
         """
         if method not in self._programs:
             raise InputError(f"{self._file} has no method {method!r}; it has {', '.join(map(repr, self.methods))}")
         if method in self._mismatches:
-            raise self._unfit(method, self._mismatches[method])
+            raise self._signature_error(method, self._mismatches[method])
         signature = self._signatures.get(method)
         if signature and (problem := inputs_problem(signature, inputs)):
             raise InputError(f"{self._file} cannot run {method!r}: {problem}")
+        began = time.perf_counter()
         try:
             loaded = self._programs[method].load_method(method)
         except (RuntimeError, KeyError) as error:
             problem = f"the runtime cannot load {method!r} of {self._file}: {first_line(error)}{self._advice}"
             raise PteforgeError(problem) from error
+        ready = time.perf_counter()
         try:
             outputs = list(loaded.execute(inputs))
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
             raise PteforgeError(f"the runtime cannot run {method!r} of {self._file}: {first_line(error)}") from error
-        if signature and self.payload and (problem := _misfit(signature.outputs, outputs)):
-            raise self._unfit(method, problem)
-        return outputs
+        ended = time.perf_counter()
+        if signature and self.payload and (problem := _output_problem(signature.outputs, outputs)):
+            raise self._signature_error(method, problem)
+        return TimedRun(outputs, ready - began, ended - ready)
 
-    def _unfit(self, method: str, problem: str) -> PteforgeError:
+    def _signature_error(self, method: str, problem: str) -> PteforgeError:
         return PteforgeError(f"payload {self.payload} of {self._file} does not fit the file: of {method!r}, {problem}")
 
 
-def _misfit(specs: Sequence[ValueSpec], outputs: Sequence[Any]) -> str | None:
-    """The first output whose sizes are not those of the fat file; its payload may have others."""
+def _output_problem(specs: Sequence[ValueSpec], outputs: Sequence[Any]) -> str | None:
     for position, (spec, output) in enumerate(zip(specs, outputs, strict=False)):
-        if isinstance(spec, TensorSpec) and hasattr(output, "shape"):
-            problem = shape_problem(spec, output.shape, "gives")
-            if problem:
-                return f"output {position} {problem}"
+        if not isinstance(spec, TensorSpec) or not hasattr(output, "shape"):
+            continue
+        if problem := shape_problem(spec, output.shape, "gives"):
+            return f"output {position} {problem}"
     return None
 
 
-def _several(items: Iterable[_Item]) -> tuple[_Item, ...]:
+def _as_tuple(items: Iterable[_Item]) -> tuple[_Item, ...]:
     if isinstance(items, str | Path):
         raise TypeError(f"{items!r} has to be in a list, also if it is the only one")
     return tuple(items)
 
 
-def _load_plain(file: Path, pte: PteFile, wishes: Wishes, data_files: Sequence[Path]) -> LoadedProgram:
-    if wishes:
+def _load_plain(file: Path, pte: PteFile, preference: Preference, data_files: Sequence[Path]) -> LoadedProgram:
+    if preference:
         raise InputError(f"{file} is not a fat file: there are no payloads to prefer or exclude")
     if len(data_files) > 1:
         raise InputError(f"{file} is not a fat file: ExecuTorch's Python runtime takes one .ptd file with it")
     if BACKEND_ID in pte.backends:
         raise InputError(
-            f"{file} cannot run here: what it delegates to {BACKEND_ID} are parts of it, each with its own container, "
+            f"{file} cannot run here: it delegates parts of methods to {BACKEND_ID}, each with its own container, "
             "and only the C++ library runs such files"
         )
     for backend in pte.backends:
         if problem := backend_problem(backend):
             raise InputError(f"{file} cannot run here: {problem}")
     data = next(iter(data_files), None)
-    check_data_file(file, pte, data)
+    check_external_weights(file, pte, data)
     program = _load_program(file, data)
     names = _method_names(pte.methods)
     signatures = {method.name: method for method in pte.methods}
@@ -146,29 +164,29 @@ def _load_plain(file: Path, pte: PteFile, wishes: Wishes, data_files: Sequence[P
 
 
 def _advice(file: Path, pte: PteFile, data: Path | None) -> str:
-    """What to do where a method does not load: what some delegates look for outside, only their backends can tell."""
-    if not may_keep_outside(file, pte):
+    """Advice for a method that does not load, perhaps for external weights whose keys only the backend knows."""
+    if not may_have_external_weights(file, pte):
         return ""
     if data is None:
         return f"; {', '.join(pte.backends)} may look for weights in a .ptd file, and none was given"
     return f"; is {data} the .ptd that was made with it?"
 
 
-def _load_fat(file: Path, wishes: Wishes, data_files: Sequence[Path]) -> LoadedProgram:
+def _load_fat(file: Path, preference: Preference, data_files: Sequence[Path]) -> LoadedProgram:
     fat = open_fat(file, data_files)
-    delegated = [method for method in fat.outer.methods if _delegates(method)]
-    own = [method for method in fat.outer.methods if not _delegates(method)]
+    delegated = [method for method in fat.program.methods if _is_delegated(method)]
+    others = [method for method in fat.program.methods if not _is_delegated(method)]
     with _shared_data(fat) as named_data:
-        choice = select(file, fat.container, _method_names(delegated), wishes, named_data)
-    inner = {method.name: method for method in choice.pte.methods}
-    mismatches = {method.name: call_mismatch(method, inner[method.name]) for method in delegated}
+        choice = select(file, fat.container, _method_names(delegated), preference, named_data)
+    chosen = {method.name: method for method in choice.pte.methods}
+    mismatches = {method.name: call_mismatch(method, chosen[method.name]) for method in delegated}
     programs = dict.fromkeys(_method_names(delegated), choice.program)
-    if own:  # constants: they are no payload's
-        programs |= dict.fromkeys(_method_names(own), _load_program(file))
+    if others:  # constant methods, which payloads do not have
+        programs |= dict.fromkeys(_method_names(others), _load_program(file))
     return LoadedProgram(
         choice.name,
         choice.report,
-        _method_names(fat.outer.methods),
+        _method_names(fat.program.methods),
         file,
         programs,
         {method.name: method for method in delegated},
@@ -176,7 +194,7 @@ def _load_fat(file: Path, wishes: Wishes, data_files: Sequence[Path]) -> LoadedP
     )
 
 
-def _delegates(method: Method) -> bool:
+def _is_delegated(method: Method) -> bool:
     return any(delegate.id == BACKEND_ID for delegate in method.delegates)
 
 
@@ -193,9 +211,9 @@ def _load_program(file: Path, data_file: Path | None = None) -> Any:
 
 @contextmanager
 def _shared_data(fat: FatFile) -> Iterator[Path | None]:
-    """A `.ptd` file with what payloads of a version 1 container share: they are not complete without it.
+    """A `.ptd` file with the named data that payloads of a version 1 container share and need.
 
-    Python's runtime takes named data from a file only, and the outer program is not of that format.
+    Python's runtime takes named data only from a `.ptd`, not from the fat program.
     """
     if fat.container.version != V1 or not fat.container.named_data:
         yield None
@@ -207,7 +225,7 @@ def _shared_data(fat: FatFile) -> Iterator[Path | None]:
 
 
 def _ptd(named: Mapping[Any, Any]) -> bytes:
-    """Named data as a `.ptd`. ExecuTorch's serializers are private; so they are called in executorch 1.5.1."""
+    """Named data as a `.ptd`, made by the private serializers of executorch 1.5.1."""
     from executorch.exir._serialize.data_serializer import DataEntry, DataPayload  # noqa: PLC0415 - needed rarely
     from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer  # noqa: PLC0415 - as above
 

@@ -1,29 +1,24 @@
-"""Which payload of a container runs here: the rules of the C++ library, step by step."""
+"""Selects the payload of a container to run, by the same rules as the C++ library."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..artifacts.nfat.container import Container
-from ..artifacts.nfat.contents import Payload
-from ..artifacts.nfat.fat_file import BACKEND_ID
-from ..artifacts.pte.contents import PteFile
-from ..artifacts.pte.reader import open_pte
-from ..errors import FileFormatError, InputError, NoPayloadFits
-from .scratch import scratch_folder
+from ..errors import FileFormatError, InputError, NoPayloadFits, PteforgeError
+from ..formats.nfat.container import Container
+from ..formats.nfat.contents import BACKEND_ID, Payload
+from ..formats.pte.contents import PteFile
+from ..formats.pte.reader import open_pte
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a caller wants and does not want.
-
-    Attributes:
-        prefer: names of payloads to try before the others, in this order.
-        exclude: names of payloads not to try.
-    """
+class Preference:
+    """Names of payloads to try before the others, in this order, and of payloads not to try."""
 
     prefer: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -37,10 +32,8 @@ class Choice:
     """The payload to run.
 
     Attributes:
-        name: what it is called.
-        pte: what its file says.
         program: an `executorch.runtime.Program` with its methods loaded.
-        report: what became of each payload that was looked at, a line each, as the C++ library words them.
+        report: a line for each payload that was tried, worded as in the C++ library.
     """
 
     name: str
@@ -49,23 +42,20 @@ class Choice:
     report: tuple[str, ...]
 
 
-def select(file: Path, container: Container, methods: Sequence[str], wishes: Wishes, named_data: Path | None) -> Choice:
-    """Loads the first payload that fits; its priority is its place in the container, after those that are preferred.
+def select(
+    file: Path, container: Container, methods: Sequence[str], preference: Preference, named_data: Path | None
+) -> Choice:
+    """Loads the first payload that fits: preferred ones first, then in the container's order.
 
-    Args:
-        file: where the container is from, for messages.
-        container: the payloads and their blobs.
-        methods: names of the methods that have to load.
-        wishes: the caller's.
-        named_data: a `.ptd` file with what payloads of version 1 share.
+    The `.ptd` file `named_data` has the named data that payloads of version 1 share.
 
     Raises:
-        InputError: a wish names what is not there; as NoPayloadFits where no payload can run.
-        PteforgeError: a payload cannot be rebuilt, for lack of space or of rights.
+        InputError: the preference names an unknown payload; as NoPayloadFits if no payload can run.
+        PteforgeError: a payload cannot be rebuilt for lack of space or permissions.
     """
     report: list[str] = []
-    for payload in ordered(file, container, wishes):
-        if payload.name in wishes.exclude:
+    for payload in _ordered(file, container, preference):
+        if payload.name in preference.exclude:
             report.append(f"{payload.name}: passed over: it is excluded")
             continue
         try:
@@ -78,25 +68,24 @@ def select(file: Path, container: Container, methods: Sequence[str], wishes: Wis
     raise NoPayloadFits(str(file), tuple(report))
 
 
-def ordered(file: Path, container: Container, wishes: Wishes) -> list[Payload]:
-    """The payloads in the order of trying; raises InputError where a wish names what is not there."""
-    check_names(file, container, (*wishes.prefer, *wishes.exclude))
-    if both := [name for name in wishes.prefer if name in wishes.exclude]:
+def check_names(file: Path, container: Container, names: Iterable[str]) -> None:
+    """Raises InputError, which lists the payloads, if one of `names` is not among them."""
+    known = list(dict.fromkeys(payload.name for payload in container.payloads))
+    for name in names:
+        if name not in known:
+            raise InputError(f"{file} has no payload {name!r}; it has {', '.join(known) or 'none'}")
+
+
+def _ordered(file: Path, container: Container, preference: Preference) -> list[Payload]:
+    check_names(file, container, (*preference.prefer, *preference.exclude))
+    if both := [name for name in preference.prefer if name in preference.exclude]:
         raise InputError(f"payload {both[0]!r} cannot be preferred and excluded at once")
-    rank = {name: place for place, name in enumerate(dict.fromkeys(wishes.prefer))}
+    rank = {name: place for place, name in enumerate(dict.fromkeys(preference.prefer))}
     return sorted(container.payloads, key=lambda payload: rank.get(payload.name, len(rank)))
 
 
-def check_names(file: Path, container: Container, names: Iterable[str]) -> None:
-    """Raises InputError, naming the payloads there are, where one that is wanted is not among them."""
-    there = list(dict.fromkeys(payload.name for payload in container.payloads))
-    for name in names:
-        if name not in there:
-            raise InputError(f"{file} has no payload {name!r}; it has {', '.join(there) or 'none'}")
-
-
 class _PassedOver(Exception):
-    """Why a payload does not run here."""
+    """Says why a payload does not run here."""
 
 
 def _open(
@@ -107,19 +96,15 @@ def _open(
     if payload.size == 0:
         raise _PassedOver("it is empty")
     _check_backends(payload.description.backends)
-    # A file and not bytes: the runtime maps it, and lets go of what a backend has repacked. It is deleted before it is
-    # first run; the runtime keeps it open.
+    # A file, which the runtime maps and can unmap once a backend has repacked weights. The file is deleted before its
+    # first run, but the runtime keeps it open.
     with scratch_folder() as folder:
         file = folder / "payload.pte"
-        _rebuild(container, payload, file)
+        try:
+            container.write(payload, file)
+        except FileFormatError as error:
+            raise _PassedOver(f"it {str(error).removeprefix(f'payload {payload.name} ')}") from error
         return _load(file, methods, named_data)
-
-
-def _rebuild(container: Container, payload: Payload, file: Path) -> None:
-    try:
-        container.write(payload, file)
-    except FileFormatError as error:
-        raise _PassedOver(f"it {str(error).removeprefix(f'payload {payload.name} ')}") from error
 
 
 def _load(file: Path, methods: Sequence[str], named_data: Path | None) -> tuple[PteFile, Any]:
@@ -128,8 +113,8 @@ def _load(file: Path, methods: Sequence[str], named_data: Path | None) -> tuple[
     except FileFormatError as error:
         problem = str(error).removeprefix(f"{file}: ")
         raise _PassedOver(f"it is not a program that this runtime can load ({problem})") from error
-    # The container's list of backends is a hint; this is what the methods really need.
-    _check_backends(_needed(pte, methods))
+    # The container's list of backends is only a hint.
+    _check_backends(_needed_backends(pte, methods))
     try:
         program = load_program(file, named_data)
     except RuntimeError as error:
@@ -142,7 +127,7 @@ def _load(file: Path, methods: Sequence[str], named_data: Path | None) -> tuple[
     return pte, program
 
 
-def _needed(pte: PteFile, methods: Sequence[str]) -> Iterator[str]:
+def _needed_backends(pte: PteFile, methods: Sequence[str]) -> Iterator[str]:
     by_name = {method.name: method for method in pte.methods}
     for name in methods:
         if name not in by_name:
@@ -157,10 +142,10 @@ def _check_backends(ids: Iterable[str]) -> None:
 
 
 def backend_problem(backend: str) -> str | None:
-    """Why what needs a backend cannot run in this process; None if it can."""
-    from executorch.runtime import Runtime  # noqa: PLC0415 - takes seconds, and importing this package must not
+    """Why programs that need a backend cannot run in this process; None if they can."""
+    from executorch.runtime import Runtime  # noqa: PLC0415 - takes seconds
 
-    backend = backend.partition("\0")[0]  # as the runtime reads it, which is C++
+    backend = backend.partition("\0")[0]  # the runtime reads C strings
     if backend == BACKEND_ID:
         return "it is a fat program itself, and those do not nest"
     registry = Runtime.get().backend_registry
@@ -172,13 +157,24 @@ def backend_problem(backend: str) -> str | None:
 
 
 def load_program(file: Path, data_file: Path | None = None) -> Any:
-    """An `executorch.runtime.Program`, checked as far as ExecuTorch can; raises RuntimeError where it is refused."""
+    """An `executorch.runtime.Program`, with all of ExecuTorch's checks; raises RuntimeError if it is rejected."""
     import executorch.kernels.quantized  # noqa: F401, PLC0415 - kernels that quantized programs need
-    from executorch.runtime import Runtime, Verification  # noqa: PLC0415 - see above
+    from executorch.runtime import Runtime, Verification  # noqa: PLC0415 - takes seconds
 
     return Runtime.get().load_program(file, verification=Verification.InternalConsistency, data_path=data_file)
 
 
 def first_line(error: Exception) -> str:
-    """What an error of the runtime says, without the stack that it may bring."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder, removed at the end; files mapped from it stay mapped. Raises PteforgeError if it is full."""
+    try:
+        with TemporaryDirectory(prefix="pteforge-") as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise PteforgeError(
+            f"a payload cannot be rebuilt in a temporary folder: {error}; $TMPDIR names another place"
+        ) from error

@@ -1,50 +1,50 @@
-"""Whether two programs take and return the same, as far as their files say."""
+"""Compares methods' signatures with each other and with inputs, as far as files describe them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..artifacts.pte.contents import Method, ScalarSpec, TensorSpec, ValueSpec
+from ..formats.pte.contents import Method, ScalarSpec, TensorSpec, ValueSpec
 
 
 def call_mismatch(method: Method, other: Method) -> str | None:
-    """Why `other` cannot be called in place of `method`: the first argument that differs; None if none does.
+    """The first argument in which `other` cannot replace `method` in a call; None if it can.
 
-    Compared are numbers of arguments, kinds, dtypes, ranks and orders of dimensions: what the C++ delegate compares in
-    the first call. Sizes belong to each call.
+    Compares numbers of arguments, kinds, dtypes, ranks and dimension orders, as the C++ delegate does in the first
+    call. Sizes are checked in each call.
     """
     return next(_differences(method, other, sizes=False), None)
 
 
 def signature_mismatch(method: Method, other: Method) -> str | None:
-    """Where the signatures of two methods differ: the first argument that does; None if none does.
+    """The first argument in which the signatures of two methods differ; None if they are equal.
 
-    Compared are, besides what `call_mismatch` compares, sizes or their bounds, which sizes may change, and what
-    constant methods return (numbers and texts; tensors' contents are not looked at).
+    In addition to `call_mismatch`, compares sizes or their bounds, which sizes may change, and the outputs of constant
+    methods (numbers and texts, not tensors' contents).
     """
     return next(_differences(method, other, sizes=True), None)
 
 
 def inputs_problem(method: Method, inputs: Sequence[object]) -> str | None:
-    """Why values are not what a method takes, as far as its file says: the first that is not; None if all are."""
+    """The first input that does not match a method's signature; None if all do."""
     if len(inputs) != len(method.inputs):
-        takes = ", ".join(map(_full, method.inputs)) or "nothing"
+        takes = ", ".join(map(_describe_with_order, method.inputs)) or "nothing"
         return f"it takes {_count(len(method.inputs), 'input')} ({takes}), and was given {len(inputs)}"
     for position, (spec, value) in enumerate(zip(method.inputs, inputs, strict=True)):
         shape, dtype = getattr(value, "shape", None), str(getattr(value, "dtype", "")).removeprefix("torch.")
         if not isinstance(spec, TensorSpec) or shape is None:
             continue
         if dtype != spec.dtype:
-            return f"input {position} is of {dtype}, the method takes {_full(spec)}"
+            return f"input {position} is of {dtype}, the method takes {_describe_with_order(spec)}"
         if problem := shape_problem(spec, shape):
             return f"input {position} {problem}"
     return None
 
 
 def shape_problem(spec: TensorSpec, shape: Sequence[int], does: str = "takes") -> str | None:
-    """Why a tensor of `shape` is not what a method takes or gives, as `spec` says; None if it is.
+    """Why `spec` does not allow a tensor of `shape`; None if it does. Sizes with a bound may be smaller.
 
-    The runtime resizes within the bounds of what may vary.
+    The message says what the method `does`: it ``takes`` an input or ``gives`` an output.
     """
     if len(shape) != len(spec.shape):
         return f"has {len(shape)} dimensions, the method {does} {len(spec.shape)}"
@@ -71,11 +71,11 @@ def _compare(what: str, specs: Sequence[ValueSpec], others: Sequence[ValueSpec],
         return
     for position, (spec, other) in enumerate(zip(specs, others, strict=True)):
         if _key(spec, sizes=sizes) != _key(other, sizes=sizes):
-            yield f"{what} {position} is {_full(other)} instead of {_full(spec)}"
+            yield f"{what} {position} is {_describe_with_order(other)} instead of {_describe_with_order(spec)}"
 
 
 def _key(spec: ValueSpec, *, sizes: bool) -> tuple[object, ...]:
-    """What has to be equal. The value of a scalar is the one it was traced with."""
+    """The part to compare. Values of scalars are those of tracing, and not part of it."""
     if isinstance(spec, ScalarSpec):
         return (spec.kind,)
     if not sizes:
@@ -84,20 +84,20 @@ def _key(spec: ValueSpec, *, sizes: bool) -> tuple[object, ...]:
 
 
 def _constant(spec: ValueSpec) -> str | None:
-    """By text, so that not-a-number equals itself; None for what holds indices and not content."""
+    """The constant as text, so that not-a-number equals itself; None for tensors and for lists of indices."""
     if isinstance(spec, TensorSpec) or spec.kind in {"int_list", "tensor_list", "optional_tensor_list"}:
         return None
     return repr(spec.value)
 
 
-def _full(spec: ValueSpec) -> str:
+def _describe_with_order(spec: ValueSpec) -> str:
     if isinstance(spec, ScalarSpec) or spec.dim_order == tuple(range(len(spec.shape))):
-        return _show(spec)
-    return f"{_show(spec)} in dimension order {list(spec.dim_order)}"
+        return _describe(spec)
+    return f"{_describe(spec)} in dimension order {list(spec.dim_order)}"
 
 
-def _show(spec: ValueSpec) -> str:
-    """An argument for people: ``float32 [2, 64]``, ``float32 up to [8, 64]``, ``int``."""
+def _describe(spec: ValueSpec) -> str:
+    """An argument as text: ``float32 [2, 64]``, ``float32 up to [8, 64]``, ``int``."""
     if isinstance(spec, ScalarSpec):
         return spec.kind
     match spec.dynamism:

@@ -1,252 +1,262 @@
-"""Settling one step: find it in the ledger by key, or run its stage, store the outputs and record them."""
+"""Answering one call of a stage: found in the ledger by key, or run, its outputs stored and recorded."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from ..artifacts.digest import Digest, digest_json
-from ..artifacts.records import StageRecord
-from ..artifacts.ref import ArtifactRef, BlobRef
+from ..artifacts.ledger import StageRecord
+from ..artifacts.local_store import LocalStore
+from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
 from ..errors import PteforgeError, StageError, StageFailed
-from .call import StageCall, run_call
-from .catalog import StageName
-from .keys.key import StageKey
-from .keys.stage_code import stage_code_digest
+from .keys.key import StageKey, stage_code_digest
+from .keys.search import ModuleSearch
+from .keys.source import source_fields
 from .keys.versions import distribution_versions
-from .model import PlannedModel
-from .params import CompileParams
-from .progress import Progressed, unheard
-from .source_params import MethodParams
-from .steps import Step
+from .runner import Done, NullObserver, Observer, StageCall
+from .stage import CallableParams, Params, Progressed, Workspace, from_roles, no_progress, reporter, to_roles
 from .targets.find import find_target_class, link_names
-from .watching import watch
 from .workers import StageRunner, WorkerLimits
 
-_ENTRY = "pteforge.tasks.stages.entry:run"
+REFRESHED = "asked for with --refresh"
+"""Why a stage ran that may have been in the ledger."""
 
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """A settled step.
-
-    Attributes:
-        step: the step.
-        key: its key.
-        outputs: role to artifact.
-        cached: whether it was found instead of run.
-        seconds: how long the stage ran, now or when it was made.
-        peak_memory: bytes its process used beyond the worker server's own, now or when it was made.
-    """
-
-    step: Step
-    key: StageKey
-    outputs: Mapping[str, ArtifactRef]
-    cached: bool
-    seconds: float
-    peak_memory: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Toolchain:
-    """What a stage runs with, for certain targets: digest of our code, and versions of the rest."""
-
-    code: Digest
-    versions: Mapping[str, str]
+_NOBODY = NullObserver()
+_BODY = f"{__name__}:run_stage"
 
 
 class Executor:
-    """Settles steps against one store. Thread-safe where its runner is."""
+    """Finds and runs stages against one store. Thread-safe where its runner is.
 
-    def __init__(self, store: Store, workers: StageRunner) -> None:
+    Attributes:
+        refresh: id of a run that makes everything again: only what that run has made itself is found, by any process
+            that works for it. Empty to find what is there.
+    """
+
+    def __init__(self, store: Store, workers: StageRunner, refresh: str = "") -> None:
         """Starts nothing."""
         self.store = store
+        self.refresh = refresh
         self._workers = workers
-        self._toolchains: dict[tuple[str, bool, tuple[str, ...]], _Toolchain] = {}
+        self._toolchains: dict[tuple[str, tuple[str, ...], tuple[str, ...]], _Toolchain] = {}
 
-    def key(self, step: Step, inputs: Mapping[str, ArtifactRef]) -> StageKey:
-        """The step's stage key, inputs known."""
-        name = (step.stage.value, step.isolated, tuple(each.name for each in step.targets))
+    def key(self, call: StageCall) -> StageKey:
+        stage, params = call.stage, call.params
+        name = (stage.name, stage.versions_of(params), params.target_names())
         if name not in self._toolchains:
-            self._toolchains[name] = _toolchain(step)
+            self._toolchains[name] = _toolchain(stage.__module__, *name[1:])
         toolchain = self._toolchains[name]
         return StageKey(
-            stage=step.stage.value,
+            stage=stage.name,
             code=toolchain.code,
             versions=toolchain.versions,
-            inputs={role: _identity(step, ref) for role, ref in inputs.items()},
-            params=step.params.model_dump(mode="json"),
+            inputs={role: stage.input_digest(params, ref) for role, ref in call.inputs.items()},
+            params=params.model_dump(mode="json"),
         )
 
-    def find(self, step: Step, inputs: Mapping[str, ArtifactRef]) -> StepResult | None:
-        """The step's result from the ledger, where there is one and all of its outputs are sound."""
-        return self._find(step, self.key(step, inputs))
+    def find(self, call: StageCall) -> Done | None:
+        """The result from the ledger, where there is one and all of its outputs are in the store."""
+        return self._find(call, self.key(call))
 
-    def settle(
-        self,
-        model: PlannedModel,
-        step: Step,
-        inputs: Mapping[str, ArtifactRef],
-        *,
-        starting: Callable[[], None] = lambda: None,
-        progressed: Progressed = unheard,
-    ) -> StepResult:
-        """Finds the step's result, or makes it.
+    def run(self, call: StageCall, observer: Observer = _NOBODY, progressed: Progressed = no_progress) -> Done:
+        """Finds the result of a call, or makes it.
 
         Of several callers with equal keys, in this process or in others that use the store, one runs the stage and the
         others wait and find the result.
-
-        Args:
-            model: the model.
-            step: one of its steps.
-            inputs: role to artifact.
-            starting: called once it is known that there is no result yet.
-            progressed: told how far the stage is, where it says so.
 
         Raises:
             StageError: the stage failed.
             StoreError: an input is gone or damaged, or the store cannot be used.
         """
-        key = self.key(step, inputs)
-        if found := self._find(step, key):
-            return found
-        starting()
-        with self.store.leases.hold(key.digest()):
-            if found := self._find(step, key):
-                return found
-            for ref in inputs.values():
-                self.store.fetch(ref)
-            return self._make(model, step, key, inputs, progressed)
 
-    def _find(self, step: Step, key: StageKey) -> StepResult | None:
-        record = self._sound_record(key.digest())
-        return None if record is None else _result(step, key, record, cached=True)
+        def report(count: int, total: int | None) -> None:
+            observer.progressed(call, count, total)
+            progressed(count, total)
 
-    def _sound_record(self, key: Digest) -> StageRecord | None:
-        record = self.store.ledger.lookup(key)
-        if record is None or not all(self.store.has(ref) for ref in record.outputs.values()):
-            return None
-        return record
+        try:
+            key = self.key(call)
+            done = self._find(call, key)
+            if done is None:
+                observer.started(call)
+                with self.store.leases.hold(key.digest()):
+                    done = self._find(call, key) or self._make(call, key, report)
+        except Exception as error:
+            observer.failed(call, error)
+            raise
+        observer.finished(done)
+        return done
 
-    def _make(
-        self,
-        model: PlannedModel,
-        step: Step,
-        key: StageKey,
-        inputs: Mapping[str, ArtifactRef],
-        progressed: Progressed,
-    ) -> StepResult:
-        call = StageCall(
-            stage=step.stage,
-            inputs=inputs,
-            params=step.params,
-            store=self.store.local.root,
-            folder=model.folder,
-            python_path=model.python_path,
-            program_file=model.program_file,
-        )
-        started = time.perf_counter()
-        if step.isolated:
-            limits = WorkerLimits(timeout=model.limits.timeout, memory=model.limits.memory)
-            path = tuple(map(str, model.python_path))
-            report = self._workers.run(_ENTRY, call.to_json(), limits, python_path=path, progressed=progressed)
-            outputs = {role: ArtifactRef.from_json(ref) for role, ref in report.result.items()}
-            seconds, peak, log = report.seconds, report.peak_memory, self._publish_log(report.log)
-        else:
-            outputs, peak, log = _run_here(call), 0, None
-            seconds = time.perf_counter() - started
-        self._publish(outputs)
-        if isinstance(step.params, MethodParams):
-            step, key = self._watch(model, step, key, outputs["observed"])
-        return self._commit(step, key, outputs, seconds, peak, log)
-
-    def adopt(
-        self, step: Step, inputs: Mapping[str, ArtifactRef], outputs: Mapping[str, ArtifactRef], seconds: float
-    ) -> StepResult:
-        """Files what the caller has made itself as the result of a step, as if its stage had just run."""
-        self._publish(outputs)
-        return self._commit(step, self.key(step, inputs), outputs, seconds, 0, None)
-
-    def _publish(self, outputs: Mapping[str, ArtifactRef]) -> None:
+    def adopt(self, call: StageCall, outputs: Mapping[str, ArtifactRef], seconds: float, reason: str = "") -> Done:
+        """Records outputs that the caller made itself, as if the stage had just run."""
         for ref in outputs.values():
             self.store.publish(ref)
+        return replace(self._commit(call, self.key(call), outputs, seconds), reason=reason)
+
+    def _find(self, call: StageCall, key: StageKey) -> Done | None:
+        record = self.store.ledger.lookup(key.digest())
+        if record is None or (self.refresh and record.refreshed_by != self.refresh):
+            return None
+        if not all(self.store.has(ref) for ref in record.outputs.values()):
+            return None
+        return Done(call, key, record.outputs, cached=True, seconds=record.seconds, peak_memory=record.peak_memory)
+
+    def _make(self, call: StageCall, key: StageKey, progressed: Progressed) -> Done:
+        for ref in call.inputs.values():
+            self.store.fetch(ref)
+        peak, log = 0, None
+        if call.stage.runs_isolated(call.params):
+            limits = WorkerLimits(timeout=call.limits.timeout, memory=call.limits.memory)
+            path = tuple(map(str, call.python_path))
+            report = self._workers.run(_BODY, self._work(call), limits, python_path=path, progressed=progressed)
+            answer, seconds, peak, log = report.result, report.seconds, report.peak_memory, report.log
+        else:
+            started = time.perf_counter()
+            answer = self._run_here(call)
+            seconds = time.perf_counter() - started
+        outputs = {role: ArtifactRef.from_json(ref) for role, ref in answer.items()}
+        for ref in outputs.values():
+            self.store.publish(ref)
+        if call.user_code:
+            call = self._watch(call, outputs["observed"])
+            key = self.key(call)
+        return self._commit(call, key, outputs, seconds, peak, log)
+
+    def _work(self, call: StageCall) -> dict[str, Any]:
+        return {"call": call.encode().decode(), "store": str(self.store.local.root)}
+
+    def _run_here(self, call: StageCall) -> Any:
+        try:
+            return run_stage(self._work(call))
+        except StageError:
+            raise
+        except (PteforgeError, OSError, ValueError) as error:
+            raise StageFailed(f"{type(error).__name__}: {error}") from error
 
     def _commit(
         self,
-        step: Step,
+        call: StageCall,
         key: StageKey,
         outputs: Mapping[str, ArtifactRef],
         seconds: float,
-        peak: int,
-        log: BlobRef | None,
-    ) -> StepResult:
+        peak_memory: int = 0,
+        log: bytes | None = None,
+    ) -> Done:
+        kept = None
+        if log is not None:
+            kept = self.store.local.put_artifact("log", log)
+            self.store.publish(kept)
         record = StageRecord(
             key=key.digest(),
             fields=key.fields(),
             outputs=outputs,
             seconds=seconds,
-            peak_memory=peak,
+            peak_memory=peak_memory,
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
-            log=log,
+            log=kept.root if kept else None,
+            refreshed_by=self.refresh,
         )
         self.store.ledger.commit(record)
-        return _result(step, key, record, cached=False)
+        reason = REFRESHED if self.refresh else ""
+        return Done(call, key, outputs, cached=False, seconds=seconds, peak_memory=peak_memory, reason=reason)
 
-    def _publish_log(self, content: bytes) -> BlobRef:
-        log = self.store.local.put_artifact("log", content)
-        self.store.publish(log)
-        return log.root
+    def _watch(self, call: StageCall, observed: ArtifactRef) -> StageCall:
+        """The call with params that cover what the user's code really loaded.
 
-    def _watch(self, model: PlannedModel, step: Step, key: StageKey, observed: ArtifactRef) -> tuple[Step, StageKey]:
-        """Files the result under a key that covers what really was loaded."""
-        ledger = self.store.ledger
+        A module that the static closure does not see (imported by a computed name, say) is watched from now on: its
+        code enters the key, so a later change of it is a miss. So are packages that the user's imports import.
+
+        Raises:
+            StageFailed: the user's code is not what it was when the call was made.
+        """
+        assert call.user_code  # noqa: S101 - the caller has looked
+        ledger, name = self.store.ledger, call.user_code.watch_name
+        watched = set(ledger.watched(name))
+        if not _says_as_much(current_params(call, tuple(sorted(watched))), call.params):
+            raise StageFailed("the model's source changed while it was exported; export it again", bad_input=True)
         loaded = json.loads(self.store.local.read_artifact(observed))
-        params = watch(model, step, loaded, ledger)
-        if params == step.params:
-            return step, key
-        step = replace(step, params=params)
-        return step, self.key(step, {})
+        now_watched = tuple(sorted(watched | (set(loaded) - _known(call.params))))
+        if watched != set(now_watched):
+            ledger.watch(name, now_watched)
+        return replace(call, params=current_params(call, now_watched))
 
 
-def _toolchain(step: Step) -> _Toolchain:
-    """Takes milliseconds, since it reads what is installed: to be kept for the time of a run."""
-    modules, distributions = [step.stage.kind.module], list(step.distributions)
-    for name in dict.fromkeys(each.name for each in step.targets):
-        distributions += find_target_class(name).distributions
-        modules += [find_target_class(link).__module__ for link in link_names(name)]
+def run_stage(work: Any) -> Any:
+    """Runs a stage's body in this process, from JSON to JSON.
+
+    Args:
+        work: the `StageCall` under ``call``, as its own JSON; folder of the local store under ``store``.
+
+    Returns:
+        Role name to the JSON of an artifact ref.
+    """
+    call, store = StageCall.decode(work["call"].encode()), LocalStore(Path(work["store"]))
+    stage = call.stage
+    with store.scratch() as scratch:
+        space = Workspace(store, scratch, call.folder, call.python_path, call.program_file, reporter.get())
+        outputs = stage.run(from_roles(stage.Inputs, call.inputs), call.params, space)
+    return {role: ref.to_json() for role, ref in to_roles(outputs).items()}
+
+
+def current_params(call: StageCall, watched: tuple[str, ...]) -> Params:
+    """Params of a stage that runs the user's code, with digests of that code as it is now.
+
+    `watched` are modules that earlier runs loaded and the static closure does not see.
+    """
+    assert call.user_code  # noqa: S101 - the caller has looked
+    search = ModuleSearch(call.python_path)
+    update: dict[str, Any] = {"source": source_fields(call.user_code.source, search, watched, folder=call.folder)}
+    if transforms := getattr(call.params, "transforms", ()):
+        callables = iter(call.user_code.callables)
+        update["transforms"] = tuple(
+            CallableParams(source=source_fields(next(callables), search, folder=call.folder))
+            if isinstance(transform, CallableParams)
+            else transform
+            for transform in transforms
+        )
+    params: Params = call.params.model_copy(update=update)
+    return params
+
+
+def _known(params: Any) -> set[str]:
+    """Modules and distributions that the key has without watching."""
+    sources = [params.source]
+    sources += [each.source for each in getattr(params, "transforms", ()) if isinstance(each, CallableParams)]
+    return {name for source in sources for part in ("modules", "distributions") for name in source.get(part, ())}
+
+
+def _says_as_much(now: Any, before: Any) -> bool:
+    """Whether a source still is what it was; more of it may be watched by now, for a run of the same source."""
+    grown = {
+        name: {known: now.source.get(name, {}).get(known) for known in before.source[name]}
+        for name in ("modules", "distributions")
+        if name in before.source
+    }
+    return bool(now.model_copy(update={"source": {**now.source, **grown}}) == before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Toolchain:
+    """What a stage runs with: the digest of our code, and the versions of everything else."""
+
+    code: Digest
+    versions: Mapping[str, str]
+
+
+def _toolchain(module: str, distributions: tuple[str, ...], targets: tuple[str, ...]) -> _Toolchain:
+    """Takes milliseconds, since it reads what is installed: keep it for the time of a run."""
+    modules, names = [module], list(distributions)
+    for target in dict.fromkeys(targets):
+        names += find_target_class(target).distributions
+        modules += [find_target_class(link).__module__ for link in link_names(target)]
     return _Toolchain(
-        code=digest_json([stage_code_digest(module) for module in modules]),
-        versions={"python": platform.python_version(), **distribution_versions(distributions)},
+        code=digest_json([stage_code_digest(name) for name in modules]),
+        versions={"python": platform.python_version(), **distribution_versions(names)},
     )
-
-
-def _identity(step: Step, ref: ArtifactRef) -> Digest:
-    """A program's identity leaves out stack traces, so where they are told its stored bytes count instead."""
-    options = step.params.options if isinstance(step.params, CompileParams) else None
-    emits_traces = options is not None and (options.emit_stacktrace or options.generate_etrecord)
-    return ref.root.digest if emits_traces or step.stage is StageName.BISECT else ref.identity
-
-
-def slot(model: str, step: Step) -> str:
-    """The name under which the ledger remembers a step's last key."""
-    return f"{model}/{step.name}"
-
-
-def _result(step: Step, key: StageKey, record: StageRecord, *, cached: bool) -> StepResult:
-    return StepResult(step, key, record.outputs, cached, record.seconds, record.peak_memory)
-
-
-def _run_here(call: StageCall) -> dict[str, ArtifactRef]:
-    importlib.import_module(call.stage.kind.module)
-    try:
-        return dict(run_call(call))
-    except StageError:
-        raise
-    except (PteforgeError, OSError, ValueError) as error:
-        raise StageFailed(f"{type(error).__name__}: {error}") from error

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from ..configs.verify_bounds import VerifyBounds
+from ..artifacts.records import Record
+from ..configs.verification import VerifyBounds
 
 _MOST_DB = {"bfloat16": 22.0, "float16": 40.0}
-"""The most SQNR that can be asked of outputs of a type, coarsest first.
+"""The highest SQNR bound that applies to outputs of a dtype, coarsest first.
 
 One rounding to float16 (11 bits) leaves some 70 dB, and to bfloat16 (8 bits) 18 dB less; kernels round at every
-operator, so that networks come to little more than half of that.
+operator, so networks reach little more than half of that.
 """
 
 
@@ -21,17 +21,16 @@ class Case:
     """One output of one method on one input, against eager.
 
     Attributes:
-        method: name of the method.
         label: which input: ``example 0``, ``drawn 1``.
         output: position among the flat outputs.
         max_abs_error: largest absolute difference.
-        max_relative_error: that, divided by the largest magnitude of eager's output.
+        max_relative_error: `max_abs_error` divided by the largest magnitude of eager's output.
         sqnr_db: signal to quantization noise ratio, 10 log10(sum of squares of eager / sum of squares of the
-            difference), in dB; None where the outputs are equal.
-        payload: which of a fat file's payloads ran; empty for a plain file.
+            difference), in dB; None if the outputs are equal.
+        payload: the payload of a fat file that ran; empty for a plain file.
         classified: rows of an output of shape (rows, classes >= 2) of a floating type; 0 for other outputs.
-        agreeing: how many of them have their largest element where eager's row has it.
-        rounded_to: ``float16`` or ``bfloat16`` where the output is of that type; empty for others.
+        agreeing: how many of those rows have their largest element in the same place as eager's.
+        rounded_to: ``float16`` or ``bfloat16`` if that is the output's dtype; else empty.
     """
 
     method: str
@@ -47,63 +46,31 @@ class Case:
 
     @property
     def where(self) -> str:
-        """Which output of what, for messages."""
         return f"method {self.method!r}, {self.label}, output {self.output}"
 
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The worst figures over a set of cases, each figure by itself.
-
-    Attributes:
-        cases: how many.
-        max_abs_error: the largest.
-        max_relative_error: the largest.
-        sqnr_db: the smallest; None where all outputs are equal.
-        top1: the share of all rows of classifiers' outputs that agree with eager's; None where there are none.
-        rounded_to: the coarsest type that any of the outputs is rounded to, see `Case`.
-    """
+    """The worst figures over a set of cases, each figure on its own."""
 
     cases: int
     max_abs_error: float
     max_relative_error: float
-    sqnr_db: float | None
+    sqnr_db: float | None  # the smallest; None if all outputs are equal
+    # the share of rows of classifiers' outputs that agree with eager's; None if there are none
     top1: float | None = None
-    rounded_to: str = ""
+    rounded_to: str = ""  # the coarsest of the cases' dtypes, see `Case`
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """All cases of a file and the worst of them: overall, by method, and by payload of a fat file.
-
-    Attributes:
-        overall: the worst.
-        methods: by method.
-        payloads: by payload; empty for a plain file.
-        not_run: payloads that this machine's runtime has no backend for: why, by name.
-        cases: all of them.
-    """
+class Figures(Record):
+    """All cases of a file and the worst of them: overall, by method, and by payload of a fat file."""
 
     overall: Worst
     methods: dict[str, Worst]
     payloads: dict[str, Worst]
-    not_run: dict[str, str]
+    not_run: dict[str, str]  # name of a payload that this machine's runtime has no backend for -> reason
     cases: tuple[Case, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Figures:
-        """Inverse of `to_json`."""
-        return cls(
-            overall=Worst(**value["overall"]),
-            methods={name: Worst(**worst) for name, worst in value["methods"].items()},
-            payloads={name: Worst(**worst) for name, worst in value["payloads"].items()},
-            not_run=dict(value["not_run"]),
-            cases=tuple(Case(**case) for case in value["cases"]),
-        )
 
 
 def summarize(cases: Sequence[Case], not_run: Mapping[str, str] | None = None) -> Figures:
@@ -120,7 +87,7 @@ def summarize(cases: Sequence[Case], not_run: Mapping[str, str] | None = None) -
 
 
 def violations(figures: Case | Worst, bounds: VerifyBounds) -> Iterator[str]:
-    """What about figures is outside of bounds, in words; of coarse types no more is asked than they can hold."""
+    """Yields a message for each figure out of bounds. Low-precision dtypes get relaxed bounds."""
     if bounds.max_abs_error is not None and figures.max_abs_error > bounds.max_abs_error:
         yield f"max abs error {figures.max_abs_error:.3g} > {bounds.max_abs_error:.3g}"
     if bounds.max_relative_error is not None and figures.max_relative_error > bounds.max_relative_error:

@@ -1,171 +1,150 @@
-"""What the ladder of numerics and the comparison of nodes say, as they are stored and shown."""
+"""The ladder of numerics (each program of a recipe against eager), losses by node, and where quality is lost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from .figures import Worst
+from ..artifacts.records import Record
+from ..configs.verification import VerifyBounds
+from .figures import Worst, violations
 
 RungName = Literal["exported", "transformed", "quantized", "edge", "payload"]
 
+CLEAN_DB = 90.0
+"""SQNR above this counts as this: fp32 stays above whatever the order of its sums, so differences mean nothing."""
+
+DROP_DB = 6.0
+"""A rung whose SQNR drops by more than this loses quality: the amplitude of its noise more than doubles."""
+
 
 def rung_label(name: str, specializations: Sequence[str]) -> str:
-    """What a rung is called where there are several of its name, for example ``edge.xnnpack+portable``."""
+    """The name of a rung with its specializations, for example ``edge.xnnpack+portable``."""
     return f"{name}.{'+'.join(specializations)}" if specializations else name
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """One method of one of the programs that a model goes through, against eager on real inputs.
-
-    Attributes:
-        name: which program.
-        specializations: the specializations of a fat file that it belongs to; empty where it belongs to all.
-        method: name of the method.
-        figures: the worst over all outputs; None where there are none.
-        problem: why there are none; empty otherwise.
-    """
+class Rung(Record):
+    """One method of one of the programs that lowering makes, against eager on real inputs."""
 
     name: RungName
-    specializations: tuple[str, ...]
+    specializations: tuple[str, ...]  # the specializations of a fat file that it belongs to; empty for all
     method: str
-    figures: Worst | None
-    problem: str = ""
+    figures: Worst | None  # the worst over all outputs; None if it could not be run
+    problem: str = ""  # why it could not be run; empty otherwise
 
     @property
     def label(self) -> str:
-        """Its name, with specializations where it does not belong to all."""
         return rung_label(self.name, self.specializations)
 
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """The rungs of a recipe, in the order in which its model goes through them."""
+    """The rungs of a recipe, in the order of lowering."""
 
     rungs: tuple[Rung, ...]
 
     def before(self, rung: Rung) -> Rung | None:
-        """The rung that it was made from; None for the first, which was made from eager."""
-        above = self.rungs[: self.rungs.index(rung)]
-        shared = [
-            each
-            for each in above
-            if each.method == rung.method
-            and each.name != rung.name
-            and (not each.specializations or set(each.specializations) >= set(rung.specializations))
-        ]
-        return shared[-1] if shared else None
+        """The rung that this one was made from; None for the first, which was made from eager."""
+        for above in reversed(self.rungs[: self.rungs.index(rung)]):
+            shared = not above.specializations or set(above.specializations) >= set(rung.specializations)
+            if above.method == rung.method and above.name != rung.name and shared:
+                return above
+        return None
 
-    def ways(self) -> list[list[Rung]]:
-        """From the first rung to each one that nothing was made from."""
-        made_from = {self.before(rung) for rung in self.rungs}
-        ways = []
-        for last in self.rungs:
-            if last not in made_from:
-                way = [last]
-                while above := self.before(way[0]):
-                    way.insert(0, above)
-                ways.append(way)
-        return ways
+    def paths(self) -> list[list[Rung]]:
+        """The paths from the first rung to each last one."""
+        inner = {self.before(rung) for rung in self.rungs}
+        return [self._path(rung) for rung in self.rungs if rung not in inner]
+
+    def _path(self, rung: Rung | None) -> list[Rung]:
+        return [*self._path(self.before(rung)), rung] if rung else []
 
     def to_json(self) -> list[dict[str, Any]]:
-        """A JSON array."""
-        return [asdict(rung) for rung in self.rungs]
+        return [rung.to_json() for rung in self.rungs]
 
     @classmethod
     def from_json(cls, value: Sequence[dict[str, Any]]) -> Ladder:
-        """Inverse of `to_json`."""
-        return cls(
-            tuple(
-                Rung(
-                    each["name"],
-                    tuple(each["specializations"]),
-                    each["method"],
-                    Worst(**each["figures"]) if each["figures"] else None,
-                    each["problem"],
-                )
-                for each in value
-            )
-        )
+        return cls(tuple(Rung.from_json(rung) for rung in value))
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLoss:
-    """One operator of a program, against its source in the program that this one was made from.
-
-    Attributes:
-        node: name of the node.
-        operator: for example ``aten.convolution.default``.
-        sources: names of the nodes that it stands for, the one whose value it has last.
-        module: path of the module that calls it, empty for the model itself.
-        line: where the model's code calls it: file, line and function; empty where that is not known.
-        own: what it loses by itself, with inputs as they are in the program before; None where `problem` says why.
-        passed_on: how far its value is off where everything before it has lost, too.
-        problem: its value cannot be compared: NaN, infinity.
-    """
+    """One operator of a program, against its source in the program before."""
 
     node: str
-    operator: str
-    sources: tuple[str, ...]
-    module: str
-    line: str
-    own: Worst | None
-    passed_on: Worst | None
-    problem: str = ""
+    operator: str  # for example ``aten.convolution.default``
+    sources: tuple[str, ...]  # names of the nodes that it replaces; the last one computes the same value
+    module: str  # path of the module that calls it, empty for the model itself
+    line: str  # file, line and function of the call in the model's code; empty if unknown
+    own: Worst | None  # its own loss, given the inputs of the program before; None if there is a `problem`
+    passed_on: Worst | None  # the loss of its value including that of its inputs
+    problem: str = ""  # why its value cannot be compared: NaN, infinity
 
     @property
     def loses(self) -> bool:
-        """Whether its value is another than in the program before."""
+        """Whether its value differs from that in the program before."""
         return bool(self.problem) or (self.own is not None and self.own.sqnr_db is not None)
 
     @property
     def order(self) -> float:
-        """Sorts those that lose most first, in dB."""
+        """Sort key, in dB: the largest loss first."""
         if self.own is None:
             return float("-inf")
         return float("inf") if self.own.sqnr_db is None else self.own.sqnr_db
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLosses:
-    """What the operators of a program lose.
+class NodeLosses(Record):
+    """The losses of a program's operators."""
 
-    Attributes:
-        nodes: those that could be compared; the ones that lose most first.
-        operators: how many operators the program has.
-    """
-
-    nodes: tuple[NodeLoss, ...]
+    nodes: tuple[NodeLoss, ...]  # those that were compared, the largest loss first
     operators: int
 
     @property
     def losing(self) -> tuple[NodeLoss, ...]:
-        """Those that lose anything; the ones that lose most first."""
         return tuple(node for node in self.nodes if node.loses)
 
     @property
     def compared(self) -> int:
-        """How many operators could be compared."""
         return len(self.nodes)
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return {"nodes": [asdict(node) for node in self.nodes], "operators": self.operators}
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> NodeLosses:
-        """Inverse of `to_json`."""
-        nodes = (
-            NodeLoss(
-                **{
-                    **each,
-                    "sources": tuple(each["sources"]),
-                    "own": Worst(**each["own"]) if each["own"] else None,
-                    "passed_on": Worst(**each["passed_on"]) if each["passed_on"] else None,
-                }
-            )
-            for each in value["nodes"]
-        )
-        return cls(tuple(nodes), value["operators"])
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The first rung that loses quality."""
+
+    rung: Rung
+    before: Rung | None  # the nearest earlier rung with figures; None for eager itself
+    reason: str  # the bounds or the drop, in words
+
+
+def find_loss(ladder: Ladder, bounds: VerifyBounds, drop_db: float = DROP_DB) -> Loss | None:
+    """The first rung that loses quality, if any.
+
+    That is the first rung outside the verification bounds. If all are inside, it is the first one whose SQNR is more
+    than `drop_db` below that of the rung before; ratios above `CLEAN_DB` count as `CLEAN_DB`.
+    """
+    measured = [(rung, rung.figures) for rung in ladder.rungs if rung.figures]
+    for rung, figures in measured:
+        if violated := list(violations(figures, bounds)):
+            return Loss(rung, _before(ladder, rung), f"is outside of the recipe's bounds: {'; '.join(violated)}")
+    for rung, figures in measured:
+        before = _before(ladder, rung)
+        drop = _clipped(before.figures if before else None) - _clipped(figures)
+        if drop > drop_db:
+            than = before.label if before else "eager"
+            return Loss(rung, before, f"is {drop:.1f} dB worse than {than} ({drop_db:g} dB are allowed)")
+    return None
+
+
+def _before(ladder: Ladder, rung: Rung) -> Rung | None:
+    before = ladder.before(rung)
+    while before and not before.figures:
+        before = ladder.before(before)
+    return before
+
+
+def _clipped(figures: Worst | None) -> float:
+    return CLEAN_DB if figures is None or figures.sqnr_db is None else min(figures.sqnr_db, CLEAN_DB)

@@ -1,28 +1,32 @@
-"""The configs of torchao's `quantize_`, found by reading its sources: importing it would import torch."""
+"""The configs of torchao's `quantize_`, found by parsing its sources.
+
+Parsing takes 25 ms once per process; importing torchao would take 3 s, also in a subprocess the first time, and the
+check must stay light. A test compares the result with the imported classes.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from ..configs.source_transforms import TorchaoTransform
-from ..configs.suggestions import did_you_mean
+from ..configs.base import did_you_mean
+from ..configs.quantize import TorchaoTransform
 from ..errors import TargetError
 from .keys.code import parse_module
 from .keys.search import ModuleSearch
 
 PACKAGES = ("torchao.quantization", "torchao.prototype.quantization.codebook_coreml")
-"""Where they are; the second one is for codebooks, which Core ML takes."""
+"""The second one is for codebooks, which Core ML supports."""
 
 _BASE = "AOBaseConfig"
 _ENDING = "Config"
 
 
 def class_name(written: str) -> str:
-    """The name of a config's class, whether written as such or in snake case; TargetError where there is none."""
+    """The name of a config's class from that name or its snake case; raises TargetError for unknown ones."""
     for name in torchao_configs():
         if written in (name, snake_case(name), snake_case(name.removesuffix(_ENDING))):
             return name
@@ -33,7 +37,7 @@ def class_name(written: str) -> str:
 
 
 def check_transform(transform: TorchaoTransform) -> None:
-    """Checks a transform's config and the names of its params, but not their values; TargetError where they are not."""
+    """Raises TargetError for an unknown config or unknown names of its params; does not check values."""
     name = class_name(transform.torchao)
     fields = torchao_configs()[name]
     for field in transform.params:
@@ -43,7 +47,7 @@ def check_transform(transform: TorchaoTransform) -> None:
 
 @cache
 def torchao_configs() -> Mapping[str, tuple[str, ...]]:
-    """Public config classes to their fields, those left out that are made of other configs."""
+    """Fields of public config classes, except classes composed of other configs."""
     search = ModuleSearch()
     modules: dict[str, set[str]] = {}
     for package in PACKAGES:
@@ -55,7 +59,7 @@ def torchao_configs() -> Mapping[str, tuple[str, ...]]:
     for module, names in modules.items():
         for node in _statements(search.locate(module)) if names else ():
             if isinstance(node, ast.ClassDef) and node.name in names and _derives(node):
-                fields = dict(_fields(node))
+                fields = _fields(node)
                 if not any(_BASE in text for text in fields.values()):
                     found[node.name] = tuple(fields)
     return found
@@ -69,13 +73,14 @@ def _derives(definition: ast.ClassDef) -> bool:
     return any(isinstance(base, ast.Name) and base.id == _BASE for base in definition.bases)
 
 
-def _fields(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """Names and annotations."""
-    for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id, ast.unparse(node.annotation)
+def _fields(definition: ast.ClassDef) -> dict[str, str]:
+    return {
+        node.target.id: ast.unparse(node.annotation)
+        for node in definition.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
 
 
 def snake_case(name: str) -> str:
-    """How recipes may write the name of one of torchao's classes."""
+    """The form in which recipes may write the name of one of torchao's classes."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

@@ -1,22 +1,27 @@
-"""What all tests share: folders of their own instead of the user's, one Hypothesis profile, and the command line."""
+"""What all tests share: their own folders, one Hypothesis profile, the command line, and a zoo of models."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from pteforge.tests.lowering import Lowered, Stages
 
 _RUNTIME = Path(__file__).parents[1] / "runtime"
 _ROOM = pytest.StashKey[tempfile.TemporaryDirectory]()
@@ -148,6 +153,22 @@ def python_path() -> Path:
 
 
 @pytest.fixture
+def file_limit() -> Callable[[int], AbstractContextManager[None]]:
+    """Makes writing more than so many bytes to a file fail, as on a full disk."""
+
+    @contextmanager
+    def limit(size: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit
+
+
+@pytest.fixture
 def install_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], None]:
     """Installs a distribution whose entry points are targets: name to ``module:Class``."""
 
@@ -160,3 +181,31 @@ def install_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
         monkeypatch.syspath_prepend(folder.parent)
 
     return install
+
+
+@pytest.fixture
+def zoo(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of models that tests use, on the import path."""
+    from pteforge.tests.lowering import ZOO
+
+    monkeypatch.syspath_prepend(ZOO)
+    return ZOO
+
+
+@pytest.fixture
+def stages(zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
+    """Stages on a new store; afterwards the working directory and the import path are what they were."""
+    del zoo
+    from pteforge.artifacts.local_store import LocalStore
+    from pteforge.tests.lowering import Stages
+
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "zoo"
+    folder.mkdir()
+    return Stages(LocalStore.open(tmp_path / "store"), folder)
+
+
+@pytest.fixture
+def lower(stages: Stages) -> Callable[..., Lowered]:
+    """Lowers a builder's model with a recipe, in this process."""
+    return stages.lower

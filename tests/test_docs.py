@@ -1,36 +1,161 @@
-"""What the documents show has to work, too."""
+"""The examples in the README and the documentation work, tables are complete, and links lead somewhere."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from pathlib import Path
 
 import pteforge
-from pteforge.configs import load_zoo
+import pytest
+import torch
+from pteforge.configs import Zoo, load_zoo, preset_names
+from pteforge.tasks.targets import target_names
+from pteforge.tasks.targets.find import find_target_class
 
 ROOT = Path(pteforge.__file__).parent
-DOCS = ROOT / "docs"
+FOLDERS = ("docs", "benchmarks", "changelog.d", "examples", "formats", "native", "runtime", "tasks", "tests")
+PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
 MODELS = "version: 1\ndefaults: {recipes: [portable-fp32]}\nmodels: {net: {source: nets:net}}\n"
+README, METHODS, QUANTIZATION = (
+    (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/methods.md", "docs/quantization.md")
+)
 
 
-def test_recipes_for_methods(tmp_path):
+def blocks(text: str, language: str) -> list[str]:
+    """The code blocks of a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def load(tmp_path: Path):
+    """Loads text as a zoo file."""
+
+    def load(text: str, *overrides: str) -> Zoo:
+        (tmp_path / "zoo.yaml").write_text(text, encoding="utf-8")
+        return load_zoo(tmp_path / "zoo.yaml", overrides).zoo
+
+    return load
+
+
+ZOO, RECIPES, GATES, FAT = blocks(README, "yaml")
+ROWS = [
+    [cell.strip().strip("`") for cell in line.split("|")[1:-1]]
+    for line in QUANTIZATION.splitlines()
+    if line.startswith("| `")
+]
+
+
+def test_two_commands_come_first():
+    """The first two commands set everything up and run the tests; CI takes them from here."""
+    install, run_tests = "".join(blocks(README, "bash")).splitlines()[:2]
+    assert re.fullmatch(
+        r'pip install torch==\S+ -e "\.\[test\]" && pteforge export examples/zoo/starter\.yaml', install
+    )
+    assert run_tests == "scripts/test"
+
+
+def test_torch_is_the_one_that_the_package_needs():
+    """README and scripts/install pin the same torch as pyproject.toml."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    pinned = re.search(r'"(torch==[\d.]+)"', project)[1]
+    assert f"pip install {pinned} " in README
+    assert f"pip install {pinned} " in (ROOT / "scripts" / "install").read_text(encoding="utf-8")
+
+
+def test_zoo_example_is_valid(load):
+    """The README's zoo and recipes load as one file, and mean what the text says."""
+    text = ZOO + RECIPES + FAT.removeprefix("recipes:\n")
+    zoo = load(text, "models.segmenter.source.kwargs.width=0.25")
+    assert zoo.recipes_of("keywords") == ("portable-fp32", "xnnpack-fp32")
+    assert zoo.recipes_of("segmenter") == ("xnnpack-fp32",)
+    assert zoo.models["segmenter"].source.kwargs == {"width": 0.25}
+    assert zoo.models["segmenter"].limits.timeout == 20 * 60
+    assert zoo.recipes["xnnpack-paged"].specializations == zoo.recipes["xnnpack-fp32"].specializations
+    assert zoo.recipes["xnnpack-per-operator"].verify.max_abs_error == 0.001
+    assert [spec.payload for spec in zoo.recipes["fat"].specializations] == ["vulkan", "xnnpack", "portable"]
+
+
+def test_gate_example_is_valid(load):
+    """The README's gate has the fields of both the model and the recipe."""
+    gate = load("version: 1\n" + GATES).accuracy_gate("scenes", "int8-scored")
+    assert (gate.evaluator.builder, gate.evaluator.kwargs) == ("vision.score:mean_iou", {"images": 500})
+    assert (gate.floor, gate.max_drop) == (0.7, 0.005)
+
+
+def test_builder_example_runs():
+    """The README's builder returns a definition whose module accepts its example input."""
+    source = re.search(r"^  ```python\n(.*?)^  ```", README, re.MULTILINE | re.DOTALL)[1]
+    names = {
+        "torch": torch,
+        "ModelDefinition": pteforge.ModelDefinition,
+        "MethodDefinition": pteforge.MethodDefinition,
+        "KeywordNet": lambda: torch.nn.Conv2d(1, 4, 3),
+    }
+    exec("if True:\n" + source, names)  # noqa: S102 - our own README
+    definition = names["keyword_spotter"]()
+    forward = definition.methods["forward"]
+    assert forward.module(*forward.example_inputs[0]).shape == (1, 4, 47, 8)
+    assert definition.constant_methods == {"sample_rate": 16000}
+
+
+def test_recipes_for_methods(load):
     """The recipes of docs/methods.md load, and mean what the text says."""
-    text = (DOCS / "methods.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    recipes = "".join(block.removeprefix("recipes:\n") for block in blocks)
-    (tmp_path / "zoo.yaml").write_text(f"{MODELS}recipes:\n{recipes}", encoding="utf-8")
-    made = load_zoo(tmp_path / "zoo.yaml").zoo.recipes
-
+    recipes = "".join(block.removeprefix("recipes:\n") for block in blocks(METHODS, "yaml"))
+    made = load(f"{MODELS}recipes:\n{recipes}").recipes
     (mixed,) = made["mixed"].specializations
     assert not mixed.methods["decode"].delegate
     assert mixed.methods["embed"].target == "vulkan"
     assert made["chat"].compile.share_mutable_buffers
 
 
+def recipe_types(file: str) -> list[str]:
+    """Members of the only enum in a module of ExecuTorch, read without importing it."""
+    root = importlib.util.find_spec("executorch").submodule_search_locations[0]
+    (found,) = [node for node in ast.parse(Path(root, file).read_text()).body if isinstance(node, ast.ClassDef)]
+    return [node.targets[0].id for node in found.body if isinstance(node, ast.Assign)]
+
+
+@pytest.mark.parametrize(
+    ("target", "file"),
+    [
+        ("xnnpack", "backends/xnnpack/recipes/xnnpack_recipe_types.py"),
+        ("coreml", "backends/apple/coreml/recipes/coreml_recipe_types.py"),
+    ],
+)
+def test_every_recipe_type_has_a_recipe(target, file):
+    """The table of docs/quantization.md has just upstream's recipe types for a backend, each with a shipped recipe."""
+    listed = {kind.partition(".")[2] or kind: name for kind, name, *_ in ROWS if name.startswith(f"{target}-")}
+    assert sorted(listed) == sorted(recipe_types(file))
+    assert sorted(listed.values()) == [name for name in preset_names() if name.startswith(f"{target}-")]
+
+
+def test_every_quantizer_is_listed():
+    """That table has each target with a quantizer, with all of its options."""
+    listed = {name: cell for names, cell, *_ in ROWS for name in re.findall(r"\w+", names) if name in target_names()}
+    having = {name: find_target_class(name).QuantizerOptions for name in target_names()}
+    assert {name: set(re.findall(r"\w+", cell)) for name, cell in listed.items()} == {
+        name: set(options.model_fields) for name, options in having.items() if options
+    }
+
+
+def test_quantization_examples(load):
+    """The YAML blocks of docs/quantization.md load as one zoo, and mean what the text says."""
+    transforms, recipes, models = blocks(QUANTIZATION, "yaml")
+    recipes = recipes.removeprefix("recipes:\n")
+    zoo = load(f"version: 1\n{transforms}{recipes}{models}    recipes: [mixed-int8]\n")
+    assert [transform.torchao for transform in zoo.recipes["mixed"].source_transforms[:2]] == [
+        "int8_weight_only",
+        "int8_dynamic_activation_intx_weight",
+    ]
+    assert [quantizer.options for quantizer in zoo.recipes["mixed-int8"].quantize.chosen] == [{"dynamic": True}, {}]
+    assert zoo.models["segmenter"].calibration["forward"].samples == 256
+
+
 def test_every_ability_has_a_test():
-    """Each row of docs/correspondence.md names what it is called here and a test that exists; no cell is empty."""
-    text = (DOCS / "correspondence.md").read_text(encoding="utf-8")
+    """Each row of tests/correspondence.md names its counterpart here and an existing test; no cell is empty."""
+    text = Path(__file__).with_name("correspondence.md").read_text(encoding="utf-8")
     rows = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in row] for row in rows if row[0].strip() != "ability"]
     assert len(rows) > 40
@@ -44,3 +169,20 @@ def test_every_ability_has_a_test():
             if isinstance(node, ast.FunctionDef)
         }
         assert name in functions, row[2]
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a Markdown page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path):
+    """Every relative link of a page leads to a file, and to a heading if it has an anchor."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        if not link.startswith(("https://", "http://")):
+            linked = page.parent / path if path else page
+            assert linked.exists(), link
+            assert not anchor or anchor in headings(linked), link

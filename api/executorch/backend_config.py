@@ -8,12 +8,12 @@ from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, greedy, naive
 from executorch.exir.passes import MemoryPlanningPass, ToOutVarPass
 
-from ...configs.compile_options import CompileOptions
-from ...tasks.stages.backend_config import SYM_SHAPE_EVAL
-from .refusal import untranslatable
+from ...configs.recipe import CompileOptions
+from ...tasks.programs.emission import SYM_SHAPE_EVAL
+from .lowering import untranslatable
 
 _FIELD = "executorch_backend_config"
-_SAME = (
+_SAME_NAMES = (
     "emit_stacktrace",
     "extract_delegate_segments",
     "segment_alignment",
@@ -42,11 +42,7 @@ _NOT_OURS = {
 
 
 def compile_options(given: ExecutorchBackendConfig | None) -> CompileOptions:
-    """The same settings as options.
-
-    Raises:
-        ConfigError: a field holds a function, a pass of another class, or something else for single methods.
-    """
+    """The same settings as options; raises ConfigError for functions, other pass classes, and values by method."""
     if given is None:
         return CompileOptions()
     for name, hint in _NOT_OURS.items():
@@ -54,12 +50,12 @@ def compile_options(given: ExecutorchBackendConfig | None) -> CompileOptions:
             raise untranslatable(f"{_FIELD}.{name}", hint)
     sym_shape_eval = _SYM_SHAPE_EVAL.get(type(given.sym_shape_eval_pass))
     if sym_shape_eval is None:
-        by_method = isinstance(given.sym_shape_eval_pass, dict)
-        problem = "it differs by method" if by_method else "it is neither constraint based nor hint based"
+        differs = isinstance(given.sym_shape_eval_pass, dict)
+        problem = "it differs by method" if differs else "it is neither constraint based nor hint based"
         raise untranslatable(f"{_FIELD}.sym_shape_eval_pass", problem)
     if type(given.to_out_var_pass) is not ToOutVarPass:
         raise untranslatable(f"{_FIELD}.to_out_var_pass", "it is another class than ToOutVarPass")
-    fields: dict[str, Any] = {name: getattr(given, name) for name in _SAME}
+    fields: dict[str, Any] = {name: getattr(given, name) for name in _SAME_NAMES}
     return CompileOptions(
         **fields,
         **_planning(given.memory_planning_pass),
@@ -71,7 +67,7 @@ def compile_options(given: ExecutorchBackendConfig | None) -> CompileOptions:
 
 
 def external_data(given: ExecutorchBackendConfig | None) -> bool:
-    """Whether weights go to a file beside the `.pte`; ConfigError where a function chooses which go where."""
+    """Whether weights go to a `.ptd` file; raises ConfigError if a function chooses which ones do."""
     found = given is not None and given.external_constants
     if not isinstance(found, bool):
         raise untranslatable(

@@ -1,4 +1,4 @@
-"""What an ExportRecipe says of quantization."""
+"""The quantization recipe of an ExportRecipe."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from executorch.export import QuantizationRecipe
 from torchao.quantization.granularity import Granularity
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from ...configs.quantize import Quantize, QuantizerChoice
-from ...configs.source_transforms import TorchaoTransform
+from ...configs.quantize import Quantize, QuantizerChoice, TorchaoTransform
 from ...tasks.targets.find import find_quantizer_options, find_target_class
 from ...tasks.torchao_configs import snake_case
-from .refusal import untranslatable
+from .lowering import untranslatable
 
 _CODE = "it is code, which a recipe names by import path or not at all"
 _QAT = "training comes first; give the module that prepare_qat_pt2e made once you have trained it: it is converted"
@@ -39,30 +38,26 @@ _XNNPACK = tuple({"per_channel": channel, "dynamic": dynamic} for channel in (Tr
 
 
 def quantize(given: QuantizationRecipe | None) -> Quantize | None:
-    """PT2E quantization; None where there is none.
-
-    Raises:
-        ConfigError: the recipe has functions, trains, or has a quantizer that no target makes.
-    """
+    """PT2E quantization, if any; raises ConfigError for functions, training, or a quantizer that no target makes."""
     if given is None:
         return None
     for name, hint in _NOT_OURS.items():
         if getattr(given, name):
             raise untranslatable(f"quantization_recipe.{name}", hint)
-    found = [_choice(each, position) for position, each in enumerate(given.quantizers or ())]
+    found = [_choice(quantizer, position) for position, quantizer in enumerate(given.quantizers or ())]
     if len(found) <= 1:
         return Quantize(quantizer=found[0].quantizer, options=found[0].options) if found else None
     return Quantize(quantizers=tuple(found))
 
 
 def source_transforms(given: QuantizationRecipe | None) -> tuple[TorchaoTransform, ...]:
-    """Calls of torchao's `quantize_`; ConfigError where one chooses layers by a function."""
+    """Calls of torchao's `quantize_`; raises ConfigError if a function chooses the layers."""
     transforms = []
-    for position, each in enumerate((given and given.ao_quantization_configs) or ()):
+    for position, entry in enumerate((given and given.ao_quantization_configs) or ()):
         field = f"quantization_recipe.ao_quantization_configs[{position}]"
-        if each.filter_fn is not None:
+        if entry.filter_fn is not None:
             raise untranslatable(f"{field}.filter_fn", "choose layers by patterns of their names, under `filter`")
-        config = each.ao_base_config
+        config = entry.ao_base_config
         params = {
             item.name: _plain(getattr(config, item.name), f"{field}.{item.name}")
             for item in dataclasses.fields(config)
@@ -85,7 +80,7 @@ def _choice(given: Quantizer, position: int) -> QuantizerChoice:
     target = find_target_class("xnnpack")
     for options in _XNNPACK:
         own = target.quantizer(find_quantizer_options("xnnpack", dict(options)))
-        if _shown(own.global_config) == _shown(given.global_config):
+        if _comparable(own.global_config) == _comparable(given.global_config):
             return QuantizerChoice(quantizer="xnnpack", options=dict(options))
     raise untranslatable(f"{field}.global_config", "it is not int8 and symmetric, as get_symmetric_quantization_config")
 
@@ -99,12 +94,12 @@ def _coreml_choice(given: Any, field: str) -> QuantizerChoice:
     raise untranslatable(f"{field}.config", "it is not one for all operators, of int8 weights and uint8 activations")
 
 
-def _shown(config: Any) -> Any:
-    """A quantization config without its observers' constructors, which are equal to none but themselves."""
+def _comparable(config: Any) -> Any:
+    """A quantization config without its observers' constructors, which only equal themselves."""
     if not dataclasses.is_dataclass(config):
         return config
     names = [item.name for item in dataclasses.fields(config) if item.name != "observer_or_fake_quant_ctr"]
-    return {name: _shown(getattr(config, name)) for name in names}
+    return {name: _comparable(getattr(config, name)) for name in names}
 
 
 def _is_default(item: dataclasses.Field[Any], value: Any) -> bool:
@@ -125,4 +120,4 @@ def _plain(value: Any, field: str) -> Any:
         name = snake_case(type(value).__name__)
         sizes = list(vars(value).values())
         return {name: list(sizes[0]) if isinstance(sizes[0], tuple) else sizes[0]} if sizes else name
-    raise untranslatable(field, f"{value!r} is no plain value")
+    raise untranslatable(field, f"{value!r} is not a plain value")

@@ -1,63 +1,56 @@
-"""From an `executorch.export.ExportRecipe`, or one of its recipe types, to a recipe of ours."""
+"""Translates an `executorch.export.ExportRecipe`, or one of its recipe types, to a recipe of ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from executorch.export import ExportRecipe, LoweringRecipe, RecipeType, StageType
 from executorch.export.recipe import Mode
 
-from ...configs.edge import EdgeOptions
-from ...configs.presets.recipe_types import RECIPE_TYPES
+from ...configs.presets import RECIPE_TYPES
 from ...configs.recipe import Output, Recipe
-from ...configs.recipe_file import load_preset
-from ...configs.verify_bounds import Verification
+from ...configs.recipe_lookup import load_preset
+from ...configs.verification import Verification
 from ...errors import ConfigError
-from ...tasks.catalog import StageName
+from ...tasks.stages.edge import Edge
+from ...tasks.stages.export import Export
+from ...tasks.stages.preprocess import Preprocess
+from ...tasks.stages.quantize import Quantize
 from .backend_config import compile_options, external_data
-from .partitioners import specializations
-from .passes import edge_passes
+from .lowering import edge_options, specializations, untranslatable
 from .quantization import quantize, source_transforms
-from .refusal import untranslatable
 
 _BOUNDS = {"quantize": 20.0, "source_transforms": 12.0}
-"""Least SQNR in dB of what is quantized in one way or the other, as in the shipped recipes."""
+"""Minimum SQNR in dB by kind of quantization, as in the shipped recipes."""
 
 _UNTIL = {
-    StageType.TORCH_EXPORT: StageName.EXPORT,
-    StageType.QUANTIZE: StageName.QUANTIZE,
-    StageType.TO_EDGE: StageName.EDGE,
-    StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: StageName.EDGE,
-    StageType.TO_BACKEND: StageName.PREPROCESS,
-    StageType.TO_EDGE_TRANSFORM_AND_LOWER: StageName.PREPROCESS,
+    StageType.TORCH_EXPORT: Export.name,
+    StageType.QUANTIZE: Quantize.name,
+    StageType.TO_EDGE: Edge.name,
+    StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: Edge.name,
+    StageType.TO_BACKEND: Preprocess.name,
+    StageType.TO_EDGE_TRANSFORM_AND_LOWER: Preprocess.name,
     StageType.TO_EXECUTORCH: None,
 }
-"""The stage of ours that a stage of theirs ends with."""
+"""ExecuTorch's stages -> our stage that each ends with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A recipe of ours, and what an ExportRecipe says besides.
-
-    Attributes:
-        name: what it is called.
-        recipe: the recipe.
-        strict: trace in torch.export's strict mode.
-        until: the last stage to go through; None for the file.
-        calibration: gives what quantizers observe; None for the example inputs.
-    """
+    """A recipe of ours, and the settings of an ExportRecipe that no recipe has."""
 
     name: str
     recipe: Recipe
-    strict: bool = False
-    until: StageName | None = None
+    strict: bool = False  # trace in torch.export's strict mode
+    until: str | None = None  # name of the last stage to run; None for the file
+    # returns samples for quantizers to observe; None for the example inputs
     calibration: Callable[[], Iterable[Any]] | None = None
 
 
 def translate_type(kind: RecipeType) -> Translated:
-    """The recipe that a recipe type stands for; ConfigError where there is none."""
+    """The recipe for a recipe type; raises ConfigError if there is none."""
     if kind.value in RECIPE_TYPES:
         loaded = load_preset(RECIPE_TYPES[kind.value])
         return Translated(loaded.name, loaded.recipe)
@@ -67,14 +60,13 @@ def translate_type(kind: RecipeType) -> Translated:
 
 
 def translate(given: ExportRecipe) -> Translated:
-    """The same recipe in our words.
+    """Translates a recipe.
 
-    A recipe with several partitioners, as `ExportRecipe.combine` makes them, becomes one with a fat file: a payload for
-    each, in their order, and the portable one at last.
+    A recipe with several partitioners, as `ExportRecipe.combine` makes them, becomes one with a fat file: one payload
+    per partitioner, in their order, and the portable one last.
 
     Raises:
-        ConfigError: a field holds what cannot be said: functions, other partitioners and quantizers than those that
-            targets make. It is named.
+        ConfigError: a field has no equivalent: functions, or partitioners and quantizers that no target makes.
     """
     if given.aten_transform_passes:
         raise untranslatable("aten_transform_passes", "give source_transforms, which enter the key by their code")
@@ -98,7 +90,7 @@ def translate(given: ExportRecipe) -> Translated:
                 external_data=external_data(given.executorch_backend_config),
             ),
             specializations=payloads,
-            edge=_edge(lowering),
+            edge=edge_options(lowering),
             compile=compile_options(given.executorch_backend_config),
             debug=given.mode is Mode.DEBUG,
             verify=Verification(min_sqnr_db=bound),
@@ -110,22 +102,7 @@ def translate(given: ExportRecipe) -> Translated:
     )
 
 
-def _edge(lowering: LoweringRecipe) -> EdgeOptions:
-    passes = edge_passes(lowering.edge_transform_passes or ())
-    config = lowering.edge_compile_config
-    if config is None:
-        return EdgeOptions(passes=passes)
-    fields: Mapping[str, Any] = vars(config)
-    return EdgeOptions(
-        passes=passes,
-        check_ir_validity=fields["_check_ir_validity"],
-        skip_dim_order=fields["_skip_dim_order"],
-        core_aten_ops_exception_list=tuple(map(str, fields["_core_aten_ops_exception_list"])),
-        preserve_operators=tuple(map(str, fields["preserve_ops"])),
-    )
-
-
-def _last_stage(given: ExportRecipe) -> StageName | None:
+def _last_stage(given: ExportRecipe) -> str | None:
     stages = given.pipeline_stages
     if not stages:
         return None

@@ -1,4 +1,4 @@
-"""How many handwritten digits are read correctly, of those that the network has not seen."""
+"""The accuracy on handwritten digits that the network was not trained on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def accuracy(predict: Callable[..., torch.Tensor]) -> float:
     """The share of test images whose digit gets the highest score, from 0 to 1.
 
     Args:
-        predict: runs a model, eager or produced, on one image, float32 [1, 1, 8, 8]; gives scores [1, 10].
+        predict: runs the eager model or a produced file on one image, float32 [1, 1, 8, 8]; returns scores [1, 10].
     """
     _, (images, labels) = split()
     answers = torch.cat([predict(image).argmax(1) for image in images.split(1)])

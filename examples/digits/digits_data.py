@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, which come with the library."""
+"""Scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, which ship with the library."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 Images = tuple[torch.Tensor, torch.Tensor]
-"""Images, float32 [n, 1, 8, 8] from 0 to 1, and the digits that they show, int64 [n]."""
+"""Images, float32 [n, 1, 8, 8] from 0 to 1, and their digits, int64 [n]."""
 
 
 def split() -> tuple[Images, Images]:
-    """Two thirds to train with and a third to test with, the same ones each time, with as many of each digit."""
+    """Returns two thirds for training and one third for testing: a fixed split, stratified by digit."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -22,6 +22,6 @@ def split() -> tuple[Images, Images]:
 
 
 def training_images() -> Iterator[torch.Tensor]:
-    """What quantizers calibrate on: images that the network was trained with, one at a time."""
+    """Yields the calibration samples: training images, one at a time."""
     (images, _), _ = split()
     yield from images.split(1)

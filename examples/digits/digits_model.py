@@ -1,4 +1,4 @@
-"""A small convolutional network that reads handwritten digits, trained when it is built: seconds on one core."""
+"""A small convolutional network that reads handwritten digits. Building it trains it, in seconds on one core."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BATCH = 64
 
 
 def network() -> nn.Module:
-    """From an image, float32 [n, 1, 8, 8], to a score for each digit, [n, 10]."""
+    """Returns the untrained network: images, float32 [n, 1, 8, 8], to a score for each digit, [n, 10]."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
@@ -26,13 +26,13 @@ def network() -> nn.Module:
 
 
 def trained(epochs: int = 12) -> tuple[nn.Module, list[tuple[torch.Tensor]]]:
-    """The network after training, and the first test images as example inputs. Equal seeds give equal weights.
+    """Returns the trained network, and the first test images as example inputs. Equal seeds give equal weights.
 
     Args:
-        epochs: how often it sees each training image.
+        epochs: number of passes over the training images.
     """
     (images, labels), (test_images, _) = split()
-    torch.set_num_threads(1)  # more would add numbers up in another order, and give other weights
+    torch.set_num_threads(1)  # more threads would sum in another order and give different weights
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     model.train()

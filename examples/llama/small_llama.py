@@ -1,6 +1,6 @@
 """A small Llama with random weights and a KV cache: `prefill` takes a prompt, `decode` one token after another.
 
-Both methods run one module, so that they have weights and cache in common.
+Both methods run the same module, so they share weights and cache.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 class KvCache(torch.nn.Module):
-    """Keys and values of every layer, [1, heads, context, head size] each."""
+    """Keys and values of every layer, each of shape [1, heads, context, head size]."""
 
     def __init__(self, config: LlamaConfig, context: int) -> None:
-        """Nothing is in it.
+        """Makes an empty cache.
 
         Args:
             config: of the model.
-            context: how many tokens it has room for.
+            context: maximum number of tokens.
         """
         super().__init__()
         head_size = config.hidden_size // config.num_attention_heads
@@ -30,40 +30,40 @@ class KvCache(torch.nn.Module):
 
 
 class CacheAt:
-    """A cache as `transformers` asks for one, while tokens at certain positions are looked at."""
+    """The cache interface of `transformers`, for the tokens at given positions."""
 
     is_compileable = True
 
     def __init__(self, cache: KvCache, positions: torch.Tensor) -> None:
-        """Changes nothing.
+        """Keeps references.
 
         Args:
-            cache: is written to.
+            cache: written by `update`.
             positions: [tokens], int64.
         """
         self.cache = cache
         self.positions = positions
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes what the tokens bring; gives all that the layer has, future positions included: masks hide those."""
+        """Writes the keys and values of the tokens; returns those of all positions. Masks hide future ones."""
         kept_keys, kept_values = (self.cache.get_buffer(f"{what}_{layer_idx}") for what in ("keys", "values"))
         return kept_keys.index_copy_(2, self.positions, keys), kept_values.index_copy_(2, self.positions, values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions and masks say where the tokens are, so nothing follows from this."""
+        """Unused: positions and masks are passed explicitly."""
         del layer_idx
         return 0
 
 
 class CachedLlama(torch.nn.Module):
-    """A Llama that goes on from what its cache has."""
+    """A Llama that continues from the tokens in its cache."""
 
     def __init__(self, config: LlamaConfig, context: int) -> None:
-        """Random weights.
+        """Makes random weights.
 
         Args:
             config: of the model.
-            context: how many tokens prompt and answer may have together.
+            context: maximum number of tokens, prompt and answer together.
         """
         super().__init__()
         self.model = LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False)
@@ -71,11 +71,11 @@ class CachedLlama(torch.nn.Module):
         self.context = context
 
     def forward(self, tokens: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """Logits after the last token.
+        """Computes the logits after the last token.
 
         Args:
             tokens: [1, tokens], int64.
-            start: [1], int64: how many tokens came before them.
+            start: [1], int64: number of tokens before them.
 
         Returns:
             [1, vocabulary].
@@ -101,15 +101,15 @@ def small_llama(
     context: int = 64,
     feed_forward: int = 0,
 ) -> ModelDefinition:
-    """The model with both methods.
+    """Builds the model with both methods.
 
     Args:
-        layers: how many.
+        layers: number of layers.
         width: of the hidden states.
         heads: of attention; half as many for keys and values.
-        vocabulary: how many tokens there are; embedding and head have their own weights each.
-        context: how many tokens prompt and answer may have together.
-        feed_forward: width of the feed forward layers; 0: four times `width`.
+        vocabulary: number of distinct tokens; embedding and head have separate weights.
+        context: maximum number of tokens, prompt and answer together.
+        feed_forward: width of the feed-forward layers; 0 means four times `width`.
     """
     config = LlamaConfig(
         vocab_size=vocabulary,

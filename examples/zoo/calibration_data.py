@@ -1,4 +1,4 @@
-"""Samples that the quantizers of quantized.yaml observe, each a tuple of the model's positional inputs."""
+"""Calibration samples for quantized.yaml, each a tuple of the model's positional inputs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 def sequences(samples: int = 32) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]]:
-    """Inputs of the LSTM as its example has them: a sequence, and the hidden and the cell state to start from.
+    """Yields inputs of the LSTM: a sequence (5, 3, 10), and the initial hidden and cell states, each (2, 3, 20).
 
-    Shapes are (5, 3, 10) and twice (2, 3, 20). pteforge seeds torch before it asks, so each run gets the same.
+    pteforge seeds torch before it takes samples, so every run gets the same ones.
     """
     for _ in range(samples):
         yield torch.randn(5, 3, 10), (torch.randn(2, 3, 20), torch.randn(2, 3, 20))

@@ -1,4 +1,4 @@
-"""The model of encoder_decoder.yaml: a translator of two methods that have their embeddings in common."""
+"""The model of encoder_decoder.yaml: a translator with two methods that share their embeddings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.export import Dim
 
 
 class Attention(nn.Module):
-    """Attention of states to other states, or to themselves, without a mask."""
+    """Attention from `states` to `memory`, which may be the same, without a mask."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.merge = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, states: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        """Takes (1, tokens, width) and (1, others, width), gives what `states` has."""
+        """(1, tokens, width) and (1, others, width) to (1, tokens, width)."""
         query, key, value = self.query(states), self.key(memory), self.value(memory)
         query, key, value = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (query, key, value))
         weights = torch.softmax(query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5, dim=-1)
@@ -25,7 +25,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward network, each added to what came in."""
+    """Attention and a feed-forward network, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -34,39 +34,39 @@ class Layer(nn.Module):
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, states: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        """Takes (1, tokens, width) and (1, others, width), gives what `states` has."""
+        """(1, tokens, width) and (1, others, width) to (1, tokens, width)."""
         states = states + self.attention(self.norm_attention(states), memory)
         return states + self.feed(self.norm_feed(states))
 
 
 class Encoder(nn.Module):
-    """From source tokens to memory."""
+    """Source tokens to memory."""
 
     def __init__(self, embedding: nn.Embedding, layer: Layer) -> None:
         super().__init__()
         self.embedding, self.layer = embedding, layer
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Takes (1, tokens), gives (1, tokens, width)."""
+        """(1, tokens) to (1, tokens, width)."""
         states: torch.Tensor = self.embedding(tokens)
         return self.layer(states, states)
 
 
 class Decoder(nn.Module):
-    """From memory and what was said so far to the next token, by the encoder's embedding."""
+    """Memory and the output so far to the next token, with the encoder's embedding."""
 
     def __init__(self, embedding: nn.Embedding, layer: Layer) -> None:
         super().__init__()
         self.embedding, self.layer = embedding, layer
 
     def forward(self, said: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        """Takes (1, said) and (1, tokens, width), gives a logit for each word: (1, vocabulary)."""
+        """(1, said) and (1, tokens, width) to a logit for each word, (1, vocabulary)."""
         states = self.layer(self.embedding(said), memory)
         return nn.functional.linear(states[:, -1], self.embedding.weight)
 
 
 def translator(vocabulary: int = 1024, width: int = 64, heads: int = 4) -> ModelDefinition:
-    """Both methods, sentences of any length up to 64."""
+    """Returns both methods, for sentences of up to 64 tokens."""
     embedding = nn.Embedding(vocabulary, width)
     encoder, decoder = Encoder(embedding, Layer(width, heads)), Decoder(embedding, Layer(width, heads))
     source, said = torch.randint(vocabulary, (1, 9)), torch.randint(vocabulary, (1, 3))

@@ -1,4 +1,4 @@
-"""Models of fat.yaml: nothing to download, random weights from the zoo's seed."""
+"""The models of fat.yaml, with random weights from the zoo's seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class TransformerBlock(nn.Module):
-    """A pre-norm block of a decoder without its cache: attention, then a gated feed-forward layer."""
+    """A pre-norm decoder block without a cache: attention, then a gated feed-forward layer."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class TransformerBlock(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Takes and gives (batch, sequence, width)."""
+        """(batch, sequence, width) to the same shape."""
         normed = self.norm_attention(tokens)
         query, key, value = (self._split(layer(normed)) for layer in (self.query, self.key, self.value))
         weights = torch.softmax(query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5, dim=-1)
@@ -39,13 +39,13 @@ class TransformerBlock(nn.Module):
 
 
 def transformer_block(width: int = 512, heads: int = 8, hidden: int = 1536, sequence: int = 32) -> ModelDefinition:
-    """One block; with the default sizes its linear layers have 13 MB of weights."""
+    """Returns one block; with the default sizes, its linear layers have 13 MB of weights."""
     block = TransformerBlock(width, heads, hidden).eval()
     return ModelDefinition({"forward": MethodDefinition(block, [(torch.randn(1, sequence, width),)])})
 
 
 class Encoder(nn.Module):
-    """Token sequences to vectors."""
+    """Features to vectors."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -57,19 +57,19 @@ class Encoder(nn.Module):
 
 
 class Scorer(nn.Module):
-    """How alike two inputs are."""
+    """The similarity of two inputs."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body
 
     def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Two of (batch, features) to (batch,): the dot product of their vectors."""
+        """Two tensors (batch, features) to (batch,): the dot product of their vectors."""
         return (self.body(one) * self.body(other)).sum(-1)
 
 
 def twin_tower() -> ModelDefinition:
-    """Two methods that share all their weights."""
+    """Returns two methods that share all their weights."""
     body = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 128)).eval()
     one, other = torch.randn(2, 256), torch.randn(2, 256)
     return ModelDefinition(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,47 +12,40 @@ from rich.console import Console
 from rich.text import Text
 
 from ...errors import InputError
-from ...tasks.numerics import NodeLoss
-from ...tasks.quality import DROP_DB
+from ...tasks.numerics import DROP_DB, NodeLoss
 from ..bisect import Bisection, bisect
 from ..bisect_plot import check_plot, draw, write_plot
-from ..figures_text import format_error, format_sqnr
+from ..figures_text import format_error, format_sqnr, open_table, rungs_table
 from ..interrupt import leave_interrupted
 from ..prefect_settings import quiet_console, server_configured
 from ..session import open_session
-from .ladder_table import open_table, rungs_table
-from .options import CHANGES, JOBS, STORE
+from .options import AS_JSON, CHANGES, JOBS, STORE
 from .progress import observe
-from .summary import open_console
+from .terminal import open_console, print_json
 
-_SHOWN = 10
+_NODES = 10
 _log = logging.getLogger(__name__)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command("bisect")(bisect_recipe)
 
 
 def bisect_recipe(
     zoo: Annotated[Path, typer.Argument(help="The zoo file.", show_default=False)],
-    name: Annotated[str, typer.Argument(metavar="MODEL/RECIPE", show_default=False, help="What to look into.")],
+    name: Annotated[str, typer.Argument(metavar="MODEL/RECIPE", show_default=False, help="What to bisect.")],
     *,
     store: STORE = None,
     drop: Annotated[
         float,
-        typer.Option(metavar="DB", min=0.1, help="A rung that is worse than the one before by more has lost quality."),
+        typer.Option(metavar="DB", min=0.1, help="A rung loses quality if its SQNR drops by more than this."),
     ] = DROP_DB,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw it: SQNR by rung, and the worst operators.")
+        Path | None, typer.Option(metavar="FILE.png", help="Plot SQNR by rung, and the worst operators.")
     ] = None,
     set_: CHANGES = None,
     jobs: JOBS = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON on standard output.")] = False,
+    as_json: AS_JSON = False,
 ) -> None:
-    """Say where a recipe loses quality: in which program on the way to the file, and at which operators of it.
+    """Find where a recipe loses quality: in which program on the way to the file, and at which of its operators.
 
-    Only what is not in the store is made. Verification is not part of it, so a file that fails it can be looked into.
+    Only stages that are not cached run. Verification is skipped, so bisect also works on a file that fails it.
     """
     model, _, recipe = name.partition("/")
     if not model or not recipe or any(character in name for character in "*?[,"):
@@ -73,19 +65,19 @@ def bisect_recipe(
     if plot:
         write_plot(found, plot)
     if server_configured():
-        _show_on_server(found)
+        _publish(found)
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=2))
+        print_json(found.to_json())
     else:
         _print(open_console(), found)
 
 
-def _show_on_server(found: Bisection) -> None:
-    """Adds it to Prefect's artifacts. It is shown here in any case, so a server that is not there is no failure."""
+def _publish(found: Bisection) -> None:
+    """Adds the result to Prefect's artifacts; only logs a failure, since the terminal shows the result anyway."""
     if not _log.isEnabledFor(logging.INFO):
         quiet_console()
     try:
-        from ..numerics_artifacts import show_bisection  # noqa: PLC0415 - imports Prefect
+        from ..prefect_pages import show_bisection  # noqa: PLC0415 - imports Prefect
 
         show_bisection(found, draw(found) if find_spec("matplotlib") else None)
     except Exception as error:  # noqa: BLE001 - whatever Prefect raises
@@ -103,34 +95,28 @@ def _print(console: Console, found: Bisection) -> None:
     method = "" if loss.rung.method == "forward" else f", method {loss.rung.method},"
     console.print(Text(f"{loss.rung.label}{method} {loss.reason}.", "bold"), soft_wrap=True)
     if loss.rung.name == "payload":
-        _print_payload(console, found)
+        delegates = ", ".join(f"{count} of {backend}" for backend, count in found.delegates.items())
+        console.print(f"It is lost inside the payload; delegates: {delegates or 'none'}.", highlight=False)
     elif found.nodes is None:
         console.print("There is no program before it to compare with.")
     else:
         _print_nodes(console, found)
 
 
-def _print_payload(console: Console, found: Bisection) -> None:
-    delegates = ", ".join(f"{count} of {backend}" for backend, count in found.delegates.items())
-    console.print(f"It is lost inside the payload; delegates: {delegates or 'none'}.", highlight=False)
-
-
 def _print_nodes(console: Console, found: Bisection) -> None:
-    assert found.loss  # noqa: S101 - there are no nodes without one
-    assert found.nodes  # noqa: S101 - the caller has looked
+    assert found.loss  # noqa: S101 - nodes imply a loss
+    assert found.nodes  # noqa: S101 - checked by the caller
     assert found.loss.before  # noqa: S101 - as above
     losing = found.nodes.losing
     console.print(f"The operators of {found.loss.rung.label} that lose most, and what they were made from:")
-    table = open_table()
-    for column in (found.loss.before.label, found.loss.rung.label):
-        table.add_column(column, overflow="fold")
-    for column in ("own SQNR", "max abs error", "SQNR so far"):
-        table.add_column(column, justify="right", no_wrap=True)
+    programs = found.loss.before.label, found.loss.rung.label
+    table = open_table(programs, ("own SQNR", "max abs error", "SQNR so far"))
     table.add_column("where", overflow="fold")
-    for node in losing[:_SHOWN]:
-        table.add_row(" + ".join(node.sources), node.operator, *_cells(node), _where(node))
+    for node in losing[:_NODES]:
+        where = ", ".join(filter(None, (node.module, node.line.partition(" ")[0])))  # the function is only in the JSON
+        table.add_row(" + ".join(node.sources), node.operator, *_cells(node), where)
     console.print(table)
-    more = f", {len(losing) - _SHOWN} more lose something" if len(losing) > _SHOWN else ""
+    more = f", {len(losing) - _NODES} more lose something" if len(losing) > _NODES else ""
     console.print(
         f"{found.nodes.compared} values compared of {found.nodes.operators} operators{more}. Own: with inputs as they "
         f"are in {found.loss.before.label}.",
@@ -143,8 +129,3 @@ def _cells(node: NodeLoss) -> tuple[str, str, str]:
     if node.own is None or node.passed_on is None:
         return node.problem, "", ""
     return format_sqnr(node.own), format_error(node.own.max_abs_error), format_sqnr(node.passed_on)
-
-
-def _where(node: NodeLoss) -> str:
-    """The module, and file and line; which function that is, the JSON has."""
-    return ", ".join(filter(None, (node.module, node.line.partition(" ")[0])))

@@ -2,83 +2,105 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..interrupt import leave, leave_interrupted
-from ..outcome import ZooOutcome
 from ..prefect_settings import server_configured
-from ..session import Session, open_session
-from .options import CHANGES, JOBS, STORE
+from ..session import open_session
+from ..zoo import find_models
+from .options import (
+    AS_JSON,
+    CHANGES,
+    DEBUG,
+    FOLDER,
+    JOBS,
+    MODELS,
+    ON,
+    PUBLISH,
+    RECIPES,
+    REFRESH,
+    STORE,
+    UNTIL,
+    ZOO_OR_BUILDER,
+)
+from .plan import plan
 from .progress import observe
-from .summary import print_failures, print_summary
+from .summary import print_failures, print_published, print_summary
+from .terminal import print_json
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(export)
-
-
-def export(  # noqa: PLR0913 - its options
-    zoo: Annotated[Path, typer.Argument(help="The zoo file.", show_default=False)],
+def export(  # noqa: PLR0913 - one parameter per option
+    zoo: ZOO_OR_BUILDER,
     *,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Only models whose names match; may be given again.", show_default="all"),
-    ] = None,
-    recipe: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Only recipes whose names match; may be given again.", show_default="all"),
-    ] = None,
+    model: MODELS = None,
+    recipe: RECIPES = None,
     store: STORE = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")] = Path("out"),
+    out: FOLDER = Path("out"),
     set_: CHANGES = None,
     jobs: JOBS = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="Stop after this stage.", show_default="files are made")
-    ] = None,
-    debug: Annotated[
-        bool,
-        typer.Option(
-            "--debug", help="Stack traces in the files, and an ETRecord and maps of debug handles beside them."
-        ),
+    until: UNTIL = None,
+    debug: DEBUG = False,
+    on: ON = None,
+    publish: PUBLISH = None,
+    refresh: REFRESH = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run, and run nothing: as `pteforge plan`.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")] = False,
+    as_json: AS_JSON = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
-    try:
-        with open_session(
+    if dry_run:
+        plan(
             zoo,
-            models=",".join(model or "*"),
-            recipes=",".join(recipe or "*"),
+            model=model,
+            recipe=recipe,
             store=store,
-            out=out,
-            overrides=tuple(set_ or ()),
-            jobs=jobs,
+            set_=set_,
             until=until,
             debug=debug,
-        ) as session:
-            outcome = _run(session, zoo, quiet=as_json)
+            refresh=refresh,
+            as_json=as_json,
+        )
+    try:
+        with (
+            open_session(
+                zoo,
+                models=model or "*",
+                recipes=recipe or "*",
+                store=store,
+                out=out,
+                overrides=tuple(set_ or ()),
+                jobs=jobs,
+                until=until,
+                debug=debug,
+                on=on,
+                publish=publish,
+                refresh=refresh,
+            ) as session,
+            session.recorded(),
+        ):
+            find_models(session)
+            if session.complete and not server_configured():
+                outcome = session.outcome()
+            else:
+                from ..run_flow import run_flow  # noqa: PLC0415 - slow import that a cached run does not need
+
+                with observe(session, quiet=as_json):
+                    outcome = run_flow(session)
     except KeyboardInterrupt:
         leave_interrupted()
+    if not as_json:
+        print_failures(outcome, session.page)
+        print_summary(outcome, session.page)
+    published = session.publish()
+    exit_code = outcome.exit_code or (1 if published and published.regressions else 0)
     if as_json:
-        typer.echo(json.dumps(outcome.to_json(), indent=2))
-    else:
-        print_summary(outcome)
-        print_failures(outcome)
+        print_json({**outcome.to_json(), **({"published": published.to_json()} if published else {})})
+    elif published:
+        print_published(published)
     if session.server_lost:
-        leave(outcome.exit_code)
-    raise typer.Exit(outcome.exit_code)
-
-
-def _run(session: Session, zoo: Path, *, quiet: bool) -> ZooOutcome:
-    if session.settle_from_ledger() and not server_configured():
-        session.record()
-        return session.outcome()
-    from ..run_flow import run_flow  # noqa: PLC0415 - a cached run gets by without
-
-    with observe(session, quiet=quiet):
-        return run_flow(session, zoo)
+        leave(exit_code)
+    raise typer.Exit(exit_code)

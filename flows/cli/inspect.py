@@ -2,50 +2,51 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...artifacts.nfat.data_file import check_data_file, kept_outside
-from ...artifacts.nfat.fat_file import is_fat
-from ...artifacts.nfat.named_data import map_file, ptd_places
-from ...artifacts.pte.contents import PteFile
-from ...artifacts.pte.describe import describe
-from ...artifacts.pte.reader import open_pte
-from .fat_input import data_files, open_fat_file
-from .inspect_fat import describe_container, print_container
-from .options import DATA
-from .printable import printable
-from .summary import format_size, open_console
+from ...formats.nfat.contents import Manifest, Payload, Source
+from ...formats.nfat.fat_file import FatFile, is_fat
+from ...formats.pte.contents import PteFile
+from ...formats.pte.describe import describe
+from ...formats.pte.ptd import check_external_weights, external_weights, ptd_extents
+from ...formats.pte.reader import map_file, open_pte
+from ..figures_text import open_table
+from .options import AS_JSON, DATA
+from .pte_files import data_files, open_fat_file
+from .terminal import format_size, open_console, print_json, printable
 
-_SHOWN = 12
+_SHORT_DIGEST = 12
+_MAX_OPERATORS = 12
 
 
 def inspect_file(
     file: Annotated[Path, typer.Argument(help="A .pte file.", show_default=False)],
     *,
     data: DATA = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: AS_JSON = False,
 ) -> None:
-    """Show what a .pte file holds: methods, operators, delegates, segments, named data; payloads, if it is fat."""
+    """Show the contents of a .pte file: methods, operators, delegates, segments, named data; payloads if it is fat."""
     pte = open_pte(file)
     fat = open_fat_file(file, data) if is_fat(pte) else None
-    description = {**describe(pte), "container": describe_container(fat) if fat else None}
+    description = {**describe(pte), "container": _describe_container(fat) if fat else None}
     if not fat:
-        description["outside"] = _outside(file, pte, data_files(file, data))
+        description["outside"] = _describe_external(file, pte, data_files(file, data))
     if as_json:
-        typer.echo(json.dumps(description, indent=2))
+        print_json(description)
         return
     console = open_console()
     if description["container"]:
-        print_container(console, file, description)
+        _print_container(console, file, description)
     else:
         _print_file(console, file, description)
     for method in description["methods"]:
@@ -54,20 +55,108 @@ def inspect_file(
         _print_named_data(console, description)
 
 
-def _outside(file: Path, pte: PteFile, files: Sequence[Path]) -> dict[str, int | None]:
-    """What is in `.ptd` files; without those, what the `.pte` says of it, which is no sizes for delegates."""
+def _describe_container(fat: FatFile) -> dict[str, Any]:
+    """A JSON object of everything in the container; sizes are bytes.
+
+    ``sum`` is the size of the payloads as plain files. ``adds`` are bytes stored only for a payload, ``shared`` those
+    stored for it and others. ``outside`` are blobs in `.ptd` files, ``missing_blobs`` were not found.
+    """
+    container, manifest = fat.container, fat.container.manifest
+    inside = {named.key for named in fat.program.named_data}
+    external = [blob for blob in manifest.blobs if blob.digest not in inside]
+    sizes = payload_sizes(manifest)
+    return {
+        "version": container.version,
+        "alignment": manifest.alignment,
+        "metadata": dict(manifest.metadata),
+        "sum": sum(payload.size for payload in manifest.payloads),
+        "inline": len(container.inline),
+        "blobs": {"count": len(manifest.blobs), "bytes": sum(blob.size for blob in manifest.blobs)},
+        "outside": {"count": len(external), "bytes": sum(blob.size for blob in external)},
+        "payloads": [
+            _payload(fat, payload, payload_size) for payload, payload_size in zip(manifest.payloads, sizes, strict=True)
+        ],
+    }
+
+
+def _payload(fat: FatFile, payload: Payload, sizes: PayloadSizes) -> dict[str, Any]:
+    digests = [fat.container.manifest.blobs[index].digest for index in payload.blobs]
+    return {
+        "name": payload.name,
+        "backends": list(payload.description.backends),
+        "methods": list(payload.description.methods),
+        "size": sizes.alone,
+        "adds": sizes.adds,
+        "shared": sizes.shared,
+        "sha256": payload.sha256,
+        "parts_sha256": payload.parts_sha256,
+        "executorch_version": payload.description.executorch_version,
+        "features": payload.features,
+        "metadata": dict(payload.description.metadata),
+        "missing_blobs": [digest for digest in digests if digest not in fat.container.named_data],
+    }
+
+
+def _print_container(console: Console, file: Path, description: dict[str, Any]) -> None:
+    for line in _lines(file, description):
+        console.print(Text(line), soft_wrap=True)
+    console.print(_table(description["container"]["payloads"]))
+
+
+def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
+    container = description["container"]
+    payloads, external = container["payloads"], container["outside"]
+    total = description["size"] + external["bytes"]
+    nfat = f"NFAT version {container['version']} with {_count(len(payloads), 'payload')}"
+    yield f"{printable(str(file))}: {format_size(description['size'])}, {nfat}"
+    ratio = f", {total / container['sum']:.2f} of that" if container["sum"] else ""
+    yield f"separately they have {format_size(container['sum'])}; together {format_size(total)}{ratio}"
+    if external["count"]:
+        yield f"external, in .ptd files: {_count(external['count'], 'blob')}, {format_size(external['bytes'])}"
+    methods = sorted(method["name"] for method in description["methods"])
+    for payload in payloads:
+        if missing := payload["missing_blobs"]:
+            yield f"payload {payload['name']} lacks {_count(len(missing), 'blob')}: --data names the file that has them"
+        if payload["methods"] and sorted(payload["methods"]) != methods:
+            yield f"payload {payload['name']} has other methods: {printable(', '.join(payload['methods']))}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _table(payloads: list[dict[str, Any]]) -> Table:
+    table = open_table(("", "payload", "needs"), ("methods", "size", "adds", "shared"))
+    table.add_column("ExecuTorch", overflow="fold")
+    table.add_column("SHA-256", no_wrap=True)
+    for priority, payload in enumerate(payloads, 1):
+        needs = ["a newer runtime"] if payload["features"] else payload["backends"]
+        table.add_row(
+            str(priority),
+            Text(payload["name"]),
+            Text(", ".join(needs) or "nothing"),
+            str(len(payload["methods"]) or ""),
+            *(format_size(payload[size]) for size in ("size", "adds", "shared")),
+            Text(payload["executorch_version"]),
+            (payload["sha256"] or "")[:_SHORT_DIGEST],
+        )
+    return table
+
+
+def _describe_external(file: Path, pte: PteFile, files: Sequence[Path]) -> dict[str, int | None]:
+    """Weights in `.ptd` files; without the files, those that the `.pte` names, those of delegates without sizes."""
     for path in files:
-        check_data_file(file, pte, path)
-    sizes: list[int | None] = [size for path in files for _, _, size in ptd_places(map_file(path))]
-    sizes = sizes if files else list(kept_outside(file, pte).values())
+        check_external_weights(file, pte, path)
+    sizes: list[int | None] = [extent.size for path in files for _, extent in ptd_extents(map_file(path))]
+    sizes = sizes if files else list(external_weights(file, pte).values())
     return {"count": len(sizes), "bytes": None if None in sizes else sum(size or 0 for size in sizes)}
 
 
 def _print_file(console: Console, file: Path, description: dict[str, Any]) -> None:
     backends = printable(", ".join(description["backends"])) or "none"
     constants = description["constants"]
-    shown = f"{printable(str(file))}: {format_size(description['size'])}, delegates to: {backends}"
-    console.print(Text(shown), soft_wrap=True)
+    line = f"{printable(str(file))}: {format_size(description['size'])}, delegates to: {backends}"
+    console.print(Text(line), soft_wrap=True)
     console.print(f"{constants['tensors']} constant tensors, {format_size(constants['bytes'])}", highlight=False)
 
 
@@ -83,18 +172,15 @@ def _print_method(console: Console, method: dict[str, Any]) -> None:
             console.print(Text(f"  {direction[:-1]} {position}: {_value(value)}"), soft_wrap=True)
     planned = ", ".join(format_size(size) for size in method["planned_memory"] if size)
     console.print(f"  planned memory: {planned or 'none'}", highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("calls", justify="right")
-    table.add_column("what", overflow="fold")
-    table.add_column("size", justify="right")
+    table = open_table(("operator or delegate",), ("calls", "size"))
     for backend in sorted({delegate["id"] for delegate in method["delegates"]}):
         sizes = [delegate["size"] for delegate in method["delegates"] if delegate["id"] == backend]
-        table.add_row(str(len(sizes)), Text(f"delegate {printable(backend)}"), format_size(sum(sizes)))
+        table.add_row(Text(f"delegate {printable(backend)}"), str(len(sizes)), format_size(sum(sizes)))
     operators = sorted(method["operators"], key=lambda operator: -operator["calls"])
-    for operator in operators[:_SHOWN]:
-        table.add_row(str(operator["calls"]), Text(printable(operator["name"])), "")
-    if len(operators) > _SHOWN:
-        table.add_row("", f"and {len(operators) - _SHOWN} more operators (--json shows all)", "")
+    for operator in operators[:_MAX_OPERATORS]:
+        table.add_row(Text(printable(operator["name"])), str(operator["calls"]))
+    if len(operators) > _MAX_OPERATORS:
+        table.add_row(f"and {len(operators) - _MAX_OPERATORS} more operators (--json shows all)")
     if table.row_count:
         console.print(table)
 
@@ -103,15 +189,14 @@ def _print_named_data(console: Console, description: dict[str, Any]) -> None:
     if named := description["named_data"]:
         total = sum(entry["size"] for entry in named)
         console.print(f"\nnamed data: {len(named)} entries, {format_size(total)}", highlight=False)
-    outside = description["outside"]
-    if outside["count"]:
-        size = "" if outside["bytes"] is None else f", {format_size(outside['bytes'])}"
-        shown = f"{outside['count']} weights{size}"
-        console.print(f"\nkept outside, in a .ptd file: {shown}", highlight=False)
+    external = description["outside"]
+    if external["count"]:
+        size = "" if external["bytes"] is None else f", {format_size(external['bytes'])}"
+        console.print(f"\nexternal, in a .ptd file: {external['count']} weights{size}", highlight=False)
 
 
 def _value(value: dict[str, Any]) -> str:
-    """A tensor's dtype and shape; kind and value of anything else."""
+    """A tensor's dtype and shape, or the kind and value of a scalar."""
     if "shape" in value:
         bounds = "" if value["dynamism"] == "static" else f" ({value['dynamism']})"
         return f"{value['dtype']} {value['shape']}{bounds}"
@@ -121,3 +206,39 @@ def _value(value: dict[str, Any]) -> str:
     if isinstance(content, str) and value["kind"] == "string":
         return f'string "{printable(content)}"'
     return f"{kind} {content}"
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadSizes:
+    """Bytes of a payload: of the plain file, stored only for it (what removing it saves), and shared with others."""
+
+    alone: int
+    adds: int
+    shared: int
+
+
+def payload_sizes(manifest: Manifest) -> tuple[PayloadSizes, ...]:
+    """Sizes of all payloads, in order. Zeros are not stored, and bytes that a payload uses twice count once."""
+    adds, shared = Counter[int](), Counter[int]()
+    for size, users in _stored_bytes(manifest):
+        for user in users:
+            (adds if len(users) == 1 else shared)[user] += size
+    return tuple(
+        PayloadSizes(payload.size, adds[index], shared[index]) for index, payload in enumerate(manifest.payloads)
+    )
+
+
+def _stored_bytes(manifest: Manifest) -> Iterator[tuple[int, set[int]]]:
+    """Splits what is stored into ranges whose bytes all have the same users: (size, payloads)."""
+    borders: defaultdict[tuple[Source, int], list[tuple[int, int, int]]] = defaultdict(list)
+    for index, payload in enumerate(manifest.payloads):
+        for extent in payload.extents:
+            if extent.source is not Source.ZEROS:
+                start, end = (extent.offset, 1, index), (extent.stored.end, -1, index)
+                borders[extent.source, extent.blob] += [start, end]
+    for of_source in borders.values():
+        users = Counter[int]()  # how many extents of each payload are open
+        for (position, change, index), (following, _, _) in pairwise(sorted(of_source)):
+            users[index] += change
+            if +users and following > position:
+                yield following - position, set(+users)

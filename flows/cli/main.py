@@ -1,4 +1,4 @@
-"""The command `pteforge`: what all subcommands share."""
+"""The command `pteforge`: its subcommands, options common to all, and exit codes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,24 @@ from typing import Annotated, NoReturn
 import typer
 
 from ... import __version__
+from ...configs.zoo import zoo_schema
 from ...errors import InputError, PteforgeError
-from ..interrupt import leave
-from . import bisect, export, files, schema, store, why
-from .printable import printable
+from ..interrupt import INTERRUPTED, MESSAGE, leave
+from .bisect import bisect_recipe
+from .deploy import deploy, serve
+from .diff import diff
+from .export import export
+from .fat import extract_payload, merge_files, thin_file
+from .init import init
+from .inspect import inspect_file
+from .plan import plan
+from .release import app as release_app
+from .release import publish
+from .run import run_file
+from .store import app as store_app
+from .terminal import print_json, printable
+from .verify import verify_file
+from .why import runs, why
 
 app = typer.Typer(
     name="pteforge",
@@ -21,12 +35,30 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-export.register(app)
-files.register(app)
-bisect.register(app)
-why.register(app)
-store.register(app)
-schema.register(app)
+app.command()(export)
+app.command()(plan)
+app.command()(init)
+app.command("inspect")(inspect_file)
+app.command("run")(run_file)
+app.command("verify")(verify_file)
+app.command("thin")(thin_file)
+app.command("extract")(extract_payload)
+app.command("merge")(merge_files)
+app.command("bisect")(bisect_recipe)
+app.command()(publish)
+app.add_typer(release_app, name="release")
+app.command()(deploy)
+app.command()(serve)
+app.command()(runs)
+app.command()(why)
+app.command()(diff)
+app.add_typer(store_app, name="store")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of zoo files, for editors that complete and check YAML."""
+    print_json(zoo_schema())
 
 
 def _show_version(value: bool) -> None:
@@ -41,7 +73,7 @@ def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens on the way.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log progress.")] = False,
 ) -> None:
     """Options before the subcommand."""
     del version
@@ -49,7 +81,7 @@ def _common(
 
 
 def _log_to_stderr(level: int) -> None:
-    """Our own log, and nobody else's: Prefect tells its server, stages are captured."""
+    """Shows pteforge's log only: Prefect logs to its server, and stages' output is captured."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     ours = logging.getLogger("pteforge")
@@ -59,24 +91,24 @@ def _log_to_stderr(level: int) -> None:
 
 
 def main() -> NoReturn:
-    """Entry point. Exit codes: 0 all well, 1 something failed, 2 what was given cannot be used, 130 interrupted.
+    """Entry point. Exit codes: 0 success, 1 something failed, 2 bad input, 130 interrupted.
 
-    The process ends without Python's finalization, which frees all of Prefect piece by piece and takes a second.
+    The process ends without Python's finalization, which would take a second to free all of Prefect.
     """
     leave(run_command())
 
 
 def run_command() -> int:
-    """Runs the command that `sys.argv` has and gives the exit code."""
+    """Runs the command in `sys.argv`; returns the exit code."""
     try:
         app()
     except PteforgeError as error:
-        message = printable(str(error), keep="\n\t")  # it may have names that a file came with
+        message = printable(str(error), keep="\n\t")  # it may contain names from a file
         sys.stderr.write(f"error: {message}\n")
         return 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; finished stages are kept, run the same command to go on\n")
-        return 130
+        sys.stderr.write(MESSAGE)
+        return INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return 0

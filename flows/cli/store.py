@@ -1,9 +1,9 @@
-"""`pteforge store`: looking at a store, checking it, cleaning it up."""
+"""`pteforge store ls`, `verify`, `gc`, `push` and `pull`."""
 
 from __future__ import annotations
 
-import json
 import re
+import time
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated
@@ -13,72 +13,147 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ...artifacts import gc
+from ...artifacts.locations import open_store
+from ...artifacts.retention import seconds
+from ...artifacts.store import Store
+from ...artifacts.transfer import transfer
+from ...configs.base import parse_bytes
 from ...errors import InputError
-from .options import STORE, open_existing_store
-from .summary import format_size
+from .options import AS_JSON, STORE, open_existing_store
+from .terminal import format_size, print_json, printable
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_LENGTHS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    group = typer.Typer(help="Look at the artifact store, check it, clean it up.", no_args_is_help=True)
-    group.command("ls")(list_store)
-    group.command("verify")(verify_store)
-    group.command("gc")(collect_garbage)
-    app.add_typer(group, name="store")
+app = typer.Typer(help="List, verify, clean up and copy the artifact store.", no_args_is_help=True)
 
 
-def list_store(*, store: STORE = None, as_json: _JSON = False) -> None:
-    """Say what is in the store and how much room it takes."""
+@app.command("ls")
+def list_store(*, store: STORE = None, as_json: AS_JSON = False) -> None:
+    """Show the contents and the size of the store."""
     with open_existing_store(store) as opened:
         usage = gc.usage(opened)
     if as_json:
-        typer.echo(json.dumps(asdict(usage), indent=2))
+        print_json(asdict(usage))
         return
     typer.echo(f"{opened.url}: {usage.records} finished stages, {usage.objects} objects, {format_size(usage.size)}")
     for kind, count in sorted(usage.artifacts.items()):
-        typer.echo(f"  {count:>6}  {kind}")
+        typer.echo(f"  {count:>6}  {kind:<24}{_share(usage.kinds[kind])}")
+    if usage.models:
+        typer.echo("by model, with what models share in each:")
+    for model, share in usage.models.items():
+        typer.echo(f"  {share.stages:>6}  {printable(model):<24}{_share(share)}")
 
 
-def verify_store(*, store: STORE = None, as_json: _JSON = False) -> None:
-    """Read every object and compare it with its digest; damaged ones are moved aside and made again when needed."""
+def _share(share: gc.Share) -> str:
+    """Size and ages of some stages."""
+    oldest, newest = _age(share.oldest), _age(share.newest)
+    return f"{format_size(share.size):>10}  {newest if oldest == newest else f'{newest} to {oldest}'} old"
+
+
+def _age(finished: str) -> str:
+    """How long ago a stage finished: the largest unit of which it is at least one."""
+    passed = max(0, time.time() - seconds(finished))
+    unit, length = next(((unit, length) for unit, length in _LENGTHS if passed >= length), _LENGTHS[-1])
+    return f"{passed / length:.0f} {unit}"
+
+
+@app.command("verify")
+def verify_store(*, store: STORE = None, as_json: AS_JSON = False) -> None:
+    """Compare every object with its digest. Damaged ones are quarantined, and made again when needed."""
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     with open_existing_store(store) as opened, bar as progress:
         task = progress.add_task("objects")
         report = gc.verify_store(opened, progress=lambda done, of: progress.update(task, completed=done, total=of))
     if as_json:
-        typer.echo(json.dumps(asdict(report), indent=2))
+        print_json(asdict(report))
     else:
         typer.echo(f"{report.objects} objects, {format_size(report.size)}: {len(report.damaged)} damaged")
         for digest in report.damaged:
-            typer.echo(f"  damaged, moved aside: {digest}")
+            typer.echo(f"  damaged, quarantined: {digest}")
         if report.incomplete:
             typer.echo(f"  {len(report.incomplete)} stages will run again when they are needed")
     raise typer.Exit(1 if report.damaged else 0)
 
 
+OTHER = Annotated[str, typer.Argument(metavar="URL", help="Folder or URL of the other store.", show_default=False)]
+
+
+@app.command()
+def push(
+    url: OTHER,
+    *,
+    store: STORE = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Copy finished stages to another store, those that it lacks."""
+    with open_existing_store(store) as source, open_store(url) as target:
+        _transfer(source, target, as_json=as_json)
+
+
+@app.command()
+def pull(
+    url: OTHER,
+    *,
+    store: STORE = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Copy finished stages from another store, those that this one lacks."""
+    with open_existing_store(url) as source, open_store(store) as target:
+        _transfer(source, target, as_json=as_json)
+
+
+def _transfer(source: Store, target: Store, *, as_json: bool) -> None:
+    if source.url == target.url:
+        raise InputError(f"{source.url} is the store itself; give another one")
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("stages")
+        done = transfer(source, target, lambda count, of: progress.update(task, completed=count, total=of))
+    if as_json:
+        print_json(asdict(done))
+        return
+    lost = f", {done.lost} are damaged and were left out" if done.lost else ""
+    typer.echo(f"copied {done.stages} stages from {source.url} to {target.url}; {done.present} were there{lost}")
+
+
+@app.command("gc")
 def collect_garbage(
     *,
     store: STORE = None,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Also forget stages that finished longer ago, such as 30d.")
+        str | None, typer.Option(metavar="AGE", help="Also forget stages that finished before this age, such as 30d.")
     ] = None,
     keep_newer_than: Annotated[
         str, typer.Option(metavar="AGE", help="Never remove objects younger than this; a running job may need them.")
     ] = "1d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    as_json: _JSON = False,
+    keep_last: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Also forget stages that the newest N runs of each zoo did not use."),
+    ] = None,
+    max_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Also forget stages until the rest fits, such as 20GiB: what was not used for the longest time first, "
+            "and nothing that --keep-last keeps.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: AS_JSON = False,
 ) -> None:
     """Remove objects that no finished stage needs."""
     young = parse_age(keep_newer_than)
     old = None if older_than is None else parse_age(older_than)
+    most = None if max_bytes is None else parse_size(max_bytes)
     with open_existing_store(store) as opened:
-        report = gc.collect(opened, keep_newer_than=young, older_than=old, dry_run=dry_run)
+        report = gc.collect(
+            opened, keep_newer_than=young, older_than=old, keep_last=keep_last, max_bytes=most, dry_run=dry_run
+        )
     if as_json:
-        typer.echo(json.dumps(asdict(report), indent=2))
+        print_json(asdict(report))
         return
     verb = "would remove" if dry_run else "removed"
     typer.echo(
@@ -87,12 +162,20 @@ def collect_garbage(
     )
 
 
+def parse_size(text: str) -> int:
+    """Bytes of a text like ``512MiB`` or ``20GiB``; raises InputError for any other text."""
+    try:
+        return int(str(parse_bytes(int(text) if text.isdecimal() else text)))
+    except ValueError as error:
+        raise InputError(f"{error}; give --max-bytes one of these") from error
+
+
 def parse_age(text: str) -> timedelta:
-    """A span of time such as ``90s``, ``12h``, ``30d``; raises InputError for anything else."""
+    """Parses a duration like ``90s``, ``12h`` or ``30d``; raises InputError for any other text."""
     match = re.fullmatch(r"(\d+)([smhdw])", text)
     if not match:
         raise InputError(f"{text!r} is not an age; write a number and a unit, such as 90s, 12h, 30d")
     try:
         return timedelta(**{_UNITS[match[2]]: int(match[1])})
     except OverflowError as error:
-        raise InputError(f"{text!r} is more than a computer can count; write a shorter age, such as 30d") from error
+        raise InputError(f"{text!r} is too long; write a shorter age, such as 30d") from error

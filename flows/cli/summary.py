@@ -1,4 +1,4 @@
-"""The table at the end of a run, and what failed."""
+"""What a run prints at its end: failures, the table of its files, and what became of a release."""
 
 from __future__ import annotations
 
@@ -8,91 +8,95 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ..figures_text import format_error, format_score, format_sqnr
+from ..figures_text import format_error, format_score, format_sqnr, ladders_table, open_table
 from ..outcome import RecipeOutcome, ZooOutcome
-from .ladder_table import ladders_table, open_table
+from ..release_records import Published
+from .terminal import format_size, open_console
 
+_LOG_LINES = 15  # of a failed step that are printed
 _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
 
 
-def print_summary(outcome: ZooOutcome) -> None:
-    """One row per file."""
+def print_summary(outcome: ZooOutcome, page: Path | None = None) -> None:
+    """Prints a row per file, ladders, notes and totals, with where the page about the run is."""
     console = open_console()
-    table = open_table()
-    for name in ("model", "recipe"):
-        table.add_column(name, overflow="fold")
-    table.add_column("status")
-    for name in ("size", "max abs error", "SQNR", "cases"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if scored := any(recipe.accuracy for model in outcome.models for recipe in model.recipes):
+    table = open_table(("model", "recipe", "status"), ("size", "max abs error", "SQNR", "cases"))
+    if scored := any(recipe.accuracy for _, recipe in outcome.recipes):
         table.add_column("accuracy", justify="right", no_wrap=True)
-    for model in outcome.models:
-        for recipe in model.recipes:
-            accuracy = [_accuracy(recipe)] if scored and recipe.path else []
-            table.add_row(model.model, recipe.recipe, _status(recipe), *_cells(recipe), *accuracy)
+    for model, recipe in outcome.recipes:
+        accuracy = [_accuracy(recipe)] if scored and recipe.path else []
+        table.add_row(model.model, recipe.recipe, _status(recipe), *_cells(recipe), *accuracy)
     console.print(table)
-    ladders = [
-        (f"{model.model}/{recipe.recipe}", recipe.ladder)
-        for model in outcome.models
-        for recipe in model.recipes
-        if recipe.ladder
-    ]
-    if ladders:
+    if ladders := [
+        (f"{model.model}/{recipe.recipe}", recipe.ladder) for model, recipe in outcome.recipes if recipe.ladder
+    ]:
         console.print(ladders_table(ladders))
     for line in _notes(outcome):
         console.print(line, soft_wrap=True)
     files = outcome.files
-    where = f" in {_shown(files[0].parent.parent)}" if files else ""
-    ran, cached = sum(m.ran for m in outcome.models), sum(m.cached for m in outcome.models)
+    where = f" in {_relative(files[0].parent.parent)}" if files else ""
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
-    spared = sum(recipe.status == "not applicable" for model in outcome.models for recipe in model.recipes)
-    others = failed + (f", {spared} not applicable" if spared else "")
+    skipped = sum(recipe.status == "not applicable" for _, recipe in outcome.recipes)
+    others = failed + (f", {skipped} not applicable" if skipped else "")
     console.print(
-        f"{len(files)} files verified{where}{others}; {ran} stages run, {cached} cached, {outcome.seconds:.1f} s",
+        f"{outcome.summary}{where}{others}; {outcome.ran} stages run, {outcome.cached} cached, "
+        f"{outcome.seconds:.1f} s" + (f"; see {_relative(page)}" if page else ""),
         highlight=False,
     )
 
 
 def _notes(outcome: ZooOutcome) -> Iterator[Text]:
-    """What was not to be made, what a fat file lacks, and which of its payloads could not be run here."""
-    for model in outcome.models:
-        for recipe in model.recipes:
-            name = f"{model.model}/{recipe.recipe}"
-            if recipe.reason:
-                yield Text(f"{name} does not apply: {recipe.reason}", "dim")
-            for payload, why in recipe.left_out.items():
-                yield Text(f"{name} is without {payload}: {why}", "yellow")
-            for payload, why in (recipe.figures.not_run if recipe.figures else {}).items():
-                yield Text(f"{name}: {payload} was not run: it {why}", "dim")
+    """Recipes that do not apply, specializations left out of fat files, and payloads that did not run here."""
+    for model, recipe in outcome.recipes:
+        name = f"{model.model}/{recipe.recipe}"
+        if recipe.reason:
+            yield Text(f"{name} does not apply: {recipe.reason}", "dim")
+        for payload, reason in recipe.left_out.items():
+            yield Text(f"{name} is without {payload}: {reason}", "yellow")
+        for payload, reason in (recipe.figures.not_run if recipe.figures else {}).items():
+            yield Text(f"{name}: {payload} was not run: it {reason}", "dim")
 
 
-def print_failures(outcome: ZooOutcome) -> None:
-    """Each failed step once, with the end of its log."""
+def print_failures(outcome: ZooOutcome, page: Path | None = None) -> None:
+    """Prints each failed step once, with the last lines of its log; `page` is where the others are."""
     console = Console(stderr=True)
-    shown = set()
-    for model in outcome.models:
-        for recipe in model.recipes:
-            failure = recipe.failure
-            if failure is None or (model.model, failure.step) in shown:
-                continue
-            shown.add((model.model, failure.step))
-            console.print(Text(f"\n{model.model} {failure.step}: {failure.problem}", "bold red"), soft_wrap=True)
-            if failure.log_tail and not failure.bad_input:
-                console.print(Text(failure.log_tail.rstrip()), soft_wrap=True)
+    failures = {
+        (model.model, recipe.failure.step): recipe.failure for model, recipe in outcome.recipes if recipe.failure
+    }
+    for (model, step), failure in failures.items():
+        console.print(Text(f"\n{model} {step}: {failure.problem}", "bold red"), soft_wrap=True)
+        log = failure.log_tail
+        if failure.bad_input:  # the message says what the traceback does
+            log = log.partition("Traceback (most recent call last)")[0]
+        lines = log.rstrip().splitlines()
+        if hidden := len(lines[:-_LOG_LINES]):
+            where = _relative(page) if page else "the output of --json"
+            console.print(Text(f"... {hidden} earlier lines are in {where}", "dim"), soft_wrap=True)
+        if lines:
+            console.print(Text("\n".join(lines[-_LOG_LINES:])), soft_wrap=True)
 
 
-def open_console() -> Console:
-    """Standard output, with room for tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)  # a pipe has no width of its own
-
-
-def format_size(size: int) -> str:
-    """Bytes for people: 1023 B, 1.0 KiB, 3.4 MiB."""
-    amount, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount, units = amount / 1024, units[1:]
-    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+def print_published(published: Published) -> None:
+    """Prints where the channel is now, and why, if it did not move."""
+    console, errors = Console(), Console(stderr=True)
+    if published.regressions:
+        errors.print(Text(f"{published.channel!r} at {published.url} stays where it is:", "bold red"), soft_wrap=True)
+        for regression in published.regressions:
+            errors.print(Text(f"  {regression}", "red"), soft_wrap=True)
+        errors.print(
+            Text(
+                f"to accept this: pteforge release promote {published.url} {published.release} "
+                f"--channel {published.channel}"
+            ),
+            soft_wrap=True,
+        )
+    for name in published.missing:
+        console.print(Text(f"{name} was in {published.channel!r}, and is not in this release", "yellow"))
+    made = "released" if published.new else "nothing new to release:"
+    state = "is kept" if published.regressions else f"is {published.channel!r}{'' if published.moved else ' already'}"
+    console.print(Text(f"{made} {published.release} at {published.url}, which {state}"), soft_wrap=True)
+    if published.removed:
+        console.print(Text(f"{len(published.removed)} old releases are removed"))
 
 
 def _cells(recipe: RecipeOutcome) -> tuple[str, ...]:
@@ -103,7 +107,7 @@ def _cells(recipe: RecipeOutcome) -> tuple[str, ...]:
 
 
 def _accuracy(recipe: RecipeOutcome) -> str:
-    """The least score of a file's payloads, and how far from eager's it is."""
+    """The lowest score of a file's payloads, and its difference from eager's."""
     if recipe.accuracy is None:
         return ""
     worst, eager = recipe.accuracy.worst, recipe.accuracy.eager
@@ -115,5 +119,5 @@ def _status(recipe: RecipeOutcome) -> Text:
     return Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
 
 
-def _shown(folder: Path) -> Path:
-    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+def _relative(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -11,47 +11,45 @@ from typing import Annotated, Any
 import typer
 
 from ...artifacts.digest import parse_digest
-from ...artifacts.pte.reader import open_pte
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.store import Store
-from ...configs.verify_bounds import VerifyBounds
+from ...configs.verification import VerifyBounds
 from ...errors import InputError, ObjectMissing, PteforgeError
+from ...formats.pte.reader import open_pte
 from ...tasks.figures import Figures
-from ...tasks.keys.versions import host_capability
-from ...tasks.params import VerifyParams
 from ..figures_text import format_sqnr
-from .data_beside import check_digest
-from .options import STORE, open_existing_store
-from .quiet import quiet
+from .options import AS_JSON, STORE, open_existing_store
+from .pte_files import check_digest
+from .terminal import print_json, quiet
 
 
 def verify_file(
     file: Annotated[Path, typer.Argument(help="A .pte file that pteforge made.", show_default=False)],
     *,
     store: STORE = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: AS_JSON = False,
 ) -> None:
-    """Run a produced file again on the inputs it was verified with, and compare it with eager.
+    """Run a produced file again on the inputs it was verified with, and compare its outputs with eager's.
 
     The inputs and eager's outputs come from the store that the file was made with.
     """
-    open_pte(file)  # says what is wrong with a file that is none
+    open_pte(file)  # raises if it is not a .pte
     provenance = _provenance(file)
-    data_files = _data_files(file, provenance)
+    data_files = []
+    if provenance.data:
+        data_files.append(file.with_suffix(".ptd"))
+        check_digest(file, data_files[0], provenance.data)
     with open_existing_store(store) as opened, quiet():
         figures = _verify(file, data_files, provenance, opened)
-    _show(figures, as_json=as_json)
+    if as_json:
+        print_json(figures.to_json())
+    else:
+        _print(figures)
 
 
 @dataclass(frozen=True, slots=True)
 class _Provenance:
-    """What verifying again takes.
-
-    Attributes:
-        bounds: the recipe's.
-        examples: method name to its inputs and eager's outputs.
-        data: SHA-256 of the `.ptd` file beside the file, where there is one.
-    """
+    """A file's bounds, its examples (inputs and eager's outputs) by method, and the SHA-256 of its `.ptd`, if any."""
 
     bounds: VerifyBounds
     examples: Mapping[str, ArtifactRef]
@@ -59,8 +57,8 @@ class _Provenance:
 
 
 def _verify(file: Path, data_files: Sequence[Path], provenance: _Provenance, store: Store) -> Figures:
-    from ...artifacts.programs.values import load_value  # noqa: PLC0415 - imports torch
-    from ...tasks.stages.verify import verify_file as verify_on_runtime  # noqa: PLC0415 - imports the runtime
+    from ...tasks.codecs.values import load_value  # noqa: PLC0415 - imports torch
+    from ...tasks.programs.verification import verify_file as verify_on_runtime  # noqa: PLC0415 - imports the runtime
 
     examples: dict[str, Any] = {}
     for method, ref in provenance.examples.items():
@@ -73,19 +71,9 @@ def _verify(file: Path, data_files: Sequence[Path], provenance: _Provenance, sto
             ) from error
         examples[method] = load_value(ref, store.local)
     try:
-        params = VerifyParams(bounds=provenance.bounds, host=host_capability())
-        return verify_on_runtime(file, examples, params, data_files)
+        return verify_on_runtime(file, examples, provenance.bounds, data_files)
     except (RuntimeError, ValueError, KeyError) as error:
         raise PteforgeError(f"the runtime cannot run {file}: {error}") from error
-
-
-def _data_files(file: Path, provenance: _Provenance) -> tuple[Path, ...]:
-    """The `.ptd` that the file was made with, if any; raises InputError where it is another one, or not there."""
-    if provenance.data is None:
-        return ()
-    path = file.with_suffix(".ptd")
-    check_digest(file, path, provenance.data)
-    return (path,)
 
 
 def _provenance(file: Path) -> _Provenance:
@@ -103,20 +91,17 @@ def _provenance(file: Path) -> _Provenance:
         )
     except FileNotFoundError as error:
         raise InputError(
-            f"there is no {path}: verify needs the provenance that `pteforge export` writes beside a file"
+            f"there is no {path}: verify needs the provenance that `pteforge export` writes next to a file"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not a provenance that `pteforge export` wrote: {error}") from error
 
 
-def _show(figures: Figures, *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(figures.to_json(), indent=2))
-        return
+def _print(figures: Figures) -> None:
     for name, worst in (figures.payloads or figures.methods).items():
         typer.echo(
             f"{name}: verified on {worst.cases} outputs; max abs error {worst.max_abs_error:.3g}, "
             f"max relative error {worst.max_relative_error:.3g}, SQNR {format_sqnr(worst)}"
         )
-    for name, why in figures.not_run.items():
-        typer.echo(f"{name}: not run: it {why}")
+    for name, reason in figures.not_run.items():
+        typer.echo(f"{name}: not run: it {reason}")

@@ -1,44 +1,51 @@
-"""`pteforge why`."""
+"""`pteforge runs` and `pteforge why`: what runs did, and why their stages ran."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from ...artifacts.runs import RunRecord, StageOutcome
-from ...errors import InputError
-from .options import STORE, open_existing_store
+from ...artifacts.runs import FieldChange, RunRecord, StageOutcome
+from ...errors import InputError, first_line
+from .options import AS_JSON, STORE, open_existing_store
+from .terminal import print_json, printable
 
 _STYLES = {"ran": "green", "cached": "cyan", "failed": "bold red"}
-_SHOWN = 60
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(why)
+_LIMIT = 60
 
 
 def why(
     name: Annotated[str, typer.Argument(metavar="MODEL[/RECIPE]", show_default=False, help="What to explain.")],
     *,
+    run_id: Annotated[
+        str | None,
+        typer.Option("--run", metavar="ID", help="A run that `pteforge runs` lists.", show_default="the last"),
+    ] = None,
     store: STORE = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AS_JSON = False,
 ) -> None:
-    """Say for each stage of the last run whether it ran or was cached, and what had changed for those that ran."""
+    """List the stages of the last run: whether each ran or was cached, and what had changed for those that ran."""
     model, _, recipe = name.partition("/")
     with open_existing_store(store) as opened:
-        run = opened.runs.latest(model)
+        run = next((run for run in opened.runs if model in run.models and run.id.startswith(run_id or "")), None)
     if run is None:
-        raise InputError(f"no run with a model {model!r} is recorded in the store {opened.url}")
+        which = f"run {run_id!r}" if run_id else "run"
+        raise InputError(f"no {which} with a model {model!r} is recorded in the store {opened.url}")
     stages = _stages_of(run, model, recipe)
     if as_json:
-        typer.echo(json.dumps({"zoo": run.zoo, "started": run.started, "stages": [_json(s) for s in stages]}, indent=2))
+        print_json(
+            {"run": run.id, "zoo": run.zoo, "started": run.started, "stages": [asdict(stage) for stage in stages]}
+        )
         return
     console = Console()
     console.print(f"{name} in the run of {run.zoo} at {run.started}", highlight=False)
@@ -46,25 +53,58 @@ def why(
         _print(console, stage)
 
 
+def runs(
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
+    store: STORE = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """List the runs of a store: when, which zoo, how each ended, and how many stages it ran."""
+    with open_existing_store(store) as opened:
+        known = list(islice(opened.runs, limit))
+    if as_json:
+        print_json({"runs": [{**run.to_json(), "models": _counts(run)} for run in known]})
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("run", "started (UTC)", "zoo", "status"):
+        table.add_column(column, no_wrap=column != "zoo")
+    for column in ("seconds", "ran", "cached", "failed"):
+        table.add_column(column, justify="right")
+    for run in known:
+        total = Counter(dict.fromkeys(_STYLES, 0))
+        for count in _counts(run).values():
+            total.update(count)
+        cells = [run.id[:8], run.started[:16].replace("T", " "), run.zoo, run.status or "ended", f"{run.seconds:.1f}"]
+        table.add_row(*map(printable, cells), *(str(total[status]) for status in _STYLES))
+    Console().print(table)
+
+
+def _counts(run: RunRecord) -> dict[str, Counter[str]]:
+    """How many stages of each model ran, were cached and failed."""
+    return {model: Counter(stage.status for stage in stages) for model, stages in run.models.items()}
+
+
 def _stages_of(run: RunRecord, model: str, recipe: str) -> Sequence[StageOutcome]:
     stages = run.models[model]
-    chosen = [stage for stage in stages if not recipe or recipe in stage.recipes]
+    selected = [stage for stage in stages if not recipe or recipe in stage.recipes]
     if not stages:
         raise InputError(f"no stage of {model!r} ran or was found in its last run")
-    if not chosen:
+    if not selected:
         known = sorted({name for stage in stages for name in stage.recipes})
         raise InputError(f"the last run of {model!r} had no recipe {recipe!r}; it had {', '.join(known)}")
-    return chosen
+    return selected
 
 
 def _print(console: Console, stage: StageOutcome) -> None:
     line = Text.assemble((f"{stage.status:<7}", _STYLES[stage.status]), f" {stage.step:<44} ", _reason(stage))
     console.print(line, soft_wrap=True)
     for change in stage.telling:
-        console.print(
-            Text.assemble("          ", (change.field, "bold"), f": {_short(change.before)} -> {_short(change.after)}"),
-            soft_wrap=True,
-        )
+        console.print(Text.assemble("          ", format_change(change)), soft_wrap=True)
+
+
+def format_change(change: FieldChange) -> Text:
+    """One field of a key: its name, and its value before and after."""
+    return Text.assemble((change.field, "bold"), f": {_short(change.before)} -> {_short(change.after)}")
 
 
 def _reason(stage: StageOutcome) -> str:
@@ -72,11 +112,11 @@ def _reason(stage: StageOutcome) -> str:
         case "cached":
             return f"key {stage.key[:12]}" if stage.key else ""
         case "failed":
-            return stage.message.splitlines()[0] if stage.message else ""
-    took = f"{stage.seconds:.1f} s"
+            return first_line(stage.message)
+    duration = f"{stage.seconds:.1f} s"
     if changes := stage.telling:
-        return f"{took}; changed since it last ran: {', '.join(change.field for change in changes)}"
-    return f"{took}; {stage.message}" if stage.message else took
+        return f"{duration}; changed since it last ran: {', '.join(change.field for change in changes)}"
+    return f"{duration}; {stage.message}" if stage.message else duration
 
 
 def _short(value: Any) -> str:
@@ -85,8 +125,4 @@ def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     if len(text) == 64 and all(c in "0123456789abcdef" for c in text):
         return text[:12]
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-
-
-def _json(stage: StageOutcome) -> dict[str, Any]:
-    return asdict(stage)
+    return text if len(text) <= _LIMIT else text[:_LIMIT] + "..."

@@ -1,7 +1,7 @@
 // A libFuzzer target: any bytes as the delegate's data. Reads them, asks for ranges of all payloads, and loads method
 // `forward` as the delegate does.
 //
-// There is one blob in named data, the one of tests/artifacts/nfat/corpus, so that those containers are whole.
+// There is one blob in named data, the one of tests/formats/nfat/corpus, so that those containers are whole.
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-// What an NFAT container says, as views into its bytes. artifacts/nfat/README.md specifies the format.
+// What an NFAT container says, as views into its bytes. formats/nfat/README.md specifies the format.
 
 #pragma once
 

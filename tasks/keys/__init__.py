@@ -1,1 +1,1 @@
-"""What stage keys are made of, found without torch and without importing or running the user's code."""
+"""The ingredients of stage keys, found without torch and without importing or running the user's code."""

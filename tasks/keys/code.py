@@ -1,20 +1,69 @@
-"""Digests of Python code by what it means: of one module, and of a module with all it imports."""
+"""Digests of Python code by what it means: of one module, and of a module with everything it imports."""
 
 from __future__ import annotations
 
 import ast
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from ...artifacts.digest import Digest, digest_bytes
-from .imports import imported_modules
 from .search import FoundModule, ModuleSearch, Origin
 
 PTEFORGE = __name__.partition(".")[0]
 """The top-level package that this code is part of."""
+
+_PARSING = threading.Lock()
+"""CPython 3.11 counts the recursion depth of `ast.parse` per interpreter: with two threads parsing at once, it may
+raise SystemError ("AST constructor recursion depth mismatch")."""
+
+
+def parse_module(source: str | bytes, filename: str) -> ast.Module:
+    with _PARSING:
+        try:
+            return ast.parse(source, filename)
+        except SyntaxError:
+            # With warnings as errors, a doubtful escape sequence ends here too, but does not prevent importing.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return ast.parse(source, filename)
+
+
+def ast_digest(source: str | bytes, filename: str) -> Digest:
+    """Digest of a module that only edits of comments, layout, docstrings and ``pass`` leave unchanged.
+
+    Type annotations count: dataclasses and pydantic models are made from them.
+    """
+    return _tree_digest(parse_module(source, filename))
+
+
+def file_digest(path: Path) -> Digest:
+    """`ast_digest` of a Python file outside of any search path; of its bytes where it cannot be parsed."""
+    return _analyse(path.read_bytes(), path.suffix, "").digest
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCode:
+    """One module's code.
+
+    Attributes:
+        digest: of its meaning, or of its bytes where it cannot be parsed.
+        modules: absolute dotted names in its imports that must be modules.
+        members: ``package.name`` for each ``from package import name``: a submodule, or anything else.
+    """
+
+    digest: Digest
+    modules: frozenset[str] = frozenset()
+    members: frozenset[str] = frozenset()
+
+
+def read_module(found: FoundModule) -> ModuleCode:
+    if found.path is None:
+        raise ValueError(f"{found.name} has no file")
+    return _analyse(found.path.read_bytes(), found.path.suffix, found.package)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +72,8 @@ class Closure:
 
     Attributes:
         modules: name to digest of each module that was followed, parent packages included.
-        distributions: sorted top-level names of what is imported but not followed, the standard library left out.
-        unresolved: sorted names of imported modules that are nowhere to be found (often inside ``try:``).
+        distributions: sorted top-level names of modules that are imported but not followed, without Python's own.
+        unresolved: sorted names of imported modules that do not exist here (often inside ``try:``).
     """
 
     modules: Mapping[str, Digest]
@@ -32,35 +81,11 @@ class Closure:
     unresolved: tuple[str, ...]
 
 
-def parse_module(source: str | bytes, filename: str) -> ast.Module:
-    """AST of a module's source; SyntaxError or ValueError where it is not Python."""
-    try:
-        return ast.parse(source, filename)
-    except SyntaxError:
-        # Where warnings are errors, a doubtful escape sequence arrives here too; it is no obstacle to importing.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(source, filename)
-
-
-def ast_digest(source: str | bytes, filename: str) -> Digest:
-    """Digest of a module that is the same after editing comments, layout, docstrings and ``pass``, and nothing else.
-
-    Type annotations count: dataclasses and pydantic models are made from them.
-    """
-    return _tree_digest(parse_module(source, filename))
-
-
 def module_closure(module: str, search: ModuleSearch, watched: Iterable[str] = ()) -> Closure:
-    """The module's transitive imports of local code, found by reading the sources.
+    """The module's transitive imports of local code, and those of the `watched` modules that it is known to load.
 
-    Counted are imports at any depth (inside functions, ``try:`` and so on) except under ``if TYPE_CHECKING:``.
-    pteforge's own modules are a distribution like any other, unless `module` is one of them.
-
-    Args:
-        module: dotted name.
-        search: where to look.
-        watched: further modules that the first one is known to load.
+    Reads the sources. Imports count at any depth (inside functions, ``try:`` and so on) except under
+    ``if TYPE_CHECKING:``. pteforge is a distribution like any other, unless `module` is part of it.
     """
     root = module.partition(".")[0]
 
@@ -71,31 +96,13 @@ def module_closure(module: str, search: ModuleSearch, watched: Iterable[str] = (
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleCode:
-    """What one module's file says: its digest, modules it imports, and names it takes from them (`imports`)."""
-
-    digest: Digest
-    modules: frozenset[str] = frozenset()
-    members: frozenset[str] = frozenset()
-
-
-def read_module(found: FoundModule) -> ModuleCode:
-    """Digest and imports of a module that has a file. What cannot be parsed is digested as bytes."""
-    if found.path is None:
-        raise ValueError(f"{found.name} has no file")
-    return _analyse(found.path.read_bytes(), found.path.suffix, found.package)
-
-
-@dataclass(frozen=True, slots=True)
 class Scope:
-    """Which modules a closure is made of.
+    """Which modules a closure consists of.
 
     Attributes:
-        follow: whether a module's code counts.
         tops: top-level names to look at; None for all.
         idle_parents: top-level names whose packages' ``__init__`` does nothing that a submodule could depend on: it
             counts only where something is imported from it.
-        read: gives a module's code.
     """
 
     follow: Callable[[FoundModule], bool]
@@ -105,7 +112,6 @@ class Scope:
 
 
 def walk_imports(roots: Iterable[str], search: ModuleSearch, scope: Scope) -> Closure:
-    """Closure of `roots` over the imports of every module in `scope`."""
     modules: dict[str, Digest] = {}
     outside: set[str] = set()
     unresolved: set[str] = set()
@@ -131,28 +137,10 @@ def walk_imports(roots: Iterable[str], search: ModuleSearch, scope: Scope) -> Cl
                 continue
             code = scope.read(found)
             modules[prefix] = code.digest
-            asked = {(module, True) for module in code.modules} | {(member, False) for member in code.members}
-            pending += asked - seen
-            seen |= asked
+            imported = {(module, True) for module in code.modules} | {(member, False) for member in code.members}
+            pending += imported - seen
+            seen |= imported
     return Closure(dict(sorted(modules.items())), tuple(sorted(outside)), tuple(sorted(unresolved)))
-
-
-def file_digest(path: Path) -> Digest:
-    """Digest of a Python file outside any search path, by what it means where it can be parsed."""
-    return _analyse(path.read_bytes(), path.suffix, "").digest
-
-
-# The same helpers are read for each model of a zoo. Content, not modification time, is what makes them the same.
-@lru_cache(maxsize=16384)
-def _analyse(content: bytes, suffix: str, package: str) -> ModuleCode:
-    if suffix != ".py":
-        return ModuleCode(digest_bytes(content))
-    try:
-        tree = parse_module(content, "<module>")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ModuleCode(digest_bytes(content))
-    imports = imported_modules(tree, package)
-    return ModuleCode(_tree_digest(tree), imports.modules, imports.members)
 
 
 def _with_parents(name: str) -> Iterable[str]:
@@ -161,10 +149,63 @@ def _with_parents(name: str) -> Iterable[str]:
     return (".".join(parts[: length + 1]) for length in range(len(parts)))
 
 
+# Each model of a zoo reads the same helpers. They are the same by content, not by modification time.
+@lru_cache(maxsize=16384)
+def _analyse(content: bytes, suffix: str, package: str) -> ModuleCode:
+    if suffix != ".py":
+        return ModuleCode(digest_bytes(content))
+    try:
+        tree = parse_module(content, "<module>")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ModuleCode(digest_bytes(content))
+    modules: set[str] = set()
+    members: set[str] = set()
+    for node in _import_statements(tree):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif (base := imported_module(node, package)) is not None:
+            modules.add(base)
+            members.update(f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+    return ModuleCode(_tree_digest(tree), frozenset(modules), frozenset(members))
+
+
+def imported_module(node: ast.ImportFrom, package: str) -> str | None:
+    """Name of the module that an ``import from`` reads; None for a relative one that leaves the top-level package."""
+    if not node.level:
+        return node.module
+    parts = package.split(".") if package else []
+    if node.level > len(parts):
+        return None
+    return ".".join([*parts[: len(parts) - node.level + 1], *([node.module] if node.module else [])])
+
+
+def _import_statements(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                yield node
+            case ast.If(test=test, orelse=orelse) if _is_type_checking(test):
+                stack.extend(orelse)
+            case ast.If(test=ast.UnaryOp(op=ast.Not(), operand=test), body=body) if _is_type_checking(test):
+                stack.extend(body)
+            case _:
+                stack.extend(child for child in ast.iter_child_nodes(node) if isinstance(child, _HOLDS_STATEMENTS))
+
+
+_HOLDS_STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else None
+    return name == "TYPE_CHECKING"
+
+
 def _tree_digest(tree: ast.Module) -> Digest:
-    # Written out as tokens: each node's class, then its fields; child nodes follow in the order of the stack (which is
-    # ours and not Python's, since sums of a thousand terms nest that deep). A class has a fixed number of fields and
-    # lists tell their length, so no two trees give the same tokens. Three times as fast as `ast.dump`.
+    # Written out as tokens: each node's class, then its fields; child nodes follow in the order of the stack (a list,
+    # since sums of a thousand terms nest deeper than Python recurses). A class has a fixed number of fields, and lists
+    # state their length, so no two trees have the same tokens. Three times as fast as `ast.dump`.
     tokens: list[object] = []
     stack: list[ast.AST] = [tree]
     while stack:
@@ -187,7 +228,6 @@ def _tree_digest(tree: ast.Module) -> Digest:
 
 
 _BODIES = frozenset({"body", "orelse", "finalbody"})
-
 
 # `kind` is the `u` of `u"text"`; `ctx` (load, store, delete) is clear from where an expression stands.
 _FIELDS = {

@@ -1,12 +1,75 @@
-"""The key of one stage execution."""
+"""The key of one stage execution, and the digest of the code that the stage runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from threading import Lock
 from typing import TypeAlias
 
 from ...artifacts.digest import Digest, digest_json
+from .code import PTEFORGE, Scope, read_module, walk_imports
+from .search import FoundModule, ModuleSearch
+
+CARRIERS = (
+    "errors",
+    "configs",
+    "artifacts",
+    "flows",
+    "api",
+    "tasks.stage",
+    "tasks.kinds",
+    "tasks.keys",
+    "tasks.stages",
+)
+"""Modules and packages below pteforge that only carry: values from users to stages, bytes to the store, errors back.
+
+Their code is no part of any key. What they pass on is, by value: a stage's params, and the digests of its inputs. The
+bytes that they write for stages (canonical JSON, manifests, refs, params as JSON) are guarded by tests with literal
+bytes, `tests/tasks/keys/test_carriers.py`. A stage's own module counts; other stages, which it may import for their
+params, do not.
+"""
+
+_LOCK = Lock()  # so that threads that need the same modules read and parse them once
+
+
+def stage_code_digest(module: str) -> Digest:
+    """Digest of a stage's (or target's) module and of what it imports from pteforge and from its own package.
+
+    What it imports from elsewhere counts by version, see `versions`; `CARRIERS` do not count. The ``__init__`` of a
+    pteforge package counts where something is imported from it, but not just because a module is within: those files
+    define and re-export, no more, and a new version number is no reason to lower everything again. Remembered for the
+    life of the process, as the loaded code is. Raises ValueError if there is no such module.
+    """
+    with _LOCK:
+        return _code_digest(module)
+
+
+@cache
+def _code_digest(module: str) -> Digest:
+    def decides(found: FoundModule) -> bool:
+        return found.path is not None and not _only_carries(found.name, module)
+
+    packages = frozenset({PTEFORGE, module.partition(".")[0]})
+    scope = Scope(decides, packages, idle_parents=frozenset({PTEFORGE}), read=_read)
+    closure = walk_imports([module], _search(), scope)
+    if module not in closure.modules:
+        raise ValueError(f"no module {module} to make a key of")
+    return digest_json(closure.modules)
+
+
+def _only_carries(name: str, module: str) -> bool:
+    """Whether a module is one of `CARRIERS` and neither is nor contains the digested `module`."""
+    if f"{module}.".startswith(f"{name}."):
+        return False
+    return any(f"{name}.".startswith(f"{PTEFORGE}.{carrier}.") for carrier in CARRIERS)
+
+
+# Stages have most of their modules in common.
+_read = cache(read_module)
+_search = cache(ModuleSearch)
+
 
 JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None
 """A JSON value."""
@@ -14,14 +77,13 @@ JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | 
 
 @dataclass(frozen=True)
 class StageKey:
-    """Everything that decides what a stage gives. Equal keys mean equal outputs.
+    """Everything that decides the output of a stage. Equal keys mean equal outputs.
 
     Attributes:
-        stage: the stage's name.
         code: digest of the code it runs (`stage_code_digest`).
-        versions: version by distribution, or by what else has one.
+        versions: by distribution, or by whatever else has one.
         inputs: identity of each input artifact, by role.
-        params: what it reads besides its inputs.
+        params: everything that it reads besides its inputs.
     """
 
     stage: str
@@ -31,7 +93,7 @@ class StageKey:
     params: JSON
 
     def fields(self) -> dict[str, JSON]:
-        """The key as JSON: kept beside its digest, so that two keys can be compared field by field."""
+        """The key as JSON: kept with its digest, so that two keys can be compared field by field."""
         return {
             "stage": self.stage,
             "code": self.code,
@@ -41,5 +103,4 @@ class StageKey:
         }
 
     def digest(self) -> Digest:
-        """SHA-256 of the canonical JSON of `fields`."""
         return digest_json(self.fields())

@@ -1,4 +1,4 @@
-"""Where a dotted module name leads, as the import system would find it, but without importing its parents."""
+"""Finds modules by dotted name, as the import system would, but without importing their parents."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FoundModule:
-    """A module that could be imported.
+    """An importable module.
 
     Attributes:
         name: dotted.
-        origin: whose code it is.
-        path: its file; None for namespace packages and for what is built into Python.
-        locations: folders of its submodules; None for a module that is no package.
+        path: its file; None for namespace packages and for modules built into Python.
+        locations: folders of its submodules; None for a module that is not a package.
     """
 
     name: str
@@ -52,12 +51,11 @@ class FoundModule:
 
     @property
     def top(self) -> str:
-        """The first part of the name."""
         return self.name.partition(".")[0]
 
     @property
     def package(self) -> str:
-        """What the module's relative imports are relative to; empty for a top-level module."""
+        """The package that relative imports in the module start from; empty for a top-level module."""
         return self.name if self.locations is not None else self.name.rpartition(".")[0]
 
 
@@ -65,11 +63,11 @@ class FoundModule:
 class ModuleSearch:
     """Finds modules on `python_path`, then on ``sys.path``, then by finders of editable installs.
 
-    Zipped modules are not found. Results are remembered: make a new one to see files that were added since.
+    Zipped modules are not found. Results are cached: a new search sees files that were added since.
 
     Attributes:
         python_path: folders that come first. A file there is local even if the folder is within site-packages.
-        sys_path: looked at instead of this process's present ``sys.path``.
+        sys_path: replaces this process's present ``sys.path``.
     """
 
     python_path: tuple[Path, ...] = ()
@@ -77,28 +75,24 @@ class ModuleSearch:
     _found: dict[str, FoundModule | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def locate(self, dotted: str) -> Path | None:
-        """The module's file, None if there is no such module or it has no file."""
         found = self.find(dotted)
         return found.path if found else None
 
     def find(self, dotted: str) -> FoundModule | None:
-        """What importing `dotted` would load, None if it would fail to find it."""
         if dotted not in self._found:
             self._found[dotted] = self._find(dotted)
         return self._found[dotted]
 
     def origin_of(self, path: Path, top: str) -> Origin:
-        """Whose code a file is that is (part of) the top-level module `top`."""
         for folder in self.python_path:
             if folder.name not in _SITE_FOLDERS and path.is_relative_to(folder):
                 return Origin.LOCAL if _SITE_FOLDERS.isdisjoint(path.relative_to(folder).parts) else Origin.INSTALLED
         if not _SITE_FOLDERS.isdisjoint(path.parts):
-            # A file that somebody put there by hand has no version that could tell one content from another.
+            # A file that was put there by hand has no version, so its content has to count.
             return Origin.INSTALLED if distributions_of(top) else Origin.LOCAL
         return Origin.STDLIB if any(path.is_relative_to(folder) for folder in _STDLIB) else Origin.LOCAL
 
     def entries(self) -> list[str]:
-        """The folders that top-level modules are looked for in, in order."""
         environment = sys.path if self.sys_path is None else self.sys_path
         # Files among them are zip archives.
         return [*map(str, self.python_path), *(entry for entry in environment if not Path(entry).is_file())]
@@ -119,7 +113,7 @@ class ModuleSearch:
     def _from_spec(self, dotted: str, spec: ModuleSpec | None) -> FoundModule | None:
         if spec is None:
             return None
-        # A namespace's locations must be listed now: they look at sys.path again each time they are read.
+        # Listed now: a namespace's locations look at sys.path again each time they are read.
         locations = None if spec.submodule_search_locations is None else tuple(spec.submodule_search_locations)
         if spec.origin is None or not spec.has_location:
             return None if locations is None else FoundModule(dotted, Origin.NAMESPACE, None, locations)
@@ -128,10 +122,9 @@ class ModuleSearch:
 
 
 def _spec(dotted: str, leaf: str, entries: Sequence[str], *, top: bool) -> ModuleSpec | None:
-    """Asks the finders of files, in the order they have in this process."""
     for finder in _finders():
         if finder is PathFinder:
-            # By its last part only: for a dotted name, a namespace's spec asks for the parent in sys.modules.
+            # Searched by the last part only: for a dotted name, a namespace's spec needs the parent in sys.modules.
             spec = PathFinder.find_spec(leaf, list(entries))
         else:
             spec = finder.find_spec(dotted, None if top else list(entries))
@@ -142,8 +135,7 @@ def _spec(dotted: str, leaf: str, entries: Sequence[str], *, top: bool) -> Modul
 
 def _finders() -> Iterator[Any]:
     for finder in sys.meta_path:
-        # Other finders may import or build something; those of editable installs (setuptools, scikit-build-core,
-        # hatch, meson-python) live in modules of such names.
-        name = getattr(finder, "__module__", "")
-        if finder is PathFinder or "editable" in name:
+        # Other finders may import or build something. Those of editable installs (setuptools, scikit-build-core, hatch,
+        # meson-python) live in modules with this word in their names.
+        if finder is PathFinder or "editable" in getattr(finder, "__module__", ""):
             yield finder

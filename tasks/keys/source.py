@@ -1,17 +1,116 @@
-"""The key fields of a model's source: what its code, arguments and files are."""
+"""The key fields of a model's source: its code, arguments and files, and the modules that it was observed to load."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ...artifacts.digest import Digest, digest_file, digest_json
 from ...configs.sources import BuilderSource, ProgramSource
 from ...errors import SourceError
-from .code import file_digest, module_closure
+from .code import PTEFORGE, file_digest, module_closure
 from .key import JSON
-from .search import ModuleSearch
+from .search import ModuleSearch, Origin
 from .versions import distribution_versions
+
+# torch/csrc/export/pt2_archive_constants.h. All members are in one folder, named after the file as it was written.
+_FORMAT_NAME = "archive_format"
+_FORMAT = b"pt2"
+_PROGRAM_NAME = "models/model.json"
+# Written up to torch 2.7; torch.export.load still reads it.
+_FORMER_PROGRAM_NAME = "serialized_exported_program.json"
+
+
+def check_program_file(path: Path) -> None:
+    """Raises SourceError unless `path` is an undamaged archive that holds one exported program.
+
+    Reads the whole file once, to check the sum of every member.
+    """
+    if not path.is_file():
+        raise SourceError(f"there is no program file {path}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            problem = _archive_problem(archive)
+    except OSError as error:
+        raise SourceError(f"program file {path} cannot be read: {error}") from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError) as error:
+        raise SourceError(f"program file {path} is damaged or no .pt2 file: {error}") from error
+    if problem:
+        raise SourceError(f"program file {path} {problem}")
+
+
+def _archive_problem(archive: zipfile.ZipFile) -> str | None:
+    # The example inputs are an archive within the archive: zipfile may find that one in a file that was cut off.
+    if min((member.header_offset for member in archive.infolist()), default=0) > 0:
+        return "is damaged or no .pt2 file: it was cut off, or other bytes stand before the archive"
+    damaged = archive.testzip()
+    if damaged is not None:
+        return f"is damaged: {damaged} in it does not have the content that was written"
+    names = set(archive.namelist())
+    if _FORMER_PROGRAM_NAME in names:
+        return None
+    root = next(iter(names), "").partition("/")[0]
+    format_name = f"{root}/{_FORMAT_NAME}"
+    if format_name not in names or archive.read(format_name) != _FORMAT:
+        return "is a zip archive, but not one that torch.export.save writes" + _other_kind(names, root)
+    if f"{root}/{_PROGRAM_NAME}" not in names:
+        return "holds no exported program called 'model', which is what torch.export.save writes"
+    return None
+
+
+def _other_kind(names: set[str], root: str) -> str:
+    if f"{root}/data.pkl" not in names:
+        return ""
+    if f"{root}/constants.pkl" in names:
+        return "; it is a TorchScript file (torch.jit.save)"
+    return "; it is a pickle of torch.save, perhaps a state dict: name a builder that loads it"
+
+
+def observed_modules(
+    before: set[str], python_path: tuple[Path, ...], path_before: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Local modules loaded since ``sys.modules`` was `before`, sorted: later runs watch those not found statically.
+
+    A module is listed by its dotted name if `ModuleSearch` finds its file by that name, otherwise (the builder changed
+    ``sys.path``, or loaded a file under a name of its own) by its absolute path. pteforge's own are left out.
+
+    The process put the folders `python_path` before its ``sys.path``. The builder may have added more: `path_before` is
+    ``sys.path`` without those, by default as it is now.
+    """
+    search = ModuleSearch(python_path, None if path_before is None else tuple(path_before))
+    observed = set()
+    for name, path in _loaded_files(before):
+        top = name.partition(".")[0]
+        if top != PTEFORGE and search.origin_of(path, top) is Origin.LOCAL:
+            located = search.locate(name)
+            observed.add(name if located and located.resolve() == path.resolve() else str(path))
+    return tuple(sorted(observed))
+
+
+def observed_distributions(before: set[str], python_path: tuple[Path, ...]) -> tuple[str, ...]:
+    """Sorted top-level names of installed modules loaded since `before`, except those already loaded in part.
+
+    They include the imports of a builder's imports. `source_fields` takes them as watched names, and puts their
+    versions into the key.
+    """
+    search = ModuleSearch(python_path)
+    tops = {(name.partition(".")[0], path) for name, path in _loaded_files(before)}
+    loaded_before = {name.partition(".")[0] for name in before}
+    return tuple(sorted({top for top, path in tops if search.origin_of(path, top) is Origin.INSTALLED} - loaded_before))
+
+
+def _loaded_files(before: set[str]) -> Iterator[tuple[str, Path]]:
+    for name in set(sys.modules) - before - {"__main__", "__mp_main__"}:
+        try:
+            # Not getattr: that would load a lazily loaded module.
+            file = object.__getattribute__(sys.modules[name], "__dict__").get("__file__")
+        except AttributeError:
+            continue  # not a module: sys.modules may hold anything
+        if isinstance(file, str):
+            yield name, Path.cwd() / file
 
 
 def source_fields(
@@ -22,20 +121,13 @@ def source_fields(
     folder: Path | None = None,
     digest: Callable[[Path], Digest] = digest_file,
 ) -> dict[str, JSON]:
-    """What enters the key of `export`. No absolute path does, so that moving a folder changes nothing.
+    """The source's part of the key of `export`. It has no absolute path, so moving a folder changes nothing.
 
     For a builder: ``builder``, ``modules`` (name to AST digest: its own module, its local imports, the watched ones),
     ``distributions`` (to versions), ``kwargs``, ``files`` (to SHA-256). For a program file: ``program``, its SHA-256.
 
-    Args:
-        source: from the zoo file.
-        search: where the builder's modules are looked for.
-        watched: what `observed_modules` told after earlier runs and the static closure had missed.
-        folder: what relative paths of files are relative to; the current folder where left out.
-        digest: SHA-256 of a file; give one that remembers where files are large.
-
-    Raises:
-        SourceError: a declared file cannot be read.
+    The watched modules are those that `observed_modules` listed in earlier runs and the static closure missed. Paths of
+    files are relative to `folder`, by default the current one. Raises SourceError if a file cannot be read.
     """
     base = folder or Path.cwd()
     if isinstance(source, ProgramSource):
@@ -54,7 +146,7 @@ def source_fields(
 
 
 def _watched_files(paths: Iterable[Path]) -> dict[str, Digest]:
-    """Digests of files that no module name leads to, by file name; one that is gone leaves nothing."""
+    """Digests of files that no module name leads to, by file name; without those that are gone."""
     digests: dict[str, list[Digest]] = {}
     for path in paths:
         if path.is_file():
@@ -67,7 +159,7 @@ def _file_digests(files: Iterable[Path], base: Path, digest: Callable[[Path], Di
     for file in files:
         path = base / file
         name = path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name
-        # Two files of one name from different folders are told apart by their order.
+        # Two files of one name from different folders are numbered.
         same = sum(known.partition("#")[0] == name for known in digests)
         digests[f"{name}#{same + 1}" if same else name] = _digest_of(path, "file", digest)
     return digests

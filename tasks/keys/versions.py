@@ -1,4 +1,4 @@
-"""Versions of what is installed, and what this machine computes with."""
+"""Versions of installed distributions, and the instructions that this machine computes with."""
 
 from __future__ import annotations
 
@@ -14,34 +14,29 @@ from pathlib import Path
 from ...artifacts.digest import digest_bytes
 
 _OFTEN_BUILT_LOCALLY = ("torch", "executorch")
-"""Distributions that people build from source, where the version does not tell one build from another."""
+"""Distributions that people build from source, so that two builds may have the same version."""
 
 
 def distribution_versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions by distribution of what provides the top-level modules `names`, for example ``{"PyYAML": "6.0.3"}``.
+    """Versions of the distributions that provide the top-level modules `names`, for example ``{"PyYAML": "6.0.3"}``.
 
-    The version of torch and executorch is followed by a digest of the files their wheel installed. A name may also be
-    a distribution's own. Names that nothing installed provides are left out.
+    The version of torch and executorch is followed by a digest of the files that their wheel installed. A name may also
+    be a distribution's own. Names that no installed distribution provides are left out. Versions are read once per
+    process: the next process sees an upgrade.
     """
-    versions = {}
-    for folder in sorted({folder for name in names for folder in distributions_of(name)}):
-        distribution = PathDistribution(folder)
-        name = distribution.metadata["Name"]
-        build = f" ({_wheel_digest(folder)})" if name in _OFTEN_BUILT_LOCALLY else ""
-        versions[name] = distribution.version + build
-    return versions
+    return dict(map(_named_version, sorted({folder for name in names for folder in distributions_of(name)})))
 
 
 def distributions_of(top: str) -> tuple[Path, ...]:
     """Metadata folders (``*.dist-info``) of the distributions that provide the top-level module `top`.
 
-    ``importlib.metadata.packages_distributions`` tells the same, but takes a third of a second to do so.
+    ``importlib.metadata.packages_distributions`` knows the same, but takes a third of a second.
     """
     return _distributions_of(top, tuple(sys.path))
 
 
 def host_capability() -> str:
-    """Machine and the vector instructions that torch's CPU kernels choose by, for example ``x86_64 avx512``.
+    """The machine, and the vector instructions that torch chooses CPU kernels by, for example ``x86_64 avx512``.
 
     The same choice as in aten/src/ATen/native/DispatchStub.cpp, with the environment variable that overrides it.
     """
@@ -50,14 +45,22 @@ def host_capability() -> str:
 
 
 @cache
+def _named_version(folder: Path) -> tuple[str, str]:
+    distribution = PathDistribution(folder)
+    name = distribution.metadata["Name"]
+    build = f" ({_wheel_digest(folder)})" if name in _OFTEN_BUILT_LOCALLY else ""
+    return name, distribution.version + build
+
+
+@cache
 def _distributions_of(top: str, path: tuple[str, ...]) -> tuple[Path, ...]:
     folders = _metadata_folders(path)
     namesakes = [folder for folder in folders if _normalised(folder.name.partition("-")[0]) == _normalised(top)]
-    # Most distributions have the name of their module. Where its files say so, the others need not be read.
+    # Most distributions are named after their module. If its files confirm that, the others need not be read.
     providers = [folder for folder in namesakes if _provides(folder, top)]
     if not providers:
         providers = [folder for folder in folders if _provides(folder, top)]
-    # An editable install's files are not listed.
+    # The files of an editable install are not listed.
     return tuple(providers or namesakes)
 
 
@@ -74,10 +77,10 @@ def _metadata_folders(path: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _provides(folder: Path, top: str) -> bool:
-    """Whether a distribution's files are those of the module: ``top/…``, ``top.py`` or ``top.….so``."""
+    """Whether a distribution has files of the module: ``top/…``, ``top.py`` or ``top.….so``."""
     record, older = _listings(folder)
     name = b"\n" + top.encode()
-    # Finding bytes takes a hundredth of what the expression takes, in the megabytes of all files of all packages.
+    # The listings of all packages are megabytes: finding bytes takes a hundredth of the expression's time.
     if name in record:
         return re.search(re.escape(name) + rb"(?:/|(?:\.[^/,\s]*)?\.(?:py|so|pyd),)", record) is not None
     return top in older
@@ -85,13 +88,13 @@ def _provides(folder: Path, top: str) -> bool:
 
 @cache
 def _listings(folder: Path) -> tuple[bytes, frozenset[str]]:
-    """A distribution's file list, each line after a newline; where none is kept, its older list of top-level names."""
+    """A distribution's file list, each line after a newline, or its older list of top-level names."""
     try:
         return b"\n" + (folder / "RECORD").read_bytes(), frozenset()
     except OSError:
         pass
     try:
-        # Debian's packages have this one.
+        # Debian's packages have this one instead.
         return b"", frozenset((folder / "top_level.txt").read_text(encoding="utf-8").split())
     except OSError:
         return b"", frozenset()
@@ -99,17 +102,17 @@ def _listings(folder: Path) -> tuple[bytes, frozenset[str]]:
 
 @cache
 def _wheel_digest(folder: Path) -> str:
-    """Short digest of the files a wheel brought, from their digests in RECORD; the same however it was installed."""
+    """Short digest of the files in a wheel, from their digests in RECORD; the same however it was installed."""
     lines = _listings(folder)[0].splitlines()
-    # Left out is what the installer made: scripts with the environment's path, byte code, its own notes.
-    brought = [
+    # Leaves out the installer's own files: scripts with the environment's path, byte code, metadata.
+    shipped = [
         line for line in lines if not line.startswith(b"..") and not line.endswith(b",,") and b".dist-info/" not in line
     ]
-    return digest_bytes(b"\n".join(sorted(brought)))[:16]
+    return digest_bytes(b"\n".join(sorted(shipped)))[:16]
 
 
 def _normalised(name: str) -> str:
-    """As distribution names are compared: https://packaging.python.org/specifications/name-normalization/."""
+    """https://packaging.python.org/specifications/name-normalization/."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -120,8 +123,8 @@ def _cpu_flags() -> frozenset[str]:
     except OSError:
         return frozenset()
     # "flags" on x86, "Features" on Arm.
-    described = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(described, "").split())
+    flags = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(flags, "").split())
 
 
 def _vector_instructions(flags: frozenset[str]) -> str:

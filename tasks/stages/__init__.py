@@ -1,1 +1,5 @@
-"""Stage bodies. Imported in worker processes only, except for stages that need no torch (see `tasks.catalog`)."""
+"""The stages of the lowering, one file each: parameters, typed inputs and outputs, body.
+
+Importing a stage imports neither torch nor ExecuTorch: bodies import those, and `tasks.programs`, when they run. A
+stage imports another stage only for its parameters: its code is no part of this one's key (see `tasks.keys.key`).
+"""

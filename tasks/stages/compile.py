@@ -3,34 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 
-import executorch.kernels.quantized  # noqa: F401 - the forms of quantized operators that files name
+from pydantic import Field
 
-from ...artifacts.pte.pieces import save_payload
+from ...artifacts.digest import Digest
 from ...artifacts.ref import ArtifactRef
-from ..params import CompileParams
-from ..stage import Workspace
-from .affine import check_no_affine
-from .backend_config import backend_config
-from .debugging import debug_artifacts
-from .exir import to_executorch
-from .linking import linked_manager
-from .outside import save_data
+from ...configs.recipe import CompileOptions
+from .. import kinds, stage
+from .edge import Edge
 
 
-def run(inputs: Mapping[str, ArtifactRef], params: CompileParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `program/<method>`, `constants` and, where something is delegated, `delegates`; gives `payload`.
+class MethodMemory(stage.Params):
+    """Memory planning of one method."""
 
-    Where weights are to be outside, it also gives `data` (payload/ptd), which has them.
-    For debugging it also takes `edge/<method>` of every method, and gives what `debug_artifacts` does.
+    alloc_graph_input: bool
+    alloc_graph_output: bool
 
-    Raises:
-        TargetError: quantized operators are left that no kernel computes.
-    """
-    manager = linked_manager(inputs, params, work.store)
-    for method in sorted(manager.methods):
-        check_no_affine(method, manager.exported_program(method))
-    emitted = to_executorch(manager, backend_config(params, manager.methods))
-    debugging = debug_artifacts(inputs, emitted, work) if params.options.generate_etrecord else {}
-    outputs = {"payload": save_payload(emitted.buffer, kind="payload/pte", store=work.store), **debugging}
-    return {**outputs, "data": save_data(emitted, work)} if params.external_data else outputs
+
+class Compile(stage.Stage, name="compile"):
+    """The payload of one specialization: a complete `.pte` with all methods."""
+
+    class Params(stage.Params):
+        options: CompileOptions
+        edge: Edge.Params  # params of the `edge` stage (a pass depends on `skip_dim_order`)
+        # memory planning by method, where it is not that of `options`
+        methods: dict[str, MethodMemory] = Field(default={})
+        # methods that share their state; the first one that has a buffer initializes it. Empty: none do.
+        state_order: tuple[str, ...] = ()
+        external_data: bool = False  # weights go to a file of their own
+
+        @property
+        def emits_traces(self) -> bool:
+            """Whether the payload or its debug outputs hold lines of the model's code."""
+            return self.options.emit_stacktrace or self.options.generate_etrecord
+
+    class Inputs(stage.Roles):
+        program: Mapping[str, kinds.ToEmit]  # by method, of `partition` or, where nothing is delegated, of `edge`
+        constants: kinds.Constants  # of `export`
+        delegates: kinds.Delegates | None = None  # of `preprocess`, where anything is delegated
+        edge: Mapping[str, kinds.EdgeProgram] = field(default_factory=dict)  # by method, of `edge`; for debugging only
+
+    class Outputs(stage.Roles):
+        payload: kinds.PteFile
+        data: kinds.PtdFile | None = None  # its weights, where they go to a file of their own
+        # the file that `executorch.devtools.Inspector` takes. This and the following are for debugging.
+        etrecord: kinds.EtRecord | None = None
+        # by method, instruction number to debug handles of the edge program
+        debug_handles: kinds.DebugHandles | None = None
+        # by method, instruction number to the delegate that it calls, with the map from its own debug handles to those
+        # of the edge program, where the backend makes one
+        delegate_map: kinds.DelegateMap | None = None
+        # by method, debug handle to the operators of the edge program that have it, and where in the model each comes
+        # from
+        debug_sources: kinds.DebugSources | None = None
+
+    @classmethod
+    def input_digest(cls, params: Params, ref: ArtifactRef) -> Digest:
+        """A program's identity excludes stack traces, so where those are emitted its stored bytes count instead."""
+        return ref.root.digest if params.emits_traces else ref.identity
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Links, plans and emits; raises TargetError if quantized operators are left that no kernel computes."""
+        from ..codecs.payload import save_payload
+        from ..programs.debugging import debug_artifacts
+        from ..programs.emission import backend_config, to_executorch
+        from ..programs.graphs import check_no_affine
+        from ..programs.linking import linked_manager, save_data
+
+        manager = linked_manager(inputs, params, work.store)
+        for method in sorted(manager.methods):
+            check_no_affine(method, manager.exported_program(method))
+        emitted = to_executorch(manager, backend_config(params, manager.methods))
+        debugging = debug_artifacts(inputs.edge, emitted, work) if params.options.generate_etrecord else {}
+        return Compile.Outputs(
+            payload=save_payload(emitted.buffer, kind="payload/pte", store=work.store),
+            data=save_data(emitted, work) if params.external_data else None,
+            **debugging,
+        )

@@ -2,46 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
-
-from ...artifacts.digest import canonical_json
-from ...artifacts.programs.codec import load_program, save_program
-from ...artifacts.ref import ArtifactRef
-from ..params import EdgeParams
-from ..stage import Workspace
-from ..targets.find import find_target
-from .affine import decompose_affine
-from .exir import edge_config, to_edge_program
-from .recipe_passes import recipe_passes
-from .state import state_names
-
-if TYPE_CHECKING:
-    from executorch.exir.backend.partitioner import Partitioner
-    from executorch.exir.pass_base import ExportedProgramPassBase
-    from executorch.exir.pass_manager import PassType
+from .. import kinds, stage
 
 
-def run(inputs: Mapping[str, ArtifactRef], params: EdgeParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `program` (program/aten), gives `program` (program/edge) and `state`: names of the buffers it changes."""
-    program = load_program(inputs["program"], work.store)
-    if params.decompose_affine:
-        program = decompose_affine(program)
-    config = edge_config(params)
-    edge = to_edge_program(
-        program, _keeping(params), config, [*_passes(params), *recipe_passes(params.passes, program)]
-    )
-    return {
-        "program": save_program(edge, kind="program/edge", store=work.store),
-        "state": work.store.put_artifact("program/state", canonical_json(sorted(state_names(edge)))),
-    }
+class PassParams(stage.CallableParams):
+    """A callable that makes passes of a recipe."""
+
+    # name of the method, given to the callable together with its program; None where it takes neither
+    method: str | None = None
 
 
-def _keeping(params: EdgeParams) -> Sequence[Partitioner]:
-    keeper = params.preserve_for
-    return find_target(keeper.name, keeper.options).partitioners() if keeper else ()
+class Edge(stage.Stage, name="edge"):
+    """Depends on a target only through `decomposition_options` and `pass_options`, so targets may share results."""
 
+    class Params(stage.Params):
+        """How the method becomes an edge program. Equal params share one run, whichever target they come from."""
 
-def _passes(params: EdgeParams) -> Sequence[PassType | ExportedProgramPassBase]:
-    given = params.passes_of
-    return find_target(given.name, given.options).edge_passes() if given else ()
+        # the target whose operators are not decomposed, with only those of its options that matter here; None where
+        # everything is decomposed
+        preserve_for: stage.TargetParams | None = None
+        # the target whose passes run, with only those of its options that matter here; None: none run
+        passes_of: stage.TargetParams | None = None
+        preserve_operators: tuple[str, ...] = ()  # further operators to keep, such as ``aten.hardswish.default``
+        check_ir_validity: bool = True
+        skip_dim_order: bool = False  # leave memory formats to the operators instead of dim-order operators
+        decompose_affine: bool = False  # decompose torchao's affine quantization, since nothing is delegated
+        core_aten_exceptions: tuple[str, ...] = ()  # operators that need not be core ATen
+        passes: tuple[PassParams, ...] = ()  # the recipe's own passes, which run after the target's
+
+        def target_names(self) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(target.name for target in (self.preserve_for, self.passes_of) if target))
+
+    class Inputs(stage.Roles):
+        program: kinds.ToLower
+
+    class Outputs(stage.Roles):
+        program: kinds.EdgeProgram
+        state: kinds.State  # names of the buffers that it changes
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Decomposes, goes to the edge dialect, and runs the target's passes and then the recipe's."""
+        from ...artifacts.digest import canonical_json
+        from ..codecs.program import load_program, save_program
+        from ..programs.exir import edge_config, to_edge_program
+        from ..programs.graphs import decompose_affine
+        from ..programs.recipe_passes import recipe_passes
+        from ..programs.state import state_names
+        from ..targets.find import find_target
+
+        program = load_program(inputs.program, work.store)
+        if params.decompose_affine:
+            program = decompose_affine(program)
+        config = edge_config(params)
+        keeper, transformer = params.preserve_for, params.passes_of
+        partitioners = find_target(keeper.name, keeper.options).partitioners() if keeper else ()
+        passes = find_target(transformer.name, transformer.options).edge_passes() if transformer else ()
+        passes = [*passes, *recipe_passes(params.passes, program)]
+        edge = to_edge_program(program, partitioners, config, passes)
+        return Edge.Outputs(
+            program=save_program(edge, kind="program/edge", store=work.store),
+            state=work.store.put_artifact("program/state", canonical_json(sorted(state_names(edge)))),
+        )

@@ -2,88 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
+from .. import kinds, stage
 
-from ...artifacts.digest import canonical_json
-from ...artifacts.local_store import LocalStore
-from ...artifacts.programs.codec import save_program
-from ...artifacts.programs.values import save_value
-from ...artifacts.ref import ArtifactRef
-from ..source_params import ExportParams
-from ..stage import Workspace
-from .constants import emitted_constants
-from .drawing import draw_inputs
-from .input_shapes import check_fits
-from .loaded_code import LoadedCode
-from .method import Call, choose_method, export_method, run_eager
-from .sequences import run_sequences_in_eager
-from .source import BuiltModel, build_model
+if TYPE_CHECKING:
+    from ...artifacts.local_store import LocalStore
+    from ..programs.model_source import BuiltModel
 
 
-def run(inputs: Mapping[str, ArtifactRef], params: ExportParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes nothing, gives everything that later stages need to know of the model.
+class MethodParams(stage.Params):
+    """How to build a model and export one of its methods."""
 
-    - `program` (program/aten): the method;
-    - `examples` (examples): flat inputs and eager's flat outputs, the examples first and then the drawn ones; with the
-      first method also the model's sequences of calls, if it has any;
-    - `methods` (model/methods): names of all methods, the first one first;
-    - `constants` (model/constants): values of the constant methods;
-    - `observed` (model/observed): local modules and installed packages that were loaded on the way.
-
-    Raises:
-        SourceError: the builder fails, or the example inputs do not fit the model.
-    """
-    del inputs
-    loaded = LoadedCode.from_now()
-    outputs = export_built(build_model(params.source, params.seed, work), params, work.store)
-    return {**outputs, "observed": loaded.save(work)}
+    # key fields of the model's source (see `tasks.keys.source`): builder, code digests, versions, arguments
+    source: dict[str, Any]
+    method: str | None = None  # the method to export, None for the first one that the source defines
+    seed: int = 0  # seeds torch, numpy and random before the builder runs
+    strict: bool = False
+    dynamic_shapes: Any = None  # bounds from the zoo file that replace the builder's, per input and dimension, if any
+    host: str = ""  # CPU capability of the machine, since eager's figures depend on it
 
 
-def export_built(model: BuiltModel, params: ExportParams, store: LocalStore) -> dict[str, ArtifactRef]:
-    """Exports one method of a model that is there already; gives what `run` gives, but for `observed`.
+class Export(stage.Stage, name="export"):
+    """Runs the model's builder, as do `source_transform` and `baseline`."""
+
+    class Params(MethodParams):
+        drawn_inputs: int = 2  # how many random inputs to add to the examples, within the dynamic shapes' bounds
+
+    class Inputs(stage.Roles):
+        """None: an eager module is not an artifact, so each worker that needs the model builds it."""
+
+    class Outputs(stage.Roles):
+        program: kinds.AtenProgram
+        # flat inputs and eager's flat outputs, the examples first and then the random inputs; with the first method
+        # also the model's sequences of calls, if it has any
+        examples: kinds.Examples
+        methods: kinds.MethodNames  # names of all methods, the first one first
+        constants: kinds.Constants
+        # local modules and installed packages that were loaded on the way; None for a live model
+        observed: kinds.Observed | None = None
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Exports the method; raises SourceError if the builder fails, or the example inputs do not fit the model."""
+        from ..programs.model_source import LoadedCode, build_model
+
+        del inputs
+        loaded = LoadedCode.from_now()
+        outputs = export_built(build_model(params.source, params.seed, work), params, work.store)
+        return replace(outputs, observed=loaded.save(work))
+
+
+def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) -> Export.Outputs:
+    """Exports one method of a model that has been built.
 
     Raises:
         SourceError: the model has no such method, or the example inputs do not fit it.
     """
+    from ...artifacts.digest import canonical_json
+    from ..codecs.program import save_program
+    from ..codecs.values import save_value
+    from ..programs.constants import emitted_constants
+    from ..programs.eager import eager_examples
+    from ..programs.method import choose_method, export_method
+
     name, methods = choose_method(model, params), list(model.definition.methods)
     program = model.program
     if program is None:
         program = export_method(name, model.definition.methods[name], params)
     constants = emitted_constants(model.definition.constant_methods)
-    return {
-        "program": save_program(program, kind="program/aten", store=store),
-        "examples": save_value(_examples(model, name, program, params), kind="examples", store=store),
-        "methods": store.put_artifact("model/methods", canonical_json(methods)),
-        "constants": save_value(constants, kind="model/constants", store=store),
-    }
-
-
-def _examples(model: BuiltModel, name: str, program: ExportedProgram, params: ExportParams) -> dict[str, Any]:
-    """Flat inputs and outputs. Each run starts from the state that the model was built with."""
-    method = model.definition.methods[name]
-    calls: list[Call] = [(example, dict(model.keyword_inputs or {})) for example in method.example_inputs]
-    for number, call in enumerate(calls):
-        check_fits(program, pytree.tree_leaves(call), f"example {number} of method {name!r}")
-    flat, spec = pytree.tree_flatten(calls[0])
-    drawn: list[Call] = [pytree.tree_unflatten(draw, spec) for draw in draw_inputs(program, flat, params.drawn_inputs)]
-    outputs = []
-    for number, call in enumerate((*calls, *drawn)):
-        what = f"example {number} of method {name!r}"
-        if number >= len(calls):
-            what = (
-                f"inputs drawn for method {name!r} within its dynamic shapes, with values of its first example "
-                "(narrow the shapes, or set verify.drawn_inputs to 0)"
-            )
-        outputs.append(run_eager(method.module, call, what))
-    stored = {
-        "inputs": [pytree.tree_leaves(call) for call in (*calls, *drawn)],
-        "outputs": outputs,
-        "drawn": len(drawn),
-    }
-    if model.definition.sequences and name == next(iter(model.definition.methods)):
-        stored["sequences"] = run_sequences_in_eager(model.definition)
-    return stored
+    examples = eager_examples(model, name, program, params.drawn_inputs)
+    return Export.Outputs(
+        program=save_program(program, kind="program/aten", store=store),
+        examples=save_value(examples, kind="examples", store=store),
+        methods=store.put_artifact("model/methods", canonical_json(methods)),
+        constants=save_value(constants, kind="model/constants", store=store),
+    )

@@ -1,35 +1,52 @@
-"""gate: whether a file's scores are what its recipe asks for."""
+"""gate: compares a file's scores with the bounds of its recipe."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...errors import AccuracyMissed
+from .. import kinds, stage
 from ..accuracy import AccuracyReport, Scores
-from ..accuracy_params import GateParams
-from ..stage import Workspace
 
 
-def run(inputs: Mapping[str, ArtifactRef], params: GateParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `scores`, and eager's as `baseline` where they are compared, gives `accuracy` (report/accuracy).
+class Gate(stage.Stage, name="gate"):
+    """The only stage that reads the bounds, so changing a bound does not re-run the evaluator."""
 
-    Raises:
-        AccuracyMissed: a score is below a bound; it says which, and by how much.
-    """
-    report = AccuracyReport(
-        evaluator=params.evaluator,
-        floor=params.floor,
-        max_drop=params.max_drop,
-        eager=_read(inputs["baseline"], work).scores[0].score if "baseline" in inputs else None,
-        file=_read(inputs["scores"], work),
-    )
-    if misses := report.misses():
-        raise AccuracyMissed(f"evaluator {params.evaluator}: {'; '.join(misses)}")
-    return {"accuracy": work.store.put_artifact("report/accuracy", canonical_json(report.to_json()))}
+    isolated = False
+    distributions = ()
+
+    class Params(stage.Params):
+        evaluator: str  # its name, for messages
+        floor: float | None  # least allowed score, if any
+        max_drop: float | None  # how far scores may be below eager's, if they are compared
+
+    class Inputs(stage.Roles):
+        scores: kinds.Scores
+        baseline: kinds.Scores | None = None  # of `baseline`, where they are compared with eager's
+
+    class Outputs(stage.Roles):
+        accuracy: kinds.Accuracy
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Compares the scores with the bounds.
+
+        Raises:
+            AccuracyMissed: scores are below bounds; the message names each, and by how much.
+        """
+        report = AccuracyReport(
+            evaluator=params.evaluator,
+            floor=params.floor,
+            max_drop=params.max_drop,
+            eager=_read(inputs.baseline, work).scores[0].score if inputs.baseline else None,
+            file=_read(inputs.scores, work),
+        )
+        if misses := report.misses():
+            raise AccuracyMissed(f"evaluator {params.evaluator}: {'; '.join(misses)}")
+        return Gate.Outputs(accuracy=work.store.put_artifact("report/accuracy", canonical_json(report.to_json())))
 
 
-def _read(ref: ArtifactRef, work: Workspace) -> Scores:
+def _read(ref: ArtifactRef, work: stage.Workspace) -> Scores:
     return Scores.from_json(json.loads(work.store.read_artifact(ref)))

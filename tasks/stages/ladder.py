@@ -1,60 +1,95 @@
-"""ladder: runs every program that a model goes through on real inputs, and says how far each is from eager."""
+"""ladder: runs every program on the way from eager to the file, and compares each with eager.
+
+A rung is one of those programs: exported, transformed, quantized, edge, payload.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...artifacts.digest import canonical_json
-from ...artifacts.programs.values import load_value
-from ...artifacts.pte.pieces import write_payload
-from ...artifacts.pte.reader import open_pte
 from ...artifacts.ref import ArtifactRef
 from ...errors import TargetError
+from ...formats.pte.reader import open_pte
+from .. import kinds, stage
+from ..codecs.payload import write_payload
 from ..figures import Case, worst_of
-from ..numerics import Ladder, Rung
-from ..numerics_params import LadderParams, RungParams
-from ..stage import Workspace
-from .compare import compare_all
-from .labelled import labelled
-from .loadable import Loadable
-from .payload_run import missing_backends, run_method
-from .program_run import StoredProgram
+from ..numerics import Ladder as Rungs
+from ..numerics import Rung, RungName, rung_label
+
+if TYPE_CHECKING:
+    from ..programs.running import Loadable
 
 
-def run(inputs: Mapping[str, ArtifactRef], params: LadderParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `examples/<method>` of every method and what there is of the rungs, gives `numerics` (report/numerics).
+class RungParams(stage.Params):
+    """A rung of the ladder."""
 
-    Where payloads keep their weights outside, it also takes `data`, which has them.
-    A rung that cannot be run says why and fails nothing: the ladder is for finding out what is wrong.
-    """
-    examples = {method: load_value(inputs[f"examples/{method}"], work.store) for method in params.methods}
-    rungs = [
-        _rung(inputs, each, method, examples[method], params.drawn_inputs, work)
-        for each in params.rungs
-        for method in params.methods
-        if each.role(method) in inputs
-    ]
-    ladder = Ladder(tuple(rungs))
-    return {"numerics": work.store.put_artifact("report/numerics", canonical_json(ladder.to_json()))}
+    name: RungName
+    # the specializations of a fat file that it belongs to; empty where it belongs to all
+    specializations: tuple[str, ...] = ()
+
+    def key(self, method: str) -> str:
+        """Its key in the inputs: a program of a method, or a payload with all methods."""
+        label = rung_label(self.name, self.specializations)
+        return label if self.name == "payload" else f"{label}/{method}"
+
+    def role(self, method: str) -> str:
+        return f"rung/{self.key(method)}"
 
 
-def _rung(
-    inputs: Mapping[str, ArtifactRef],
+class Ladder(stage.Stage, name="ladder"):
+    """A rung that cannot be run is recorded with the reason and fails nothing: the ladder is a diagnosis."""
+
+    class Params(stage.Params):
+        rungs: tuple[RungParams, ...]  # in the order in which a model goes through them
+        methods: tuple[str, ...]
+        drawn_inputs: int  # how many random inputs to run, in addition to the examples
+        host: str = ""  # CPU capability of the machine that all of them run on
+
+    class Inputs(stage.Roles):
+        examples: Mapping[str, kinds.Examples]  # by method, of `export`
+        rung: Mapping[str, kinds.Rung]  # see `RungParams.key`
+        data: kinds.PtdFile | None = None  # the weights of payloads that keep them in a file of their own
+
+    class Outputs(stage.Roles):
+        numerics: kinds.Numerics
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Runs rung after rung."""
+        from ..codecs.values import load_value
+
+        examples = {method: load_value(inputs.examples[method], work.store) for method in params.methods}
+        rungs = Rungs(
+            tuple(
+                _measured(inputs, rung, method, examples[method], params.drawn_inputs, work)
+                for rung in params.rungs
+                for method in params.methods
+                if rung.key(method) in inputs.rung
+            )
+        )
+        return Ladder.Outputs(numerics=work.store.put_artifact("report/numerics", canonical_json(rungs.to_json())))
+
+
+def _measured(
+    inputs: Ladder.Inputs,
     rung: RungParams,
     method: str,
     stored: Mapping[str, Any],
     drawn: int,
-    work: Workspace,
+    work: stage.Workspace,
 ) -> Rung:
-    ref = inputs[rung.role(method)]
+    from ..programs.running import run_method
+
+    ref = inputs.rung[rung.key(method)]
     try:
         if rung.name == "payload":
-            cases = list(run_method(_payload(ref, inputs.get("data"), work), method, stored, drawn))
+            cases = list(run_method(_payload(ref, inputs.data, work), method, stored, drawn))
         else:
             cases = list(_program_cases(ref, method, stored, drawn, work))
-    except Exception as error:  # noqa: BLE001 - whatever an operator raises is what there is to say of the rung
+    except Exception as error:  # noqa: BLE001 - recorded as the rung's problem, whatever an operator raises
         problem = (str(error).strip() or type(error).__name__).splitlines()[0]
         return Rung(rung.name, rung.specializations, method, None, problem)
     if not cases:
@@ -63,21 +98,27 @@ def _rung(
 
 
 def _program_cases(
-    ref: ArtifactRef, method: str, stored: Mapping[str, Any], drawn: int, work: Workspace
+    ref: ArtifactRef, method: str, stored: Mapping[str, Any], drawn: int, work: stage.Workspace
 ) -> Iterator[Case]:
+    from ..programs.compare import compare_all
+    from ..programs.inputs import stored_cases
+    from ..programs.running import StoredProgram
+
     program = StoredProgram(ref, work.store)
-    for label, flat, expected in labelled(stored, drawn):
+    for label, flat, expected in stored_cases(stored, drawn):
         yield from compare_all(program.run(flat), expected, method=method, label=label)
 
 
-def _payload(ref: ArtifactRef, data: ArtifactRef | None, work: Workspace) -> Loadable:
+def _payload(ref: ArtifactRef, data: ArtifactRef | None, work: stage.Workspace) -> Loadable:
+    from ..programs.running import Loadable, missing_backends
+
     path = _written(ref, ".pte", work)
     if missing := missing_backends(open_pte(path).backends):
         raise TargetError(f"needs {', '.join(missing)}, which this machine's runtime does not have")
     return Loadable(path, _written(data, ".ptd", work) if data else None)
 
 
-def _written(ref: ArtifactRef, suffix: str, work: Workspace) -> Path:
+def _written(ref: ArtifactRef, suffix: str, work: stage.Workspace) -> Path:
     path = work.scratch / f"{ref.identity}{suffix}"
     if not path.exists():
         write_payload(ref, work.store, path)

@@ -1,38 +1,60 @@
-"""pack: the payloads of all specializations in one container, what they have in common once."""
+"""pack: the payloads of all specializations in one NFAT container, common weights stored once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...artifacts.nfat.contents import Description
-from ...artifacts.nfat.named_data import map_file
-from ...artifacts.nfat.pack import pack_v2
-from ...artifacts.nfat.stored import save_packed
-from ...artifacts.pte.pieces import write_payload
-from ...artifacts.pte.reader import read_pte
-from ...artifacts.ref import ArtifactRef
-from ..params import PackedPayload, PackParams
-from ..stage import Workspace
-from .delivery import check_file
+from ...formats.nfat.contents import Description
+from ...formats.nfat.pack import pack_v2
+from ...formats.pte.reader import map_file, read_pte
+from .. import kinds, stage
+from ..codecs.payload import save_packed, write_payload
+from ..programs.delivery import check_file
 
 
-def run(inputs: Mapping[str, ArtifactRef], params: PackParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `payload/<name>` of each payload, gives `container` (payload/nfat).
+class PackedPayload(stage.Params):
+    """A payload of a fat file."""
 
-    Raises:
-        PteforgeError: a payload lacks a method, or needs a backend that its target does not name.
-        FileFormatError: the payloads are more, or more cut up, than the format can hold.
-    """
-    payloads = []
-    for payload in params.payloads:
-        path = work.scratch / f"{payload.name}.pte"
-        write_payload(inputs[f"payload/{payload.name}"], work.store, path)
-        content = map_file(path)
-        payloads.append((_description(payload, params, content), content))
-    return {"container": save_packed(pack_v2(payloads, alignment=params.alignment), work.store)}
+    name: str
+    backends: tuple[str, ...]  # the runtime backends that it may need
 
 
-def _description(payload: PackedPayload, params: PackParams, content: memoryview) -> Description:
+class Pack(stage.Stage, name="pack"):
+    """For the fat form only."""
+
+    distributions = ("flatbuffers",)
+
+    class Params(stage.Params):
+        # the payloads that could be made, by preference; the last one runs everywhere
+        payloads: tuple[PackedPayload, ...]
+        methods: tuple[str, ...]  # the methods that every payload must have
+        alignment: int  # of the blobs, in bytes
+        executorch_version: str  # the version that emitted the payloads
+
+    class Inputs(stage.Roles):
+        payload: Mapping[str, kinds.PteFile]  # by name
+
+    class Outputs(stage.Roles):
+        container: kinds.Container
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Packs the payloads.
+
+        Raises:
+            PteforgeError: a payload lacks a method, or needs a backend that its target does not name.
+            FileFormatError: the payloads exceed a limit of the format.
+        """
+        payloads = []
+        for payload in params.payloads:
+            path = work.scratch / f"{payload.name}.pte"
+            write_payload(inputs.payload[payload.name], work.store, path)
+            content = map_file(path)
+            payloads.append((_description(payload, params, content), content))
+        return Pack.Outputs(container=save_packed(pack_v2(payloads, alignment=params.alignment), work.store))
+
+
+def _description(payload: PackedPayload, params: Pack.Params, content: memoryview) -> Description:
     pte = read_pte(content)
     check_file(pte, methods=params.methods, backends=payload.backends, what=f"payload {payload.name!r}")
     return Description(

@@ -2,124 +2,40 @@
 
 from __future__ import annotations
 
-import gc
-import inspect
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
-from torch.export import ExportedProgram
-
-from ...artifacts.local_store import LocalStore
-from ...artifacts.programs.codec import load_program
-from ...artifacts.programs.delegates import DelegateResult, Delegates, keep_named_data, save_delegates
-from ...artifacts.ref import ArtifactRef
-from ...errors import TargetError
-from ..params import PreprocessParams
-from ..stage import Workspace
-from ..targets.find import find_target
-from .by_method import by_method
-from .exir import split_compile_specs
-from .lowered import lowered_modules
-from .size_bounds import declared_bounds
-
-Partition = tuple[int, ExportedProgram, list]  # type: ignore[type-arg]  # position, program, executorch's compile specs
-
-Made = tuple[str, int, list, PreprocessResult]  # type: ignore[type-arg]  # method, position, compile specs, result
-
-_COLLECT_AFTER = 128 << 20  # bytes of weights
+from .. import kinds, stage
 
 
-def run(inputs: Mapping[str, ArtifactRef], params: PreprocessParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `program/<method>` (program/partitioned) of every method that has any, gives `delegates`."""
-    for target in params.targets:
-        find_target(target.name, target.options).partitioners()  # its imports register the backends
-    programs = {method: load_program(ref, work.store) for method, ref in by_method(inputs, "program").items()}
-    delegates = Delegates(_preprocess_all(programs, work.store))
-    return {"delegates": save_delegates(delegates, kind="delegates", store=work.store)}
+class Preprocess(stage.Stage, name="preprocess"):
+    """Backends and compile specs are those in the partitioned programs."""
 
+    class Params(stage.Params):
+        targets: tuple[stage.TargetParams, ...]  # their imports register the backends with ExecuTorch
 
-@declared_bounds()
-def _preprocess_all(
-    programs: Mapping[str, ExportedProgram], store: LocalStore
-) -> dict[str, tuple[DelegateResult, ...]]:
-    by_backend: dict[str, dict[str, list[Partition]]] = defaultdict(lambda: defaultdict(list))
-    for method, program in programs.items():
-        for position, (_, _, lowered) in enumerate(lowered_modules(program)):
-            backend, specs = split_compile_specs(lowered.compile_specs)
-            by_backend[backend][method].append((position, lowered.original_module, specs))
-    results: dict[str, dict[int, DelegateResult]] = {method: {} for method in programs}
-    for backend, methods in by_backend.items():
-        details = find_backend(backend)
-        preprocess = _one_by_one if _has_default_multimethod(details) else _in_one_call
-        for method, position, specs, result in preprocess(details, methods):
-            results[method][position] = _delegate(backend, specs, result, store)
-    return {method: tuple(done[position] for position in sorted(done)) for method, done in results.items()}
+        def target_names(self) -> tuple[str, ...]:
+            return tuple(target.name for target in self.targets)
 
+    class Inputs(stage.Roles):
+        program: Mapping[str, kinds.PartitionedProgram]  # by method, where the target delegates anything
 
-def _has_default_multimethod(details: type[BackendDetails]) -> bool:
-    """Whether a backend has no `preprocess_multimethod` of its own: the default goes through partitions one by one."""
-    own, default = (inspect.getattr_static(each, "preprocess_multimethod") for each in (details, BackendDetails))
-    return own is default
+    class Outputs(stage.Roles):
+        delegates: kinds.Delegates
 
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Calls the backends.
 
-def _one_by_one(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Made]:
-    """What the default does, but for memory: a partition's copy and result are gone before the next one begins."""
-    copied = 0
-    for method, parts in methods.items():
-        for position, program, specs in parts:
-            copy = details.copy_exported_program_for_preprocess(program, specs)
-            yield method, position, specs, details.preprocess(copy, specs)
-            copied += sum(tensor.untyped_storage().nbytes() for tensor in program.state_dict.values())
-            del copy
-            if copied > _COLLECT_AFTER:  # graphs refer to themselves, so copies stay until they are looked for
-                copied = 0
-                gc.collect()
+        Raises:
+            TargetError: a backend is unknown, or does not return a result for each partition.
+        """
+        from ..codecs.delegates import Delegates, save_delegates
+        from ..codecs.program import load_program
+        from ..programs.backends import preprocess_all
+        from ..targets.find import find_target
 
-
-def _in_one_call(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Made]:
-    made: Mapping[str, list[PreprocessResult]] = details.preprocess_multimethod(
-        {
-            method: [details.copy_exported_program_for_preprocess(p, s) for _, p, s in parts]
-            for method, parts in methods.items()
-        },
-        {method: [specs for _, _, specs in parts] for method, parts in methods.items()},
-    )
-    for method, parts in methods.items():
-        results = made.get(method, [])
-        if len(results) != len(parts):
-            raise TargetError(
-                f"backend {details.__name__!r} gave {len(results)} results for the {len(parts)} partitions of method "
-                f"{method!r}; its preprocess_multimethod must give one for each"
-            )
-        for (position, _, specs), result in zip(parts, results, strict=True):
-            yield method, position, specs, result
-
-
-def find_backend(name: str) -> type[BackendDetails]:
-    """The class of a backend; raises TargetError unless there is exactly one of that name.
-
-    Exir looks backends up by bare class name (backend_api.py); two of one name would mis-lower silently.
-    """
-    found: list[type[BackendDetails]] = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name]
-    if len(found) != 1:
-        where = ", ".join(cls.__module__ for cls in found) or "none"
-        raise TargetError(f"the partitioner names backend {name!r}; classes of that name: {where}; there must be one")
-    return found[0]
-
-
-def _delegate(
-    backend: str,
-    specs: list,  # type: ignore[type-arg]  # executorch's CompileSpec
-    result: PreprocessResult,
-    store: LocalStore,
-) -> DelegateResult:
-    named = result.data_store_output
-    return DelegateResult(
-        backend_id=backend,
-        processed_bytes=result.processed_bytes,
-        compile_specs=tuple((spec.key, spec.value) for spec in specs),
-        named_data=None if named is None else keep_named_data(named, store),
-        debug_handle_map=result.debug_handle_map,
-        delegate_info_meta=result._delegate_info_meta,  # noqa: SLF001 - exir's own name for a public hand-over
-    )
+        for target in params.targets:
+            find_target(target.name, target.options).partitioners()  # its imports register the backends
+        programs = {method: load_program(ref, work.store) for method, ref in inputs.program.items()}
+        delegates = Delegates(preprocess_all(programs, work.store))
+        return Preprocess.Outputs(delegates=save_delegates(delegates, kind="delegates", store=work.store))

@@ -1,64 +1,90 @@
-"""report: the provenance that is written beside every produced file."""
+"""report: the provenance that is written next to every produced file."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from ...artifacts.digest import canonical_json
-from ...artifacts.nfat.fat_file import is_fat, open_fat
-from ...artifacts.pte.pieces import payload_sha256
-from ...artifacts.pte.reader import open_pte
-from ...artifacts.ref import ArtifactRef
-from ..params import ReportParams
-from ..stage import Workspace
-from .delivery import write_delivered
+from ...configs.verification import VerifyBounds
+from ...formats.nfat.fat_file import is_fat, open_fat
+from ...formats.pte.reader import open_pte
+from .. import kinds, stage
+from ..codecs.payload import payload_sha256
+from ..programs.delivery import write_delivered
 
 FORMAT = 1
 
 
-def run(inputs: Mapping[str, ArtifactRef], params: ReportParams, work: Workspace) -> Mapping[str, ArtifactRef]:
-    """Takes `file`, `figures`, `examples/<method>`, perhaps `data`, `accuracy`, `numerics`; gives `provenance`, JSON.
+class Report(stage.Stage, name="report"):
+    """Holds no times and no machine, so that equal work has equal provenance."""
 
-    Of what is made for debugging it takes all, and says which artifacts those are.
-    It says nothing of when, where or how long: equal work has equal provenance.
-    """
-    path, data_files = write_delivered(inputs, work)
-    pte = open_pte(path)
-    provenance = {
-        "format": FORMAT,
-        "model": params.model,
-        "recipe": params.recipe,
-        "specializations": {name: target.model_dump(mode="json") for name, target in params.specializations.items()},
-        "left_out": list(params.left_out),
-        "file": {
-            "sha256": payload_sha256(inputs["file"], work.store),
-            "size": pte.size,
-            "methods": sorted(method.name for method in pte.methods),
-            "backends": sorted(pte.backends),
-            "payloads": _payloads(path, data_files) if is_fat(pte) else [],
-        },
-        "data": _data(inputs["data"], data_files, work) if "data" in inputs else None,
-        "toolchain": params.versions,
-        "stage_keys": params.stage_keys,
-        "artifacts": {role: ref.to_json() for role, ref in sorted(inputs.items())},
-        "verification": {
-            "bounds": params.bounds.model_dump(mode="json"),
-            "figures": json.loads(work.store.read_artifact(inputs["figures"])),
-        },
-    }
-    for role in ("accuracy", "numerics"):
-        if role in inputs:
-            provenance[role] = json.loads(work.store.read_artifact(inputs[role]))
-    return {"provenance": work.store.put_artifact("report/provenance", canonical_json(provenance))}
+    isolated = False
+    distributions = ()
 
+    class Params(stage.Params):
+        model: str
+        recipe: str
+        specializations: dict[str, stage.TargetParams]  # the targets, by payload name
+        left_out: tuple[str, ...] = ()  # names of specializations that could not be made and were not required
+        stage_keys: dict[str, str]  # step name to stage key
+        versions: dict[str, str]  # distribution to version
+        bounds: VerifyBounds
 
-def _data(ref: ArtifactRef, files: Sequence[Path], work: Workspace) -> dict[str, Any]:
-    """Of the `.ptd`, without which the file is not complete."""
-    (path,) = files
-    return {"sha256": payload_sha256(ref, work.store), "size": path.stat().st_size}
+    class Inputs(stage.Roles):
+        file: kinds.PteFile
+        figures: kinds.Figures  # of `verify`
+        examples: Mapping[str, kinds.Examples]  # by method, of `export`
+        data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
+        accuracy: kinds.Accuracy | None = None  # of `gate`
+        numerics: kinds.Numerics | None = None  # of `ladder`
+        # of `compile`, by payload; that of a plain file has the key ``""``. The next three are alike.
+        etrecord: Mapping[str, kinds.EtRecord] = field(default_factory=dict)
+        debug_handles: Mapping[str, kinds.DebugHandles] = field(default_factory=dict)
+        delegate_map: Mapping[str, kinds.DelegateMap] = field(default_factory=dict)
+        debug_sources: Mapping[str, kinds.DebugSources] = field(default_factory=dict)
+
+    class Outputs(stage.Roles):
+        provenance: kinds.Provenance
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        path, data_files = write_delivered(inputs.file, inputs.data, work)
+        pte = open_pte(path)
+        provenance = {
+            "format": FORMAT,
+            "model": params.model,
+            "recipe": params.recipe,
+            "specializations": {name: made.model_dump(mode="json") for name, made in params.specializations.items()},
+            "left_out": list(params.left_out),
+            "file": {
+                "sha256": payload_sha256(inputs.file, work.store),
+                "size": pte.size,
+                "methods": sorted(method.name for method in pte.methods),
+                "backends": sorted(pte.backends),
+                "payloads": _payloads(path, data_files) if is_fat(pte) else [],
+            },
+            "data": None,
+            "toolchain": params.versions,
+            "stage_keys": params.stage_keys,
+            "artifacts": {role: ref.to_json() for role, ref in sorted(stage.to_roles(inputs).items())},
+            "verification": {
+                "bounds": params.bounds.model_dump(mode="json"),
+                "figures": json.loads(work.store.read_artifact(inputs.figures)),
+            },
+        }
+        if inputs.data:
+            (data_file,) = data_files  # without it the file is not complete
+            sha256 = payload_sha256(inputs.data, work.store)
+            provenance["data"] = {"sha256": sha256, "size": data_file.stat().st_size}
+        for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics)):
+            if ref:
+                provenance[name] = json.loads(work.store.read_artifact(ref))
+        made = work.store.put_artifact("report/provenance", canonical_json(provenance))
+        return Report.Outputs(provenance=made)
 
 
 def _payloads(path: Path, data_files: Sequence[Path]) -> list[dict[str, Any]]:

@@ -1,6 +1,4 @@
-"""Targets: one file, one class per backend that a model can be specialized for. README.md says how to add one."""
-
-from __future__ import annotations
+"""Targets: one class per backend that a model can be specialized for. README.md says how to add one."""
 
 from .base import Target, TargetOptions
 from .find import find_target, target_names

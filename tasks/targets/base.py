@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -17,32 +18,30 @@ if TYPE_CHECKING:
 
 
 class TargetOptions(BaseModel):
-    """Base of a target's options: what a recipe writes under ``options``. Frozen; unknown fields are errors."""
+    """Base of a target's options, which a recipe writes under ``options``. Frozen; unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 @dataclass(frozen=True)
 class Target:
-    """How to lower for one backend, with its options. Subclasses are frozen dataclasses that add nothing to `options`.
+    """How to lower for one backend, with its options. Subclasses add no fields, so they are frozen dataclasses too.
 
     A target is data and a few pure functions of its options. It is found by name in the entry-point group
-    ``pteforge.targets``, made anew in every process that needs it, and keeps no state. Its module must be importable
-    without torch and ExecuTorch: import them inside `partitioners`.
+    ``pteforge.targets``, created in every process that uses it, and keeps no state. Its module must be importable
+    without torch and ExecuTorch: import them inside `partitioners`, `quantizer` and `edge_passes`, which only run in
+    worker processes.
 
     Attributes:
-        options: the options, of the class that `Options` names.
-        name: what recipes call it.
-        Options: type of its options.
-        QuantizerOptions: type of its quantizer's options; None where it has no quantizer.
+        QuantizerOptions: type of its quantizer's options; None without a quantizer.
         folds_weights: whether programs that its quantizer annotates hold their weights as integers, and not as floating
             point numbers that are quantized in the graph.
-        backends: the runtime backends its payload may need, by the ids that the device registers. Empty: none.
-        extra: the pip extra of pteforge that installs what it needs, None where the base installation has all.
+        backends: the runtime backends that its payload may need, by the ids that the device registers.
+        extra: the pip extra of pteforge that installs its requirements; None if the base installation has them.
         distributions: packages besides torch and executorch whose versions its result depends on.
-        reproducible: whether the same inputs give the same bytes each time.
+        reproducible: whether the same inputs result in the same bytes each time.
         delegates: whether it has partitioners at all; without, programs go from `edge` to `compile` as they are.
-        quantized_only: whether it claims nothing of a model that was not quantized.
+        quantized_only: whether it claims only quantized operators.
     """
 
     options: TargetOptions
@@ -60,54 +59,54 @@ class Target:
 
     @classmethod
     def available(cls) -> str | None:
-        """Why this target cannot lower on this machine, in words that say what to install; None where it can.
+        """Why this target cannot lower on this machine and what to install; None if it can.
 
         Called before any work starts, in a process without torch: look for packages, do not import them.
         """
         return None
 
-    def preserving(self) -> dict[str, Any] | None:
-        """The options that decide which operators `edge` leaves undecomposed, as JSON; None where it decomposes all.
+    def decomposition_options(self) -> dict[str, Any] | None:
+        """The options that decide which operators `edge` leaves whole, as JSON; None if it decomposes all.
 
-        Specializations with equal answers of one target share their edge programs.
+        Specializations of one target with equal answers share their edge programs.
         """
         return None
 
     @classmethod
     def quantizer(cls, options: TargetOptions) -> Quantizer:
-        """The PT2E quantizer, for a target that has `QuantizerOptions`. Called in worker processes only.
-
-        Args:
-            options: of the class that `QuantizerOptions` names.
-        """
+        """The PT2E quantizer, for a target that has `QuantizerOptions`; the options are of that class."""
         raise NotImplementedError(f"target {cls.name!r} has no quantizer: {options}")
 
-    def transforming(self) -> dict[str, Any] | None:
-        """The options that decide which passes `edge` runs, as JSON; None where the target has no passes of its own.
+    def pass_options(self) -> dict[str, Any] | None:
+        """The options that decide which passes `edge` runs, as JSON; None if the target has no passes.
 
-        Targets without passes can share their edge programs, see `preserving`.
+        Targets without passes can share their edge programs, see `decomposition_options`.
         """
         return None
 
     def edge_passes(self) -> Sequence[PassType | ExportedProgramPassBase]:
-        """The passes to run over each method's edge program, before the partitioners; see `transforming`.
+        """The passes to run over each method's edge program before the partitioners; see `pass_options`.
 
-        Called in worker processes only. A pass that hands on the `meta` of what it replaces (as ExportPass does) keeps
-        its operators comparable with the model's own: `pteforge bisect` finds out by it what they came from.
+        A pass that copies the `meta` of the nodes that it replaces (as ExportPass does) keeps operators comparable with
+        the model's own: `pteforge bisect` finds their origin by it.
         """
         return ()
 
-    def refuses(self, program: ExportedProgram) -> str | None:  # noqa: ARG002 - for those that do refuse something
-        """What of a program the partitioners would claim and the backend then fail on, in words that say what to do.
-
-        Args:
-            program: an Edge program, before it is partitioned.
-        """
+    def refuses(self, program: ExportedProgram) -> str | None:  # noqa: ARG002 - for subclasses
+        """What the partitioners would claim in an Edge program and the backend fail on, and what to do about it."""
         return None
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """The partitioners to run one after another on each method; empty where nothing is delegated.
+        """The partitioners to run one after another on each method; empty if nothing is delegated.
 
-        Called in worker processes only. Importing ExecuTorch's backends here is what makes them known to it.
+        Importing ExecuTorch's backends here registers them with it.
         """
         return ()
+
+
+def missing_packages(*modules: str, extra: str) -> str | None:
+    missing = [module for module in modules if find_spec(module) is None]
+    if not missing:
+        return None
+    verb = "is" if len(missing) == 1 else "are"
+    return f"{' and '.join(missing)} {verb} not installed: pip install 'pteforge[{extra}]'"

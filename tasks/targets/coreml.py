@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import wraps
 from importlib.util import find_spec
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
@@ -30,13 +26,12 @@ class CoreMlOptions(TargetOptions):
     """Options of the Core ML partitioner and converter.
 
     Attributes:
-        minimum_deployment_target: oldest system that the model is to run on. None: the oldest that has all of its
-            operators.
-        compute_unit: what it may run on; ``ne`` is the Neural Engine.
+        minimum_deployment_target: oldest system for the model. None: the oldest that has all of its operators.
+        compute_unit: the processors that it may use; ``ne`` is the Neural Engine.
         compute_precision: of floating point operators within the delegate; inputs and outputs stay as they are.
-        model_type: ``model`` is compiled by the device when it loads the file first, ``compiled_model`` was compiled
-            before, which only a Mac can do.
-        lower_full_graph: fail where an operator is not supported, instead of leaving it to the CPU.
+        model_type: the device compiles a ``model`` when it first loads the file; a ``compiled_model`` is compiled ahead
+            of time, which only a Mac can do.
+        lower_full_graph: fail on unsupported operators instead of leaving them to the CPU.
         take_over_mutable_buffers: keep a model's state in Core ML; needs iOS18 or macOS15.
         share_weights: methods with equally many partitions share their weights. Otherwise each has its own.
         skip_operators: operators to leave to the CPU, such as ``aten.add.Tensor``.
@@ -73,12 +68,11 @@ class CoreMlQuantizerOptions(TargetOptions):
     scheme: Literal["symmetric", "affine"] = "symmetric"
 
 
-@dataclass(frozen=True)
 class CoreMl(Target):
-    """Inference by Core ML; what it does not support runs by the portable kernels.
+    """Inference by Core ML; unsupported operators run on the portable kernels.
 
-    Payloads are made on Macs and on Linux for x86-64. Each has an identifier drawn at random, so no two are equal: once
-    made, a payload is kept and used again.
+    Payloads can be compiled on Macs and on Linux for x86-64. Each has a random identifier, so no two are equal: the
+    store keeps a payload and uses it again.
     """
 
     options: CoreMlOptions
@@ -92,7 +86,6 @@ class CoreMl(Target):
 
     @classmethod
     def available(cls) -> str | None:
-        """Looks for the converter."""
         if find_spec("coremltools"):
             return None
         return (
@@ -100,23 +93,18 @@ class CoreMl(Target):
             "make Core ML models: pip install coremltools==9.0"
         )
 
-    def preserving(self) -> dict[str, Any]:
-        """The operators to skip: all others that Core ML supports stay whole."""
+    def decomposition_options(self) -> dict[str, Any]:
         return self.options.model_dump(mode="json", include={"skip_operators"})
 
     @classmethod
     def quantizer(cls, options: TargetOptions) -> Quantizer:
-        """Core ML's own."""
-        import torch  # noqa: PLC0415 - workers only
-        from coremltools.optimize.torch.quantization import (  # noqa: PLC0415 - workers only
-            LinearQuantizerConfig,
-            ModuleLinearQuantizerConfig,
-        )
-        from executorch.backends.apple.coreml.quantizer import CoreMLQuantizer  # noqa: PLC0415 - workers only
+        import torch
+        from coremltools.optimize.torch.quantization import LinearQuantizerConfig, ModuleLinearQuantizerConfig
+        from executorch.backends.apple.coreml.quantizer import CoreMLQuantizer
 
-        from .coreml_patterns import trace_patterns_where_needed  # noqa: PLC0415 - workers only
+        from ..upstream.coreml_patterns import prune_coreml_patterns
 
-        trace_patterns_where_needed()
+        prune_coreml_patterns()
         given = CoreMlQuantizerOptions.model_validate(options.model_dump())
         config = ModuleLinearQuantizerConfig(
             quantization_scheme=given.scheme,
@@ -127,16 +115,15 @@ class CoreMl(Target):
         return CoreMLQuantizer(LinearQuantizerConfig(global_config=config))
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One Core ML partitioner."""
-        from executorch.backends.apple.coreml.partition.coreml_partitioner import (  # noqa: PLC0415 - workers only
-            CoreMLPartitioner,
-        )
+        from executorch.backends.apple.coreml.partition.coreml_partitioner import CoreMLPartitioner
 
-        _keep_no_temporary_files()
+        from ..upstream.coreml_temporary_files import remove_coreml_temporary_files
+
+        remove_coreml_temporary_files()
         options = self.options
         return [
             CoreMLPartitioner(
-                skip_ops_for_coreml_delegation=[name for each in options.skip_operators for name in _names(each)],
+                skip_ops_for_coreml_delegation=[name for skipped in options.skip_operators for name in _names(skipped)],
                 compile_specs=_compile_specs(options),
                 take_over_mutable_buffer=options.take_over_mutable_buffers,
                 lower_full_graph=options.lower_full_graph,
@@ -144,37 +131,10 @@ class CoreMl(Target):
         ]
 
 
-def _keep_no_temporary_files() -> None:
-    """Makes the backend remove its temporary files when it has compiled, not when the process ends.
-
-    coremltools leaves copies of the model, weights included, to functions that are called at exit. Stage processes end
-    without.
-    """
-    from executorch.backends.apple.coreml.compiler import CoreMLBackend  # noqa: PLC0415 - workers only
-
-    preprocess = CoreMLBackend.preprocess_multimethod
-    if hasattr(preprocess, "__wrapped__"):
-        return
-
-    @wraps(preprocess)
-    def call(edge_programs: Any, compile_specs: Any) -> Any:
-        before = tempfile.tempdir
-        with TemporaryDirectory(prefix="pteforge-coreml-", ignore_cleanup_errors=True) as folder:
-            tempfile.tempdir = folder
-            try:
-                return preprocess(edge_programs, compile_specs)
-            finally:
-                tempfile.tempdir = before
-
-    CoreMLBackend.preprocess_multimethod = staticmethod(call)
-
-
 def _compile_specs(options: CoreMlOptions) -> list[CompileSpec]:
-    import coremltools  # noqa: PLC0415 - workers only
-    from executorch.backends.apple.coreml.compiler import CoreMLBackend  # noqa: PLC0415 - workers only
-    from executorch.backends.apple.coreml.compiler.coreml_preprocess import (  # noqa: PLC0415 - workers only
-        MULTIMETHOD_WEIGHT_SHARING_STRATEGY,
-    )
+    import coremltools
+    from executorch.backends.apple.coreml.compiler import CoreMLBackend
+    from executorch.backends.apple.coreml.compiler.coreml_preprocess import MULTIMETHOD_WEIGHT_SHARING_STRATEGY
 
     oldest = options.minimum_deployment_target
     specs: list[CompileSpec] = CoreMLBackend.generate_compile_specs(
@@ -190,6 +150,6 @@ def _compile_specs(options: CoreMlOptions) -> list[CompileSpec]:
 
 
 def _names(operator: str) -> tuple[str, str]:
-    """The partitioner compares names in small letters: those of the edge dialect, and before that those of ATen."""
+    """Names as the partitioner compares them, in lower case: of the edge dialect, and of ATen before that."""
     name = operator.lower() if operator.count(".") > 1 else f"{operator.lower()}.default"
     return name, name.partition(".")[2]

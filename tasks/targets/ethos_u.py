@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .base import Target, TargetOptions
-from .packages import missing_packages
+from .base import Target, TargetOptions, missing_packages
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
@@ -32,9 +30,9 @@ class EthosUOptions(TargetOptions):
     """Options of Vela, the compiler for Ethos-U.
 
     Attributes:
-        accelerator: the NPU and how many multiplications it does per cycle.
-        system_config: name of a system configuration in Vela's own `vela.ini`. None: the usual one of the accelerator.
-        memory_mode: name of a memory mode there, likewise.
+        accelerator: the NPU and its number of multiplications per cycle.
+        system_config: name of a system configuration in Vela's own `vela.ini`. None: the accelerator's default.
+        memory_mode: name of a memory mode there. None: the accelerator's default.
         extra_flags: further flags for Vela's command line.
     """
 
@@ -48,7 +46,7 @@ class EthosUQuantizerOptions(TargetOptions):
     """Options of the quantizer for Ethos-U: int8, weights symmetric.
 
     Attributes:
-        accelerator: as the target's: families of them support different operators.
+        accelerator: as the target's, since families of them support different operators.
         per_channel: weights have a scale for each output channel instead of one for all.
     """
 
@@ -56,9 +54,8 @@ class EthosUQuantizerOptions(TargetOptions):
     per_channel: bool = True
 
 
-@dataclass(frozen=True)
 class EthosU(Target):
-    """Inference on an Ethos-U NPU; what it does not support, all of floating point included, runs by other kernels."""
+    """Inference on an Ethos-U NPU; unsupported operators, and all in floating point, run on other kernels."""
 
     options: EthosUOptions
 
@@ -72,29 +69,22 @@ class EthosU(Target):
 
     @classmethod
     def available(cls) -> str | None:
-        """Looks for Vela and for the serializer of its input format."""
         return missing_packages("ethosu", "tosa_serializer", extra="ethos-u")
 
-    def preserving(self) -> dict[str, Any]:
-        """The accelerator: families of them support different operators."""
+    def decomposition_options(self) -> dict[str, Any]:
         return self.options.model_dump(mode="json", include={"accelerator"})
 
     @classmethod
     def quantizer(cls, options: TargetOptions) -> Quantizer:
-        """Arm's, for every operator that the accelerator has."""
-        from executorch.backends.arm.ethosu import EthosUCompileSpec  # noqa: PLC0415 - workers only
-        from executorch.backends.arm.quantizer import (  # noqa: PLC0415 - workers only
-            EthosUQuantizer,
-            get_symmetric_quantization_config,
-        )
+        from executorch.backends.arm.ethosu import EthosUCompileSpec
+        from executorch.backends.arm.quantizer import EthosUQuantizer, get_symmetric_quantization_config
 
         given = EthosUQuantizerOptions.model_validate(options.model_dump())
         quantizer = EthosUQuantizer(EthosUCompileSpec(given.accelerator))
         return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=given.per_channel))
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One Ethos-U partitioner."""
-        from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner  # noqa: PLC0415 - workers only
+        from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner
 
         options = self.options
         spec = EthosUCompileSpec(

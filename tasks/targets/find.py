@@ -1,86 +1,56 @@
-"""Finding targets by name in the entry-point group ``pteforge.targets``."""
+"""Finds targets and their quantizers by name in the entry-point group ``pteforge.targets``."""
 
 from __future__ import annotations
 
 import difflib
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ...configs.names import TARGET_SEPARATOR
+from ...configs.base import TARGET_SEPARATOR, describe_errors
+from ...configs.quantize import Quantize
 from ...errors import TargetError
+from ..stage import TargetParams
 from .base import Target, TargetOptions
 from .chain import chain_class
+
+if TYPE_CHECKING:
+    from torchao.quantization.pt2e.quantizer import Quantizer
 
 GROUP = "pteforge.targets"
 
 
 def target_names() -> tuple[str, ...]:
-    """Names of all installed targets, sorted."""
-    return tuple(sorted(set(entry_points(group=GROUP).names)))
+    return tuple(sorted(_entry_points(tuple(sys.path)).names))
+
+
+@cache
+def _entry_points(path: tuple[str, ...]) -> EntryPoints:
+    """Read once per process, because that takes milliseconds: the next process sees new installations."""
+    del path  # `sys.path`, which entry_points reads itself
+    return entry_points(group=GROUP)
 
 
 def link_names(name: str) -> tuple[str, ...]:
-    """The targets that a name names: itself, or those that are joined by ``+``."""
     return tuple(name.split(TARGET_SEPARATOR))
 
 
-def find_target(name: str, options: dict[str, Any] | None = None) -> Target:
-    """The target `name` with its options checked.
-
-    Raises:
-        TargetError: no such target, several packages claim the name, it cannot be imported, or the options do not fit.
-    """
-    target = find_target_class(name)
-    return target(_checked_options(f"options of target {name!r}", target.Options, options))
-
-
-def find_quantizer_options(name: str, options: dict[str, Any] | None = None) -> TargetOptions:
-    """Options of a target's quantizer, checked.
-
-    Raises:
-        TargetError: no such target, it has no quantizer, the options do not fit, or it is not available here.
-    """
-    target = find_target_class(name)
-    kind = target.QuantizerOptions
-    if kind is None:
-        having = ", ".join(each for each in target_names() if find_target_class(each).QuantizerOptions) or "none"
-        raise TargetError(f"target {name!r} has no quantizer; targets that have one: {having}")
-    checked = _checked_options(f"quantizer options of target {name!r}", kind, options)
-    if reason := target.available():
-        raise TargetError(f"the quantizer of target {name!r} is not available here: {reason}")
-    return checked
-
-
-def _checked_options(what: str, kind: type[TargetOptions], options: dict[str, Any] | None) -> TargetOptions:
-    try:
-        return kind.model_validate(options or {})
-    except ValidationError as error:
-        places = {".".join(map(str, line["loc"])): line["msg"] for line in error.errors()}
-        problems = "; ".join(f"{place}: {problem}" if place else problem for place, problem in places.items())
-        known = ", ".join(sorted(kind.model_fields)) or "none"
-        raise TargetError(f"{what}: {problems} (its options: {known})") from error
-
-
 def find_target_class(name: str) -> type[Target]:
-    """The class of the target `name`, or of several joined by ``+``; TargetError where it cannot be had."""
     if TARGET_SEPARATOR in name:
-        return chain_class(tuple(find_target_class(each) for each in link_names(name)))
-    found = entry_points(group=GROUP, name=name)
-    if not found:
+        return chain_class(tuple(find_target_class(link) for link in link_names(name)))
+    candidates = {entry.value: entry for entry in _entry_points(tuple(sys.path)).select(name=name)}
+    if not candidates:
         names = target_names()
         close = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise TargetError(f"unknown target {name!r}; {hint}installed targets: {', '.join(names)}")
-    candidates = {entry.value: entry for entry in found}
     if len(candidates) > 1:
         raise TargetError(f"target {name!r} is claimed by several packages: {', '.join(sorted(candidates))}")
     (entry,) = candidates.values()
-    return _checked(name, entry)
-
-
-def _checked(name: str, entry: EntryPoint) -> type[Target]:
     try:
         loaded = entry.load()
     except Exception as error:
@@ -88,3 +58,56 @@ def _checked(name: str, entry: EntryPoint) -> type[Target]:
     if not (isinstance(loaded, type) and issubclass(loaded, Target) and getattr(loaded, "name", None) == name):
         raise TargetError(f"entry point {entry.value} is not a Target named {name!r}")
     return loaded
+
+
+def find_target(name: str, options: dict[str, Any] | None = None) -> Target:
+    """The target `name` with validated options; TargetError if there is none, or one that cannot be imported."""
+    target = find_target_class(name)
+    return target(_validated(f"options of target {name!r}", target.Options, options))
+
+
+def find_quantizer_options(name: str, options: dict[str, Any] | None = None) -> TargetOptions:
+    """Validated options of a target's quantizer; TargetError if it has none or is not available here."""
+    target = find_target_class(name)
+    if target.QuantizerOptions is None:
+        names = ", ".join(other for other in target_names() if find_target_class(other).QuantizerOptions) or "none"
+        raise TargetError(f"target {name!r} has no quantizer; targets that have one: {names}")
+    validated = _validated(f"quantizer options of target {name!r}", target.QuantizerOptions, options)
+    if reason := target.available():
+        raise TargetError(f"the quantizer of target {name!r} is not available here: {reason}")
+    return validated
+
+
+def _validated(what: str, kind: type[TargetOptions], options: dict[str, Any] | None) -> TargetOptions:
+    try:
+        return kind.model_validate(options or {})
+    except ValidationError as error:
+        known = ", ".join(sorted(kind.model_fields)) or "none"
+        raise TargetError(f"{what}: {describe_errors(error)} (its options: {known})") from error
+
+
+def check_quantizers(quantize: Quantize | None) -> tuple[TargetParams, ...]:
+    """A recipe's quantizers in order, with complete options; raises what `find_quantizer_options` does."""
+    return tuple(
+        TargetParams(
+            name=chosen.quantizer,
+            options=find_quantizer_options(chosen.quantizer, dict(chosen.options)).model_dump(mode="json"),
+        )
+        for chosen in (quantize.chosen if quantize else ())
+    )
+
+
+def make_quantizer(quantizers: Sequence[TargetParams]) -> Quantizer:
+    """One quantizer that runs these one after another; for worker processes only."""
+    from torchao.quantization.pt2e.quantizer import ComposableQuantizer
+
+    made = [
+        find_target_class(params.name).quantizer(find_quantizer_options(params.name, params.options))
+        for params in quantizers
+    ]
+    return made[0] if len(made) == 1 else ComposableQuantizer(made)
+
+
+def fold_weights(quantizers: Sequence[TargetParams]) -> bool:
+    """Whether to store quantized weights as integers: only if all of the targets accept that."""
+    return all(find_target_class(params.name).folds_weights for params in quantizers)

@@ -1,9 +1,8 @@
-"""GPUs for which AOTInductor compiles kernels, on a machine that has such a GPU."""
+"""GPUs for which AOTInductor compiles kernels, on a machine with that GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
 
 
-@dataclass(frozen=True)
 class Cuda(VendorTarget):
     """Nvidia's GPUs. For models with one method."""
 
@@ -28,7 +26,6 @@ class Cuda(VendorTarget):
 
     @classmethod
     def available(cls) -> str | None:
-        """What is missing, a PyTorch with CUDA included."""
         if reason := super().available():
             return reason
         if "+cpu" in version("torch"):
@@ -36,14 +33,12 @@ class Cuda(VendorTarget):
         return None
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One CUDA partitioner."""
-        from executorch.backends.cuda.cuda_backend import CudaBackend  # noqa: PLC0415 - workers only
-        from executorch.backends.cuda.cuda_partitioner import CudaPartitioner  # noqa: PLC0415 - workers only
+        from executorch.backends.cuda.cuda_backend import CudaBackend
+        from executorch.backends.cuda.cuda_partitioner import CudaPartitioner
 
         return [CudaPartitioner([CudaBackend.generate_method_name_compile_spec("forward")])]
 
 
-@dataclass(frozen=True)
 class Metal(VendorTarget):
     """Apple's GPUs. For models with one method."""
 
@@ -54,8 +49,7 @@ class Metal(VendorTarget):
     get: ClassVar[str] = "lower on a Mac with Apple silicon and Xcode; the targets mlx and coreml lower here"
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One Metal partitioner."""
-        from executorch.backends.apple.metal.metal_backend import MetalBackend  # noqa: PLC0415 - workers only
-        from executorch.backends.apple.metal.metal_partitioner import MetalPartitioner  # noqa: PLC0415 - workers only
+        from executorch.backends.apple.metal.metal_backend import MetalBackend
+        from executorch.backends.apple.metal.metal_partitioner import MetalPartitioner
 
         return [MetalPartitioner([MetalBackend.generate_method_name_compile_spec("forward")])]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .base import Target, TargetOptions
-from .packages import missing_packages
+from ..upstream.openvino_telemetry import disable_openvino_telemetry
+from .base import Target, TargetOptions, missing_packages
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
@@ -21,8 +19,8 @@ class OpenVinoOptions(TargetOptions):
     """Options of the OpenVINO compiler.
 
     Attributes:
-        device: what to compile for: ``CPU``, ``GPU`` or ``NPU``, with a number where there are several (``GPU.1``). The
-            machine that lowers must have it.
+        device: the processor to compile for: ``CPU``, ``GPU`` or ``NPU``, with a number if there are several
+            (``GPU.1``). The machine that lowers must have it.
     """
 
     device: Annotated[str, Field(pattern=r"^[A-Z]+(\.\d+)*$")] = "CPU"
@@ -32,11 +30,11 @@ class OpenVinoQuantizerOptions(TargetOptions):
     """Options of OpenVINO's quantizer.
 
     Attributes:
-        mode: ``int8_sym`` and ``int8_mixed`` for convolutional networks, activations symmetric or not; with
-            ``int8_transformer`` what transformers are sensitive in stays as it is. Those that begin with ``int8wo`` and
-            ``int4wo`` are for weights only, and calibrate nothing.
-        group_size: how many weights of an output channel have a scale of their own, in the modes for int4. None: 128.
-        all_layers: int4 for embeddings and the last layer too, which are int8 otherwise.
+        mode: ``int8_sym`` and ``int8_mixed`` are for convolutional networks, with symmetric activations or not;
+            ``int8_transformer`` leaves the sensitive parts of transformers as they are. Those that begin with
+            ``int8wo`` and ``int4wo`` quantize only weights, without calibration.
+        group_size: number of weights of an output channel that share a scale, in the modes for int4. None: 128.
+        all_layers: int4 also for embeddings and the last layer, which are int8 otherwise.
     """
 
     mode: Literal[
@@ -54,12 +52,11 @@ class OpenVinoQuantizerOptions(TargetOptions):
         return self
 
 
-@dataclass(frozen=True)
 class OpenVino(Target):
-    """Inference by OpenVINO; what it does not support runs by the portable kernels.
+    """Inference by OpenVINO; unsupported operators run on the portable kernels.
 
     The runtime in ExecuTorch's wheel has the backend where the `openvino` package is installed, so payloads for the CPU
-    are verified. OpenVINO need not compile a model to equal bytes twice: once made, a payload is kept and used again.
+    are verified. OpenVINO may compile a model to other bytes each time: the store keeps a payload and uses it again.
     """
 
     options: OpenVinoOptions
@@ -67,7 +64,7 @@ class OpenVino(Target):
     name: ClassVar[str] = "openvino"
     Options: ClassVar[type[TargetOptions]] = OpenVinoOptions
     QuantizerOptions: ClassVar[type[TargetOptions] | None] = OpenVinoQuantizerOptions
-    folds_weights: ClassVar[bool] = False  # its compiler takes no integers as weights, and quantizes them itself
+    folds_weights: ClassVar[bool] = False  # its compiler does not accept integer weights, and quantizes them itself
     backends: ClassVar[tuple[str, ...]] = ("OpenvinoBackend",)
     extra: ClassVar[str | None] = "openvino"
     distributions: ClassVar[tuple[str, ...]] = ("openvino", "nncf")
@@ -75,21 +72,16 @@ class OpenVino(Target):
 
     @classmethod
     def available(cls) -> str | None:
-        """Looks for the compiler, and for the quantizer, which ExecuTorch's part of the backend imports."""
         return missing_packages("openvino", "nncf", extra="openvino")
 
-    def preserving(self) -> dict[str, Any]:
-        """No option: the same operators stay whole for every device."""
+    def decomposition_options(self) -> dict[str, Any]:
+        """None of the options: the same operators stay whole for every device."""
         return {}
 
     @classmethod
     def quantizer(cls, options: TargetOptions) -> Quantizer:
-        """OpenVINO's own, which chooses operators and schemes by nncf."""
-        _report_nothing()
-        from executorch.backends.openvino.quantizer import (  # noqa: PLC0415 - workers only
-            OpenVINOQuantizer,
-            QuantizationMode,
-        )
+        disable_openvino_telemetry()
+        from executorch.backends.openvino.quantizer import OpenVINOQuantizer, QuantizationMode
 
         given = OpenVinoQuantizerOptions.model_validate(options.model_dump())
         mode = QuantizationMode(given.mode)
@@ -98,14 +90,8 @@ class OpenVino(Target):
         return OpenVINOQuantizer(mode=mode, group_size=given.group_size, all_layers=given.all_layers)
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One OpenVINO partitioner."""
-        _report_nothing()
-        from executorch.backends.openvino.partitioner import OpenvinoPartitioner  # noqa: PLC0415 - workers only
-        from executorch.exir.backend.compile_spec_schema import CompileSpec  # noqa: PLC0415 - workers only
+        disable_openvino_telemetry()
+        from executorch.backends.openvino.partitioner import OpenvinoPartitioner
+        from executorch.exir.backend.compile_spec_schema import CompileSpec
 
         return [OpenvinoPartitioner([CompileSpec("device", self.options.device.encode())])]
-
-
-def _report_nothing() -> None:
-    """Hides the package with which nncf and openvino report their use to Intel; they are made to work without."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: not to be imported

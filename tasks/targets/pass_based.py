@@ -1,18 +1,17 @@
-"""Backends that have no delegate: graph passes turn operators into calls of kernels that are made for the processor.
+"""Backends without a delegate: graph passes replace operators by calls of kernels for the processor.
 
-A target can run passes (`Target.edge_passes`), but these two want more: operators of their own known wherever a program
-is loaded, and for Cadence passes before the edge dialect. They are here so that recipes that name them are told.
+A target can run passes (`Target.edge_passes`), but these two need more: their own operators registered wherever a
+program is loaded, and for Cadence passes before the edge dialect. They are listed so that recipes that name them get an
+explanation.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from .base import Target
 
 
-@dataclass(frozen=True)
 class CortexM(Target):
     """Quantized inference by CMSIS-NN kernels on Arm's Cortex-M."""
 
@@ -22,11 +21,9 @@ class CortexM(Target):
 
     @classmethod
     def available(cls) -> str | None:
-        """Not: nothing that could be installed makes it so."""
         return _reason("Cortex-M", "executorch.backends.cortex_m.passes.CortexMPassManager")
 
 
-@dataclass(frozen=True)
 class Cadence(Target):
     """Inference by Cadence's kernels on Xtensa DSPs."""
 
@@ -35,7 +32,6 @@ class Cadence(Target):
 
     @classmethod
     def available(cls) -> str | None:
-        """Not: nothing that could be installed makes it so."""
         return _reason("Cadence's DSPs", "executorch.backends.cadence.aot.compiler")
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from .base import Target
 
 
-@dataclass(frozen=True)
 class Portable(Target):
-    """Every operator by the portable kernels. The fallback of fat files."""
+    """Every operator runs on the portable kernels. The fallback of fat files."""
 
     name: ClassVar[str] = "portable"
     delegates: ClassVar[bool] = False

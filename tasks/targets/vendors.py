@@ -1,14 +1,13 @@
 """NPUs whose compilers come from their vendors and not from PyPI.
 
-Where what they need is installed, they lower with the partitioner that ExecuTorch documents for them. pteforge's tests
-cannot try that: they see to it that a recipe that names one of them is told what to install.
+Where these are installed, the targets lower with the partitioner that ExecuTorch documents. pteforge's tests cannot try
+that: they check that a recipe that names one of them reports what to install.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -20,14 +19,13 @@ if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
 
 
-@dataclass(frozen=True)
 class VendorTarget(Target):
-    """A target that needs what pip cannot bring.
+    """A target with requirements that PyPI does not have.
 
     Attributes:
-        modules: top-level modules that the compiler consists of.
-        get: where they come from.
-        system: the only `sys.platform` that can lower, None for any.
+        modules: top-level modules of the compiler.
+        get: how to get them.
+        system: the only `sys.platform` that can lower; None for any.
         programs: commands that must be on the path.
     """
 
@@ -39,22 +37,20 @@ class VendorTarget(Target):
 
     @classmethod
     def available(cls) -> str | None:
-        """Names everything that is missing, and where to get it."""
         missing = [f"the Python module {module}" for module in cls.modules if find_spec(module) is None]
         missing += [f"the program {program}" for program in cls.programs if which(program) is None]
         if cls.system and sys.platform != cls.system:
             missing.insert(0, _SYSTEMS[cls.system])
         return f"this machine lacks {' and '.join(missing)}; {cls.get}" if missing else None
 
-    def preserving(self) -> dict[str, Any]:
-        """All options, since what they decide is not ours to know."""
+    def decomposition_options(self) -> dict[str, Any]:
+        """All options, since we do not know what they decide."""
         return self.options.model_dump(mode="json")
 
 
 _SYSTEMS = {"darwin": "macOS"}
 
 
-@dataclass(frozen=True)
 class Qnn(VendorTarget):
     """Qualcomm's Hexagon NPUs by AI Engine Direct."""
 
@@ -63,7 +59,6 @@ class Qnn(VendorTarget):
 
     @classmethod
     def available(cls) -> str | None:
-        """Not: the SDK alone would not do."""
         return (
             "it needs Qualcomm's AI Engine Direct SDK (https://softwarecenter.qualcomm.com), and graph passes of its "
             "own around the partitioner, which pteforge does not run; use to_edge_transform_and_lower_to_qnn of "
@@ -75,15 +70,14 @@ class NxpOptions(TargetOptions):
     """Options of the Neutron compiler.
 
     Attributes:
-        platform: the system with the NPU, by the name that the SDK has for it.
-        fetch_constants_to_sram: copy weights to fast memory while they are used.
+        platform: the SDK's name of the system with the NPU.
+        fetch_constants_to_sram: copy weights to fast memory for use.
     """
 
     platform: str = "imxrt700"
     fetch_constants_to_sram: bool = False
 
 
-@dataclass(frozen=True)
 class Nxp(VendorTarget):
     """NXP's eIQ Neutron NPUs. Claims quantized operators only."""
 
@@ -98,10 +92,9 @@ class Nxp(VendorTarget):
     get: ClassVar[str] = "pip install --index-url https://eiq.nxp.com/repository eiq-neutron-sdk==3.2.3"
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One Neutron partitioner."""
-        from executorch.backends.nxp.backend.neutron_target_spec import NeutronTargetSpec  # noqa: PLC0415 - workers
-        from executorch.backends.nxp.neutron_partitioner import NeutronPartitioner  # noqa: PLC0415 - workers only
-        from executorch.backends.nxp.nxp_backend import generate_neutron_compile_spec  # noqa: PLC0415 - workers only
+        from executorch.backends.nxp.backend.neutron_target_spec import NeutronTargetSpec
+        from executorch.backends.nxp.neutron_partitioner import NeutronPartitioner
+        from executorch.backends.nxp.nxp_backend import generate_neutron_compile_spec
 
         options = self.options
         specs = generate_neutron_compile_spec(options.platform, fetch_constants_to_sram=options.fetch_constants_to_sram)
@@ -118,7 +111,6 @@ class MediaTekOptions(TargetOptions):
     platform: Literal["mt6989", "mt6991", "mt6993"] = "mt6989"
 
 
-@dataclass(frozen=True)
 class MediaTek(VendorTarget):
     """MediaTek's NPUs by NeuroPilot."""
 
@@ -132,9 +124,8 @@ class MediaTek(VendorTarget):
     get: ClassVar[str] = "install the two wheels of MediaTek's NeuroPilot Express SDK (https://neuropilot.mediatek.com)"
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One NeuroPilot partitioner."""
-        from executorch.backends.mediatek.partitioner import NeuropilotPartitioner  # noqa: PLC0415 - workers only
-        from executorch.exir.backend.compile_spec_schema import CompileSpec  # noqa: PLC0415 - workers only
+        from executorch.backends.mediatek.partitioner import NeuropilotPartitioner
+        from executorch.exir.backend.compile_spec_schema import CompileSpec
 
         return [NeuropilotPartitioner([CompileSpec("platform-config", self.options.platform.encode())])]
 
@@ -149,7 +140,6 @@ class SamsungOptions(TargetOptions):
     chipset: Literal["E9955", "E9965"] = "E9955"
 
 
-@dataclass(frozen=True)
 class Samsung(VendorTarget):
     """NPUs of Samsung's Exynos by ENN."""
 
@@ -161,11 +151,9 @@ class Samsung(VendorTarget):
 
     @classmethod
     def available(cls) -> str | None:
-        """Looks for the part of the backend that the wheel does not have."""
         wheel = find_spec("executorch")
         folders = (wheel and wheel.submodule_search_locations) or ()
-        adaptors = [each for folder in folders for each in Path(folder).glob("backends/samsung/python/PyEnnWrapper*")]
-        if adaptors:
+        if any(list(Path(folder).glob("backends/samsung/python/PyEnnWrapper*")) for folder in folders):
             return None
         return (
             "it needs Samsung's Exynos AI LiteCore (https://soc-developer.semiconductor.samsung.com) and an ExecuTorch "
@@ -173,10 +161,7 @@ class Samsung(VendorTarget):
         )
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One ENN partitioner."""
-        from executorch.backends.samsung.partition.enn_partitioner import EnnPartitioner  # noqa: PLC0415 - workers
-        from executorch.backends.samsung.serialization.compile_options import (  # noqa: PLC0415 - workers only
-            gen_samsung_backend_compile_spec,
-        )
+        from executorch.backends.samsung.partition.enn_partitioner import EnnPartitioner
+        from executorch.backends.samsung.serialization.compile_options import gen_samsung_backend_compile_spec
 
         return [EnnPartitioner([gen_samsung_backend_compile_spec(self.options.chipset)])]

@@ -6,13 +6,11 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .base import Target, TargetOptions
-from .packages import missing_packages
+from .base import Target, TargetOptions, missing_packages
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
@@ -20,14 +18,14 @@ if TYPE_CHECKING:
 
 _CONVERTER = "model-converter"
 _GLIBC = (2, 38)
-"""What the converter of ai_ml_sdk_model_converter 0.10.0 is linked against."""
+"""The version that the converter of ai_ml_sdk_model_converter 0.10.0 is linked against."""
 
 
 class VgfOptions(TargetOptions):
     """Options of the VGF compiler.
 
     Attributes:
-        tosa_spec: version and extensions of TOSA that the device has. None: all that the compiler knows.
+        tosa_spec: the device's version and extensions of TOSA. None: all that the compiler knows.
         compiler_flags: flags for the model converter's command line.
     """
 
@@ -47,9 +45,8 @@ class VgfQuantizerOptions(TargetOptions):
     per_channel: bool = True
 
 
-@dataclass(frozen=True)
 class Vgf(Target):
-    """Inference by the ML extensions for Vulkan; what they do not support runs by the portable kernels."""
+    """Inference by the ML extensions for Vulkan; unsupported operators run on the portable kernels."""
 
     options: VgfOptions
 
@@ -62,7 +59,6 @@ class Vgf(Target):
 
     @classmethod
     def available(cls) -> str | None:
-        """Looks for the packages, and at the C library that the converter needs."""
         if reason := missing_packages("tosa_serializer", "model_converter", extra="vgf"):
             return reason
         library, version = platform.libc_ver()
@@ -71,29 +67,23 @@ class Vgf(Target):
             return f"Arm's model converter needs glibc {needed} or newer, this system has {version}; use a newer system"
         return None
 
-    def preserving(self) -> dict[str, Any]:
-        """The version of TOSA decides what is supported."""
+    def decomposition_options(self) -> dict[str, Any]:
         return self.options.model_dump(mode="json", include={"tosa_spec"})
 
     @classmethod
     def quantizer(cls, options: TargetOptions) -> Quantizer:
-        """Arm's, for every operator that TOSA has."""
-        from executorch.backends.arm.quantizer import (  # noqa: PLC0415 - workers only
-            VgfQuantizer,
-            get_symmetric_quantization_config,
-        )
-        from executorch.backends.arm.vgf import VgfCompileSpec  # noqa: PLC0415 - workers only
+        from executorch.backends.arm.quantizer import VgfQuantizer, get_symmetric_quantization_config
+        from executorch.backends.arm.vgf import VgfCompileSpec
 
         given = VgfQuantizerOptions.model_validate(options.model_dump())
         quantizer = VgfQuantizer(VgfCompileSpec(given.tosa_spec))
         return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=given.per_channel))
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One VGF partitioner."""
-        from executorch.backends.arm.vgf import VgfCompileSpec, VgfPartitioner  # noqa: PLC0415 - workers only
+        from executorch.backends.arm.vgf import VgfCompileSpec, VgfPartitioner
 
-        beside = Path(sys.executable).with_name(_CONVERTER)  # of a virtual environment that nobody activated
-        if not which(_CONVERTER) and beside.exists():
-            os.environ.setdefault("MODEL_CONVERTER_PATH", str(beside))
+        converter = Path(sys.executable).with_name(_CONVERTER)  # of a virtual environment that was not activated
+        if not which(_CONVERTER) and converter.exists():
+            os.environ.setdefault("MODEL_CONVERTER_PATH", str(converter))
         options = self.options
         return [VgfPartitioner(VgfCompileSpec(options.tosa_spec, list(options.compiler_flags)))]

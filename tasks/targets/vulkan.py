@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -24,15 +23,15 @@ class VulkanOptions(TargetOptions):
     Attributes:
         force_fp16: keep floating point tensors as fp16 on the GPU; inputs and outputs stay fp32.
         texture_limits: largest width, height and depth of a 3D texture, in texels. None: 16384 x 16384 x 2048, which
-            most phones have.
-        small_texture_limits: 2048 in each direction, which is what every device has, many desktop GPUs no more.
-            `texture_limits` outranks it.
-        require_dynamic_shapes: claim only operators whose outputs can be resized between two runs.
+            most phones support.
+        small_texture_limits: 2048 in each direction, which every device supports; many desktop GPUs support no more.
+            `texture_limits` takes precedence.
+        require_dynamic_shapes: claim only operators whose outputs can be resized between runs.
         skip_bool_tensors: leave operators with bool tensors to the CPU; they need 8-bit buffers, which some GPUs lack.
         downcast_64_bit: int64 and float64 tensors become int32 and float32.
         alias_buffer_mutations: operators write state in place instead of to a copy.
         skip_operators: operators to leave to the CPU, such as ``aten.add.Tensor``.
-        only_operators: operators to claim, where it may claim them; all others are left to the CPU. None: all.
+        only_operators: the only operators to claim; all others are left to the CPU. None: all that it can.
     """
 
     force_fp16: bool = False
@@ -50,7 +49,7 @@ class VulkanQuantizerOptions(TargetOptions):
     """Options of Vulkan's quantizer: linear layers, with a scale for each output channel.
 
     Attributes:
-        dynamic: activations become int8 as well, with scales that are computed where the model runs.
+        dynamic: activations become int8 too, with scales that are computed at run time.
         weight_bits: of each weight.
     """
 
@@ -58,11 +57,10 @@ class VulkanQuantizerOptions(TargetOptions):
     weight_bits: Literal[4, 8] = 8
 
 
-@dataclass(frozen=True)
 class Vulkan(Target):
-    """Inference on the GPU through Vulkan; what it does not support runs by the portable kernels.
+    """Inference on the GPU through Vulkan; unsupported operators run on the portable kernels.
 
-    The runtime in ExecuTorch's wheel has no Vulkan: payloads are made here and run on devices.
+    The runtime in ExecuTorch's wheel has no Vulkan, so payloads run on devices only.
     """
 
     options: VulkanOptions
@@ -72,14 +70,13 @@ class Vulkan(Target):
     QuantizerOptions: ClassVar[type[TargetOptions] | None] = VulkanQuantizerOptions
     backends: ClassVar[tuple[str, ...]] = ("VulkanBackend",)
 
-    def preserving(self) -> dict[str, Any]:
-        """No option: the same operators stay whole whatever the options are."""
+    def decomposition_options(self) -> dict[str, Any]:
+        """None of the options: the same operators stay whole in any case."""
         return {}
 
     @classmethod
     def quantizer(cls, options: TargetOptions) -> Quantizer:
-        """Vulkan's own."""
-        from executorch.backends.vulkan.quantizer.vulkan_quantizer import (  # noqa: PLC0415 - workers only
+        from executorch.backends.vulkan.quantizer.vulkan_quantizer import (
             VulkanQuantizer,
             get_symmetric_quantization_config,
         )
@@ -89,44 +86,27 @@ class Vulkan(Target):
         return VulkanQuantizer().set_global(config)
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One Vulkan partitioner."""
-        from executorch.backends.vulkan.partitioner.vulkan_partitioner import (  # noqa: PLC0415 - workers only
-            VulkanPartitioner,
-        )
+        from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
 
         return [VulkanPartitioner(*partitioner_arguments(self.options))]
 
 
 def partitioner_arguments(options: VulkanOptions) -> tuple[dict[str, Any], list[Any], list[Any] | None]:
-    """Compile options, operators to skip, and the only operators to claim, as upstream's partitioners take them."""
+    """Compile options, operators to skip, and the only operators to claim, for upstream's partitioners."""
     only = None if options.only_operators is None else _edge_operators(options.only_operators)
     return _compile_options(options), _edge_operators(options.skip_operators), only
 
 
 def _compile_options(options: VulkanOptions) -> dict[str, Any]:
-    """Only what differs from upstream's defaults, so that payloads say no more than that."""
+    """The options that differ from upstream's defaults: payloads contain no others."""
     given = options.model_dump(exclude={"skip_operators", "only_operators"})
     return {name: value for name, value in given.items() if value != VulkanOptions.model_fields[name].default}
 
 
 def _edge_operators(names: Sequence[str]) -> list[Any]:
-    """Operators of the edge dialect by names such as ``aten.add.Tensor``.
+    from ..programs.graphs import find_edge_operators
 
-    Raises:
-        TargetError: there is none of that name.
-    """
-    return [_edge_operator(name) for name in names]
-
-
-def _edge_operator(name: str) -> Any:
-    from executorch.exir.dialects._ops import ops  # noqa: PLC0415 - workers only
-
-    namespace, _, rest = name.partition(".")
-    operator, _, overload = rest.partition(".")
     try:
-        return getattr(getattr(getattr(ops.edge, namespace), operator), overload or "default")
-    except (AttributeError, RuntimeError) as error:
-        raise TargetError(
-            f"unknown operator {name!r} to skip or claim; write it as namespace.operator.overload, for example "
-            "aten.add.Tensor"
-        ) from error
+        return list(find_edge_operators(names))
+    except TargetError as error:
+        raise TargetError(f"an operator to skip or claim: {error}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from .base import TargetOptions
@@ -17,19 +16,18 @@ class WebGpuOptions(VulkanOptions):
     """Options of the WebGPU partitioner: those of Vulkan, whose compiler and format it uses.
 
     Attributes:
-        skip_bool_tensors: as Vulkan's, but what one wants here: WebGPU has no 8-bit buffers.
+        skip_bool_tensors: as Vulkan's, but on by default: WebGPU has no 8-bit buffers.
     """
 
     skip_bool_tensors: bool = True
 
 
-@dataclass(frozen=True)
 class WebGpu(Vulkan):
-    """Inference on the GPU through WebGPU; what it does not support runs by the portable kernels.
+    """Inference on the GPU through WebGPU; unsupported operators run on the portable kernels.
 
-    Its payloads are Vulkan's, and its runtime goes by Vulkan's id: a runtime that has the id has one of the two. The
-    runtime in ExecuTorch's wheel has neither. WebGPU's has fewer operators than Vulkan's, and upstream's partitioner
-    does not know which: where a device refuses a payload, name what it has with `only_operators`.
+    Its payloads are Vulkan's, and its runtime registers Vulkan's id: a runtime with that id has one of the two. The
+    runtime in ExecuTorch's wheel has neither. WebGPU's supports fewer operators than Vulkan's, and upstream's
+    partitioner does not know which: if a device rejects a payload, list the operators that it has in `only_operators`.
     """
 
     options: WebGpuOptions
@@ -38,7 +36,6 @@ class WebGpu(Vulkan):
     Options: ClassVar[type[TargetOptions]] = WebGpuOptions
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One WebGPU partitioner."""
-        from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner  # noqa: PLC0415 - workers only
+        from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 
         return [WebGPUPartitioner(*partitioner_arguments(self.options))]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
 from .base import Target, TargetOptions
-from .xnnpack_groups import refused_groups
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
     from torch.export import ExportedProgram
     from torchao.quantization.pt2e.quantizer import Quantizer
+
 
 Precision = Literal["fp32", "static_quant", "dynamic_quant"]
 
@@ -23,7 +22,7 @@ class XnnpackOptions(TargetOptions):
     """Options of the XNNPACK partitioner.
 
     Attributes:
-        precisions: what it may claim: floating point, statically or dynamically quantized operators. None: all.
+        precisions: operators that it may claim: floating point, statically or dynamically quantized. None: all.
         per_operator: one delegate per operator pattern instead of the largest subgraphs (for dynamic quantization).
         force_non_static_weights_for_f32_linear: take the weights of fp32 linear layers as inputs of the delegate.
     """
@@ -45,17 +44,16 @@ class XnnpackQuantizerOptions(TargetOptions):
 
     Attributes:
         per_channel: weights have a scale for each output channel instead of one for all.
-        dynamic: scales of activations are computed where the model runs; only linear layers are quantized, and
-            convolutions that no ReLU follows.
+        dynamic: scales of activations are computed at run time; quantizes only linear layers, and convolutions that no
+            ReLU follows.
     """
 
     per_channel: bool = True
     dynamic: bool = False
 
 
-@dataclass(frozen=True)
 class Xnnpack(Target):
-    """CPU inference by XNNPACK; what it does not support runs by the portable kernels."""
+    """CPU inference by XNNPACK; unsupported operators run on the portable kernels."""
 
     options: XnnpackOptions
 
@@ -64,45 +62,69 @@ class Xnnpack(Target):
     QuantizerOptions: ClassVar[type[TargetOptions] | None] = XnnpackQuantizerOptions
     backends: ClassVar[tuple[str, ...]] = ("XnnpackBackend",)
 
-    def preserving(self) -> dict[str, Any]:
-        """All but `per_operator`: that decides how matches are grouped, not what matches."""
+    def decomposition_options(self) -> dict[str, Any]:
+        """All but `per_operator`, which decides how matches are grouped, not which operators match."""
         return self.options.model_dump(mode="json", exclude={"per_operator"})
 
     @classmethod
     def quantizer(cls, options: TargetOptions) -> Quantizer:
-        """Symmetric int8 for every operator that XNNPACK has in int8."""
-        from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (  # noqa: PLC0415 - workers only
+        from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
             XNNPACKQuantizer,
             get_symmetric_quantization_config,
         )
 
         given = XnnpackQuantizerOptions.model_validate(options.model_dump())
-        quantizer = XNNPACKQuantizer()
-        quantizer.set_global(
-            get_symmetric_quantization_config(is_per_channel=given.per_channel, is_dynamic=given.dynamic)
-        )
-        return quantizer
+        config = get_symmetric_quantization_config(is_per_channel=given.per_channel, is_dynamic=given.dynamic)
+        return XNNPACKQuantizer().set_global(config)
 
     def refuses(self, program: ExportedProgram) -> str | None:
-        """Groups of weights of a size that XNNPACK does not take."""
-        return refused_groups(program)
+        return _refused_groups(program)
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One XNNPACK partitioner, which looks into control flow."""
-        from executorch.backends.xnnpack.partition.config.xnnpack_config import (  # noqa: PLC0415 - workers only
-            ConfigPrecisionType,
-        )
+        from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
 
-        from .xnnpack_branches import XnnpackBranchesPartitioner  # noqa: PLC0415 - workers only
-        from .xnnpack_patterns import trace_patterns_where_needed  # noqa: PLC0415 - workers only
+        from ..upstream.xnnpack_partitioner import ExtendedXnnpackPartitioner
+        from ..upstream.xnnpack_patterns import prune_xnnpack_patterns
 
-        trace_patterns_where_needed()
+        prune_xnnpack_patterns()
         options = self.options
         precisions = options.precisions and [ConfigPrecisionType[name.upper()] for name in options.precisions]
         return [
-            XnnpackBranchesPartitioner(
+            ExtendedXnnpackPartitioner(
                 config_precisions=precisions,
                 per_op_mode=options.per_operator,
                 force_non_static_weights_for_f32_linear=options.force_non_static_weights_for_f32_linear,
             )
         ]
+
+
+_GROUP = 32
+"""Sizes of groups must be multiples of it (executorch/backends/xnnpack/operators/node_visitor.py, 1.5.1)."""
+
+
+def _refused_groups(program: ExportedProgram) -> str | None:
+    """The layers quantized by torchao with groups of weights that XNNPACK rejects; None if there are none.
+
+    With one scale per output channel, each row is a group: its size is that of the layer's input.
+    """
+    names = {**program.graph_signature.inputs_to_parameters, **program.graph_signature.inputs_to_buffers}
+    refused = []
+    for node in program.graph.nodes:
+        if node.op != "call_function" or "linear" not in str(node.target):
+            continue
+        activation, weight = node.args[:2]
+        if _is_dequantized(activation) and _is_dequantized(weight) and weight.args[1][-1] % _GROUP:
+            stored = weight.args[0].name
+            layer = names.get(stored, stored).partition("parametrizations.")[0].rstrip(".")
+            refused.append(f"{layer!r} ({weight.args[1][-1]})")
+    if not refused:
+        return None
+    return (
+        f"XNNPACK takes groups of weights by multiples of {_GROUP}, and these layers have other ones: "
+        f"{', '.join(refused)}; a scale per output channel makes one group of each row; "
+        "leave the layers out with `exclude`"
+    )
+
+
+def _is_dequantized(node: object) -> bool:
+    return "torchao.dequantize_affine" in str(getattr(node, "target", ""))

@@ -1,13 +1,10 @@
-"""Runs stage bodies: every call in a fresh process, forked from a server that has torch and executorch warm.
+"""Runs stage bodies: each call in a fresh process, forked from a server that has imported torch and executorch.
 
-`Workers` is the pool, `StageRunner` the seam that something else may stand in. Nothing here imports torch except
-`preload`, which only the server imports.
+`Workers` is the pool, `StageRunner` the interface that other runners implement too. Only `preload` imports torch, and
+only the server imports `preload`.
 """
 
-from __future__ import annotations
-
-from .limits import WorkerLimits, WorkerReport
-from .pool import Workers
-from .runner import StageRunner
+from .pool import StageRunner, Workers
+from .protocol import WorkerLimits, WorkerReport
 
 __all__ = ["StageRunner", "WorkerLimits", "WorkerReport", "Workers"]

@@ -1,4 +1,4 @@
-"""One call, seen from the pool: hands it to the server, watches its bounds, judges its end."""
+"""One call, as the pool sees it: hands it to the server, enforces its limits, judges how it ended."""
 
 from __future__ import annotations
 
@@ -9,24 +9,32 @@ import signal
 import socket
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from ...errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, StageTimedOut
-from ..progress import Progressed
-from .capped_log import CappedLog, tail_lines
-from .limits import WorkerLimits, WorkerReport
+from ..stage import Progressed
 from .process_memory import descendants_memory, own_memory
-from .progress import ProgressReader
-from .protocol import Answer, Ended, Request, Started, decode_link, signal_name
+from .protocol import (
+    Answer,
+    Ended,
+    ProgressReader,
+    Request,
+    Started,
+    WorkerLimits,
+    WorkerReport,
+    decode_link,
+    signal_name,
+    tail_lines,
+)
 from .warm_server import WarmServer
 
-_TICK = 0.02  # seconds between two looks at the memory
-_KILL_LIMIT = 30.0  # seconds until a killed process that does not end (stuck in the kernel) is given up
+_TICK = 0.02  # seconds between two samples of the memory
+_KILL_LIMIT = 30.0  # seconds to wait for the end of a killed process, which may be stuck in the kernel
 _CHUNK = 1 << 18
 
 
-def run_call(server: WarmServer, request: Request, limits: WorkerLimits, progressed: Progressed) -> WorkerReport:
-    """Runs one call on a warm server, blocking; raises StageError. However it is left, the call's processes end."""
+def supervise(server: WarmServer, request: Request, limits: WorkerLimits, progressed: Progressed) -> WorkerReport:
+    """Runs one call on a warm server, blocking; raises StageError. The call's processes end in any case."""
     with ExitStack() as kept, ExitStack() as handed_over:
         request_file = handed_over.enter_context(tempfile.TemporaryFile())
         request_file.write(request.encode())
@@ -37,14 +45,14 @@ def run_call(server: WarmServer, request: Request, limits: WorkerLimits, progres
         link, far_link = socket.socketpair()
         kept.enter_context(link)
         handed_over.enter_context(far_link)
-        watch = _Watch(limits, link, answer, log, progress, ProgressReader(progressed))
+        call = _RunningCall(limits, link, answer, log, progress, ProgressReader(progressed))
         try:
             server.send([request_file.fileno(), far_answer, far_log, far_progress, far_link.fileno()])
         except OSError:
             raise server.loss() from None
         handed_over.close()
-        watch.until_end()
-        return watch.report(server)
+        call.wait()
+        return call.report(server)
 
 
 def _pipe(kept: ExitStack, handed_over: ExitStack) -> tuple[int, int]:
@@ -55,14 +63,12 @@ def _pipe(kept: ExitStack, handed_over: ExitStack) -> tuple[int, int]:
 
 
 class _Bound(enum.Enum):
-    """What a call was killed for."""
-
     TIME = enum.auto()
     MEMORY = enum.auto()
 
 
-class _Watch:
-    """Collects what comes from a call and kills it at its bounds. Killing is asked of the server, over the link."""
+class _RunningCall:
+    """Collects the output of a call, and kills it at its bounds by closing the link: the server does the killing."""
 
     def __init__(
         self,
@@ -89,7 +95,7 @@ class _Watch:
         self._killed_for: _Bound | None = None
         self._memory = self._peak = 0
 
-    def until_end(self) -> None:
+    def wait(self) -> None:
         """Returns when the server has closed the link: the call's process has ended, or the server has."""
         poll = select.poll()
         for fd in (self._link.fileno(), self._answer_fd, self._log_fd, self._progress_fd):
@@ -102,10 +108,9 @@ class _Watch:
             if self._started and self._ended is None:
                 self._check_bounds(self._started, time.monotonic())
         for fd in (self._answer_fd, self._log_fd, self._progress_fd):
-            self._read(fd)  # what still stands in the pipe, all of it: a pipe holds less than a chunk
+            self._read(fd)  # the rest: a pipe holds less than a chunk
 
     def report(self, server: WarmServer) -> WorkerReport:
-        """Judges how the call ended; raises StageError where it gave no result."""
         if self._started is None or self._ended is None:
             raise self._with_log(self._lost(server))
         code = self._ended.code
@@ -127,7 +132,7 @@ class _Watch:
         )
 
     def _read(self, fd: int) -> bytes | None:
-        """Takes one chunk: empty at the end, None where there is nothing yet."""
+        """Reads one chunk: empty at the end, None where there is nothing yet."""
         try:
             chunk = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -145,14 +150,12 @@ class _Watch:
         return chunk
 
     def _read_link(self, chunk: bytes) -> None:
-        now = time.monotonic()
+        self._end_time = time.monotonic()
         self._linked = bool(chunk)
         self._link_stream += chunk
         started, self._ended = decode_link(self._link_stream)
         if self._started is None and started is not None:
-            self._started = started
-            self._start_time = now
-        self._end_time = now
+            self._started, self._start_time = started, self._end_time
 
     def _check_bounds(self, started: Started, now: float) -> None:
         if self._killed_for is not None:
@@ -171,24 +174,21 @@ class _Watch:
     def _kill(self, bound: _Bound, now: float) -> None:
         self._killed_for = bound
         self._kill_time = now
-        try:
+        with suppress(OSError):  # the server has closed it: the end is about to be read
             self._link.shutdown(socket.SHUT_WR)
-        except OSError:  # the server has closed it already: the end is about to be read
-            return
 
     def _signalled(self, signum: int) -> StageError:
-        if signum == signal.SIGKILL and self._killed_for is _Bound.TIME:
+        if signum != signal.SIGKILL:
+            return StageCrashed(f"killed by {signal_name(signum)}")
+        held = _mebibytes(self._memory)
+        if self._killed_for is _Bound.TIME:
             return StageTimedOut(f"killed at its time limit of {self._limits.timeout:g} s")
-        if signum == signal.SIGKILL and self._killed_for is _Bound.MEMORY:
-            return StageOutOfMemory(
-                f"killed at its memory bound of {_mebibytes(self._limits.memory)}: it held {_mebibytes(self._memory)}"
-            )
-        if signum == signal.SIGKILL:
-            return StageOutOfMemory(
-                "killed by SIGKILL from outside, probably by the kernel because the machine was out of memory; "
-                f"it held {_mebibytes(self._memory)} when last seen"
-            )
-        return StageCrashed(f"killed by {signal_name(signum)}")
+        if self._killed_for is _Bound.MEMORY:
+            return StageOutOfMemory(f"killed at its memory bound of {_mebibytes(self._limits.memory)}: it held {held}")
+        return StageOutOfMemory(
+            "killed by SIGKILL from outside, probably by the kernel because the machine was out of memory; "
+            f"it held {held} when last seen"
+        )
 
     def _lost(self, server: WarmServer) -> StageError:
         if self._started is not None and self._started.pid < 0:
@@ -202,3 +202,32 @@ class _Watch:
 
 def _mebibytes(count: int) -> str:
     return f"{count / 2**20:.0f} MiB"
+
+
+class CappedLog:
+    """The output of a process, at most `limit` bytes of it: half from the head and half from the tail."""
+
+    def __init__(self, limit: int = 1 << 20) -> None:
+        self._half = limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = 0
+
+    def add(self, chunk: bytes) -> None:
+        free = self._half - len(self._head)
+        self._head += chunk[:free]
+        self._tail += chunk[free:]
+        if len(self._tail) > 2 * self._half:  # trimmed now and then, so that a byte is moved at most once or twice
+            self._trim()
+
+    def content(self) -> bytes:
+        """Everything, or head and tail around a line that says how many bytes were left out."""
+        self._trim()
+        gap = b"\n[... %d bytes left out ...]\n" % self._dropped if self._dropped else b""
+        return bytes(self._head) + gap + bytes(self._tail)
+
+    def _trim(self) -> None:
+        excess = len(self._tail) - self._half
+        if excess > 0:
+            del self._tail[:excess]
+            self._dropped += excess

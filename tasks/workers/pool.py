@@ -1,54 +1,71 @@
-"""The pool of workers."""
+"""The pool of workers, and the admission of calls to it."""
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Self
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, Self
 
 from ...errors import StageCrashed
-from ..progress import Progressed, unheard
-from .admission import Admission, AdmissionClosed
-from .call import run_call
-from .limits import WorkerLimits, WorkerReport
+from ..stage import Progressed, no_progress
+from .call import supervise
 from .process_memory import available_memory
-from .protocol import Request
+from .protocol import Request, WorkerLimits, WorkerReport
 from .warm_server import WarmServer
 
+
+class StageRunner(Protocol):
+    """Runs functions by name, from JSON to JSON: `Workers` in processes of their own, `InProcess` in this one."""
+
+    def run(
+        self,
+        function: str,
+        argument: Any,
+        limits: WorkerLimits,
+        *,
+        python_path: tuple[str, ...] = (),
+        progressed: Progressed = no_progress,
+    ) -> WorkerReport:
+        """Calls the function ``package.module:name`` with one JSON value.
+
+        The folders of `python_path` come first on ``sys.path``. `progressed` is called in this thread with the
+        function's progress (see `tasks.stage.reporter`).
+
+        Raises:
+            StageError: it returned no result.
+        """
+        ...
+
+
 _WARM_LOWERING = f"{__package__}.preload"
-_MEMORY_SHARE = 0.8  # of the machine's memory; the rest is for the server, the pool and everybody else
+_MEMORY_SHARE = 0.8  # of the machine's memory; the rest is for the server, the pool and other programs
 
 
 class Workers:
     """Runs functions in fresh processes that are forked from a warm server.
 
-    Nothing is started before it is needed: `start` and the first `run` start the server. Usable from many threads; as
-    a context manager, it stops at the end. Processes see the environment, the working directory and the `sys.path` as
-    they were when the server was started. If this process dies, the server and all calls end.
-
-    Attributes:
-        jobs: calls at once.
+    `start` or the first `run` starts the server. Usable from many threads; as a context manager, it stops at the end.
+    Processes see the environment, the working directory and the `sys.path` of the moment when the server was started.
+    If this process dies, the server and all calls end.
     """
 
     def __init__(
-        self,
-        *,
-        jobs: int | None = None,
-        memory: int | None = None,
-        preload: tuple[str, ...] = (_WARM_LOWERING,),
+        self, *, jobs: int | None = None, memory: int | None = None, preload: tuple[str, ...] = (_WARM_LOWERING,)
     ) -> None:
-        """Makes a pool that has started nothing yet.
+        """Starts nothing yet.
 
         Args:
-            jobs: calls at once; as many as there are processors by default.
-            memory: bytes that all running calls may be promised together, by default 80 % of the machine's. A call
-                that alone asks for more runs when nothing else does.
+            jobs: calls at once; by default the number of processors.
+            memory: bytes that all running calls may be promised together; by default 80 % of the machine's. A call that
+                needs more runs alone.
             preload: modules that the server imports before it takes calls.
         """
         self.jobs = (os.cpu_count() or 1) if jobs is None else jobs
         self._admission = Admission(
-            jobs=self.jobs,
-            memory=int(_MEMORY_SHARE * available_memory()) if memory is None else memory,
+            jobs=self.jobs, memory=int(_MEMORY_SHARE * available_memory()) if memory is None else memory
         )
         self._preload = preload
         self._lock = threading.RLock()  # stop() may come from a signal handler, in the thread that holds it
@@ -64,19 +81,14 @@ class Workers:
 
     @property
     def started(self) -> bool:
-        """A server was started, whether it still runs or not."""
         return self._server is not None
 
     @property
     def calls(self) -> int:
-        """How many calls were given a process."""
         return self._calls
 
     def start(self) -> None:
-        """Starts the server in the background, so that its warm-up overlaps with what the caller does next.
-
-        Does nothing when it runs; raises StageCrashed after `stop`.
-        """
+        """Starts the server in the background, unless it runs; raises StageCrashed after `stop`."""
         self._running_server()
 
     def run(
@@ -86,23 +98,16 @@ class Workers:
         limits: WorkerLimits,
         *,
         python_path: tuple[str, ...] = (),
-        progressed: Progressed = unheard,
+        progressed: Progressed = no_progress,
     ) -> WorkerReport:
-        """Calls a function with one JSON value in a process of its own, and waits for the JSON value it returns.
-
-        Args:
-            function: ``package.module:name``; looked up in the process, never imported here.
-            argument: a JSON value.
-            limits: bounds of this call.
-            python_path: folders that come first on the process's ``sys.path``.
-            progressed: told how far the function is, where it says so, in the thread that waits here.
+        """Calls a function in a process of its own, see `StageRunner.run`. The function is never imported here.
 
         Raises:
             StageFailed: the function raised, or the server's warm-up did.
             StageCrashed: the process ended without an answer, or the pool was stopped.
             StageTimedOut: killed at `limits.timeout`.
             StageOutOfMemory: killed at `limits.memory`, or by the kernel.
-            ValueError: the function's name has no such form.
+            ValueError: the function's name has another form.
         """
         module, _, name = function.partition(":")
         if not (module and name):
@@ -114,12 +119,12 @@ class Workers:
                 server.wait_until_ready()
                 with self._lock:
                     self._calls += 1
-                return run_call(server, request, limits, progressed)
+                return supervise(server, request, limits, progressed)
         except AdmissionClosed:
             raise StageCrashed("stopped") from None
 
     def stop(self) -> None:
-        """Kills every call and the server; calls that run or wait raise StageCrashed. May be called again."""
+        """Kills every call and the server; running and waiting calls raise StageCrashed. Idempotent."""
         with self._lock:
             self._stopped = True
             server = self._server
@@ -128,10 +133,73 @@ class Workers:
             server.stop()
 
     def _running_server(self) -> WarmServer:
-        """The server; a new one in place of one that was lost, whose other calls should not suffer for it."""
+        """The server; a new one if the last one crashed, so that only its own calls fail."""
         with self._lock:
             if self._stopped:
                 raise StageCrashed("stopped")
             if self._server is None or self._server.lost:
                 self._server = WarmServer(self._preload)
             return self._server
+
+
+class AdmissionClosed(Exception):
+    """No call is admitted any more."""
+
+
+class Admission:
+    """First come, first served, so that small calls cannot overtake a large one for ever.
+
+    A call that exceeds the whole memory is admitted when nothing else runs.
+    """
+
+    def __init__(self, jobs: int, memory: int) -> None:
+        if jobs < 1:
+            raise ValueError(f"jobs is {jobs}, must be at least 1")
+        if memory < 1:
+            raise ValueError(f"memory is {memory}, must be at least 1 byte")
+        self._jobs = jobs
+        self._memory = memory
+        self._running = 0
+        self._promised = 0
+        self._queue: deque[object] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @contextmanager
+    def place(self, memory: int) -> Iterator[None]:
+        """Waits for a place with so many bytes, and frees it at the end; raises AdmissionClosed after `close`."""
+        ticket = object()
+        with self._changed:
+            self._queue.append(ticket)
+            try:
+                self._changed.wait_for(lambda: self._closed or (self._queue[0] is ticket and self._fits(memory)))
+                if self._closed:
+                    raise AdmissionClosed
+                self._take(1, memory)
+            finally:
+                self._queue.remove(ticket)
+                self._changed.notify_all()  # the next in the queue may fit as well
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._take(-1, -memory)
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _take(self, places: int, memory: int) -> None:
+        self._running += places
+        self._promised += memory
+
+    def _fits(self, memory: int) -> bool:
+        if self._running == 0:
+            return True
+        return self._running < self._jobs and self._promised + memory <= self._memory

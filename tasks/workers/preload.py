@@ -1,20 +1,21 @@
-"""Imported by the warm server before it takes calls: what every stage would otherwise pay for again.
+"""Imported by the warm server before it takes calls, so that no stage process repeats this work.
 
-What is worth it, measured with the six models of the starter zoo (54 stage processes), in CPU seconds: the imports take
-3.6 and every process needs them. A small lowering takes 0.6 more and fills the tables that all lowerings use, which
-about pays for itself. Larger models, other operators and a lowering for the portable target cost more than they save.
+Measured in CPU seconds with the six models of the starter zoo (54 stage processes): the imports take 3.6, and every
+process needs them. A small lowering takes 0.6 more and fills the tables that all lowerings use, which about pays for
+itself. Larger models, other operators and a lowering for the portable target cost more than they save.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 
 import torch
 import torch.hub
 from executorch.exir import to_edge_transform_and_lower
 
-from ..catalog import StageName
-from ..stages import entry
+from .. import programs
+from ..programs import entry
 from ..targets.find import find_target
 
 __all__ = ["entry"]
@@ -28,6 +29,6 @@ def _warm_up() -> None:
 
 torch.set_num_threads(1)
 torch.hub.tqdm.monitor_interval = 0  # torch.fx's progress bars start a thread, and a process with threads must not fork
-for stage in StageName:
-    importlib.import_module(stage.kind.module)
+for module in pkgutil.iter_modules(programs.__path__, f"{programs.__name__}."):
+    importlib.import_module(module.name)
 _warm_up()

@@ -1,4 +1,4 @@
-"""How much memory processes hold, from /proc; elsewhere from psutil, which only knows the resident size."""
+"""The memory of processes, from /proc; elsewhere from psutil, which only knows the resident size."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 
 def own_memory(pid: int) -> int:
-    """Bytes of anonymous memory of one process, swapped-out ones too; 0 when it is gone.
+    """Bytes of anonymous memory of one process, swapped or not; 0 when it is gone.
 
-    File mappings do not count: mapped weights are page cache that the kernel can drop.
+    File mappings do not count: the kernel can drop mapped weights from its page cache.
     """
     if not _LINUX:
         with contextlib.suppress(psutil.Error):
@@ -26,10 +26,9 @@ def own_memory(pid: int) -> int:
 
 
 def descendants_memory(pid: int) -> int:
-    """Bytes that the descendants of a process hold for themselves alone.
+    """Bytes of private memory of the descendants of a process.
 
-    A forked descendant shares its pages with the process it came from until it writes to them: private pages are
-    counted, so that nothing is counted twice.
+    A forked process shares its pages with its parent until it writes to them, and nothing must count twice.
     """
     if not _LINUX:
         return 0
@@ -37,7 +36,7 @@ def descendants_memory(pid: int) -> int:
 
 
 def available_memory() -> int:
-    """Bytes of physical memory, or of the control group this process runs in where that is less."""
+    """Bytes of physical memory, or of this process's control group where that is less."""
     total = psutil.virtual_memory().total
     for path in _CGROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # no such group, or the word "max"
@@ -46,7 +45,7 @@ def available_memory() -> int:
 
 
 def _fields(path: str, names: tuple[bytes, ...]) -> int:
-    """Sum of fields that /proc gives in kB, in bytes."""
+    """Sum of fields of a file in /proc, which are in kB, in bytes."""
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - read fifty times a second: pathlib doubles its cost
             lines = file.read(1 << 16).splitlines()

@@ -1,21 +1,66 @@
-"""What goes between the pool, its server and the stage processes. JSON and plain numbers only; nothing is pickled.
+"""Messages between the pool, its server and the stage processes: JSON and plain numbers; nothing is pickled.
 
-For each call the pool makes five things and hands their far ends to the server in one message of one byte:
+For each call the pool opens five channels and hands their far ends to the server in one message of one byte:
     request     a file that holds a `Request`
     answer      a pipe: the stage process writes an `Answer` and closes it
     log         a pipe: stdout and stderr of the stage process
-    progress    a pipe: how far the stage process is, see `progress`
+    progress    a pipe: how far the stage process is
     link        a socket: the server sends a `Started`, and an `Ended` after the process; when the pool closes its end
                 (or dies), the server kills the process group of the call
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import struct
-from dataclasses import asdict, dataclass
-from typing import Any
+import time
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..stage import Progressed
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """Bounds of one call; past either of them its process group is killed.
+
+    Attributes:
+        timeout: wall-clock seconds of the call itself, without the wait for a free place or for the warm-up.
+        memory: bytes of anonymous memory that the call may hold beyond those inherited from the warm server. Sampled:
+            an excess of some ten milliseconds may go unnoticed.
+    """
+
+    timeout: float
+    memory: int
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise ValueError(f"timeout is {self.timeout}, must be more than 0 seconds")
+        if not self.memory > 0:
+            raise ValueError(f"memory is {self.memory}, must be more than 0 bytes")
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """A call that returned.
+
+    Attributes:
+        result: the JSON value that the body returned.
+        seconds: wall-clock time from the fork to the end of the process.
+        peak_memory: largest sampled memory in bytes, counted as `WorkerLimits.memory` counts it.
+        log: stdout and stderr of the body; only the head and the tail of a very long one.
+    """
+
+    result: Any
+    seconds: float
+    peak_memory: int
+    log: bytes
+
 
 CALL_FDS = 5
 READY = b"R"
@@ -24,32 +69,28 @@ CALL = b"C"
 
 @dataclass(frozen=True)
 class Request:
-    """What to run: `function` as ``package.module:name``, with folders to put in front of ``sys.path``."""
+    """The function to run, as ``package.module:name``, with folders to put in front of ``sys.path``."""
 
     function: str
     argument: Any
-    python_path: tuple[str, ...]
+    python_path: Sequence[str]
 
     def encode(self) -> bytes:
-        """As JSON; raises TypeError or ValueError where the argument is not a JSON value."""
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(vars(self)).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Request:
-        """The inverse of `encode`."""
-        fields = json.loads(content)
-        return cls(fields["function"], fields["argument"], tuple(fields["python_path"]))
+        return cls(**json.loads(content))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a body gave: a result, or the error it raised.
+    """The result of a body, or the error it raised.
 
     Attributes:
-        result: JSON value, None where there is an error.
-        error: ``ExceptionType: message``, None where there is a result.
-        bad_input: the error is an InputError.
-        memory: bytes of anonymous memory the process held at its end.
+        result: JSON value; None with an error.
+        error: ``ExceptionType: message``; None with a result.
+        memory: bytes of anonymous memory that the process held at its end.
     """
 
     result: Any
@@ -58,18 +99,14 @@ class Answer:
     memory: int
 
     def encode(self) -> bytes:
-        """As JSON; raises TypeError or ValueError where the result is not a JSON value."""
         return json.dumps(vars(self)).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Answer:
-        """The inverse of `encode`; raises ValueError where the content is cut off."""
-        fields = json.loads(content)
-        return cls(fields["result"], fields["error"], fields["bad_input"], fields["memory"])
+        return cls(**json.loads(content))
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """The process was forked.
 
     Attributes:
@@ -80,35 +117,26 @@ class Started:
     pid: int
     baseline: int
 
+    def encode(self) -> bytes:
+        return _STARTED.pack(*self)
 
-@dataclass(frozen=True)
-class Ended:
+
+class Ended(NamedTuple):
     """The process ended. `code` is its exit code, or minus the number of the signal that killed it."""
 
     code: int
 
+    def encode(self) -> bytes:
+        return _ENDED.pack(*self)
 
-_STARTED = struct.Struct("=qq")
+
+_STARTED = struct.Struct("=qq")  # of fixed size, so that the link's stream can be split
 _ENDED = struct.Struct("=q")
 
 
-def encode_started(started: Started) -> bytes:
-    """Fixed size, so that the pool can cut the link's stream into its two messages."""
-    return _STARTED.pack(started.pid, started.baseline)
-
-
-def encode_ended(ended: Ended) -> bytes:
-    """Comes after a `Started`."""
-    return _ENDED.pack(ended.code)
-
-
 def decode_link(stream: bytes) -> tuple[Started | None, Ended | None]:
-    """What the link's stream says so far."""
-    started = ended = None
-    if len(stream) >= _STARTED.size:
-        started = Started(*_STARTED.unpack_from(stream))
-    if len(stream) >= _STARTED.size + _ENDED.size:
-        ended = Ended(*_ENDED.unpack_from(stream, _STARTED.size))
+    started = Started(*_STARTED.unpack_from(stream)) if len(stream) >= _STARTED.size else None
+    ended = Ended(*_ENDED.unpack_from(stream, _STARTED.size)) if len(stream) >= _STARTED.size + _ENDED.size else None
     return started, ended
 
 
@@ -118,3 +146,51 @@ def signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:
         return f"signal {signum}"
+
+
+def tail_lines(log: bytes, lines: int = 40) -> str:
+    """The last lines of a log, safe to print: control characters and bad UTF-8 are replaced."""
+    text = log[-(16 << 10) :].decode("utf-8", errors="replace")
+    return "\n".join("".join(map(_printable, line)) for line in text.rstrip().splitlines()[-lines:])
+
+
+def _printable(character: str) -> str:
+    return character if character == "\t" or unicodedata.category(character) != "Cc" else "\N{REPLACEMENT CHARACTER}"
+
+
+_RECORD = struct.Struct("=qq")  # far below PIPE_BUF, so that each is written whole or not at all
+_PAUSE = 0.1  # seconds between two records, so that reporting costs nothing
+
+
+class ProgressWriter:
+    """The stage process's end. Records that the pool does not read in time are lost."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._last = float("-inf")
+
+    def __call__(self, done: int, total: int | None) -> None:
+        """Reports the first sample, the last one, and some in between."""
+        now = time.monotonic()
+        if now - self._last < _PAUSE and done != total:
+            return
+        self._last = now
+        with contextlib.suppress(OSError):  # the pipe is full, or the pool has given the call up
+            os.write(self._fd, _RECORD.pack(done, -1 if total is None else total))
+
+
+class ProgressReader:
+    """The pool's end: calls `progressed` with the latest record."""
+
+    def __init__(self, progressed: Progressed) -> None:
+        self._progressed = progressed
+        self._stream = b""
+
+    def add(self, chunk: bytes) -> None:
+        self._stream += chunk
+        whole = len(self._stream) - len(self._stream) % _RECORD.size
+        if whole:
+            done, total = _RECORD.unpack_from(self._stream, whole - _RECORD.size)
+            self._stream = self._stream[whole:]
+            self._progressed(done, None if total < 0 else total)

@@ -1,16 +1,14 @@
-"""The warm server: imports its preload modules once, then forks one process per call.
-
-It has one thread and never runs a stage body itself. It is the parent of all stage processes and the only one that
-signals them, so no signal can meet a process id that was given to somebody else meanwhile.
-"""
+"""The warm server: imports its preload modules once, then forks one process per call."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
 import io
+import operator
 import os
 import selectors
 import signal
@@ -19,34 +17,130 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn, Self
+from pathlib import Path
+from typing import Any, NoReturn, Self
 
-from .body import StageProcess
-from .parent_death import die_with_parent, parent_death_signal
+from ...errors import InputError
+from ..stage import reporter
 from .process_memory import own_memory
-from .protocol import CALL_FDS, READY, Ended, Started, encode_ended, encode_started
+from .protocol import CALL_FDS, READY, Answer, Ended, ProgressWriter, Request, Started
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def parent_death_signal() -> Callable[[int], None]:
+    """Returns a function that sets the signal that this process gets when its parent ends; 0 for none.
+
+    The library is looked up here, because a freshly forked process should do as little as possible. "Parent" is the
+    *thread* that forked (see prctl(2)), so that thread must live long enough. Without prctl the function does nothing,
+    and processes end only when their socket does.
+    """
+    if sys.platform != "linux":
+        return lambda _signum: None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+    def set_signal(signum: int) -> None:
+        if prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+    return set_signal
+
+
+def die_with_parent(set_signal: Callable[[int], None], parent: int) -> None:
+    """Has this process killed when its parent, process `parent`, ends; exits at once if it has ended."""
+    set_signal(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+_MESSAGE_LIMIT = 4000
+_LINUX_OOM_PREFERENCE = Path("/proc/self/oom_score_adj")
+
+
+class StageProcess:
+    """Created by the server before it forks; `run` is called in the child."""
+
+    def __init__(self, server: int, set_death_signal: Callable[[int], None]) -> None:
+        self._server = server
+        self._set_death_signal = set_death_signal
+
+    def run(self, request_fd: int, answer_fd: int, log_fd: int, progress_fd: int) -> NoReturn:
+        """Runs the requested body, writes its answer and exits with code 0, whether it returned or raised.
+
+        The exit skips Python's finalization, so threads and atexit functions of a body cannot keep the process alive.
+        """
+        os.setsid()  # a group of its own, and no Ctrl-C from the terminal
+        die_with_parent(self._set_death_signal, self._server)
+        with contextlib.suppress(OSError):  # out of memory, the kernel should kill a stage, not the pool or the server
+            _LINUX_OOM_PREFERENCE.write_text("500")
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        os.close(log_fd)
+        reporter.set(ProgressWriter(progress_fd))
+        answer = _answer(request_fd)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # closed by the body
+                stream.flush()
+        with open(answer_fd, "wb") as file:
+            file.write(answer)
+        os._exit(0)
+
+
+def _answer(request_fd: int) -> bytes:
+    try:
+        with open(request_fd, "rb") as file:
+            request = Request.decode(file.read())
+        result = _load(request)(request.argument)
+        return Answer(result, None, bad_input=False, memory=own_memory(os.getpid())).encode()
+    except BaseException as error:  # noqa: BLE001 - a process boundary: the answer says what was raised
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # the traceback begins in the body
+        with contextlib.suppress(OSError, ValueError):  # the body closed stderr
+            traceback.print_exception(error)
+        bad_input = isinstance(error, InputError)
+        return Answer(None, _one_message(error), bad_input=bad_input, memory=own_memory(os.getpid())).encode()
+
+
+def _load(request: Request) -> Callable[[Any], Any]:
+    sys.path[:0] = request.python_path
+    importlib.invalidate_caches()  # the server may have listed a folder before the module was written
+    module, _, name = request.function.partition(":")
+    function: Callable[[Any], Any] = operator.attrgetter(name)(importlib.import_module(module))
+    return function
+
+
+def _one_message(error: BaseException) -> str:
+    """`ExceptionType: message` without the empty line that begins many of torch's messages."""
+    try:
+        message = str(error).strip()
+    except Exception as unprintable:  # noqa: BLE001 - the body's own class
+        message = f"(its message cannot be shown: {type(unprintable).__name__})"
+    if len(message) > _MESSAGE_LIMIT:
+        message = f"{message[:_MESSAGE_LIMIT]} ..."
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def serve(control_fd: int, parent: int, preload: list[str]) -> None:
     """The main program of the server. Returns when the pool closes its end of the control socket.
 
-    A pool that dies during the warm-up takes the server with it by a signal. Afterwards that signal is off: the end of
-    the control socket tells the same, and leaves time to kill the process groups of the calls.
+    If the pool dies during the warm-up, a signal kills the server. Afterwards that signal is off: the control socket
+    ends too, which leaves time to kill the process groups of the calls.
     """
     set_death_signal = parent_death_signal()
     die_with_parent(set_death_signal, parent)
     faulthandler.enable()
-    for stream in (sys.stdout, sys.stderr):  # by lines, so that the log of a stage that crashes is complete
+    for stream in (sys.stdout, sys.stderr):  # by lines, so that the log of a crashed stage is complete
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    gc.disable()  # imports make few cycles and many objects: collecting meanwhile takes a third of their time
+    gc.disable()  # imports create many objects and few cycles: collecting takes a third of their time
     for module in preload:
         importlib.import_module(module)
     _require_single_thread()
     gc.collect()
     gc.enable()
-    gc.freeze()  # the collector of a stage process leaves these objects alone, so their pages stay shared
+    gc.freeze()  # stage processes do not collect these objects, so their pages stay shared
     with (
         socket.socket(fileno=control_fd) as control,
         _Server(control, StageProcess(os.getpid(), set_death_signal)) as server,
@@ -57,7 +151,7 @@ def serve(control_fd: int, parent: int, preload: list[str]) -> None:
 
 
 def _require_single_thread() -> None:
-    """A fork copies only the thread that forks: locks that others hold would stay locked for ever."""
+    """A fork copies only the calling thread: locks that other threads hold would stay locked for ever."""
     tasks = "/proc/self/task"
     count = len(os.listdir(tasks)) if os.path.isdir(tasks) else threading.active_count()  # noqa: PTH112, PTH208 - plain counting
     if count != 1:
@@ -74,7 +168,7 @@ class _Call:
     link: socket.socket
 
     def kill(self) -> None:
-        """Ends the process, which is not reaped yet, and its group, which it may not have made yet."""
+        """Kills the process, which is not reaped yet, and its group, which it may not have created yet."""
         os.kill(self.pid, signal.SIGKILL)
         self.kill_group()
 
@@ -120,19 +214,18 @@ class _Server:
                     with contextlib.suppress(BlockingIOError):
                         self._wakeup.recv(1 << 16)
                     self._reap()
-                elif key.data in self._calls:  # nothing is ever sent to us on a link: it was closed
+                elif key.data in self._calls:  # nothing is ever sent on a link: the pool closed it
                     self._selector.unregister(key.fileobj)
                     self._calls[key.data].kill()
 
     def _receive(self) -> list[int] | None:
-        """The descriptors of the next call, None at the end."""
         message, fds, _, _ = socket.recv_fds(self._control, 1, CALL_FDS)
         for fd in fds:
-            os.set_inheritable(fd, False)  # programs that a body starts must not hold them
+            os.set_inheritable(fd, False)  # programs that a body starts must not inherit them
         return fds if message else None
 
     def _start(self, fds: list[int]) -> None:
-        if len(fds) != CALL_FDS:  # this process has no descriptors left: the pool sees the link end
+        if len(fds) != CALL_FDS:  # this process has run out of descriptors: the pool sees the link end
             for fd in fds:
                 os.close(fd)
             return
@@ -147,8 +240,8 @@ class _Server:
             self._become_stage_process(link, own_fds)
         for fd in own_fds:
             os.close(fd)
-        with contextlib.suppress(OSError):  # the pool gave the call up: the selector will tell
-            link.sendall(encode_started(Started(pid, baseline)))
+        with contextlib.suppress(OSError):  # the pool gave the call up: the selector will report it
+            link.sendall(Started(pid, baseline).encode())
         if pid < 0:
             link.close()
         else:
@@ -160,16 +253,16 @@ class _Server:
             pid, status = os.waitpid(call.pid, os.WNOHANG)
             if pid == 0:
                 continue
-            call.kill_group()  # what the body started and left behind
+            call.kill_group()  # processes that the body left behind
             del self._calls[pid]
-            with contextlib.suppress(KeyError):  # closed by the pool before
+            with contextlib.suppress(KeyError):  # the pool closed it before
                 self._selector.unregister(call.link)
             with contextlib.suppress(OSError):
-                call.link.sendall(encode_ended(Ended(os.waitstatus_to_exitcode(status))))
+                call.link.sendall(Ended(os.waitstatus_to_exitcode(status)).encode())
             call.link.close()
 
     def _become_stage_process(self, link: socket.socket, own_fds: list[int]) -> NoReturn:
-        """Closes what belongs to the server, so that the ends of its sockets are seen at once, and runs the body."""
+        """Closes the server's sockets, so that their other ends notice its end at once, and runs the body."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -181,7 +274,7 @@ class _Server:
             self._stage_process.run(*own_fds)
         except BaseException:  # noqa: BLE001 - a process boundary
             traceback.print_exc()
-        finally:  # whatever happens, a stage process never goes on as a server
+        finally:  # a stage process must never continue as a server
             os._exit(os.EX_SOFTWARE)
 
 

@@ -1,4 +1,4 @@
-"""The pool's side of the warm server: starts it, waits until it is warm, hands it calls, ends it."""
+"""The pool's side of the warm server: starts it, waits until it is ready, hands it calls, ends it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import threading
 
 from ...errors import StageCrashed, StageError, StageFailed
 from . import server
-from .capped_log import tail_lines
-from .protocol import CALL, READY, signal_name
+from .protocol import CALL, READY, signal_name, tail_lines
 
-_WARM_UP_LIMIT = 900.0  # seconds; a preload that hangs must not hang its callers
-_END_LIMIT = 5.0  # seconds that the server gets to kill its calls and exit
+_WARM_UP_LIMIT = 900.0  # seconds, so that a preload that hangs does not hang its callers
+_END_LIMIT = 5.0  # seconds for the server to kill its calls and exit
 _LOG_TAIL = 1 << 16
 _PROGRAM = """\
 import sys
@@ -28,14 +27,13 @@ serve({control}, {parent}, {preload!r})
 
 
 class WarmServer:
-    """One server process, started at once in the background.
+    """One server process that imports the `preload` modules, started at once in the background.
 
-    A thread of its own starts the process and waits for its end: the kernel ties the process to the life of the
-    thread that started it, and the caller's may be a short one.
+    A thread of its own starts the process and waits for its end: the kernel ties the process to the life of the thread
+    that started it, and the caller's may be short.
     """
 
     def __init__(self, preload: tuple[str, ...]) -> None:
-        """Starts a server that imports these modules; returns before it runs."""
         self._preload = preload
         self._control, self._far_end = socket.socketpair()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
@@ -49,30 +47,27 @@ class WarmServer:
 
     @property
     def pid(self) -> int | None:
-        """Of the server, once it runs."""
         return self._process.pid if self._process else None
 
     @property
     def lost(self) -> bool:
-        """It was ready and has ended since, without being asked to."""
+        """Whether the server ended after it was ready, without `stop`."""
         return self._ready and self._failure is not None and not self._stopped
 
     def wait_until_ready(self) -> None:
-        """Raises StageFailed where the warm-up failed, StageCrashed where the server has ended."""
+        """Raises StageFailed if the warm-up failed, StageCrashed if the server has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._failure)
             if self._failure:
                 raise _again(self._failure)
 
     def send(self, fds: list[int]) -> None:
-        """Hands over the descriptors of a call, see `protocol`. Raises OSError where the server has ended."""
         socket.send_fds(self._control, [CALL], fds)
 
     def loss(self, pid: int | None = None) -> StageError:
-        """Why a call was lost: this server ended, which the waiting thread is about to find out.
+        """The reason why a call was lost: this server ended, as the waiting thread is about to find out.
 
-        Args:
-            pid: process of the call. Its end is tied to the server's, but that of its own children is not.
+        Kills the group of the call's process `pid`: the process ends with the server, its children do not.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._failure, timeout=_END_LIMIT)
@@ -84,12 +79,12 @@ class WarmServer:
             return _again(self._failure)
 
     def stop(self) -> None:
-        """Ends the server and with it all calls; returns when it is gone."""
         with self._changed:
             self._stopped = True
             if not self._ready and self._process:
                 self._process.kill()
-        self._shut_down()
+        with contextlib.suppress(OSError):  # already closed or ended
+            self._control.shutdown(socket.SHUT_RDWR)
         self._thread.join(_END_LIMIT)
         if self._thread.is_alive() and self._process:
             self._process.kill()
@@ -127,20 +122,18 @@ class WarmServer:
             pass_fds=[self._far_end.fileno()],
             start_new_session=True,
             # OpenBLAS starts its threads when numpy is imported, and a process with threads must not fork.
-            # One hash seed for all: what lowering puts into sets comes out in the same order in every run.
+            # With a fixed hash seed, the sets of a lowering have the same order in every run.
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
         )
         return self._process
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        """Returns when the server has ended."""
         self._control.settimeout(_WARM_UP_LIMIT)
         try:
             warm = self._control.recv(1) == READY
         except TimeoutError:
-            self._end(
-                StageFailed(f"the worker server was not ready within {_WARM_UP_LIMIT:g} s", log_tail=self._tail())
-            )
+            reason = f"the worker server was not ready within {_WARM_UP_LIMIT:g} s"
+            self._end(StageFailed(reason, log_tail=self._tail()))
             process.kill()
             warm = False
         except OSError:  # shut down by stop()
@@ -157,7 +150,7 @@ class WarmServer:
             self._end(StageFailed(f"the worker server failed in its warm-up ({how})", log_tail=self._tail()))
 
     def _end(self, failure: StageError) -> None:
-        """The first failure stays; asked to stop, it is no failure of the server."""
+        """Keeps the first failure; an end by `stop` is not a failure of the server."""
         with self._changed:
             if self._failure is None:
                 self._failure = StageCrashed("stopped") if self._stopped else failure
@@ -167,11 +160,7 @@ class WarmServer:
         size = os.fstat(self._log.fileno()).st_size
         return tail_lines(os.pread(self._log.fileno(), _LOG_TAIL, max(0, size - _LOG_TAIL)))
 
-    def _shut_down(self) -> None:
-        with contextlib.suppress(OSError):  # already closed or ended
-            self._control.shutdown(socket.SHUT_RDWR)
-
 
 def _again(failure: StageError) -> StageError:
-    """A fresh exception for each caller: one that is raised in many threads collects all their tracebacks."""
+    """A new exception for each caller: one raised in many threads would collect all their tracebacks."""
     return type(failure)(str(failure), log_tail=failure.log_tail)

@@ -1,26 +1,30 @@
-"""Live models, a store that the room's tests share, and one exported model to look at."""
+"""Live models, a store that all tests share, and one exported model to look at."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
 
 import pteforge
 import pytest
-
-NETS = Path(__file__).parent / "zoo" / "live_nets.py"
+import torch
+from pteforge.tests.lowering import ZOO
 
 
 @pytest.fixture(scope="session")
 def nets() -> ModuleType:
-    """The models of zoo/live_nets.py."""
-    spec = importlib.util.spec_from_file_location("live_nets", NETS)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # strict tracing imports it by name
-    spec.loader.exec_module(module)
-    return module
+    """The networks of tests/zoo."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ZOO)
+        return importlib.import_module("networks")
+
+
+@pytest.fixture(autouse=True)
+def builders(zoo: Path) -> ModuleType:
+    """The builders of tests/zoo; what recipes and datasets name there can be found, too."""
+    del zoo
+    return importlib.import_module("builders")
 
 
 @pytest.fixture(scope="session")
@@ -32,18 +36,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def net(nets: ModuleType):
     """The network that most tests lower, always with the same weights."""
-    import torch
-
     torch.manual_seed(0)
-    return nets.Net()
+    return nets.Normed()
 
 
 @pytest.fixture(scope="session")
 def example():
-    """An input of it."""
-    import torch
-
     return (torch.linspace(-1, 1, 8).reshape(2, 4),)
+
+
+@pytest.fixture(scope="session")
+def ran():
+    """Names of the stages of a result that ran."""
+    return lambda result: {stage.stage for stage in result.stages if stage.status == "ran"}
 
 
 @pytest.fixture(scope="session")

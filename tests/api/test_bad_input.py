@@ -1,13 +1,14 @@
-"""What `pteforge.export` refuses, and how it says so."""
+"""Errors of `pteforge.export` for unusable arguments."""
 
 from __future__ import annotations
 
 import pteforge
 import pytest
-from pteforge.configs import Recipe, Specialization
+import torch
 from pteforge.errors import ConfigError, InputError, SourceError, StageFailed
+from pteforge.tests.lowering import checked_recipe
 
-NOT_FOR_NETS = Recipe(specializations=(Specialization(target="portable"),), not_for={"net*": "no kernels"})
+NOT_FOR_NETS = checked_recipe("portable", not_for={"net*": "no kernels"})
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ NOT_FOR_NETS = Recipe(specializations=(Specialization(target="portable"),), not_
     ],
 )
 def test_bad_input(net, example, tmp_path, arguments, problem):
-    """What cannot be used is refused in words, before the store is even made."""
+    """An unusable argument is an error with its name and value, before the store is made."""
     call = {"model": net, "example_inputs": example, "recipe": "portable-fp32", **arguments}
     with pytest.raises(InputError, match=problem):
         pteforge.export(**call, store=tmp_path / "store")
@@ -38,26 +39,36 @@ def test_bad_input(net, example, tmp_path, arguments, problem):
 
 
 def test_inputs_that_do_not_fit(net, tmp_path):
-    """Example inputs of another shape than the model takes are the caller's mistake, and the message shows them."""
-    import torch
-
+    """Example inputs of a wrong shape are the caller's mistake, and the message has their shapes."""
     with pytest.raises(SourceError, match=r"does not take its own example inputs of method 'forward': \[\(2, 5\)\]"):
         pteforge.export(net, (torch.ones(2, 5),), recipe="portable-fp32", store=tmp_path / "store")
 
 
 def test_a_mistake_in_a_recipe_file_is_located(net, example, tmp_path):
-    """Errors in a recipe's file name file, line, column and field."""
+    """Errors in a recipe file have file, line, column and field."""
     path = tmp_path / "odd.yaml"
     path.write_text("specializations:\n  - target: xnpack\n")
     with pytest.raises(ConfigError, match=r"odd.yaml:2:5: specializations\[0\].target: unknown target 'xnpack'"):
         pteforge.export(net, example, recipe=path, store=tmp_path / "store")
 
 
-def test_a_model_that_cannot_be_exported(nets, store):
-    """What torch raises comes as a failed stage that says which method it is; the model is as it was before."""
-    import torch
+class Undecided(torch.nn.Module):
+    """Branches on a value, which cannot be traced, after it has changed a buffer; has a frozen weight."""
 
-    module = nets.Undecided()
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+        self.layer.weight.requires_grad_(False)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return self.layer(x) if x.sum() > 0 else x
+
+
+def test_a_model_that_cannot_be_exported(store):
+    """An error of torch.export is a failed stage with the method's name; the model stays unchanged."""
+    module = Undecided()
     with pytest.raises(StageFailed, match="method 'forward' cannot be exported: GuardOnDataDependentSymNode") as caught:
         pteforge.export(module, (torch.ones(3),), recipe="portable-fp32", store=store)
     assert caught.value.__cause__ is not None

@@ -1,28 +1,27 @@
-"""What quantizers observe can be handed over with the model."""
+"""Calibration data that is passed with the model."""
 
 from __future__ import annotations
 
 import gc
+import importlib
 import weakref
-from pathlib import Path
 
 import pteforge
 import pytest
-from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-    XNNPACKQuantizer,
-    get_symmetric_quantization_config,
-)
+import torch
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 from executorch.export import ExportRecipe, QuantizationRecipe
-from pteforge.configs import Dataset, Recipe
+from pteforge.configs import Dataset
 from pteforge.errors import InputError, SourceError
+from pteforge.tests.lowering import checked_recipe
 
 RECIPE = "xnnpack-int8-static"
-OTHERS_ONLY = Recipe.model_validate({"specializations": [{"target": "xnnpack"}], "quantize": {"methods": ["encode"]}})
+OTHERS_ONLY = checked_recipe("xnnpack", quantize={"methods": ["encode"]})
 
 
 @pytest.fixture
 def quantize(net, example, store):
-    """Quantizes the network, and goes no further."""
+    """Lowers the network up to `quantize`."""
 
     def quantized(calibration=None, **more):
         call = {"recipe": RECIPE, "until": "quantize", "store": store, **more}
@@ -31,9 +30,10 @@ def quantize(net, example, store):
     return quantized
 
 
-def ran(result):
-    """Stages that ran."""
-    return {stage.stage for stage in result.stages if stage.status == "ran"}
+@pytest.fixture
+def ramps():
+    """Samples of the network, made one at a time."""
+    return importlib.import_module("callables").ramps
 
 
 def graph(result):
@@ -43,38 +43,29 @@ def graph(result):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This API and all of its related functionality")
-def test_an_export_recipes_inputs(quantize, nets):
-    """What an ExportRecipe's own function gives is observed, unless the caller gives something else."""
+def test_an_export_recipes_inputs(quantize, ramps):
+    """Samples come from the function of an ExportRecipe, unless the caller passes others."""
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
-    quantization = QuantizationRecipe(quantizers=[quantizer], calibration_inputs_fn=nets.samples)
+    quantization = QuantizationRecipe(quantizers=[quantizer], calibration_inputs_fn=ramps)
     recipe = ExportRecipe(name="theirs", quantization_recipe=quantization, strict=False)
-    given = quantize(nets.samples())
+    given = quantize(ramps())
     assert graph(quantize(recipe=recipe)) == graph(given)
-    assert graph(quantize(nets.samples(4), recipe=recipe)) == graph(quantize(nets.samples(4))) != graph(given)
+    assert graph(quantize(ramps(4), recipe=recipe)) == graph(quantize(ramps(4))) != graph(given)
 
 
 @pytest.mark.slow
-def test_content_is_what_counts(quantize, nets, monkeypatch):
-    """A list, a generator and the name of a dataset are one calibration where their samples are; others are another."""
-    import torch
-
-    monkeypatch.syspath_prepend(Path(nets.__file__).parent)
-    given = quantize(nets.samples())
+def test_content_is_what_counts(quantize, ramps, ran):
+    """A list, a generator and the name of a dataset with equal samples are equal work; other samples are not."""
+    given = quantize(ramps())
     assert "calibration" in ran(given)
     assert graph(given) != graph(quantize())
     stored = list(given.artifact("calibration"))
-    assert torch.equal(stored[2][0], list(nets.samples())[2][0])
-    same = [
-        list(nets.samples()),
-        {"forward": nets.samples()},
-        "live_nets:samples",
-        Dataset(dataset="live_nets:samples"),
-    ]
-    for each in same:
-        result = quantize(each)
+    assert torch.equal(stored[2][0], list(ramps())[2][0])
+    for calibration in (list(ramps()), {"forward": ramps()}, "callables:ramps", Dataset(dataset="callables:ramps")):
+        result = quantize(calibration)
         assert graph(result) == graph(given)
         assert "quantize" not in ran(result)
-    other = quantize(nets.samples(2))
+    other = quantize(ramps(2))
     assert "quantize" in ran(other)
     assert graph(other) != graph(given)
 
@@ -84,14 +75,14 @@ def test_one_sample(quantize, example):
     assert graph(quantize(example)) == graph(quantize([example[0]])) == graph(quantize())
 
 
-def test_never_all_in_memory(quantize, nets):
-    """Samples are taken one after another: none is kept by the time that the one after the next is made."""
+def test_never_all_in_memory(quantize, ramps):
+    """Samples are read one at a time: no sample is alive when the next but one is made."""
 
     def watched():
         earlier = []
-        for (sample,) in nets.samples(6):
+        for (sample,) in ramps(6):
             gc.collect()
-            assert [each() is None for each in earlier[:-1]] == [True] * len(earlier[:-1])
+            assert all(sample() is None for sample in earlier[:-1])
             earlier.append(weakref.ref(sample))
             yield (sample,)
             del sample
@@ -110,16 +101,15 @@ def test_never_all_in_memory(quantize, nets):
         ("nowhere", {}, "'nowhere' is not written as package.module:name"),
     ],
 )
-def test_refused_at_once(quantize, tmp_path, given, more, problem):
-    """What cannot be calibration is refused before anything is made."""
+def test_unusable_calibration(quantize, tmp_path, given, more, problem):
+    """Unusable calibration is an error before the store is made."""
     with pytest.raises(InputError, match=problem):
         quantize(given, **{**more, "store": tmp_path / "store"})
     assert not (tmp_path / "store").exists()
 
 
 def test_samples_that_cannot_be_used(quantize, example):
-    """No samples, samples that do not fit and a failing generator are told by method and number."""
-    import torch
+    """Errors of samples have the method and the number of the sample."""
 
     def failing():
         yield example

@@ -1,4 +1,4 @@
-"""Forms that models come in besides modules, and exir's managers of models with several methods."""
+"""Models that are no modules, half precision, and exir's managers of models with several methods."""
 
 from __future__ import annotations
 
@@ -7,50 +7,43 @@ import io
 
 import pteforge
 import pytest
-from pteforge.configs import Recipe
+import torch
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
+from pteforge.tests.lowering import checked_recipe
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_quantized_graph_module(net, example, store):
-    """What PT2E's `convert_pt2e` gave is lowered as it is: quantized operators go to the backend."""
-    import torch
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-        XNNPACKQuantizer,
-        get_symmetric_quantization_config,
-    )
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
+    """The result of PT2E's `convert_pt2e` is lowered unchanged: the backend gets quantized operators."""
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())
     prepared = prepare_pt2e(torch.export.export(copy.deepcopy(net).eval(), example).module(), quantizer)
     prepared(*example)
-    recipe = Recipe.model_validate({"specializations": [{"target": "xnnpack"}], "verify": {"min_sqnr_db": 30}})
+    recipe = checked_recipe("xnnpack", verify={"min_sqnr_db": 30})
     result = pteforge.export(convert_pt2e(prepared), example, recipe=recipe, name="quantized", store=store)
     (delegation,) = result.delegation()
-    counts = {each.operator: each.not_delegated for each in delegation.operators if "quantize" in each.operator}
-    assert counts
-    assert not any(counts.values())
+    counts = [row.not_delegated for row in delegation.operators if "quantize" in row.operator]
+    assert set(counts) == {0}
 
 
-def test_managers_of_several_methods(nets, store):
-    """They name all methods and constants, and write the file that the stages gave."""
-    result = pteforge.export(nets.conversation(), recipe="xnnpack-fp32", name="conversation", store=store)
+def test_managers_of_several_methods(builders, store):
+    """Managers have all methods and constants, and write the file that the stages made."""
+    result = pteforge.export(builders.two_methods(), recipe="xnnpack-fp32", store=store)
     edge, emitted = result.edge_manager(), result.executorch_manager()
     for manager in (edge, emitted):
-        assert manager.methods == {"encode", "decode"}
-        assert manager.config_methods == {"vocabulary", "scale", "label"}
+        assert manager.methods == {"forward", "encode"}
+        assert manager.config_methods == {"version", "sample_rate"}
     written = io.BytesIO()
     emitted.write_to_file(written)
     assert written.getvalue() == emitted.buffer == result.pte
-    assert [each["name"] for each in emitted.delegate_map["decode"].values()] == ["XnnpackBackend"]
+    assert [delegate["name"] for delegate in emitted.delegate_map["forward"].values()] == ["XnnpackBackend"]
     assert emitted.debug_handle_map["encode"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision(store, dtype):
-    """Models in 16 bits pass with the shipped recipes, as far as such types can hold what eager computes."""
-    import torch
-
+    """Models in 16 bits pass the bounds of shipped recipes, which are relaxed for these types."""
     torch.manual_seed(0)
     kind = getattr(torch, dtype)
     module = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)).to(kind)

@@ -1,12 +1,13 @@
-"""Options of recipes do to a file what ExecuTorch's own configuration says they do."""
+"""Options of recipes have the effects of ExecuTorch's own configuration."""
 
 from __future__ import annotations
 
 import pteforge
 import pytest
-from pteforge.artifacts.pte.reader import read_pte
-from pteforge.configs import Recipe
+import torch
 from pteforge.errors import StageFailed
+from pteforge.formats.pte.reader import read_pte
+from pteforge.tests.lowering import checked_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +17,7 @@ def lower(net, example, store):
     """Lowers the network for the portable kernels with options of `edge` and `compile`."""
 
     def lowered(**options):
-        recipe = Recipe.model_validate({"specializations": [{"target": "portable"}], **options})
+        recipe = checked_recipe("portable", **options)
         return pteforge.export(net, example, recipe=recipe, store=store)
 
     return lowered
@@ -36,13 +37,12 @@ def lower(net, example, store):
         {"allow_lifetime_and_storage_overlap": True},
     ],
 )
-def test_files_compute_the_same(lower, options):
-    """Whatever is set, the file is verified against eager; only `compile` and what follows run again."""
+def test_files_compute_the_same(lower, ran, options):
+    """With any option the file computes the same as eager; only the chain from `compile` runs again."""
     lower()
     result = lower(compile=options)
     assert result.figures.overall.max_abs_error < 1e-5
-    ran = {stage.stage for stage in result.stages if stage.status == "ran"}
-    assert not ran & {"edge", "partition", "preprocess"}
+    assert not ran(result) & {"edge", "partition", "preprocess"}
 
 
 def test_memory_planning(lower):
@@ -55,7 +55,7 @@ def test_memory_planning(lower):
 
 
 def test_unknown_operators(lower):
-    """An operator that is not registered is named, whichever option names it."""
+    """An unknown operator is named, whichever option has it."""
     with pytest.raises(StageFailed, match=r"unknown operator 'aten.rleu.default'") as caught:
         lower(compile={"reinplace_extra_ops": ["aten.rleu.default"]})
     assert caught.value.bad_input
@@ -63,37 +63,18 @@ def test_unknown_operators(lower):
         lower(edge={"core_aten_ops_exception_list": ["aten.nrom.Scalar"]})
 
 
-def test_core_aten_exceptions(store):
-    """An operator beyond core ATen is refused by the dialect's check, unless it is excepted."""
-    import torch
-
-    class Norm(torch.nn.Module):
-        """Keeps an operator that is not core ATen."""
-
-        def forward(self, x):
-            """Takes and gives [n]."""
-            return torch.ops.aten.linalg_vector_norm(x, keepdim=True) * x
-
-    edge = {"preserve_operators": ["aten.linalg_vector_norm.default"]}
-    written = {"specializations": [{"target": "portable"}], "edge": edge}
-    result = pteforge.export(
-        Norm(),
-        (torch.ones(3),),
-        recipe=Recipe.model_validate(
-            {**written, "edge": {**edge, "core_aten_ops_exception_list": ["aten.linalg_vector_norm.default"]}}
-        ),
-        store=store,
-        until="edge",
-    )
+def test_core_aten_exceptions(nets, store):
+    """An operator beyond core ATen passes the dialect's check if the recipe excepts it."""
+    norm = nets.Function(lambda values: torch.ops.aten.linalg_vector_norm(values, keepdim=True) * values)
+    operators = ["aten.linalg_vector_norm.default"]
+    edge = {"preserve_operators": operators, "core_aten_ops_exception_list": operators}
+    recipe = checked_recipe("portable", edge=edge)
+    result = pteforge.export(norm, (torch.ones(3),), recipe=recipe, store=store, until="edge")
     assert "linalg_vector_norm" in str(result.artifact("edge").graph)
 
 
 def test_shared_state_must_be_planned():
-    """State cannot be shared that has no memory planned for it."""
+    """Shared state needs planned memory."""
+    options = {"share_mutable_buffers": True, "alloc_mutable_buffers": False}
     with pytest.raises(ValueError, match="`share_mutable_buffers` needs `alloc_mutable_buffers`"):
-        Recipe.model_validate(
-            {
-                "specializations": [{"target": "portable"}],
-                "compile": {"share_mutable_buffers": True, "alloc_mutable_buffers": False},
-            }
-        )
+        checked_recipe("portable", compile=options)

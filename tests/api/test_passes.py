@@ -1,20 +1,21 @@
-"""Passes that a recipe names by import path: run over edge programs, in the key by their code."""
+"""Passes over edge programs that a recipe names by import path; their code is part of the key."""
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+import sys
 
 import pteforge
 import pytest
+import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.export import ExportRecipe, LoweringRecipe
-from pteforge.configs import Recipe
 from pteforge.errors import ConfigError, SourceError, StageFailed
+from pteforge.tests.lowering import ZOO, checked_recipe
 
 pytestmark = pytest.mark.slow
 
-PASSES = Path(__file__).parent / "zoo" / "edge_passes.py"
+PASSES = ZOO / "edge_passes.py"
 
 
 @pytest.fixture
@@ -24,63 +25,55 @@ def lower(net, example, store, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def lowered(*passes, until="partition", **fields):
-        written = {"specializations": [{"target": "xnnpack"}], "edge": {"passes": list(passes)}, **fields}
-        recipe = Recipe.model_validate(written)
+        recipe = checked_recipe("xnnpack", edge={"passes": list(passes)}, **fields)
         return pteforge.export(net, example, recipe=recipe, name="passes", store=store, until=until)
 
     yield lowered
-    import sys
-
     sys.modules.pop("own_edge_passes", None)
 
 
 def operators(program):
-    """Names of the operators that a program calls."""
-    return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    """Names of the operators that a program calls, as text."""
+    return " ".join(str(node.target) for node in program.graph.nodes if node.op == "call_function")
 
 
-def test_a_class_with_arguments(lower):
-    """The pass changes the edge program, with its arguments, and what follows goes on from that."""
-    result = lower({"callable": "own_edge_passes:Replace", "kwargs": {"activation": "tanh"}})
-    names = " ".join(operators(result.artifact("edge")))
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"callable": "own_edge_passes:Replace", "kwargs": {"activation": "tanh"}},
+        {"callable": "own_edge_passes:two"},  # the second one finds nothing left to replace
+        {"callable": "own_edge_passes:for_method", "takes_program": True},
+    ],
+    ids=["class", "function", "function of the program"],
+)
+def test_callables(lower, named):
+    """A class gets its arguments, a function with `takes_program` the method's name and its ATen program.
+
+    The passes change the edge program that later stages use, in their order.
+    """
+    names = operators(lower(named).artifact("edge"))
     assert "aten.tanh.default" in names
     assert "aten.relu.default" not in names
-
-
-def test_a_function_gives_several(lower):
-    """They run in order: the second finds nothing to replace any more."""
-    names = " ".join(operators(lower({"callable": "own_edge_passes:two"}, until="edge").artifact("edge")))
-    assert "aten.tanh.default" in names
     assert "aten.sigmoid.default" not in names
 
 
 def test_passes_of_one_method(lower, nets, store):
-    """What the specialization says of a method's passes counts for that method only."""
+    """Passes of a method in a specialization change that method only."""
     own = {"edge": {"passes": [{"callable": "own_edge_passes:Replace"}]}}
-    recipe = Recipe.model_validate({"specializations": [{"target": "portable", "methods": {"second": own}}]})
-    import torch
-
+    recipe = checked_recipe({"target": "portable", "methods": {"second": own}})
     del lower  # has made the module with the passes importable
-    net, given = nets.Net(), (torch.ones(2, 4),)
+    net, given = nets.Normed(), (torch.ones(2, 4),)
     result = pteforge.export(
         {"first": net, "second": net}, {"first": given, "second": given}, recipe=recipe, store=store, until="edge"
     )
-    found = {method: " ".join(operators(result.artifact("edge", method=method))) for method in result.methods}
+    found = {method: operators(result.artifact("edge", method=method)) for method in result.methods}
     assert ("aten.relu.default" in found["first"], "aten.sigmoid.default" in found["first"]) == (True, False)
     assert ("aten.relu.default" in found["second"], "aten.sigmoid.default" in found["second"]) == (False, True)
 
 
-def test_a_function_of_the_program(lower):
-    """What chooses passes by the method and its ATen program gets both."""
-    written = {"callable": "own_edge_passes:for_method", "takes_program": True}
-    names = " ".join(operators(lower(written, until="edge").artifact("edge")))
-    assert "aten.tanh.default" in names
-    assert "aten.relu.default" not in names
-
-
 @pytest.mark.filterwarnings("ignore:This API and all of its related functionality")
 def test_an_export_recipes_passes(lower, net, example, store):
-    """Functions under `edge_transform_passes` are passes that a recipe names: the same programs, found in the cache."""
+    """Functions in `edge_transform_passes` equal passes that a recipe names: a cache hit."""
     lower({"callable": "own_edge_passes:for_method", "takes_program": True})
     import own_edge_passes
 
@@ -88,15 +81,15 @@ def test_an_export_recipes_passes(lower, net, example, store):
     recipe = ExportRecipe(name="theirs", lowering_recipe=lowering, strict=False)
     result = pteforge.export(net, example, recipe=recipe, name="passes", store=store, until="partition")
     assert [stage.status for stage in result.stages[1:]] == ["cached", "cached"]
-    assert "aten.relu.default" not in " ".join(operators(result.artifact("edge")))
+    assert "aten.relu.default" not in operators(result.artifact("edge"))
 
 
 def test_code_is_in_the_key(lower, tmp_path):
-    """An edit that means nothing is a hit, another one runs `edge` again, and nothing later if the program is equal."""
+    """An edit of a docstring is a hit; other code runs `edge` again, and no later stage if the program is equal."""
     named = {"callable": "own_edge_passes:Replace"}
     lower(named)
     path = tmp_path / "own_edge_passes.py"
-    path.write_text(path.read_text().replace("Puts one activation", "# Puts another"))
+    path.write_text(path.read_text().replace("Replaces relu", "Replaces ReLU"))
     assert [stage.status for stage in lower(named).stages] == ["ran", "cached", "cached"]
     path.write_text(path.read_text() + "\nUNUSED = 1\n")
     again = lower(named)
@@ -106,7 +99,7 @@ def test_code_is_in_the_key(lower, tmp_path):
 
 
 def test_without_passes_nothing_changes(lower, exported):
-    """An empty list is no list: the edge program is the one of the recipe that names none."""
+    """An empty list of passes is the same as none."""
     assert [stage.status for stage in lower().stages[1:]] == ["cached", "cached"]
     assert operators(lower().artifact("edge")) == operators(exported.artifact("edge"))
 
@@ -116,10 +109,14 @@ def test_without_passes_nothing_changes(lower, exported):
     [
         ({"callable": "own_edge_passes:Replce"}, r"recipe.edge.passes\[0\].callable: .*did you mean 'Replace'"),
         ({"callable": "nowhere:Replace"}, "there is no module 'nowhere'"),
+        (
+            {"callable": "own_edge_passes:Replace", "kwargs": {"to": "tanh"}},
+            r"recipe.edge.passes\[0\].kwargs.to: .*takes no argument 'to'; it takes activation",
+        ),
     ],
 )
-def test_a_pass_that_is_not_there(lower, named, problem):
-    """It is missed before any work starts, by the field that names it."""
+def test_missing_passes(lower, named, problem):
+    """A missing pass, or a wrong argument, is found before any work starts, by its field."""
     with pytest.raises(ConfigError, match=problem):
         lower(named)
 
@@ -128,14 +125,14 @@ def test_a_pass_that_is_not_there(lower, named, problem):
     ("named", "problem"),
     [
         (
-            {"callable": "own_edge_passes:Replace", "kwargs": {"to": "tanh"}},
+            {"callable": "own_edge_passes:Replace", "kwargs": {"activation": 3}},
             r"edge.passes\[0\] own_edge_passes:Replace",
         ),
         ({"callable": "own_edge_passes:nothing"}, "gave a float, and not a pass"),
     ],
 )
-def test_a_pass_that_cannot_be_made(lower, named, problem):
-    """Its stage fails, and says which pass it was."""
+def test_failing_passes(lower, named, problem):
+    """A pass that cannot be made fails its stage, which names the pass."""
     with pytest.raises(StageFailed, match=problem) as caught:
         lower(named)
     assert isinstance(caught.value.__cause__, SourceError)

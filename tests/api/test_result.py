@@ -1,35 +1,42 @@
-"""What an exported model can be asked: each ability of executorch's ExportSession, and what comes beside."""
+"""The result of `pteforge.export` has each ability of executorch's ExportSession, and more."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pteforge.runtime
 import pytest
+import torch
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.artifacts.store import open_store
+from pteforge.artifacts.locations import open_store
 from pteforge.errors import InputError, StoreUnusable
 
 
 def test_the_file(exported, example, tmp_path):
-    """The buffer, what `save` writes and the digest are those of one file, and it runs."""
+    """`pte`, `save` and `sha256` agree, and the file runs. The error of `save` has the path and the reason."""
     path = exported.save(tmp_path / "folder" / "net.pte")
     assert path.read_bytes() == exported.pte
     assert digest_bytes(exported.pte) == exported.sha256 == exported.provenance["file"]["sha256"]
     (output,) = pteforge.runtime.load(path).run("forward", example)
     assert output.equal(exported.run_method()[0])
+    with pytest.raises(StoreUnusable, match=r"cannot write .*else.pte: "):
+        exported.save(path / "else.pte")
 
 
-def test_a_place_that_cannot_be_written(exported, tmp_path):
-    """`save` says where it could not write and why."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreUnusable, match=r"cannot write .*net.pte: "):
-        exported.save(tmp_path / "file" / "net.pte")
+def test_notebooks_show_a_table(exported):
+    """The table has the file's size, figures and digest; names are escaped."""
+    shown = replace(exported, model="<b>net")._repr_html_()
+    assert shown.startswith("<table>")
+    assert "&lt;b&gt;net/xnnpack-fp32" in shown
+    assert f"{len(exported.pte):,} bytes" in shown
+    for part in ("XnnpackBackend", f"{exported.figures.overall.sqnr_db:.1f} dB", exported.sha256):
+        assert part in shown
 
 
 @pytest.mark.parametrize("stage", ["export", "edge", "partition"])
 def test_programs_by_stage(exported, stage):
-    """Every stage's program can be had, and changing it does not change what is stored."""
+    """Each stage's program is available; changing it does not change the stored one."""
     program = exported.artifact(stage)
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     assert calls
@@ -38,7 +45,7 @@ def test_programs_by_stage(exported, stage):
 
 
 def test_other_artifacts_by_stage(exported):
-    """Delegates, payloads, figures, examples and names come as what they are."""
+    """Artifacts have their own types: delegates, payloads, figures, examples and names."""
     (delegate,) = exported.artifact("preprocess").methods["forward"]
     assert delegate.backend_id == "XnnpackBackend"
     assert exported.artifact("compile") == exported.pte
@@ -55,19 +62,19 @@ def test_other_artifacts_by_stage(exported):
         ({"stage": "edge", "method": "decode"}, "the model has no method 'decode'; it has 'forward'"),
         (
             {"stage": "edge", "specialization": "vulkan"},
-            "stage 'edge': there is no such one; there are method='forward'",
+            "stage 'edge': there is no such call; there are method='forward'",
         ),
-        ({"stage": "export", "role": "weights"}, "stage 'export' gives .*; name one of them as `role`"),
+        ({"stage": "export", "role": "weights"}, "stage 'export' returns .*; name one of them as `role`"),
     ],
 )
-def test_what_is_not_there(exported, request_, problem):
-    """Asking for what a run does not have names what it has."""
+def test_missing_artifacts(exported, request_, problem):
+    """The error for a missing artifact names those that the run has."""
     with pytest.raises(InputError, match=problem):
         exported.artifact(**request_)
 
 
 def test_managers(exported):
-    """Exir's own managers can be had: of all methods with delegates linked in, and what is emitted from it."""
+    """Exir's own managers are available, with delegates linked in, and with the emitted program."""
     manager = exported.edge_manager()
     assert manager.methods == {"forward"}
     assert any("lowered_module" in node.name for node in manager.exported_program().graph.nodes)
@@ -78,8 +85,6 @@ def test_managers(exported):
 
 def test_exported_program(exported, example):
     """The ATen program computes what the file computes."""
-    import torch
-
     program = exported.exported_program()
     assert torch.allclose(program.module()(*example), exported.run_method()[0], atol=1e-5)
     with pytest.raises(InputError, match="no method 'encode'"):
@@ -87,9 +92,9 @@ def test_exported_program(exported, example):
 
 
 def test_delegation(exported):
-    """The report counts what is inside and outside of delegates, by operator, and prints as a table."""
+    """The report counts operators inside and outside of delegates, and prints as a table."""
     (report,) = exported.delegation()
-    counts = {each.operator: (each.delegated, each.not_delegated) for each in report.operators}
+    counts = {row.operator: (row.delegated, row.not_delegated) for row in report.operators}
     assert counts["aten_linear_default"] == (2, 0)
     assert report.partitions == 1
     assert report.delegated == sum(inside for inside, _ in counts.values())
@@ -98,19 +103,17 @@ def test_delegation(exported):
 
 
 def test_examples_come_back(exported, example):
-    """Example inputs are those that were given."""
+    """Example inputs are the caller's own objects."""
     ((given,),) = exported.example_inputs()
     assert given is example[0]
 
 
 def test_why(exported, net, example, store):
-    """Each stage has a line; a changed option is named by the field of the key that it is."""
+    """Each stage has a line; a changed input is named by its field of the key."""
     assert exported.why().splitlines()[0].split(maxsplit=2)[:2] == ["ran", "export"]
     again = pteforge.export(net, (*example,), recipe="xnnpack-fp32", name="net", store=store)
     assert {stage.status for stage in again.stages if stage.stage != "export"} == {"cached"}
-    assert (
-        again.why().splitlines()[0].endswith("nothing changed; what is handed over in memory is taken anew each time")
-    )
+    assert "nothing changed; a model in memory is exported each time" in again.why().splitlines()[0]
     other = pteforge.export(net, (example[0] * 2,), recipe="xnnpack-fp32", name="net", store=store)
     lines = dict(line.split(maxsplit=2)[1:] for line in other.why().splitlines() if line.startswith("ran"))
     assert lines["export"] == "changed: params.source.live.examples"
@@ -118,43 +121,32 @@ def test_why(exported, net, example, store):
     assert "edge/forward/xnnpack-fp32" not in lines
 
 
-def test_runs_are_on_record(exported, store):
-    """The store knows the run, so that `pteforge why` tells of it."""
+def test_what_is_on_record(exported, store):
+    """The provenance is JSON with digests and stage keys; the store has a record of the run."""
+    provenance = json.loads(json.dumps(exported.provenance))
+    assert provenance["model"] == "net"
+    assert set(provenance["stage_keys"]) >= {"export", "edge/forward", "compile"}
+    assert exported.left_out == {}
+    assert repr(exported) == "Exported(model='net', recipe='xnnpack-fp32', methods=('forward',))"
     with open_store(str(store)) as opened:
         run = opened.runs.latest(exported.model)
     assert run.zoo == "pteforge.export"
     assert [stage.stage for stage in run.models["net"]][:2] == ["export", "edge"]
 
 
-def test_provenance_is_json(exported):
-    """The provenance is what the command line writes: JSON with digests and keys of every stage."""
-    provenance = json.loads(json.dumps(exported.provenance))
-    assert provenance["model"] == "net"
-    assert set(provenance["stage_keys"]) >= {"export", "edge/forward", "compile"}
-    assert exported.left_out == {}
-
-
-def test_repr_is_short(exported):
-    """What a notebook shows is a line."""
-    assert repr(exported) == "Exported(model='net', recipe='xnnpack-fp32', methods=('forward',))"
-
-
 def test_cut_short(net, example, exported, store):
-    """A run that goes no further than a stage has what leads there, all of it cached, and no file."""
+    """A run with `until` has the stages up to that one, all cached, and no file."""
     result = pteforge.export(net, example, recipe="xnnpack-fp32", name="net", store=store, until="partition")
     assert [(stage.stage, stage.status) for stage in result.stages[1:]] == [("edge", "cached"), ("partition", "cached")]
     assert result.delegation() == exported.delegation()
     with pytest.raises(InputError, match="there is no stage 'report' in this run; it has export, edge, partition"):
         _ = result.pte
-    for misspelled in ("Edge", "to_edge", "egde"):
-        with pytest.raises(InputError, match=f"there is no stage '{misspelled}'; did you mean 'edge'?"):
-            pteforge.export(net, example, recipe="xnnpack-fp32", store=store, until=misspelled)
-    with pytest.raises(InputError, match="there is no stage 'lower'; stages: export, "):
-        pteforge.export(net, example, recipe="xnnpack-fp32", store=store, until="lower")
+    with pytest.raises(InputError, match="there is no stage 'to_edge'; did you mean 'edge'"):
+        pteforge.export(net, example, recipe="xnnpack-fp32", store=store, until="to_edge")
 
 
 def test_inputs_that_do_not_fit(exported, example):
-    """What a method does not take is refused with what it takes; a tensor alone is no tuple of arguments."""
+    """The error for wrong inputs has what the method takes; a tensor alone is no tuple of arguments."""
     with pytest.raises(InputError, match=r"it takes 1 input \(float32 \[2, 4\]\), and was given 2"):
         exported.run_method("forward", (*example, *example))
     with pytest.raises(InputError, match=r"input 0 is of int64, the method takes float32 \[2, 4\]"):
@@ -165,17 +157,10 @@ def test_inputs_that_do_not_fit(exported, example):
         exported.run_method("encode")
 
 
-def test_a_program_with_keyword_inputs(store):
-    """A program that was exported with keyword arguments runs on its own example, all of it."""
-    import torch
-
-    class Scaled(torch.nn.Module):
-        """Takes one argument by name only."""
-
-        def forward(self, x, *, scale):
-            """Takes and gives [2]."""
-            return x * scale
-
-    program = torch.export.export(Scaled(), (torch.tensor([1.0, 2.0]),), {"scale": torch.tensor([3.0])})
+def test_a_program_with_keyword_inputs(nets, store):
+    """A program that was exported with keyword arguments runs on its own complete example."""
+    program = torch.export.export(
+        nets.Keywords(), (torch.tensor([1.0, 2.0]),), {"factor": torch.tensor([3.0]), "shift": torch.tensor([1.0])}
+    )
     result = pteforge.export(program, recipe="portable-fp32", store=store)
-    assert result.run_method()[0].tolist() == [3, 6]
+    assert result.run_method()[0].tolist() == [2, 5]

@@ -1,26 +1,24 @@
-"""What only a local store does: files, marks, moves, trust."""
+"""Local stores: which folders are accepted, files and their marks, damage, and races between threads."""
 
-from __future__ import annotations
-
+import contextlib
 import os
-import resource
-import signal
-import subprocess
-import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from pteforge.artifacts.digest import Digest, digest_bytes
+from pteforge.artifacts.files import LocalFiles, abandoned, remove, staging_file, staging_folder
 from pteforge.artifacts.local_store import LocalStore
-from pteforge.artifacts.manifest import Manifest
 from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
-from pteforge.artifacts.ref import ArtifactRef, BlobRef
-from pteforge.errors import ObjectDamaged, ObjectMissing, StoreError
+from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
+from pteforge.artifacts.store import LocalOnlyStore
+from pteforge.errors import InputError, ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
-    """A new store."""
     return LocalStore.open(tmp_path / "store")
 
 
@@ -28,38 +26,42 @@ def _file(store: LocalStore, blob: BlobRef) -> Path:
     return store.root / "objects" / blob.digest[:2] / blob.digest
 
 
-@pytest.mark.parametrize("make", [bytes, bytearray, memoryview])
-def test_bytes_come_back(store, make):
-    """Any bytes-like object is published as its content, at the path its digest gives."""
-    blob = store.put_bytes(make(b"weights"))
-    assert blob == BlobRef(digest_bytes(b"weights"), 7)
-    assert store.read(blob) == b"weights"
+def _mark(path: Path) -> tuple[int, int]:
+    """Time and mode, by which a verified file is known."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_mode & 0o777
+
+
+@pytest.mark.parametrize(
+    ("make", "content"),
+    [
+        (bytes, b"weights"),
+        (bytearray, b"weights"),
+        (memoryview, b"weights"),
+        (bytes, b""),
+        (lambda content: memoryview(content).cast("d"), bytes(16)),  # the size is in bytes, not in items
+    ],
+)
+def test_bytes_come_back(store, make, content):
+    """Any bytes-like object is published, at the path that its digest determines."""
+    blob = store.put_bytes(make(content))
+    assert blob == BlobRef(digest_bytes(content), len(content))
+    assert store.read(blob) == content
     assert store.path(blob) == _file(store, blob)
 
 
-def test_memoryview_of_numbers_counts_bytes(store):
-    """The size of a blob is in bytes, whatever the view's items are."""
-    blob = store.put_bytes(memoryview(bytes(16)).cast("d"))
-    assert blob.size == 16
-    assert store.read(blob) == bytes(16)
-
-
-def test_empty_object(store):
-    """Nothing is something that can be stored."""
-    assert store.read(store.put_bytes(b"")) == b""
-
-
-def test_published_files_are_marked(store):
-    """A published file cannot be written by accident, and its time says that it was verified."""
-    status = store.path(store.put_bytes(b"weights")).stat()
-    assert status.st_mode & 0o777 == 0o444
-    assert status.st_mtime_ns == VERIFIED_MTIME_NS
-
-
 def test_verified_files_are_not_read_again(store):
-    """The mark is taken at its word: this is what makes a rerun fast (and why `store verify` exists)."""
+    """A marked file is trusted: this makes a rerun fast (and is why `store verify` exists).
+
+    A file that lost its time or mode (in a backup, say) is verified once, then used and marked again.
+    """
     blob = store.put_bytes(b"weights")
     path = _file(store, blob)
+    assert _mark(path) == (VERIFIED_MTIME_NS, 0o444)
+    path.chmod(0o644)
+    os.utime(path)
+    assert store.read(blob) == b"weights"
+    assert _mark(path) == (VERIFIED_MTIME_NS, 0o444)
     path.chmod(0o644)
     path.write_bytes(b"WEIGHTS")
     path.chmod(0o444)
@@ -69,46 +71,29 @@ def test_verified_files_are_not_read_again(store):
     assert not store.contains(blob)
 
 
-def test_good_file_without_its_mark_is_marked_again(store):
-    """A copy that lost its time or mode (by a backup, say) is hashed once, and then used."""
-    blob = store.put_bytes(b"weights")
-    path = _file(store, blob)
-    path.chmod(0o644)
-    os.utime(path)
-    assert store.read(blob) == b"weights"
-    assert path.stat().st_mtime_ns == VERIFIED_MTIME_NS
-    assert path.stat().st_mode & 0o777 == 0o444
-
-
-def test_damage_is_moved_aside_and_reported(store, caplog):
-    """Damaged bytes are kept for whoever wants to know, under one name for each time."""
-    for number in range(2):
+def test_damage_is_quarantined_and_reported(store, caplog):
+    """Damaged bytes, or a folder under an object's name, are kept for inspection, under a new name each time."""
+    for number, damaged in enumerate((b"damaged", b"again", None)):
         blob = store.put_bytes(b"weights")
         path = _file(store, blob)
         path.chmod(0o644)
-        path.write_bytes(b"damaged")
+        path.write_bytes(damaged or b"")
+        if damaged is None:
+            path.unlink()
+            path.mkdir()
         with pytest.raises(ObjectDamaged) as caught:
             store.read(blob)
-        assert caught.value.digest == blob.digest
-        assert Path(caught.value.quarantine) == store.root / "quarantine" / f"{blob.digest}.{number}"
-        assert Path(caught.value.quarantine).read_bytes() == b"damaged"
+        quarantined = Path(caught.value.quarantine)
+        assert (caught.value.digest, quarantined) == (blob.digest, store.root / f"quarantine/{blob.digest}.{number}")
+        assert quarantined.is_dir() if damaged is None else quarantined.read_bytes() == damaged
         assert blob.digest in caplog.text
         with pytest.raises(ObjectMissing):
             store.path(blob)
-
-
-def test_folder_in_place_of_an_object_is_moved_aside(store):
-    """Whatever is found under an object's name is no object unless its bytes are."""
-    blob = BlobRef(digest_bytes(b"weights"), 7)
-    _file(store, blob).mkdir(parents=True)
-    with pytest.raises(ObjectDamaged):
-        store.path(blob)
-    assert store.put_bytes(b"weights") == blob
-    assert store.read(blob) == b"weights"
+    assert store.read(store.put_bytes(b"weights")) == b"weights"
 
 
 def test_ref_of_the_wrong_size_is_refused(store):
-    """A ref whose size is not the object's names nothing; the object is not blamed."""
+    """A ref with a wrong size names nothing; the object is not quarantined."""
     blob = store.put_bytes(b"weights")
     with pytest.raises(ObjectMissing):
         store.path(BlobRef(blob.digest, 8))
@@ -116,112 +101,45 @@ def test_ref_of_the_wrong_size_is_refused(store):
     assert not list((store.root / "quarantine").glob("*"))
 
 
-def test_file_is_copied(store, tmp_path):
-    """Publishing a file leaves it where it is."""
-    path = tmp_path / "weights.bin"
-    path.write_bytes(b"weights" * 1000)
-    blob = store.put_file(path)
-    assert store.read(blob) == path.read_bytes()
-    path.write_bytes(b"changed")
-    assert store.read(blob) == b"weights" * 1000
+@pytest.mark.parametrize("present", [False, True])
+def test_scratch(store, present):
+    """A file in a scratch folder becomes an object without being copied; an object that exists already stays.
 
-
-def test_file_is_moved(store):
-    """A file on the store's file system is given away without copying its bytes."""
-    with store.scratch() as folder:
+    The folder is private, and is removed with its content even if the block raises.
+    """
+    if present:
+        store.put_bytes(b"weights")
+    with pytest.raises(ZeroDivisionError), store.scratch() as folder:  # noqa: PT012 - the block is what is tested
+        assert folder.stat().st_mode & 0o777 == 0o700
         path = folder / "weights.bin"
         path.write_bytes(b"weights")
         inode = path.stat().st_ino
-        blob = store.put_file(path, move=True)
-        assert not path.exists()
-    assert _file(store, blob).stat().st_ino == inode
-    assert _file(store, blob).stat().st_mtime_ns == VERIFIED_MTIME_NS
-
-
-def test_moving_a_file_that_is_there_already(store):
-    """The file goes and the object stays, whichever came first."""
-    blob = store.put_bytes(b"weights")
-    inode = _file(store, blob).stat().st_ino
-    with store.scratch() as folder:
-        path = folder / "weights.bin"
-        path.write_bytes(b"weights")
-        assert store.put_file(path, move=True) == blob
-        assert not path.exists()
-    assert _file(store, blob).stat().st_ino == inode
-
-
-@pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_moving_a_link_copies(store, tmp_path, link):
-    """A file that has another name could be written by that name: its bytes are copied."""
-    path = tmp_path / "weights.bin"
-    path.write_bytes(b"weights")
-    link(path, tmp_path / "link.bin")
-    blob = store.put_file(tmp_path / "link.bin", move=True)
-    assert not os.path.lexists(tmp_path / "link.bin")
-    path.write_bytes(b"changed")
-    assert store.read(blob) == b"weights"
-
-
-def test_moving_from_another_file_system_copies(store, tmp_path_factory):
-    """Where a file cannot be renamed into the store it is copied, and then removed."""
-    shm = Path("/dev/shm")  # noqa: S108 - another file system, where there is one
-    folder = shm if shm.is_dir() else tmp_path_factory.mktemp("same")
-    path = folder / f"pteforge-test-{os.getpid()}"
-    path.write_bytes(b"weights")
-    blob = store.put_file(path, move=True)
-    assert not path.exists()
-    assert store.read(blob) == b"weights"
-
-
-def test_writer_publishes_at_its_end(store):
-    """An object is written in pieces, and is there when the block ends."""
-    with store.writer() as writer:
-        for piece in (b"wei", bytearray(b"gh"), memoryview(b"ts")):
-            assert writer.write(piece) == len(piece)
-        assert not list(store.objects)
-    assert writer.ref == BlobRef(digest_bytes(b"weights"), 7)
-    assert store.read(writer.ref) == b"weights"
-
-
-def test_writer_that_fails_publishes_nothing(store):
-    """An exception in the block leaves no object and no unfinished file."""
-    with pytest.raises(ZeroDivisionError), store.writer() as writer:  # noqa: PT012 - the block is what is tested
-        writer.write(b"half")
-        raise ZeroDivisionError
-    assert not list(store.objects)
-    assert not list((store.root / "tmp").iterdir())
-
-
-def test_scratch_folder_goes_at_the_end(store):
-    """A scratch folder is private, and goes with all it holds, also where the block raises."""
-    with pytest.raises(ZeroDivisionError), store.scratch() as folder:  # noqa: PT012 - the block is what is tested
+        blob = store.put_scratch(path)
         (folder / "sub").mkdir()
         (folder / "sub" / "file").write_bytes(b"x")
-        assert folder.stat().st_mode & 0o777 == 0o700
         raise ZeroDivisionError
     assert not folder.exists()
-
-
-def test_manifest_needs_its_objects(store):
-    """A composite artifact is not published before all it needs is there."""
-    missing = BlobRef(digest_bytes(b"never published"), 15)
-    with pytest.raises(ObjectMissing, match=missing.digest):
-        store.put_manifest(Manifest("weights", (missing,), None))
-    assert not list(store.objects)
-
-
-def test_identity_is_what_the_codec_says(store):
-    """Kinds with a canonical digest have it as identity, others the root's."""
-    manifest = Manifest("program/aten", (), None)
-    assert store.put_manifest(manifest).identity == digest_bytes(manifest.encode())
-    assert store.put_manifest(manifest, Digest("a" * 64)).identity == "a" * 64
-    assert store.put_artifact("report", b"x").identity == digest_bytes(b"x")
+    assert blob == BlobRef(digest_bytes(b"weights"), 7)
+    assert store.read(blob) == b"weights"
+    assert (_file(store, blob).stat().st_ino == inode) is not present
+    assert _mark(_file(store, blob)) == (VERIFIED_MTIME_NS, 0o444)
 
 
 def test_artifacts_are_not_mixed_up(store):
-    """A composite artifact has no content of its own, a simple one no manifest, and kinds must agree."""
-    composite = store.put_manifest(Manifest("weights", (), None))
-    simple = store.put_artifact("report", b"x")
+    """A composite artifact has no content, a simple one has no manifest, and kinds must match.
+
+    The identity is the canonical digest of kinds that have one, otherwise the root's digest. No composite artifact is
+    published before all of its objects.
+    """
+    missing = BlobRef(digest_bytes(b"never published"), 15)
+    with pytest.raises(ObjectMissing, match=missing.digest):
+        store.put_manifest(ArtifactManifest("weights", (missing,), None))
+    assert not list(store.objects)
+    manifest = ArtifactManifest("weights", (), None)
+    composite, simple = store.put_manifest(manifest), store.put_artifact("report", b"x")
+    assert composite.identity == digest_bytes(manifest.encode())
+    assert store.put_manifest(manifest, Digest("a" * 64)).identity == "a" * 64
+    assert simple.identity == digest_bytes(b"x")
     with pytest.raises(StoreError, match="several objects"):
         store.read_artifact(composite)
     with pytest.raises(StoreError, match="not the manifest"):
@@ -229,50 +147,153 @@ def test_artifacts_are_not_mixed_up(store):
     lie = ArtifactRef("program/aten", composite.root, composite.identity, composite=True)
     with pytest.raises(StoreError, match="another artifact"):
         store.objects_of(lie)
-    assert not store.has(lie)
+    assert not LocalOnlyStore(store.root).has(lie)
 
 
-def test_strangers_among_the_objects_are_ignored(store):
-    """Files that are no objects are not listed."""
+def test_unexpected_files_are_ignored(store):
+    """Files that are not objects are not listed."""
     blob = store.put_bytes(b"weights")
     (store.root / "objects" / "README").write_text("hello")
     (_file(store, blob).parent / "README").write_text("hello")
     assert [stored.digest for stored in store.objects] == [blob.digest]
 
 
-def test_full_disk_is_the_users_to_solve(tmp_path):
-    """A disk that takes no more is reported as such; nothing half-written becomes visible."""
-    program = """
-import sys
-from pathlib import Path
-from pteforge.artifacts.files import LocalFiles
-from pteforge.artifacts.local_store import LocalStore
-from pteforge.errors import StoreUnusable
-store = LocalStore.open(Path("store"))
-for write in (
-    lambda: store.put_bytes(bytes(1 << 20)),
-    lambda: store.put_file(Path(sys.executable).resolve()),
-    lambda: LocalFiles(store.root).write("ledger/x", bytes(1 << 20)),
-):
+def test_full_disk_is_the_users_to_solve(store, file_limit):
+    """A full disk is reported, and no partial file becomes visible."""
+    files = LocalFiles(store.root)
+    for write in (store.put_bytes, lambda content: files.write("ledger/x", content)):
+        with file_limit(10_000), pytest.raises(StoreUnusable, match="cannot be written"):
+            write(bytes(1 << 20))
+    assert not list(store.objects)
+    assert files.read("ledger/x") is None
+    assert not list((store.root / "tmp").iterdir())
+
+
+def test_new_store_is_private(tmp_path):
+    """A new store is accessible to its owner only, and opens again, whatever the umask."""
+    umask = os.umask(0o002)
     try:
-        write()
-    except StoreUnusable as error:
-        print(error)
-assert not list(store.objects)
-assert LocalFiles(store.root).read("ledger/x") is None
-assert not list(Path("store/tmp").iterdir())
-"""
+        store = LocalStore.open(tmp_path / "deep" / "store")
+        store.put_bytes(b"weights")
+        LocalStore.open(store.root)
+    finally:
+        os.umask(umask)
+    assert store.root.stat().st_mode & 0o077 == 0
+    assert (store.root / "objects").stat().st_mode & 0o077 == 0
+    assert (store.root / "version").read_bytes() == b"pteforge store 1\n"
 
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the kernel then gives an error, as a full disk does
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
-    output = subprocess.run(
-        [sys.executable, "-B", "-c", program],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        preexec_fn=limit,
-    ).stdout
-    assert output.count("cannot be written") == 3
+@pytest.mark.parametrize("folder", [".", "objects", "ledger"])
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_store_that_others_can_write_is_refused(tmp_path, folder, mode):
+    """Anyone who can write a pickle into the store can run code as us."""
+    root = tmp_path / "store"
+    LocalStore.open(root)
+    (root / folder).mkdir(exist_ok=True)
+    (root / folder).chmod(mode)
+    with pytest.raises(StoreUnusable, match="chmod -R go-w") as caught:
+        LocalStore.open(root)
+    assert isinstance(caught.value, InputError)
+    (root / folder).chmod(0o755)
+    LocalStore.open(root)
+
+
+def test_store_of_somebody_else_is_refused(tmp_path):
+    """A folder that belongs to another user is not used."""
+    root = tmp_path / "store"
+    root.mkdir(mode=0o755)
+    if os.geteuid() == 0:
+        os.chown(root, 12345, -1)
+    else:
+        root = Path("/")
+    with pytest.raises(StoreUnusable, match="belongs to user"):
+        LocalStore.open(root)
+
+
+def test_folder_with_other_things_is_refused(tmp_path):
+    """A folder with other files does not become a store; the folder that every new ext4 volume has does not matter."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(StoreUnusable, match=r"thesis\.tex"):
+        LocalStore.open(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lost+found", "thesis.tex"]
+    (tmp_path / "thesis.tex").unlink()
+    LocalStore.open(tmp_path)
+
+
+@pytest.mark.parametrize("root", ["file", "file/store", "/proc/pteforge"])
+def test_impossible_folders(tmp_path, root):
+    """If the folder cannot be created, the message says how to choose another one."""
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(StoreUnusable, match=r"cannot be opened.*--store"):
+        LocalStore.open(tmp_path / root)
+
+
+def _alongside(background: Callable[[], None], *work: Callable[[], None]) -> None:
+    """Repeats `background` in one thread until all of `work` have ended in theirs."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.is_set():
+            background()
+
+    with ThreadPoolExecutor(1 + len(work)) as pool:
+        repeating = pool.submit(repeat)
+        try:
+            for future in [pool.submit(function) for function in work]:
+                future.result()
+        finally:
+            ended.set()
+        repeating.result()
+
+
+def test_new_entries_are_never_taken_for_abandoned(tmp_path: Path):
+    """Sweeping removes no staging entry of a live process, not even in the moment of its creation."""
+    folder = tmp_path / "tmp"
+
+    def sweep() -> None:
+        for path in abandoned(folder):
+            remove(path)
+
+    def make_files() -> None:
+        for number in range(300):
+            with staging_file(folder) as (path, file):
+                file.write(b"x")
+                path.rename(tmp_path / f"kept-{number}")
+
+    def make_folders() -> None:
+        for _ in range(300):
+            with staging_folder(folder) as path:
+                (path / "file").write_bytes(b"x")
+                assert path.is_dir()
+
+    _alongside(sweep, make_files, make_folders)
+    assert len(list(tmp_path.glob("kept-*"))) == 300
+    assert list(folder.iterdir()) == []
+
+
+def test_damage_is_never_read_while_it_is_repaired(store, tmp_path):
+    """While an object is repeatedly damaged, readers and publishers get its bytes or an error, nothing else."""
+    content = b"weights" * 100
+    blob = BlobRef(digest_bytes(content), len(content))
+    path = _file(store, blob)
+
+    def damage() -> None:
+        damaged = tmp_path / "damaged"
+        damaged.write_bytes(os.urandom(len(content)))
+        if path.exists():
+            damaged.replace(path)
+
+    def read() -> None:
+        for _ in range(500):
+            with contextlib.suppress(ObjectDamaged, ObjectMissing):
+                assert store.read(blob) == content
+
+    def publish() -> None:
+        for _ in range(500):
+            assert store.put_bytes(content) == blob
+
+    _alongside(damage, read, publish)
+    assert store.put_bytes(content) == blob
+    assert store.read(blob) == content

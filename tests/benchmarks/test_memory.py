@@ -16,7 +16,7 @@ _BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 
 
 def test_every_stage_has_a_figure(tmp_path):
-    """Each stage that runs in a worker has its peak, the weights are counted, and the command ends well."""
+    """Each stage that runs in a worker has a peak, the weights are counted, and the command succeeds."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         [sys.executable, _BENCHMARK, "--model", "tiny", "--json"],

@@ -17,9 +17,9 @@ RECIPES = ("xnnpack-int8-static", "xnnpack-int8-dynamic", "xnnpack-int8da-int4w-
 
 
 def test_files_are_as_exact_as_those_of_executorch():
-    """Static, dynamic and int4: on every output and input, SQNR is within 1 dB of what `executorch.export` gets.
+    """Static, dynamic and int4: for each output and input, SQNR is within 1 dB of `executorch.export`.
 
-    All three do quantize: no output is exact, and none is near the 130 dB of fp32.
+    All three quantize: no output is exact, and none is near the 130 dB of fp32.
     """
     command = [sys.executable, _BENCHMARK, "--json", "--model", "resnet8", "--recipe", ",".join(RECIPES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -29,6 +29,6 @@ def test_files_are_as_exact_as_those_of_executorch():
     for pair in pairs.values():
         assert abs(pair["difference"]) <= 1
         assert pair["largest_difference"] <= 1
-        assert len(pair["ours"]["sqnr_db"]) == 3  # the example and two drawn inputs
+        assert len(pair["ours"]["sqnr_db"]) == 3  # the example and two random inputs
         assert all(10 < ratio < 60 for ratio in pair["ours"]["sqnr_db"])
         assert 0.9 < pair["size_ratio"] < 1.1

@@ -1,7 +1,5 @@
 """Zoo files on disk, and a short way to say how loading one must fail."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,3 +46,16 @@ def failure(load: Load) -> Callable[..., ConfigError]:
         return caught.value
 
     return fail
+
+
+@pytest.fixture
+def refused(failure: Callable[..., ConfigError]) -> Callable[..., None]:
+    """Files that `load` must refuse with one message of one line, which starts with a place and says something."""
+
+    def refuse(start: str, *said: str, **files: str) -> None:
+        message = str(failure(**files))
+        assert message.startswith(start)
+        assert all(part in message for part in said)
+        assert "\n" not in message
+
+    return refuse

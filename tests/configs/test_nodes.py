@@ -1,10 +1,9 @@
-"""Merging trees."""
+"""Trees of nodes: merging, and dotted field names."""
 
-from __future__ import annotations
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pteforge.configs.nodes import Node, deep_merge, map_scalars, nearest, plain
+from pteforge.configs.nodes import Node, deep_merge, format_field, located, map_scalars, nearest, plain, read_field
 from pteforge.errors import Location
 
 scalars = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["a", "b"])
@@ -15,17 +14,13 @@ values = st.recursive(
 )
 
 
-def tree(value, file="f", at=()):
-    """A value as nodes that all say they stand in `file`."""
-    if isinstance(value, dict):
-        return Node({key: tree(below, file, (*at, key)) for key, below in value.items()}, Location(file), at)
-    if isinstance(value, list):
-        return Node([tree(below, file, (*at, i)) for i, below in enumerate(value)], Location(file), at)
-    return Node(value, Location(file), at)
+def tree(value):
+    """A value as nodes of one place."""
+    return located(value, Node(None, Location("f")))
 
 
 def merged(base, over):
-    """What merging means, said once more on plain values."""
+    """Merging, defined on plain values."""
     if isinstance(base, dict) and isinstance(over, dict):
         return {key: merged(base.get(key), over[key]) if key in over else base[key] for key in {**base, **over}}
     return over
@@ -37,54 +32,15 @@ def test_mappings_merge_and_the_rest_replaces(base, over):
     assert plain(deep_merge(tree(base), tree(over))) == merged(base, over)
 
 
-@given(values, values, values)
-def test_merging_is_associative_over_mappings(a, b, c):
-    """A chain of mappings gives one answer however it is bracketed, so defaults may be worked in step by step."""
-    a, b, c = ({"x": value} if not isinstance(value, dict) else value for value in (a, b, c))
-    if all(not _replaces(low, high) for low, high in ((a, b), (b, c), (a, c))):
-        left = deep_merge(deep_merge(tree(a), tree(b)), tree(c))
-        assert plain(left) == plain(deep_merge(tree(a), deep_merge(tree(b), tree(c))))
-
-
-def _replaces(low, high):
-    """Whether a mapping meets something else on the way down; then the order of merging matters, rightly."""
-    if isinstance(low, dict) and isinstance(high, dict):
-        return any(_replaces(low[key], high[key]) for key in low.keys() & high.keys())
-    return isinstance(low, dict) != isinstance(high, dict)
-
-
-@given(values, values)
-def test_every_merged_value_knows_its_file(base, over):
-    """Each leaf of a merged tree stands where the tree it came from says."""
-    result = deep_merge(tree(base, "base"), tree(over, "over"))
-
-    def check(node, low, high):
-        if isinstance(node.value, dict) and isinstance(low, dict) and isinstance(high, dict):
-            for key, below in node.value.items():
-                if key in low and key in high:
-                    check(below, low[key], high[key])
-                else:
-                    assert below.location.file == ("over" if key in high else "base")
-        else:
-            assert node.location.file == "over"
-
-    check(result, base, over)
-
-
 def test_trees_are_not_changed():
-    """Merging and mapping make new trees."""
-    base, over = tree({"a": {"b": 1}, "l": [1]}), tree({"a": {"c": 2}, "l": [2, 3]})
+    """Merging and mapping make new trees; each scalar is passed on with its path, from that of the tree itself."""
+    base, over = tree({"a": {"b": 1}, "l": [1, {"b": None}]}), tree({"a": {"c": 2}, "l": [2, 3]})
     deep_merge(base, over)
-    map_scalars(base, lambda path, value: (path, value) and 9)
-    assert plain(base) == {"a": {"b": 1}, "l": [1]}
-    assert plain(over) == {"a": {"c": 2}, "l": [2, 3]}
-
-
-def test_map_scalars_gives_paths():
-    """Each scalar is handed over with its path, beginning with the path of the tree itself."""
     seen = []
-    map_scalars(tree({"a": [1, {"b": None}]}), lambda path, value: seen.append((path, value)), ("top",))
-    assert seen == [(("top", "a", 0), 1), (("top", "a", 1, "b"), None)]
+    map_scalars(base, lambda path, value: seen.append((path, value)), ("top",))
+    assert seen == [(("top", "a", "b"), 1), (("top", "l", 0), 1), (("top", "l", 1, "b"), None)]
+    assert plain(base) == {"a": {"b": 1}, "l": [1, {"b": None}]}
+    assert plain(over) == {"a": {"c": 2}, "l": [2, 3]}
 
 
 def test_nearest_stops_at_the_last_node_that_exists():
@@ -94,3 +50,40 @@ def test_nearest_stops_at_the_last_node_that_exists():
     assert nearest(root, ("a", 0, "c", "d")) == (root.entries["a"].items[0], ("c", "d"))
     assert nearest(root, ("a", -1)) == (root.entries["a"], (-1,))
     assert nearest(root, ("a", "0")) == (root.entries["a"], ("0",))
+
+
+keys = st.text(st.characters(codec="utf-8"), max_size=8)
+indices = st.integers(0, 10**8)
+paths = st.tuples(keys, st.lists(keys | indices, max_size=5)).map(lambda parts: (parts[0], *parts[1]))
+
+
+@given(paths)
+def test_a_written_path_reads_back(path):
+    """Whatever the keys hold, a path survives being written and read, and the reader stops at the equals sign."""
+    assert read_field(format_field(path)) == (path, "")
+    assert read_field(format_field(path) + "=a.b=c") == (path, "=a.b=c")
+
+
+@given(st.text())
+def test_any_text_is_read_or_left(text):
+    """Reading never raises, and what is read and what is left is the whole text's worth."""
+    path, rest = read_field(text)
+    assert text.endswith(rest)
+    assert bool(path) or rest == text
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (("models", "resnet8", "recipes", 1), "models.resnet8.recipes[1]"),
+        (("models", "mobilenet-0.25", "seed"), 'models."mobilenet-0.25".seed'),
+        (("recipes", "a", "specializations", 0, "target"), "recipes.a.specializations[0].target"),
+        (("a", ""), 'a.""'),
+    ],
+)
+def test_names_are_as_people_write_them(path, text):
+    """Plain keys stand bare; keys that would be misread are quoted. Text without a field name is left whole."""
+    assert format_field(path) == text
+    assert read_field(text) == (path, "")
+    for other in ("", ".a", "[0]", " a", "=", '"open', r'"\q"'):
+        assert read_field(other) == ((), other)

@@ -1,11 +1,8 @@
 """YAML into located nodes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.configs.nodes import nearest, plain
@@ -41,35 +38,16 @@ def test_json_is_read_as_json(value):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("~", None),
-        ("null", None),
-        ("Null", None),
-        ("true", True),
-        ("FALSE", False),
-        ("no", "no"),
-        ("on", "on"),
-        ("y", "y"),
-        ("12", 12),
-        ("-012", -12),
-        ("0x1F", 31),
-        ("0o17", 15),
-        ("1:30", "1:30"),
-        ("1_000", "1_000"),
-        ("1e-3", 0.001),
-        ("1.", 1.0),
-        (".5", 0.5),
-        ("-1.5E+3", -1500.0),
-        ("2024-01-01", "2024-01-01"),
-        ("'12'", "12"),
-        ('"true"', "true"),
-        ("!!str 12", "12"),
-        ("!!float 1", 1.0),
-        ("!!null x", None),
-        ("|\n  a\n  b\n", "a\nb\n"),
-        ("a<<b", "a<<b"),
-        ("[<<]", ["<<"]),
+        ("~", None), ("null", None), ("Null", None), ("!!null x", None), ("true", True), ("FALSE", False),
+        ("12", 12), ("-012", -12), ("0x1F", 31), ("0o17", 15),
+        ("1e-3", 0.001), ("1.", 1.0), (".5", 0.5), ("-1.5E+3", -1500.0), ("!!float 1", 1.0),
+        ("no", "no"), ("on", "on"), ("y", "y"), ("1:30", "1:30"), ("1_000", "1_000"), ("2024-01-01", "2024-01-01"),
+        ("'12'", "12"), ('"true"', "true"), ("!!str 12", "12"), ("|\n  a\n  b\n", "a\nb\n"),
+        ("a<<b", "a<<b"), ("[<<]", ["<<"]), ("", None), ("# nothing\n", None), ("---\n", None),
+        # Keys are read as they are written, also where a value of that form would be a number or null.
+        ("{0: a, null: b, 1e3: c, on: d, ~: e}", {"0": "a", "null": "b", "1e3": "c", "on": "d", "~": "e"}),
     ],
-)
+)  # fmt: skip
 def test_scalars_follow_yaml_1_2(text, value):
     """Scalars are those of YAML 1.2's core schema, of exactly that type, not those of 1.1."""
     found = plain(parse_yaml(text, "f.yaml"))
@@ -77,46 +55,13 @@ def test_scalars_follow_yaml_1_2(text, value):
     assert type(found) is type(value)
 
 
-@pytest.mark.parametrize("text", [".inf", "-.INF", ".nan", "1e999", "!!float x"])
-def test_numbers_are_finite(text):
-    """What JSON cannot hold is refused, with the place it stands at."""
-    error = _error(f"a:\n  - {text}\n")
-    assert error.location == Location("f.yaml", 2, 5)
-    assert error.field == "a[0]"
-    assert "is not a finite number" in str(error)
-
-
-def test_a_number_too_long_to_read_is_an_error():
-    """Python's own limit on the digits of whole numbers is reported as any other mistake."""
-    error = _error("a: " + "1" * 5000)
-    assert str(error) == f"f.yaml:1:4: a: '{'1' * 40}' cannot be read as a whole number"
-
-
-def test_keys_are_text():
-    """Keys are read as they are written, also where a value of that form would be a number or null."""
-    assert plain(parse_yaml("{0: a, null: b, 1e3: c, on: d, ~: e}", "f.yaml")) == {
-        "0": "a",
-        "null": "b",
-        "1e3": "c",
-        "on": "d",
-        "~": "e",
-    }
-
-
 def test_locations_of_entries_and_items():
     """An entry stands where its key is, an item where it begins; lines and columns count from 1."""
     root = parse_yaml("a: 1\nb:\n  - x\n  - {c: 2, é: 3}\n", "f.yaml")
-    places = {
-        ("a",): (1, 1),
-        ("b",): (2, 1),
-        ("b", 0): (3, 5),
-        ("b", 1): (4, 5),
-        ("b", 1, "c"): (4, 6),
-        ("b", 1, "é"): (4, 12),
-    }
-    for path, (line, column) in places.items():
-        node, missing = nearest(root, path)
-        assert (node.location, missing, node.written) == (Location("f.yaml", line, column), (), path)
+    places = [("a", 1, 1), ("b", 2, 1), ("b", 0, 3, 5), ("b", 1, 4, 5), ("b", 1, "c", 4, 6), ("b", 1, "é", 4, 12)]
+    for *path, line, column in places:
+        node, missing = nearest(root, tuple(path))
+        assert (node.location, missing, node.written) == (Location("f.yaml", line, column), (), tuple(path))
     assert nearest(root, ("b", 7, "q"))[1] == (7, "q")
     assert nearest(root, ("a", "b"))[1] == ("b",)
 
@@ -132,21 +77,18 @@ def test_locations_of_entries_and_items():
         ("é: é\nü: \x01", 2, 4, None, "not valid YAML: control characters are not allowed"),
         ("a: 1\nx:\n  b: 1\n  b: 2\n", 4, 3, "x.b", "the key 'b' is written twice in the same mapping"),
         ("a: 1\n'a': 2\n", 2, 1, "a", "the key 'a' is written twice in the same mapping"),
-        (
-            "a:\n  - !!python/object/apply:os.system [ls]\n",
-            2,
-            5,
-            "a[0]",
-            "the tag 'tag:yaml.org,2002:python/object/apply:os",
-        ),
+        ("a:\n  - !!python/object/apply:os.system [ls]\n", 2, 5, "a[0]", "python/object/apply:os.system' is not"),
         ("a: !mine 1\n", 1, 4, "a", "the tag '!mine' is not supported here"),
         ("a: !!binary aGk=\n", 1, 4, "a", "the tag 'tag:yaml.org,2002:binary' is not supported here"),
         ("a: !!set {x, y}\n", 1, 4, "a", "the tag 'tag:yaml.org,2002:set' is not supported here"),
+        ("a: " + "1" * 5000, 1, 4, "a", f"'{'1' * 40}' cannot be read as a whole number"),
         ("a: !!bool 1\n", 1, 4, "a", "'1' is not true or false"),
         ("? [1, 2]\n: 3\n", 1, 3, None, "a key must be text"),
-        ("a: &x [*x]\n", 1, 4, "a[0]", "an alias stands inside what it names"),
+        ("a: &x [*x]\n", 1, 4, "a[0]", "an alias is inside the value that it names"),
         ("b: {<<: 3}\n", 1, 9, "b", "`<<` takes a mapping, or a list of mappings"),
         ("b: {<<: {}, <<: {}}\n", 1, 13, "b.<<", "the key '<<' is written twice"),
+        *((f"a:\n  - {text}\n", 2, 5, "a[0]", "is not a finite number") for text in (".inf", "-.INF", ".nan", "1e999")),
+        ("a: !!float x\n", 1, 4, "a", "is not a finite number"),
     ],
 )
 def test_mistakes_are_placed(text, line, column, field, problem):
@@ -171,42 +113,24 @@ def test_merge_keys():
     assert merged.written == ("z", "c")
 
 
-def test_an_alias_bomb_is_refused():
-    """Aliases that multiply are stopped before they fill the memory."""
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 20)]
-    assert "grows out of bounds" in str(_error("\n".join(lines)))
-
-
-def test_a_merge_bomb_is_refused():
-    """So are merge keys that multiply."""
-    lines = ["a0: &a0 {" + ", ".join(f"k{i}: 1" for i in range(50)) + "}"]
-    lines += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 20)]
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [("[" + "x, " * 9 + "x]", "[{}]"), ("{" + "".join(f"k{i}: 1, " for i in range(50)) + "}", "{{<<: [{}]}}")],
+)
+def test_bombs_are_refused(first, later):
+    """Aliases and merge keys that multiply are stopped before they fill the memory."""
+    lines = [f"a0: &a0 {first}"]
+    lines += [f"a{i}: &a{i} {later.format(', '.join([f'*a{i - 1}'] * 10))}" for i in range(1, 20)]
     assert "grows out of bounds" in str(_error("\n".join(lines)))
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
 def test_deep_nesting_is_refused(opening):
-    """Nesting that would overflow the C stack of the parser is an error, not a crash."""
+    """Nesting that would overflow the C stack of the parser is an error, not a crash; 64 levels are fine."""
     error = _error(opening * 300_000)
     assert error.problem == "nested more than 64 levels deep"
     assert error.location == Location("f.yaml", 1, len(opening) * 64 + 1)
-
-
-def test_nesting_may_be_deep_enough():
-    """The bound on nesting leaves room for what people write."""
-    value = plain(parse_yaml("[" * 64 + "]" * 64, "f.yaml"))
-    for _ in range(63):
-        (value,) = value
-    assert value == []
-
-
-def test_an_empty_document_is_null():
-    """Nothing, or nothing but comments, is null."""
-    for text in ("", "# nothing\n", "---\n"):
-        root = parse_yaml(text, "f.yaml")
-        assert root.value is None
-        assert root.location.file == "f.yaml"
+    assert str(plain(parse_yaml("[" * 64 + "]" * 64, "f.yaml"))) == "[" * 64 + "]" * 64
 
 
 @given(st.text(st.sampled_from("ab:-[]{}&*!|>'\"#%@`,? \n\t0.~<"), max_size=40))
@@ -218,11 +142,3 @@ def test_no_text_escapes_as_another_error(text):
         value, line = None, error.location.line
     assert line >= 1
     json.dumps(value, allow_nan=False)
-
-
-def test_the_composer_makes_no_objects():
-    """The parser underneath is PyYAML's base loader, which constructs nothing by tag."""
-    from pteforge.configs.yaml_nodes import _Composer
-
-    assert issubclass(_Composer, yaml.CBaseLoader)
-    assert not hasattr(_Composer, "yaml_multi_constructors") or not _Composer.yaml_multi_constructors

@@ -1,4 +1,4 @@
-"""The places a store can be in: a folder, this process's memory, and a bucket of a real S3 server on loopback."""
+"""Locations of stores: a folder, this process's memory, and a bucket of a real S3 server on loopback."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from typing import Any
 import fsspec
 import pytest
 from pteforge.artifacts.digest import Digest
-from pteforge.artifacts.store import Store, open_store
+from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import Store
 
 SIGNING_KEY = "a key for tests, longer than thirty-two characters"
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """An S3 server with one bucket, as the environment has to describe it."""
+    """An S3 server with one bucket."""
 
     endpoint: str
 
     @property
     def options(self) -> dict[str, Any]:
-        """What fsspec needs to know."""
         return {"key": "tests", "secret": "tests-secret", "client_kwargs": {"endpoint_url": self.endpoint}}
 
     def check_credentials_from_now_on(self) -> None:
-        """Until now the server took everybody for everybody."""
+        """Ends the server's initial phase of accepting any credentials."""
         connection = HTTPConnection(self.endpoint.removeprefix("http://"))
         connection.request("POST", "/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"})
         assert connection.getresponse().status == 200
@@ -44,7 +44,7 @@ class Bucket:
 
 @contextmanager
 def run_s3_server(**environment: str) -> Iterator[Bucket]:
-    """A moto server in its own process, on a port that the kernel chooses, with the bucket `zoo`."""
+    """Runs a moto server in its own process, on a free port, with the bucket `zoo`."""
     with subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
         stdout=subprocess.DEVNULL,
@@ -54,7 +54,7 @@ def run_s3_server(**environment: str) -> Iterator[Bucket]:
     ) as server:
         try:
             endpoint = next(line.split()[-1] for line in server.stderr if "Running on http" in line)
-            reader = threading.Thread(target=server.stderr.read)  # or its log would fill the pipe
+            reader = threading.Thread(target=server.stderr.read)  # so that its log does not fill the pipe
             reader.start()
             bucket = Bucket(endpoint)
             fsspec.filesystem("s3", **bucket.options).mkdir("zoo")
@@ -66,42 +66,41 @@ def run_s3_server(**environment: str) -> Iterator[Bucket]:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[Bucket]:
-    """One server for all tests; each takes a prefix of its own."""
+    """One server for all tests; each uses its own prefix."""
     with run_s3_server() as bucket:
         yield bucket
 
 
 @pytest.fixture
 def start_s3_server() -> Callable[..., Any]:
-    """For tests that need a server of their own."""
+    """Starts a server for one test."""
     return run_s3_server
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a store is, and how to get at its stored bytes behind its back."""
+    """The location of a store, and direct access to its bytes."""
 
     url: str
     folder: Path
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder."""
         return "://" not in self.url
 
     def open(self, host: str = "host") -> Store:
-        """The store as a host with this name sees it: with its own local copies."""
+        """Opens the store as a host of that name would, with local copies of its own."""
         return open_store(self.url, cache=self.folder / host)
 
     def stored(self, store: Store, digest: Digest) -> bytes | None:
-        """An object's bytes where they are authoritative."""
+        """Bytes of an object in the store itself."""
         if self.is_local:
             path = _local_object(store, digest)
             return path.read_bytes() if path.exists() else None
         return store._files.read(f"objects/{digest[:2]}/{digest}")
 
     def plant(self, store: Store, digest: Digest, content: bytes | None) -> None:
-        """Puts other bytes in an object's place, or none."""
+        """Replaces an object in the store itself; None deletes it."""
         if self.is_local:
             _overwrite(_local_object(store, digest), content)
         elif content is None:
@@ -110,11 +109,10 @@ class Place:
             store._files.write(f"objects/{digest[:2]}/{digest}", content)
 
     def plant_copy(self, store: Store, digest: Digest, content: bytes | None) -> None:
-        """The same for the copy on this machine."""
+        """Replaces the local copy."""
         _overwrite(_local_object(store, digest), content)
 
     def quarantined(self, store: Store) -> list[bytes]:
-        """Bytes of all objects that were moved aside."""
         if self.is_local:
             return [path.read_bytes() for path in sorted((store.local.root / "quarantine").glob("*"))]
         return [store._files.read(name) for name in store._files.names("quarantine")]
@@ -134,13 +132,12 @@ def _overwrite(path: Path, content: bytes | None) -> None:
 
 @pytest.fixture(params=["local", "memory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Every kind of place."""
     return _make_place(request, tmp_path, monkeypatch)
 
 
 @pytest.fixture(params=["local", "s3"])
 def shared_place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A place that several processes can open; memory belongs to one."""
+    """A place that several processes can open."""
     return _make_place(request, tmp_path, monkeypatch)
 
 
@@ -156,9 +153,38 @@ def _make_place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
     return Place(f"s3://zoo/{secrets.token_hex(8)}", tmp_path)
 
 
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., Any]:
+    """Runs Python with the zoo of models in its path; returns the last line of its output, as JSON."""
+
+    def run(*arguments: Any, **environment: str) -> Any:
+        path = os.pathsep.join([str(Path(__file__).parents[1] / "zoo"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        finished = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            env=os.environ | {"PYTHONPATH": path} | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=420,
+        )
+        assert finished.returncode == 0, finished.stderr[-4000:]
+        return json.loads(finished.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def lower_for_targets(tmp_path_factory: pytest.TempPathFactory, run_python: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs lower_for_targets.py with two hash seeds; returns the results of each, by target."""
+    script = Path(__file__).with_name("lower_for_targets.py")
+    return lambda task, names: [
+        run_python(script, task, tmp_path_factory.mktemp(task), *names, PYTHONHASHSEED=seed) for seed in ("1", "2")
+    ]
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts Python programs as processes of their own; whatever is left of them is killed at the end."""
+    """Starts Python programs, and kills those still running at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def run(program: str, *arguments: str) -> subprocess.Popen[str]:

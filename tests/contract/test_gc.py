@@ -1,4 +1,4 @@
-"""What upkeep must do, and must never do, on every store."""
+"""Garbage collection and verification, on every store."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from pteforge.artifacts.digest import digest_json
-from pteforge.artifacts.gc import collect, list_objects, usage, verify_store
+from pteforge.artifacts.gc import collect, usage, verify_store
 from pteforge.artifacts.ledger import StageRecord
-from pteforge.artifacts.manifest import Manifest
 from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
-from pteforge.artifacts.ref import ArtifactRef
+from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef
+from pteforge.artifacts.runs import RunRecord, StageOutcome
 from pteforge.artifacts.store import Store
 
 NOW = timedelta(0)
 AT_ONCE = timedelta(seconds=-2)
-"""Servers round times to seconds: this takes what was published in the same second too."""
+"""Servers round times to seconds: this includes objects of the same second."""
 
 
 def _commit(store: Store, number: int, *, finished: datetime | None = None) -> StageRecord:
-    """A finished stage with a composite output of two objects, one of which all stages share, and a log."""
+    """Records a stage with a log and a composite output of two objects, one of which all stages share."""
     blobs = (store.local.put_bytes(b"shared weights"), store.local.put_bytes(f"weights {number}".encode()))
-    ref = store.local.put_manifest(Manifest("program/aten", blobs, number))
+    ref = store.local.put_manifest(ArtifactManifest("program/aten", blobs, number))
     log = store.local.put_artifact("log", f"log {number}".encode())
     store.publish(ref)
     store.publish(log)
@@ -47,54 +47,47 @@ def _litter(store: Store) -> ArtifactRef:
 
 
 def test_only_unneeded_objects_go(place):
-    """Everything that records lead to stays, logs and shared objects too; the rest goes."""
+    """Objects that records refer to stay, logs and shared objects included; others go after the grace period."""
     with place.open("a") as store, place.open("b") as fresh:
         records = [_commit(store, number) for number in range(3)]
         litter = _litter(store)
         needed = set().union(*(_digests(store, record) for record in records))
+        assert collect(store).objects_removed == 0
+        assert store.has(litter)
         report = collect(store, keep_newer_than=AT_ONCE)
         assert (report.objects_removed, report.bytes_removed) == (1, litter.root.size)
         assert report.objects_kept == len(needed)
-        assert {stored.digest for stored in list_objects(store)} == needed
+        assert {stored.digest for stored in store.objects()} == needed
         assert not fresh.has(litter)
         for record in records:
             fresh.fetch(record.outputs["program"])
 
 
-def test_young_objects_stay(place):
-    """Within the grace period an object that no record names (yet) stays."""
-    with place.open() as store:
-        litter = _litter(store)
-        assert collect(store).objects_removed == 0
-        assert store.has(litter)
-
-
-def test_dry_run_removes_nothing(place):
-    """A dry run says what it would do, and does nothing."""
-    with place.open() as store:
-        record = _commit(store, 0, finished=datetime.now(UTC) - timedelta(days=3))
-        litter = _litter(store)
-        report = collect(store, keep_newer_than=AT_ONCE, older_than=timedelta(days=2), dry_run=True)
-        assert (report.dry_run, report.records_dropped) == (True, 1)
-        assert report.objects_removed == 1 + len(_digests(store, record))
-        assert store.has(litter)
-        assert store.ledger.lookup(record.key) == record
-
-
 def test_old_records_are_dropped(place):
-    """With an age given, older records go, and what only they needed; what younger ones share with them stays."""
+    """Records older than `older_than` are dropped with their objects, except those that younger records share.
+
+    A dry run counts the same, and changes nothing.
+    """
     with place.open() as store:
         old = _commit(store, 0, finished=datetime.now(UTC) - timedelta(days=3))
         young = _commit(store, 1, finished=datetime.now(UTC) - timedelta(days=1))
-        report = collect(store, keep_newer_than=AT_ONCE, older_than=timedelta(days=2))
+        litter = _litter(store)
+        unneeded = _digests(store, old) - _digests(store, young)
+        ages = {"keep_newer_than": AT_ONCE, "older_than": timedelta(days=2)}
+        tried = collect(store, **ages, dry_run=True)
+        assert store.has(litter)
+        assert store.ledger.lookup(old.key) == old
+        report = collect(store, **ages)
+        assert tried == replace(report, dry_run=True)
         assert report.records_dropped == 1
+        assert report.objects_removed == 1 + len(unneeded)
         assert store.ledger.lookup(old.key) is None
         assert list(store.ledger) == [young]
-        assert {stored.digest for stored in list_objects(store)} == _digests(store, young)
+        assert {stored.digest for stored in store.objects()} == _digests(store, young)
 
 
 def test_objects_of_running_stages_stay(place):
-    """What was published, even again, since the oldest lease was taken stays, whatever the grace period."""
+    """Objects published (even again) since the oldest current lease stay, whatever the grace period."""
     with place.open() as store:
         litter = _litter(store)
         with store.leases.hold(digest_json("a stage")):
@@ -112,8 +105,8 @@ from pathlib import Path
 import pytest
 from pteforge.artifacts.digest import digest_json
 from pteforge.artifacts.ledger import StageRecord
-from pteforge.artifacts.manifest import Manifest
-from pteforge.artifacts.store import open_store
+from pteforge.artifacts.ref import ArtifactManifest
+from pteforge.artifacts.locations import open_store
 with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
     print("ready", flush=True)
     for number in range(int(sys.argv[3])):
@@ -121,7 +114,7 @@ with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
         with store.leases.hold(key):
             pieces = (number, number + 1, 255) if sys.argv[4] == "shared" else (number, number + 60, number + 120)
             blobs = tuple(store.local.put_bytes(bytes([piece]) * 100) for piece in pieces)
-            ref = store.local.put_manifest(Manifest("program/aten", blobs, None))
+            ref = store.local.put_manifest(ArtifactManifest("program/aten", blobs, None))
             store.publish(ref)
             store.ledger.commit(StageRecord(key, {}, {"program": ref}, 1.0, 0, "2026-01-01T00:00:00+00:00"))
         if number % 3 == 2:
@@ -130,11 +123,10 @@ with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
 
 
 @pytest.mark.slow
-def test_collecting_beside_a_publisher_loses_nothing(shared_place, start):
-    """While a process publishes, no collection takes what a record names, even without any grace.
+def test_collecting_during_publishing_loses_nothing(shared_place, start):
+    """While a process publishes, no collection removes objects of a record, even without a grace period.
 
-    On a disk that holds for objects too that lie around unneeded when they are published again; on a server they are
-    safe within the grace period only.
+    On a disk this includes unneeded objects that are published again; a server protects them by the grace period only.
     """
     rounds, pieces = (60, "shared") if shared_place.is_local else (10, "own")
     publisher = start(_PUBLISHER, shared_place.url, str(shared_place.folder / "publisher"), str(rounds), pieces)
@@ -157,20 +149,19 @@ def test_collecting_beside_a_publisher_loses_nothing(shared_place, start):
 _WRITER = """
 import sys
 from pathlib import Path
-from pteforge.artifacts.store import open_store
-with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
-    with store.local.scratch() as folder, store.local.writer() as writer:
-        (folder / "weights").write_bytes(b"x" * 1000)
-        writer.write(b"half of it")
+from pteforge.artifacts.files import staging_file
+from pteforge.artifacts.locations import open_store
+with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store, store.local.scratch() as folder:
+    (folder / "weights").write_bytes(b"x" * 1000)
+    with staging_file(store.local.root / "tmp") as (path, file):
         print("half", flush=True)
         sys.stdin.readline()
-        writer.write(b" and the rest")
-    print(writer.ref.size, flush=True)
+        print(path.exists(), (folder / "weights").exists(), flush=True)
 """
 
 
-def test_unfinished_files_of_the_living_stay(shared_place, start):
-    """Collecting does not disturb a process that is writing; what a killed one leaves goes."""
+def test_staging_files_of_running_processes_stay(shared_place, start):
+    """A collection keeps the files of a process that is writing, and removes those of a killed one."""
     alive, dead = (start(_WRITER, shared_place.url, str(shared_place.folder / "host")) for _ in range(2))
     assert alive.stdout.readline() == dead.stdout.readline() == "half\n"
     dead.send_signal(signal.SIGKILL)
@@ -178,16 +169,13 @@ def test_unfinished_files_of_the_living_stay(shared_place, start):
     with shared_place.open("host") as store:
         report = collect(store, keep_newer_than=AT_ONCE)
         assert report.leftovers_removed == 2  # a file and a folder
-        assert len(list((store.local.root / "tmp").iterdir())) == 2
-        alive.stdin.write("\n")
-        alive.stdin.flush()
-        assert alive.stdout.readline() == "23\n"
-        assert alive.wait() == 0
+        assert alive.communicate("\n")[0] == "True True\n"
+        assert alive.returncode == 0
         assert list((store.local.root / "tmp").iterdir()) == []
 
 
 def test_damaged_objects_are_swept_after_the_grace(place):
-    """What was moved aside is kept for the grace period, then goes."""
+    """Quarantined objects are kept for the grace period, then removed."""
     with place.open("a") as store, place.open("b") as fresh:
         litter = _litter(store)
         place.plant(store, litter.root.digest, b"damaged")
@@ -200,7 +188,7 @@ def test_damaged_objects_are_swept_after_the_grace(place):
 
 
 def test_verification_finds_all_damage(place):
-    """A deep check finds damage that no size or time shows, and says which stages have to run again."""
+    """Verification finds damage that sizes and times do not show, and lists the stages that must run again."""
     with place.open("a") as store, place.open("b") as fresh:
         good, bad, gone = (_commit(store, number) for number in range(3))
         victims = [store.local.manifest(record.outputs["program"]).blobs[1] for record in (bad, gone)]
@@ -215,8 +203,66 @@ def test_verification_finds_all_damage(place):
         fresh.fetch(good.outputs["program"])
 
 
+def _run(store: Store, hours_ago: float, *records: StageRecord, zoo: str = "zoo", status: str = "completed") -> None:
+    """Records a run that used some stages."""
+    stages = tuple(StageOutcome(f"net/{r.key}", "edge", None, (), "cached", r.key) for r in records)
+    started = (datetime.now(UTC) - timedelta(hours=hours_ago)).isoformat()
+    store.runs.write(RunRecord(f"{zoo}{hours_ago}", zoo, started, 1.0, {"net": stages} if stages else {}, status))
+
+
+def _old(store: Store, number: int) -> StageRecord:
+    return _commit(store, number, finished=datetime.now(UTC) - timedelta(days=30))
+
+
+def test_what_the_last_runs_used(place):
+    """`keep_last` keeps what so many runs of each zoo used, not counting empty ones, and what is young."""
+    with place.open() as store:
+        records = [_old(store, number) for number in range(5)]
+        _run(store, 500, records[0])
+        _run(store, 400, records[1])
+        _run(store, 300, records[2])
+        _run(store, 290)  # found nothing
+        _run(store, 450, records[3], zoo="other")
+        tried = collect(store, keep_newer_than=AT_ONCE, keep_last=2, dry_run=True)
+        assert tried.records_dropped == 2
+        young = _commit(store, 6)
+        done = collect(store, keep_newer_than=timedelta(hours=420), keep_last=1)
+        assert done.records_dropped == 2  # 0 and 4: within 420 hours are the runs that used 1 and 2
+        assert {record.key for record in store.ledger} == {r.key for r in (*records[1:4], young)}
+        assert collect(store, keep_newer_than=AT_ONCE, keep_last=0).objects_kept == 0
+
+
+def test_what_fits(place):
+    """`max_bytes` drops what was not used for the longest time until the rest fits, and nothing that is kept anyway."""
+    with place.open() as store:
+        records = [_old(store, number) for number in range(4)]
+        _run(store, 300, records[0])
+        _run(store, 200, records[2])
+        size = usage(store).size
+        assert collect(store, keep_newer_than=AT_ONCE, max_bytes=size).records_dropped == 0
+        report = collect(store, keep_newer_than=AT_ONCE, max_bytes=size - 1)
+        assert (report.records_dropped, report.objects_removed) == (1, 3)  # what others share stays
+        report = collect(store, keep_newer_than=AT_ONCE, max_bytes=0, keep_last=1)
+        assert report.bytes_kept > 0
+        assert [record.key for record in store.ledger] == [records[2].key]
+        assert store.has(records[2].outputs["program"])
+
+
+def test_runs_under_way(place):
+    """While a zoo is lowered, nothing that any of its runs used goes: it may be in use. Dead runs do not count."""
+    with place.open() as store:
+        records = [_old(store, number) for number in range(2)]
+        _run(store, 500, records[0])
+        _run(store, 400, records[1])
+        _run(store, 300, status="running")  # killed long ago
+        assert collect(store, keep_newer_than=AT_ONCE, keep_last=1, dry_run=True).records_dropped == 1
+        _run(store, 1, status="running")
+        for bounds in ({"keep_last": 0}, {"max_bytes": 0}):
+            assert collect(store, keep_newer_than=AT_ONCE, **bounds).records_dropped == 0
+
+
 def _flip_unnoticed(place, store: Store, digest: str) -> None:
-    """Damage as a disk makes it: the bytes change, the file's size and times do not."""
+    """Simulates a disk error: changes bytes, but neither size nor times."""
     place.plant(store, digest, b"W" + place.stored(store, digest)[1:])
     if place.is_local:
         path = store.local.root / "objects" / digest[:2] / digest
@@ -225,12 +271,21 @@ def _flip_unnoticed(place, store: Store, digest: str) -> None:
 
 
 def test_usage_counts(place):
-    """Usage says how many records, objects, bytes and artifacts of each kind there are."""
+    """Usage counts records, objects, bytes, and artifacts of each kind."""
     with place.open() as store:
         _commit(store, 0)
         record = _commit(store, 1)
         store.ledger.commit(replace(record, key=digest_json("same outputs")))
         counted = usage(store)
         assert (counted.records, counted.objects) == (3, 7)
-        assert counted.size == sum(stored.size for stored in list_objects(store))
+        assert counted.size == sum(stored.size for stored in store.objects())
         assert counted.artifacts == {"program/aten": 2}
+        assert counted.models == {}
+        _run(store, 1, record, replace(record, key=digest_json("gone")))
+        counted = usage(store)
+        outputs = {stored.digest: stored.size for stored in store.objects()}
+        (kind,), (model,) = counted.kinds.values(), counted.models.values()
+        logs = sum(len(f"log {number}") for number in range(2))
+        assert (kind.stages, kind.size) == (3, counted.size - logs)
+        assert (model.stages, model.newest) == (1, record.finished)
+        assert model.size == sum(outputs[blob.digest] for blob in store.objects_of(record.outputs["program"]))

@@ -1,4 +1,4 @@
-"""What the leases of every store must do."""
+"""Leases of every store."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.artifacts.lease import LocalLeases
+from pteforge.artifacts.lease import LeaseTiming, LocalLeases, RemoteLeases
 from pteforge.artifacts.remote_files import RemoteFiles
-from pteforge.artifacts.remote_lease import LeaseTiming, RemoteLeases
 from pteforge.artifacts.remote_store import RemoteStore
 from pteforge.artifacts.store import Store
 
@@ -21,7 +20,7 @@ KEY = digest_bytes(b"a stage")
 
 
 def test_one_thread_at_a_time(place):
-    """Of threads that want the same key, each holds it alone."""
+    """Only one thread at a time holds a key."""
     inside = 0
     most = 0
     with place.open() as store:
@@ -31,7 +30,7 @@ def test_one_thread_at_a_time(place):
             with store.leases.hold(KEY):
                 inside += 1
                 most = max(most, inside)
-                threading.Event().wait(0.001)  # lets others in, if the lease does
+                threading.Event().wait(0.001)  # gives other threads a chance
                 inside -= 1
 
         with ThreadPoolExecutor(6) as pool:
@@ -39,18 +38,14 @@ def test_one_thread_at_a_time(place):
     assert (most, inside) == (1, 0)
 
 
-def test_other_keys_are_not_held(place):
-    """Leases of different keys do not wait for each other."""
-    with place.open() as store, store.leases.hold(KEY), store.leases.hold(digest_bytes(b"another stage")):
-        assert store.leases.oldest() is not None
-    assert store.leases.oldest() is None
-
-
-def test_lease_ends_with_an_exception(place):
-    """A stage that fails gives its lease back."""
+def test_other_keys_and_failures(place):
+    """Leases of different keys do not wait for each other, and a stage that fails releases its lease."""
     with place.open() as store:
+        with store.leases.hold(KEY), store.leases.hold(digest_bytes(b"another stage")):
+            assert store.leases.oldest() is not None
         with pytest.raises(ZeroDivisionError), store.leases.hold(KEY):
             raise ZeroDivisionError
+        assert store.leases.oldest() is None
         with store.leases.hold(KEY):
             assert store.leases.oldest() is not None
 
@@ -59,7 +54,7 @@ _WORKER = """
 import sys
 from pathlib import Path
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.artifacts.store import open_store
+from pteforge.artifacts.locations import open_store
 with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
     for _ in range(5):
         with store.leases.hold(digest_bytes(b"a stage")):
@@ -71,7 +66,7 @@ with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
 
 @pytest.mark.slow
 def test_one_process_at_a_time(shared_place, start, tmp_path):
-    """Hosts (with local copies of their own) that increment a counter under a lease lose no increment."""
+    """Hosts with their own local copies that increment a counter under a lease lose no increment."""
     counter = tmp_path / "counter"
     counter.write_text("0")
     hosts = ["same", "same", "same"] if shared_place.is_local else ["a", "b", "c"]
@@ -84,7 +79,7 @@ _HOLDER = """
 import sys
 from pathlib import Path
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.artifacts.store import open_store
+from pteforge.artifacts.locations import open_store
 with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store, store.leases.hold(digest_bytes(b"a stage")):
     print("held", flush=True)
     sys.stdin.readline()
@@ -92,7 +87,7 @@ with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store, store.leases.hol
 
 
 def test_lease_of_a_killed_holder_is_taken_over(shared_place, start):
-    """A holder that is killed with -9 does not keep others waiting for ever; a dead host's lease expires."""
+    """The lease of a killed holder is free on the same host, and expires for other hosts."""
     holder = start(_HOLDER, shared_place.url, str(shared_place.folder / "victim"))
     assert holder.stdout.readline() == "held\n"
     with _open_impatient(shared_place) as store:
@@ -101,13 +96,13 @@ def test_lease_of_a_killed_holder_is_taken_over(shared_place, start):
         holder.wait()
         with store.leases.hold(KEY):
             pass
-        with store.leases.hold(KEY):  # nothing of the dead holder is left
+        with store.leases.hold(KEY):  # no trace of the dead holder is left
             pass
         assert store.leases.oldest() is None
 
 
 def test_heartbeat_keeps_a_lease(shared_place):
-    """A holder that works for longer than the expiry time, and is alive, keeps its lease."""
+    """A living holder keeps its lease for longer than the expiry time."""
     with _open_impatient(shared_place) as store, _open_impatient(shared_place, "other") as other:
         entered = threading.Event()
 
@@ -124,7 +119,7 @@ def test_heartbeat_keeps_a_lease(shared_place):
 
 
 def test_lost_lease_is_reported(tmp_path, caplog):
-    """A holder whose lease is gone (it stood still for too long, say) says so, goes on, and leaves nothing behind."""
+    """A holder that lost its lease, for example while suspended, warns, continues and cleans up."""
     files = RemoteFiles(f"file://{tmp_path}/remote")
     leases = RemoteLeases(files, LocalLeases(tmp_path / "local"), LeaseTiming(heartbeat=0.05))
     with leases.hold(KEY):
@@ -135,14 +130,14 @@ def test_lost_lease_is_reported(tmp_path, caplog):
 
 
 def test_outage_does_not_fail_the_holder(tmp_path, caplog):
-    """A store that cannot be reached for a while costs its holder nothing but warnings."""
+    """While the store cannot be reached, the holder only warns."""
     files = RemoteFiles(f"file://{tmp_path}/remote")
     leases = RemoteLeases(files, LocalLeases(tmp_path / "local"), LeaseTiming(heartbeat=0.05))
     with leases.hold(KEY):
         (tmp_path / "remote/leases").rename(tmp_path / "away")
         (tmp_path / "remote/leases").write_text("no folder: nothing below it can be read or written")
         _wait_for(lambda: "could not be renewed" in caplog.text)
-    assert "could not be given back" in caplog.text
+    assert "could not be released" in caplog.text
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""What the ledger of every store must do."""
+"""The ledger of every store."""
 
 from __future__ import annotations
 
@@ -27,66 +27,47 @@ def _file(record: StageRecord) -> str:
     return f"ledger/stages/{record.key[:2]}/{record.key}"
 
 
-def test_record_comes_back(place):
-    """A committed record is found, on another host too, as it was."""
+def test_life_of_a_record(place):
+    """A committed record is found on all hosts, a later one replaces it, and after `forget` it is a miss."""
     record = _record()
     with place.open("a") as here, place.open("b") as there:
         assert here.ledger.lookup(record.key) is None
         here.ledger.commit(record)
         assert there.ledger.lookup(record.key) == record
-
-
-def test_later_record_replaces_the_earlier_one(place):
-    """A stage that ran again has one record, the last one."""
-    record = _record()
-    with place.open() as store:
-        store.ledger.commit(record)
-        store.ledger.commit(replace(record, seconds=9.0))
-        assert store.ledger.lookup(record.key).seconds == 9.0
-        assert len(list(store.ledger)) == 1
-
-
-def test_forgotten_record_is_a_miss(place):
-    """Forgetting removes a record; forgetting it again is no error."""
-    record = _record()
-    with place.open() as store:
-        store.ledger.commit(record)
-        store.ledger.forget(record.key)
-        store.ledger.forget(record.key)
-        assert store.ledger.lookup(record.key) is None
+        here.ledger.commit(replace(record, seconds=9.0))
+        assert there.ledger.lookup(record.key).seconds == 9.0
+        assert len(list(there.ledger)) == 1
+        there.ledger.forget(record.key)
+        there.ledger.forget(record.key)
+        assert here.ledger.lookup(record.key) is None
 
 
 def test_all_records_are_listed(place):
-    """Iteration gives every good record once."""
+    """Iteration yields each valid record once."""
     with place.open() as store:
         records = [_record(number) for number in range(5)]
         for record in records:
             store.ledger.commit(record)
         assert sorted(store.ledger, key=lambda record: record.key) == sorted(records, key=lambda record: record.key)
-        assert sorted(store.ledger.keys()) == sorted(record.key for record in records)
 
 
+# tests/artifacts/test_records.py damages seals in every way.
 DAMAGE = {
     "empty": lambda _: b"",
-    "cut in the header": lambda sealed: sealed[:30],
-    "cut in the content": lambda sealed: sealed[:-1],
-    "header only": lambda sealed: sealed.split(b"\n")[0] + b"\n",
+    "truncated": lambda sealed: sealed[:-1],
     "one bit": lambda sealed: sealed[:-20] + bytes([sealed[-20] ^ 1]) + sealed[-19:],
-    "garbage": lambda _: b"\xff\x00garbage" * 20,
-    "other version": lambda sealed: sealed.replace(b"pteforge-record 1 ", b"pteforge-record 2 "),
     "not sealed": lambda sealed: sealed.split(b"\n", 1)[1],
-    "appended": lambda sealed: sealed + b" ",
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damaged_record_is_a_miss(place, damage, caplog):
-    """A record whose bytes are wrong is not used, is reported, and can be written anew."""
+    """A damaged record is not used, is reported, and can be replaced."""
     record = _record()
     with place.open() as store:
         store.ledger.commit(record)
         sealed = store.ledger._files.read(_file(record))
-        store.ledger._files.write(_file(record), DAMAGE[damage](sealed))
+        store.ledger._files.write(_file(record), damage(sealed))
         assert store.ledger.lookup(record.key) is None
         assert record.key in caplog.text
         assert list(store.ledger) == []
@@ -94,18 +75,19 @@ def test_damaged_record_is_a_miss(place, damage, caplog):
         assert store.ledger.lookup(record.key) == record
 
 
-@pytest.mark.parametrize("content", [b"null", b"[]", b"{}", b'{"key": 1}', b"not json", b"\xff"])
-def test_sealed_nonsense_is_a_miss(place, content, caplog):
-    """A good seal around something that is no record (of an older pteforge, say) is a miss too."""
+def test_sealed_content_of_another_form_is_a_miss(place, caplog):
+    """Sealed content that is no record, for example of an older pteforge, is a miss too."""
     record = _record()
     with place.open() as store:
-        store.ledger._write(_file(record), f"stage/{record.key}", content)
-        assert store.ledger.lookup(record.key) is None
-        assert "not used" in caplog.text
+        for content in (b"null", b"[]", b"{}", b'{"key": 1}', b"not json", b"\xff"):
+            caplog.clear()
+            store.ledger._write(_file(record), f"stage/{record.key}", content)
+            assert store.ledger.lookup(record.key) is None
+            assert "not used" in caplog.text
 
 
-def test_record_in_another_ones_place_is_a_miss(place, caplog):
-    """A record copied to another key is not taken for that key's."""
+def test_copied_record_is_a_miss(place, caplog):
+    """A record that was copied to another key is not used for that key."""
     record, other = _record(0), _record(1)
     with place.open() as store:
         store.ledger.commit(record)
@@ -115,8 +97,8 @@ def test_record_in_another_ones_place_is_a_miss(place, caplog):
 
 
 @pytest.mark.parametrize("key", [None, "somebody else's key, also longer than 32 characters"])
-def test_records_of_strangers_are_misses(place, key, caplog):
-    """Where records are signed, those without our signature are not used: nothing they name is ever unpickled."""
+def test_records_of_others_are_misses(place, key, caplog):
+    """If records are signed, those without our signature are misses, so that none of their objects is unpickled."""
     record = _record()
     with place.open() as store:
         Ledger(store.ledger._files, Seal(key)).commit(record)
@@ -126,7 +108,7 @@ def test_records_of_strangers_are_misses(place, key, caplog):
 
 
 def test_slot_remembers_the_last_key(place):
-    """A slot, whatever its name, gives back the key and fields it was last used with."""
+    """A slot of any name returns the key and fields of its last use."""
     with place.open("a") as here, place.open("b") as there:
         slot = "modèle/../export/forward"
         assert here.ledger.last(slot) is None
@@ -138,7 +120,7 @@ def test_slot_remembers_the_last_key(place):
 
 
 def test_watch_list_comes_back(place, caplog):
-    """A source's watch list is kept, and an unusable one counts as empty."""
+    """A source's watch list is stored, and an invalid one counts as empty."""
     with place.open() as store:
         assert store.ledger.watched("zoo.models:resnet8") == ()
         store.ledger.watch("zoo.models:resnet8", ["zoo.layers", "zoo.blocks"])
@@ -150,7 +132,7 @@ def test_watch_list_comes_back(place, caplog):
 
 
 def test_fields_must_be_json(place):
-    """What could not be read back is refused at once, and nothing is written."""
+    """Fields that are not JSON are an error, and no record is written."""
     record = replace(_record(), fields={"not finite": float("nan")})
     with place.open() as store:
         with pytest.raises(ValueError, match="JSON"):

@@ -1,4 +1,4 @@
-"""How stores open, and what they say when they cannot."""
+"""Opening stores, and the messages if they cannot be opened."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import threading
 from contextlib import closing
 
 import pytest
-from pteforge.artifacts.store import LocalOnlyStore, open_store
+from pteforge.artifacts.locations import cache_folder, open_store
+from pteforge.artifacts.store import LocalOnlyStore
 from pteforge.errors import InputError, StoreUnusable
 
-SECRET = "do-not-show-this"  # noqa: S105 - stands for one
+SECRET = "do-not-show-this"  # noqa: S105 - not a real one
 
 
 @pytest.fixture(autouse=True)
@@ -20,17 +21,26 @@ def _environment(monkeypatch):
     monkeypatch.delenv("PTEFORGE_STORE_OPTIONS", raising=False)
 
 
-def test_default_store_is_in_the_cache(tmp_path, monkeypatch):
-    """Without a URL the store is in PTEFORGE_CACHE, then in XDG_CACHE_HOME, then in ~/.cache."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("PTEFORGE_CACHE", raising=False)
-    assert open_store(None).url == str(tmp_path / "home/.cache/pteforge/store")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert open_store(None).url == str(tmp_path / "xdg/pteforge/store")
-    monkeypatch.setenv("PTEFORGE_CACHE", str(tmp_path / "own"))
-    assert open_store(None).url == str(tmp_path / "own/store")
-    assert open_store(None, cache=tmp_path / "given").url == str(tmp_path / "given/store")
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({}, "home/.cache/pteforge"),
+        ({"XDG_CACHE_HOME": "xdg"}, "xdg/pteforge"),
+        ({"PTEFORGE_CACHE": "own", "XDG_CACHE_HOME": "xdg"}, "own"),
+        ({"PTEFORGE_CACHE": "~/own"}, "home/own"),
+        ({"PTEFORGE_CACHE": "", "XDG_CACHE_HOME": ""}, "home/.cache/pteforge"),
+    ],
+)
+def test_default_store_is_in_the_cache(environment, folder, tmp_path, monkeypatch):
+    """PTEFORGE_CACHE precedes XDG_CACHE_HOME and the home folder; relative paths start in the current folder."""
+    for name in ("PTEFORGE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": str(tmp_path / "home"), **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    assert cache_folder() == tmp_path / folder
+    assert open_store().url == str(tmp_path / folder / "store")
+    assert open_store(cache=tmp_path / "given").url == str(tmp_path / "given/store")
 
 
 def test_paths_and_file_urls_are_local(tmp_path, monkeypatch):
@@ -43,17 +53,8 @@ def test_paths_and_file_urls_are_local(tmp_path, monkeypatch):
         assert store.local.root == tmp_path / "a store"
 
 
-def test_store_reopens(place):
-    """A store that is opened again is the same store."""
-    with place.open("a") as store:
-        ref = store.local.put_artifact("report", b"all is well")
-        store.publish(ref)
-    with place.open("b") as store:
-        assert store.has(ref)
-
-
-def test_other_layout_is_refused(place):
-    """A store of another layout version is not touched."""
+def test_another_layout(place):
+    """A store of another layout version is an error, and stays unchanged."""
     with place.open() as store:
         files = store.ledger._files
         files.write("version", b"pteforge store 99\n")
@@ -64,30 +65,23 @@ def test_other_layout_is_refused(place):
 
 @pytest.mark.parametrize("key", [None, "", "x" * 31])
 def test_remote_store_needs_a_key(tmp_path, monkeypatch, key):
-    """Without a key of 32 characters a shared store is refused, before it is reached, with the way to make a key."""
+    """A shared store without a key of 32 characters is an error before any contact, with how to create a key.
+
+    A store in this process's memory is trusted.
+    """
     monkeypatch.delenv("PTEFORGE_SIGNING_KEY")
     if key is not None:
         monkeypatch.setenv("PTEFORGE_SIGNING_KEY", key)
     with pytest.raises(StoreUnusable, match=r"secrets\.token_hex\(32\)") as caught:
         open_store("s3://zoo/prefix", cache=tmp_path)
     assert not key or key not in str(caught.value)
-
-
-def test_memory_store_needs_no_key(tmp_path, monkeypatch):
-    """This process's own memory is trusted."""
-    monkeypatch.delenv("PTEFORGE_SIGNING_KEY")
-    with open_store("memory://without-a-key", cache=tmp_path) as store:
-        assert list(store.ledger) == []
-
-
-def test_unknown_protocol(tmp_path):
-    """A URL that fsspec knows nothing about is named in the message."""
-    with pytest.raises(StoreUnusable, match=r"nosuch://zoo.*nosuch"):
-        open_store("nosuch://zoo", cache=tmp_path)
+    if key is None:
+        with open_store("memory://without-a-key", cache=tmp_path) as store:
+            assert list(store.ledger) == []
 
 
 def test_missing_bucket(s3_server, tmp_path, monkeypatch):
-    """A bucket that does not exist is the user's to make."""
+    """The message for a missing bucket names it: the user has to create it."""
     monkeypatch.setenv("PTEFORGE_STORE_OPTIONS", json.dumps(s3_server.options))
     with pytest.raises(StoreUnusable, match=r"s3://elsewhere/x.*bucket") as caught:
         open_store("s3://elsewhere/x", cache=tmp_path)
@@ -95,7 +89,7 @@ def test_missing_bucket(s3_server, tmp_path, monkeypatch):
 
 
 def test_bad_credentials(start_s3_server, tmp_path, monkeypatch):
-    """A server that checks credentials and refuses ours: one message, without them, and no second try."""
+    """If the server rejects our credentials, there is one message without them, and no retry."""
     with start_s3_server(INITIAL_NO_AUTH_ACTION_COUNT="1000") as server:
         server.check_credentials_from_now_on()
         monkeypatch.setenv("PTEFORGE_STORE_OPTIONS", json.dumps(server.options | {"key": SECRET, "secret": SECRET}))
@@ -107,7 +101,7 @@ def test_bad_credentials(start_s3_server, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_unreachable_server(tmp_path, monkeypatch):
-    """A server that nobody runs is given up on after some tries."""
+    """An unreachable server is given up after a few tries."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]
     options = {"key": SECRET, "secret": SECRET, "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{port}"}}
@@ -117,66 +111,58 @@ def test_unreachable_server(tmp_path, monkeypatch):
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("options", ["not json", "[1]", '"text"'])
-def test_malformed_options(tmp_path, monkeypatch, options):
-    """Options that are no JSON object are refused by name, and not repeated: they may hold secrets."""
+@pytest.mark.parametrize(
+    "options", ["not json", "[1]", '"text"', json.dumps({"client_kwargs": SECRET, "secret": SECRET})]
+)
+def test_wrong_options(tmp_path, monkeypatch, options):
+    """Malformed or unsuitable options are an error that does not repeat them: they may contain secrets."""
     monkeypatch.setenv("PTEFORGE_STORE_OPTIONS", options)
-    with pytest.raises(StoreUnusable, match="PTEFORGE_STORE_OPTIONS") as caught:
-        open_store("memory://options", cache=tmp_path)
+    with pytest.raises(StoreUnusable, match="s3://zoo/x" if SECRET in options else "PTEFORGE_STORE_OPTIONS") as caught:
+        open_store("s3://zoo/x" if SECRET in options else "memory://options", cache=tmp_path)
     assert options not in str(caught.value)
-
-
-def test_unsuitable_options(tmp_path, monkeypatch):
-    """Options that the backend does not take: one message, without secrets."""
-    monkeypatch.setenv("PTEFORGE_STORE_OPTIONS", json.dumps({"client_kwargs": SECRET, "secret": SECRET}))
-    with pytest.raises(StoreUnusable) as caught:
-        open_store("s3://zoo/x", cache=tmp_path)
     assert SECRET not in str(caught.value)
 
 
 def test_password_in_a_url_is_not_shown(tmp_path):
-    """Neither the store's name nor a message holds what a URL says about who we are."""
-    with pytest.raises(StoreUnusable) as caught:
+    """The error for an unknown protocol has the URL without its credentials."""
+    with pytest.raises(StoreUnusable, match=r"nosuch://host/path.*nosuch") as caught:
         open_store(f"nosuch://user:{SECRET}@host/path?token={SECRET}", cache=tmp_path)
     assert SECRET not in str(caught.value)
-    assert "nosuch://host/path" in str(caught.value)
 
 
 def test_missing_package(start):
-    """Where s3fs is not installed, the message says which extra brings it."""
+    """If s3fs is not installed, the message names the extra."""
     program = """
 import sys
-sys.modules["s3fs"] = None  # what an import then does is what it does where it is not installed
+sys.modules["s3fs"] = None  # importing it then fails as if it were not installed
 from pathlib import Path
-from pteforge.artifacts.store import open_store
+from pteforge.artifacts.locations import open_store
 from pteforge.errors import StoreUnusable
 try:
     open_store("s3://zoo/x", cache=Path("cache"))
 except StoreUnusable as error:
     print(error)
 """
-    process = start(program)
-    assert "pteforge[s3]" in process.communicate()[0]
+    assert "pteforge[s3]" in start(program).communicate()[0]
 
 
 def test_nothing_heavy_is_imported(start):
-    """A local store needs none of the big packages, so that a run without work is fast."""
+    """A local store imports no large package, so that a run without work is fast."""
     program = """
 import sys
 before = set(sys.modules)
 from pathlib import Path
-from pteforge.artifacts import gc, ledger, store
-store.open_store("here").close()
+from pteforge.artifacts import gc, ledger, locations
+locations.open_store("here").close()
 print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))
 """
-    process = start(program)
-    imported = set(process.communicate()[0].split())
+    imported = set(start(program).communicate()[0].split())
     assert "pteforge" in imported
     assert not imported & {"torch", "executorch", "prefect", "fsspec", "s3fs", "tenacity", "numpy", "psutil"}
 
 
-def test_passing_network_trouble_is_survived(s3_server, tmp_path, monkeypatch):
-    """Connections that break now and then cost a retry, not the run."""
+def test_transient_network_errors(s3_server, tmp_path, monkeypatch):
+    """Broken connections are retried."""
     host, port = s3_server.endpoint.removeprefix("http://").split(":")
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         broken = 0
@@ -213,7 +199,7 @@ def test_passing_network_trouble_is_survived(s3_server, tmp_path, monkeypatch):
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
-    """Passes bytes on until one side ends."""
+    """Forwards bytes until one side closes."""
     with closing(source), closing(sink):
         try:
             while content := source.recv(65536):

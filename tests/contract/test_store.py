@@ -1,4 +1,4 @@
-"""What every store must do with objects and artifacts."""
+"""Objects and artifacts of every store."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from pteforge.artifacts.manifest import Manifest
-from pteforge.artifacts.ref import ArtifactRef, BlobRef
+from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
 from pteforge.artifacts.store import Store
 from pteforge.errors import ObjectDamaged, ObjectMissing
 
@@ -22,36 +21,30 @@ DAMAGE = {
 
 def _publish_composite(store: Store, pieces: int = 3) -> ArtifactRef:
     blobs = tuple(store.local.put_bytes(secrets.token_bytes(1000 + number)) for number in range(pieces))
-    ref = store.local.put_manifest(Manifest("weights", blobs, {"pieces": pieces}))
+    ref = store.local.put_manifest(ArtifactManifest("weights", blobs, {"pieces": pieces}))
     store.publish(ref)
     return ref
 
 
-def test_simple_artifact_reaches_another_host(place):
-    """What one host publishes another one fetches, with the same bytes."""
+def test_artifacts_reach_another_host(place):
+    """Another host fetches a published artifact: a single object, or a manifest with all its objects."""
     with place.open("a") as here, place.open("b") as there:
-        ref = here.local.put_artifact("report", b"all is well")
-        here.publish(ref)
-        assert there.has(ref)
-        there.fetch(ref)
-        assert there.local.read_artifact(ref) == b"all is well"
-        assert there.local.path(ref.root).stat().st_mode & 0o222 == 0
-
-
-def test_composite_artifact_reaches_another_host(place):
-    """Fetching a composite artifact brings its manifest and every object it names."""
-    with place.open("a") as here, place.open("b") as there:
-        ref = _publish_composite(here)
-        assert there.has(ref)
-        there.fetch(ref)
-        manifest = there.local.manifest(ref)
+        simple = here.local.put_artifact("report", b"all is well")
+        here.publish(simple)
+        composite = _publish_composite(here)
+        for ref in (simple, composite):
+            assert there.has(ref)
+            there.fetch(ref)
+        assert there.local.read_artifact(simple) == b"all is well"
+        assert there.local.path(simple.root).stat().st_mode & 0o222 == 0
+        manifest = there.local.manifest(composite)
         assert manifest.body == {"pieces": 3}
         assert [there.local.read(blob) for blob in manifest.blobs] == [here.local.read(blob) for blob in manifest.blobs]
-        assert there.local.objects_of(ref) == (ref.root, *manifest.blobs)
+        assert there.local.objects_of(composite) == (composite.root, *manifest.blobs)
 
 
 def test_absent_artifact_is_reported(place):
-    """An artifact that nobody published is not there, and fetching it names the missing object."""
+    """An unpublished artifact does not exist, and the error of fetching it names the missing object."""
     with place.open() as store:
         ref = ArtifactRef("report", BlobRef("0" * 64, 5), "0" * 64)
         assert not store.has(ref)
@@ -64,7 +57,7 @@ def test_absent_artifact_is_reported(place):
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("part", ["root", "child"])
 def test_damaged_object_is_never_used(place, damage, part):
-    """Damage in the store is noticed before use, moved aside, and made good by publishing again."""
+    """Damage in the store is noticed before use, quarantined, and repaired by publishing again."""
     with place.open("a") as here, place.open("b") as there:
         ref = _publish_composite(here)
         manifest = here.local.manifest(ref)
@@ -87,7 +80,7 @@ def test_damaged_object_is_never_used(place, damage, part):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_local_copy_is_never_used(place, damage):
-    """A damaged copy on this machine is noticed before use, and comes again from where there is a good one."""
+    """A damaged local copy is noticed before use, and downloaded again if the store has a valid object."""
     with place.open() as store:
         ref = store.local.put_artifact("report", b"all is well")
         store.publish(ref)
@@ -102,11 +95,14 @@ def test_damaged_local_copy_is_never_used(place, damage):
         assert store.local.read_artifact(ref) == b"all is well"
 
 
-def test_publishing_repairs_a_truncated_object(place):
-    """A remote object of the wrong size does not count as published."""
+def test_publishing_again(place):
+    """Publishing is idempotent: same refs, one object. A remote object of a wrong size does not count as published."""
     with place.open("a") as here, place.open("b") as there:
         ref = here.local.put_artifact("report", b"all is well")
         here.publish(ref)
+        assert here.local.put_artifact("report", b"all is well") == ref
+        here.publish(ref)
+        assert [stored.digest for stored in here.objects()] == [ref.root.digest]
         place.plant(here, ref.root.digest, b"all is")
         here.local.put_bytes(b"all is well")
         here.publish(ref)
@@ -115,24 +111,14 @@ def test_publishing_repairs_a_truncated_object(place):
         assert there.local.read_artifact(ref) == b"all is well"
 
 
-def test_publishing_again_changes_nothing(place):
-    """Publishing is idempotent: same refs, one object."""
-    with place.open() as store:
-        first = store.local.put_artifact("report", b"all is well")
-        store.publish(first)
-        assert store.local.put_artifact("report", b"all is well") == first
-        store.publish(first)
-        assert [stored.digest for stored in store.objects()] == [first.root.digest]
-
-
 def test_threads_publish_at_once(place):
-    """Threads that publish artifacts with common objects all succeed, and everything is there."""
+    """Threads that publish artifacts with common objects all succeed, and every object exists."""
     with place.open("a") as here, place.open("b") as there:
         common = [secrets.token_bytes(5000) for _ in range(4)]
 
         def publish(number: int) -> ArtifactRef:
             blobs = tuple(here.local.put_bytes(content) for content in [*common, bytes([number]) * 100])
-            ref = here.local.put_manifest(Manifest("weights", blobs, number))
+            ref = here.local.put_manifest(ArtifactManifest("weights", blobs, number))
             here.publish(ref)
             return ref
 
@@ -146,20 +132,20 @@ def test_threads_publish_at_once(place):
 _PUBLISHER = """
 import sys
 from pathlib import Path
-from pteforge.artifacts.manifest import Manifest
-from pteforge.artifacts.store import open_store
+from pteforge.artifacts.ref import ArtifactManifest
+from pteforge.artifacts.locations import open_store
 with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
     print("ready", flush=True)
     sys.stdin.readline()
     blobs = tuple(store.local.put_bytes(bytes([n]) * 30_000) for n in range(20))
-    store.publish(store.local.put_manifest(Manifest("weights", blobs, None)))
+    store.publish(store.local.put_manifest(ArtifactManifest("weights", blobs, None)))
     print("published", flush=True)
 """
 
 
 @pytest.mark.slow
 def test_processes_publish_at_once(shared_place, start):
-    """Processes that publish the same artifact at the same time all succeed, and leave one good copy."""
+    """Processes that publish the same artifact at the same time all succeed, and leave one valid copy."""
     processes = [start(_PUBLISHER, shared_place.url, str(shared_place.folder / "shared")) for _ in range(3)]
     for process in processes:
         assert process.stdout.readline() == "ready\n"
@@ -175,10 +161,9 @@ def test_processes_publish_at_once(shared_place, start):
         assert len(list(store.objects())) == 21
 
 
-@pytest.mark.parametrize("round_number", range(3))
-def test_killed_publisher_leaves_the_store_valid(shared_place, start, round_number):
-    """After kill -9 in the middle of publishing, what is there is good, and the next run completes it."""
-    del round_number
+@pytest.mark.parametrize("_round", range(3))
+def test_killed_publisher_leaves_the_store_valid(shared_place, start, _round):
+    """After kill -9 during publishing, all existing objects are valid, and the next run completes the artifact."""
     process = start(_PUBLISHER, shared_place.url, str(shared_place.folder / "victim"))
     assert process.stdout.readline() == "ready\n"
     with shared_place.open("witness") as store:
@@ -191,7 +176,7 @@ def test_killed_publisher_leaves_the_store_valid(shared_place, start, round_numb
         for stored in store.objects():
             assert store.check(BlobRef(stored.digest, stored.size))
         blobs = tuple(store.local.put_bytes(bytes([n]) * 30_000) for n in range(20))
-        ref = store.local.put_manifest(Manifest("weights", blobs, None))
+        ref = store.local.put_manifest(ArtifactManifest("weights", blobs, None))
         store.publish(ref)
     with shared_place.open("fresh") as store:
         store.fetch(ref)

@@ -1,57 +1,49 @@
-"""What every installed target keeps to, whoever brought it: the README of `pteforge.tasks.targets` promises it."""
+"""The contract of every installed target and its quantizer, whoever provides it (see tasks/targets/README.md)."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from importlib.metadata import metadata
-from pathlib import Path
 
 import pytest
+from pteforge.errors import TargetError
 from pteforge.tasks.targets import Target, find_target, target_names
+from pteforge.tasks.targets.find import find_quantizer_options, find_target_class
 
-BODIES = Path(__file__).parent / "bodies"
+AVAILABLE = [name for name in target_names() if type(find_target(name)).available() is None]
+
+WITH_QUANTIZER = [name for name in target_names() if find_target_class(name).QuantizerOptions]
+QUANTIZING = [name for name in WITH_QUANTIZER if find_target_class(name).available() is None]
+
+# An inherited quantizer is tested with the target that defines it.
+OWN = [name for name in QUANTIZING if "quantizer" in vars(find_target_class(name))]
 
 every_target = pytest.mark.parametrize("name", target_names())
-every_target_that_lowers_here = pytest.mark.parametrize(
-    "name", [name for name in target_names() if type(find_target(name)).available() is None]
-)
 
 
-def python(*arguments, **environment):
-    """Runs Python; gives the last line of what it printed, as JSON."""
-    finished = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    return json.loads(finished.stdout.splitlines()[-1])
-
-
-@every_target
-def test_imports_no_torch(name):
-    """Finding a target, asking whether it is available and what it preserves imports neither torch nor ExecuTorch."""
+def test_no_target_imports_torch(run_python):
+    """Finding a target, `available` and `decomposition_options` import neither torch nor ExecuTorch."""
     program = (
         "import json, sys\n"
-        "from pteforge.tasks.targets import find_target\n"
-        "target = find_target(sys.argv[1])\n"
-        "type(target).available(), target.preserving()\n"
-        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'executorch'})))"
+        "from pteforge.tasks.targets import find_target, target_names\n"
+        "def loaded(target):\n"
+        "    type(target).available(), target.decomposition_options()\n"
+        "    return {'torch', 'executorch'} & {name.partition('.')[0] for name in sys.modules}\n"
+        "print(json.dumps([name for name in target_names() if loaded(find_target(name))]))"
     )
-    assert python("-c", program, name) == []
+    assert run_python("-c", program) == []  # or else the first one is to blame
 
 
 @every_target
 def test_form(name):
-    """A target is a frozen dataclass with nothing but options, documented, with the name that it is found by."""
-    target = type(find_target(name))
+    """A target is a documented frozen dataclass of its options, found by its name.
+
+    Options have defaults and documentation, and survive JSON as stage params do. The extra of a target is one of
+    pteforge's, and a target that cannot lower on this machine says why.
+    """
+    made = find_target(name)
+    target, options = type(made), made.options
     assert issubclass(target, Target)
     assert target.__dataclass_params__.frozen
     assert [field.name for field in dataclasses.fields(target)] == ["options"]
@@ -60,84 +52,85 @@ def test_form(name):
     assert isinstance(target.backends, tuple)
     assert isinstance(target.distributions, tuple)
     assert bool(target.backends) == target.delegates
-
-
-@every_target
-def test_options_have_defaults(name):
-    """A recipe may name a target without options; each option says what it is."""
-    options = find_target(name).options
-    assert type(options) is type(find_target(name)).Options
+    assert type(options) is target.Options
     assert options.model_config["frozen"]
     assert options.model_config["extra"] == "forbid"
     assert type(options).__doc__
-
-
-@every_target
-def test_options_round_trip_through_json(name):
-    """Options are the same after JSON, as they travel in stage params."""
-    target = find_target(name)
-    written = json.loads(json.dumps(target.options.model_dump(mode="json")))
-    assert find_target(name, written) == target
-
-
-@every_target
-def test_what_is_preserved_is_options(name):
-    """`preserving` gives some of the options as JSON: the edge stage makes the target from just these."""
-    target = find_target(name)
-    preserving = target.preserving()
-    if preserving is not None:
-        assert json.loads(json.dumps(preserving)) == preserving
-        assert find_target(name, preserving).preserving() == preserving
-    assert target.delegates or preserving is None
-
-
-@every_target
-def test_extras_exist(name):
-    """The extra that a target names is one of pteforge's."""
-    extra = type(find_target(name)).extra
-    assert extra is None or extra in metadata("pteforge").get_all("Provides-Extra")
-
-
-@every_target
-def test_unavailable_targets_say_why(name):
-    """Where a target cannot lower on this machine, it says so in words."""
-    reason = type(find_target(name)).available()
+    assert find_target(name, json.loads(json.dumps(options.model_dump(mode="json")))) == made
+    assert target.extra is None or target.extra in metadata("pteforge").get_all("Provides-Extra")
+    reason = target.available()
     assert reason is None or len(reason.split()) > 1
 
 
-@pytest.mark.slow
-@every_target_that_lowers_here
-def test_lowers_small_networks(name, tmp_path):
-    """It lowers in every stage, its payloads need the backends it names, and are what ExecuTorch's public call gives.
+@every_target
+def test_decomposition_options(name):
+    """`decomposition_options` returns some of the options as JSON: the edge stage makes the target from these."""
+    target = find_target(name)
+    decomposition_options = target.decomposition_options()
+    if decomposition_options is not None:
+        assert json.loads(json.dumps(decomposition_options)) == decomposition_options
+        assert find_target(name, decomposition_options).decomposition_options() == decomposition_options
+    assert target.delegates or decomposition_options is None
 
-    They are the same with other hash seeds. Equal bytes are not asked of a target that says it is not reproducible, and
-    backends not of one that takes quantized operators only.
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", AVAILABLE)
+def test_lowers_small_networks(name, lower_for_targets):
+    """Payloads use exactly the target's backends, and equal those of ExecuTorch's public call, with any hash seed.
+
+    A target that is not reproducible may produce other bytes; one for quantized operators only delegates nothing. No
+    target keeps state: each call returns new partitioners, and only a target that delegates has any.
     """
-    made = []
-    for seed in ("1", "2"):
-        folder = tmp_path / seed
-        folder.mkdir()
-        path = os.pathsep.join([str(BODIES), *filter(None, [os.environ.get("PYTHONPATH")])])
-        made.append(python(BODIES / "lower_network.py", name, folder, PYTHONHASHSEED=seed, PYTHONPATH=path))
     target = type(find_target(name))
-    for network in (*made[0], *made[1]):
-        assert network["backends"] == ([] if target.quantized_only else sorted(target.backends))
-        assert "serialize/recipe" in network["steps"]
+    results = [made[name] for made in lower_for_targets("lower", [name])]
+    for result in results:
+        assert result["backends"] == [[] if target.quantized_only else sorted(target.backends)] * 2
+        assert result["new partitioners"]
+        assert bool(result["partitioners"]) == target.delegates
     if target.reproducible:
-        digests = [[network[by] for network in networks] for networks in made for by in ("sha256", "upstream")]
-        assert digests == [digests[0]] * 4
+        assert [result[by] for result in results for by in ("files", "upstream")] == [results[0]["files"]] * 4
+
+
+@pytest.mark.parametrize("name", WITH_QUANTIZER)
+def test_quantizer_options(name):
+    """Quantizers have documented options, all with defaults, which survive JSON; others are an error with the list."""
+    kind = find_target_class(name).QuantizerOptions
+    options = kind()
+    assert options.model_config["frozen"]
+    assert options.model_config["extra"] == "forbid"
+    assert kind.model_validate(json.loads(json.dumps(options.model_dump(mode="json")))) == options
+    assert all(f" {field}: " in kind.__doc__ for field in kind.model_fields)
+    with pytest.raises(TargetError, match=rf"quantizer options of target '{name}': bitz: .*\(its options: \w+"):
+        find_quantizer_options(name, {"bitz": 4})
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_QUANTIZER if name not in QUANTIZING])
+def test_unavailable_quantizers(name):
+    """A quantizer whose packages are not installed is an error before any work, with what to do."""
+    reason = find_target_class(name).available()
+    with pytest.raises(TargetError, match=f"the quantizer of target '{name}' is not available here: ") as raised:
+        find_quantizer_options(name)
+    assert str(raised.value).endswith(reason)
+
+
+@pytest.fixture(scope="module")
+def quantized(lower_for_targets) -> list[dict[str, dict[str, object]]]:
+    return lower_for_targets("quantize", OWN)
 
 
 @pytest.mark.slow
-@every_target_that_lowers_here
-def test_partitioners_are_made_anew(name):
-    """A target keeps no state: each call makes new partitioners, and there are some exactly where it delegates."""
-    program = (
-        "import json, sys\n"
-        "from pteforge.tasks.targets import find_target\n"
-        "target = find_target(sys.argv[1])\n"
-        "one, other = target.partitioners(), target.partitioners()\n"
-        "new = all(a is not b for a, b in zip(one, other, strict=True))\n"
-        "print(json.dumps([new, bool(one) == type(target).delegates]))"
-    )
-    assert python("-c", program, name) == [True, True]
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", OWN)
+def test_quantizes_and_lowers(name, quantized):
+    """The target delegates the quantized program, and quantizing again produces the same program and file.
+
+    The files of a target that is not reproducible may differ.
+    """
+    target = find_target_class(name)
+    one, other = (results[name] for results in quantized)
+    assert one["quantized"] > 0
+    assert one["backends"] == sorted(target.backends)
+    assert one["program"] == other["program"]
+    if target.reproducible:
+        assert one == other

@@ -1,36 +1,49 @@
-"""Rooms: folders with a zoo, a store and a folder for results, the command line to run in them, and shared workers."""
+"""Projects to lower, the command line that runs in them, and the same lowering without Prefect."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import psutil
 import pytest
 import yaml
+from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.runs import StageOutcome
-from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.flows.outcome import ZooOutcome
 from pteforge.flows.select import select_models
 from pteforge.flows.session import Session
-from pteforge.flows.settling import settle_plainly
+from pteforge.flows.zoo import find_models, lower_rest
 from pteforge.tasks.executor import Executor
+from pteforge.tasks.runner import LocalRunner
 from pteforge.tasks.workers import Workers
 
 ZOO = Path(__file__).parent / "zoo"
+PACKAGES = Path(__file__).parent / "packages"
 PTEFORGE = Path(sys.executable).with_name("pteforge")
-_LIMIT = 280  # seconds that a command may take on a busy machine
+_LIMIT = 280  # seconds for a command on a busy machine
 
 BOTH = ("portable-fp32", "xnnpack-fp32")
+BATCH = {"forward": [{0: {"min": 1, "max": 4}}]}
+"""A dynamic first dimension of the only input."""
+
+
+def delivered(folder: Path) -> dict[str, bytes]:
+    """What is in a model's folder of results, by relative path; provenance without the run that wrote it."""
+    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.glob("*/*"))}
+    for name in [name for name in found if f"{name.removesuffix('.json')}.pte" in found and name.endswith(".json")]:
+        provenance = json.loads(found[name])
+        assert set(provenance.pop("run")) == {"id", "zoo", "started", "host", "version", "commit", "zoo_digest"}
+        found[name] = json.dumps(provenance).encode()
+    return found
 
 
 @dataclass(frozen=True)
@@ -40,41 +53,36 @@ class Finished:
     code: int
     out: str
     err: str
-    seconds: float
 
     @property
     def json(self) -> Any:
-        """What it printed, which must be one JSON document."""
         return json.loads(self.out)
 
 
 @dataclass(frozen=True)
-class Room:
+class Project:
     """A folder with a zoo file and its builders, a store, and a folder for results."""
 
     folder: Path
 
     @property
     def store(self) -> Path:
-        """Of all commands that are run here."""
         return self.folder / "store"
 
     @property
     def out(self) -> Path:
-        """Where files go."""
         return self.folder / "out"
 
     def write(self, name: str, text: str) -> Path:
-        """Writes a file."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         return path
 
-    def zoo(
+    def write_zoo(
         self, models: Mapping[str, Any], recipes: tuple[str, ...] = BOTH, own: Mapping[str, Any] | None = None
     ) -> None:
-        """Writes `zoo.yaml`: models (text is a source), recipes for all of them, and recipes of the zoo's own."""
+        """Writes `zoo.yaml`: models (a string is a source), names of recipes for all models, and recipes to define."""
         entries = {name: {"source": model} if isinstance(model, str) else model for name, model in models.items()}
         content = {"version": 1, "defaults": {"recipes": list(recipes)}, "models": entries}
         if own:
@@ -82,37 +90,45 @@ class Room:
         self.write("zoo.yaml", yaml.safe_dump(content, sort_keys=False))
 
     def edit(self, name: str, before: str, after: str) -> None:
-        """Replaces text in a file that has it."""
-        path = self.folder / name
-        text = path.read_text(encoding="utf-8")
+        """Replaces text that must be in the file."""
+        text = (self.folder / name).read_text(encoding="utf-8")
         assert before in text
-        path.write_text(text.replace(before, after), encoding="utf-8")
+        self.write(name, text.replace(before, after))
 
-    def copy(self, folder: Path) -> Room:
-        """The same in another folder, modes and times of the store's objects included."""
+    def copy(self, folder: Path) -> Project:
+        """Copies everything, including modes and times of the store's objects."""
         shutil.copytree(self.folder, folder)
-        return Room(folder)
+        return Project(folder)
+
+    def install(self, package: str) -> dict[str, str]:
+        """Installs a package of tests/flows/packages as pip would; returns the environment in which it is found."""
+        shutil.copytree(PACKAGES / package, self.folder / "site", ignore=shutil.ignore_patterns("__pycache__"))
+        return {"PYTHONPATH": str(self.folder / "site")}
+
+    def make_pipes(self) -> None:
+        """Makes the named pipes that `waiting:patient` reports to and waits for."""
+        for name in ("running", "proceed"):
+            os.mkfifo(self.folder / name)
 
     def run(self, *args: str, env: Mapping[str, str] | None = None) -> Finished:
-        """Runs the command line here, to its end."""
-        started = time.monotonic()
+        """Runs the command line in a process of its own, to its end."""
         done = subprocess.run(
             [str(PTEFORGE), *args],
             cwd=self.folder,
-            env=self._environment(env),
+            env=self.environment(env),
             capture_output=True,
             text=True,
             timeout=_LIMIT,
             check=False,
         )
-        return Finished(done.returncode, done.stdout, done.stderr, time.monotonic() - started)
+        return Finished(done.returncode, done.stdout, done.stderr)
 
     def start(self, *args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Starts the command line as the leader of a process group, as an interactive shell does."""
         return subprocess.Popen(
             [str(PTEFORGE), *args],
             cwd=self.folder,
-            env=self._environment(env),
+            env=self.environment(env),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -120,61 +136,64 @@ class Room:
         )
 
     def export(self, *args: str, env: Mapping[str, str] | None = None) -> Finished:
-        """`pteforge export zoo.yaml`."""
         return self.run("export", "zoo.yaml", *args, env=env)
 
     def files(self) -> dict[str, bytes]:
-        """Everything in the folder for results, by relative path."""
-        return {
-            path.relative_to(self.out).as_posix(): path.read_bytes() for path in self.out.rglob("*") if path.is_file()
-        }
+        """Results by relative path, see `delivered`."""
+        return delivered(self.out)
 
-    def _environment(self, more: Mapping[str, str] | None) -> dict[str, str]:
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         return {**os.environ, "PTEFORGE_STORE": str(self.store), **(more or {})}
 
 
 @pytest.fixture(scope="session")
-def make_room() -> Callable[[Path], Room]:
-    """Makes a room with copies of the builders of tests/flows/zoo and no zoo file yet."""
+def make_project() -> Callable[[Path], Project]:
+    """Makes a project with copies of the builders of tests/flows/zoo and no zoo file yet."""
 
-    def make(folder: Path) -> Room:
+    def make(folder: Path) -> Project:
         shutil.copytree(ZOO, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        return Room(folder)
+        return Project(folder)
 
     return make
 
 
 @pytest.fixture
-def room(tmp_path: Path, make_room: Callable[[Path], Room]) -> Room:
-    """A room of the test's own."""
-    return make_room(tmp_path / "room")
+def project(tmp_path: Path, make_project: Callable[[Path], Project]) -> Project:
+    return make_project(tmp_path / "project")
+
+
+@pytest.fixture
+def pteforge(monkeypatch: pytest.MonkeyPatch, run_here: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs the command line in this process, in a project: for commands that run no stage."""
+
+    def run(project: Project, *args: str) -> Any:
+        monkeypatch.setenv("PTEFORGE_STORE", str(project.store))
+        return run_here(project.folder, *args)
+
+    return run
 
 
 @dataclass(frozen=True)
 class Cold:
-    """A room after its first export, and how that went."""
+    """A project after its first export, and how that export ended."""
 
-    room: Room
+    project: Project
     first: Finished
 
 
 @pytest.fixture(scope="session")
-def cold(tmp_path_factory: pytest.TempPathFactory, make_room: Callable[[Path], Room]) -> Cold:
-    """The one cold run of the command line that tests share. Those that change anything take a copy of the room."""
-    room = make_room(tmp_path_factory.mktemp("cold") / "room")
-    room.zoo({"linear": {"source": "nets:linear", "dynamic_shapes": BATCH}, "conv": "nets:conv"})
-    return Cold(room, room.export())
-
-
-BATCH = {"forward": [{0: {"min": 1, "max": 4}}]}
-"""The first dimension of the only input varies."""
+def cold(tmp_path_factory: pytest.TempPathFactory, make_project: Callable[[Path], Project]) -> Cold:
+    """The one cold run of the command line that tests share. A test that changes anything takes `warm`."""
+    project = make_project(tmp_path_factory.mktemp("cold") / "project")
+    project.write_zoo({"linear": {"source": "nets:linear", "dynamic_shapes": BATCH}, "conv": "nets:conv"})
+    return Cold(project, project.export())
 
 
 @pytest.fixture
-def warm(cold: Cold, tmp_path: Path) -> Room:
-    """A copy of the room in which everything was made."""
+def warm(cold: Cold, tmp_path: Path) -> Project:
+    """A copy of the project in which everything is cached."""
     assert cold.first.code == 0, cold.first.err
-    return cold.room.copy(tmp_path / "warm")
+    return cold.project.copy(tmp_path / "warm")
 
 
 @pytest.fixture(scope="session")
@@ -189,7 +208,7 @@ class Lowered:
     """A run without the command line and without Prefect.
 
     Attributes:
-        outcome: what became of it.
+        outcome: what became of each model and recipe.
         stages: model name to its stages.
     """
 
@@ -198,92 +217,59 @@ class Lowered:
 
     def ran(self, model: str) -> set[str]:
         """Names of the steps that ran."""
-        return {step(stage) for stage in self.stages[model] if stage.status == "ran"}
+        return {stage.step for stage in self.stages[model] if stage.status == "ran"}
 
     def changes(self, model: str, name: str) -> set[str]:
-        """Fields of the key of a step that ran which had changed."""
-        (stage,) = (stage for stage in self.stages[model] if step(stage) == name)
+        """Key fields of a step that ran that differ from its last run."""
+        (stage,) = (stage for stage in self.stages[model] if stage.step == name)
         return {change.field for change in stage.differs}
 
 
-def step(stage: StageOutcome) -> str:
-    """Name of the step."""
-    return stage.slot.partition("/")[2]
+@pytest.fixture(scope="session")
+def lower(workers: Workers) -> Callable[..., Lowered]:
+    """Lowers a project's zoo in this process, as the command line does except for Prefect, with stages in workers.
 
+    Overrides are those of ``--set``.
+    """
 
-class Lower(Protocol):
-    """Lowers a room's zoo in this process, stages in worker processes."""
+    def run(
+        project: Project,
+        *overrides: str,
+        models: str = "*",
+        recipes: str = "*",
+        pool: Workers = workers,
+        refresh: str = "",
+    ) -> Lowered:
+        loaded = load_zoo(project.folder / "zoo.yaml", overrides)
+        chosen = select_models(loaded, models, recipes)
+        with open_store(str(project.store)) as store:
+            executor = Executor(store, pool, refresh)
+            session = Session(loaded.zoo.name, chosen, executor, pool, project.out, pool.jobs)
+            with session.recorded():
+                find_models(session)
+                asyncio.run(lower_rest(session, LocalRunner(executor, 8, session)))
+            return Lowered(session.outcome(), session.stages)
 
-    def __call__(self, room: Room, *overrides: str, models: str = "*", recipes: str = "*") -> Lowered:
-        """Overrides are those of ``--set``."""
-        ...
+    return run
 
 
 @pytest.fixture(scope="session")
-def make_lower() -> Callable[[Workers], Lower]:
-    """Lowers as the command line does, but for Prefect; its real thing for all the rest."""
+def lower_project(
+    tmp_path_factory: pytest.TempPathFactory, make_project: Callable[[Path], Project], lower: Callable[..., Lowered]
+) -> Callable[..., tuple[Project, Lowered]]:
+    """Makes a project with a zoo (arguments as of `write_zoo`) and lowers all of it; tests change copies of it."""
 
-    def make(workers: Workers) -> Lower:
-        def run(room: Room, *overrides: str, models: str = "*", recipes: str = "*") -> Lowered:
-            loaded = load_zoo(room.folder / "zoo.yaml", overrides)
-            chosen = select_models(loaded, models, recipes)
-            with open_store(str(room.store)) as store:
-                session = Session(loaded.zoo.name, chosen, Executor(store, workers), workers, room.out, workers.jobs)
-                if not session.settle_from_ledger():
-                    for model in chosen:
-                        if model.name not in session.outcomes:
-                            run = session.run_of(model)
-                            run.run(settle_plainly(session, run), threads=8)
-                            session.complete(model)
-                session.record()
-                stages = {name: run.stage_outcomes() for name, run in session.runs.items()}
-                return Lowered(session.outcome(), stages)
-
-        return run
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def lower(make_lower: Callable[[Workers], Lower], workers: Workers) -> Lower:
-    """With the shared workers."""
-    return make_lower(workers)
-
-
-@pytest.fixture(scope="session")
-def lower_room(
-    tmp_path_factory: pytest.TempPathFactory, make_room: Callable[[Path], Room], lower: Lower
-) -> Callable[..., tuple[Room, Lowered]]:
-    """Makes a room with a zoo, takes what `Room.zoo` takes, and lowers all of it; gives the room, and that run."""
-
-    def make(*zoo: Any) -> tuple[Room, Lowered]:
-        room = make_room(tmp_path_factory.mktemp("lowered") / "room")
-        room.zoo(*zoo)
-        run = lower(room)
+    def make(*zoo: Any) -> tuple[Project, Lowered]:
+        project = make_project(tmp_path_factory.mktemp("lowered") / "project")
+        project.write_zoo(*zoo)
+        run = lower(project)
         assert run.outcome.exit_code == 0, run.outcome.failures
-        return room, run
+        return project, run
 
     return make
 
 
 @pytest.fixture
-def gone() -> Callable[[psutil.Process], bool]:
-    """Waits some seconds for the end of any process, says whether it came. A zombie has ended."""
-
-    def ended(process: psutil.Process) -> bool:
-        try:
-            fd = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            return True
-        try:
-            if not process.is_running():
-                return True
-            import select
-
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            return bool(poll.poll(10_000))
-        finally:
-            os.close(fd)
-
-    return ended
+def made(lowered: tuple[Project, Lowered], tmp_path: Path) -> Project:
+    """A copy of the project that the module's `lowered` is about, in another folder; a test may change it."""
+    return lowered[0].copy(tmp_path / "copy")

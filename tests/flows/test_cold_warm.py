@@ -1,15 +1,19 @@
-"""The main job from the command line: the first run makes every file, the second one nothing at all."""
+"""The main job from the command line: the first run makes every file, the second run does nothing."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
+import pteforge
 import pytest
-from pteforge.artifacts.pte.reader import open_pte
+from pteforge.artifacts.locations import open_store
+from pteforge.formats.pte.reader import open_pte
+from pteforge.tasks.workers import Workers
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -22,46 +26,38 @@ FILES = {
 
 
 def test_first_run_makes_every_file(cold):
-    """The first run ends with 0 and makes a file and its provenance for every model and recipe, and nothing else."""
+    """The first run makes a file and its provenance for every model and recipe, as the recipes say, and no more.
+
+    Without a terminal there is a line for every stage that ran and for every model, and none of Prefect's.
+    """
     assert cold.first.code == 0, cold.first.err
-    assert set(cold.room.files()) == FILES
+    assert set(cold.project.files()) == FILES
     assert "4 files verified in out; 26 stages run, 0 cached" in cold.first.out
-
-
-def test_files_are_what_was_asked_for(cold):
-    """What is in the files is what the recipes say: XNNPACK delegates in its files, none in the portable ones."""
-    backends = {path.name: open_pte(path).backends for path in cold.room.out.glob("conv/*.pte")}
+    backends = {path.name: open_pte(path).backends for path in cold.project.out.glob("conv/*.pte")}
     assert backends == {"portable-fp32.pte": (), "xnnpack-fp32.pte": ("XnnpackBackend",)}
-
-
-def test_provenance_tells_how_a_file_was_made(cold):
-    """Provenance holds the file's digest, the keys of its stages, versions, and figures within the recipe's bounds."""
-    path = cold.room.out / "linear" / "xnnpack-fp32.json"
-    text = path.read_text()
-    provenance = json.loads(text)
-    assert provenance["file"]["sha256"] == hashlib.sha256(path.with_suffix(".pte").read_bytes()).hexdigest()
-    assert set(provenance["stage_keys"]) == {
-        "export",
-        "edge/forward",
-        "partition/forward",
-        "preprocess",
-        "compile",
-        "serialize",
-        "verify",
-    }
-    assert {"torch", "executorch", "pteforge"} <= set(provenance["toolchain"])
-    (worst,) = provenance["verification"]["figures"]["methods"].values()
-    assert worst["sqnr_db"] >= provenance["verification"]["bounds"]["min_sqnr_db"]
-    assert worst["cases"] == 3  # one example and two drawn inputs
-    assert str(cold.room.folder) not in text
-
-
-def test_progress_is_told_in_plain_lines(cold):
-    """Not in a terminal, a line tells of every stage that ran and of every model; Prefect says nothing."""
     lines = cold.first.err.splitlines()
     assert sum(": verified (13 stages run, 0 cached)" in line for line in lines) == 2
     assert len(lines) == 28
     assert "\x1b" not in cold.first.err + cold.first.out
+
+
+def test_provenance(cold):
+    """Provenance holds the file's digest, the keys of its stages, versions, and figures within the recipe's bounds."""
+    path = cold.project.out / "linear" / "xnnpack-fp32.json"
+    text = path.read_text()
+    provenance = json.loads(text)
+    assert provenance["file"]["sha256"] == hashlib.sha256(path.with_suffix(".pte").read_bytes()).hexdigest()
+    stages = ("export", "edge/forward", "partition/forward", "preprocess", "compile", "serialize", "verify")
+    assert set(provenance["stage_keys"]) == set(stages)
+    assert {"torch", "executorch", "pteforge"} <= set(provenance["toolchain"])
+    (worst,) = provenance["verification"]["figures"]["methods"].values()
+    assert worst["sqnr_db"] >= provenance["verification"]["bounds"]["min_sqnr_db"]
+    assert worst["cases"] == 3  # one example and two random inputs
+    assert str(cold.project.folder) not in text
+    run = provenance["run"]
+    assert (run["zoo"], run["host"], run["version"]) == ("zoo", platform.node(), pteforge.__version__)
+    with open_store(str(cold.project.store)) as store:
+        assert run["id"] in [record.id for record in store.runs]
 
 
 _DRIVER = """
@@ -82,10 +78,8 @@ print(code, heavy, started_servers, time.monotonic() - started, sep="\\n", file=
 def test_second_run_does_nothing(warm, capsys):
     """The second run runs no stage, starts no worker, imports no torch, ExecuTorch or Prefect, and changes no file."""
     before = {path: path.stat().st_mtime_ns for path in warm.out.rglob("*")}
-    environment = warm._environment(None)
-    done = subprocess.run(
-        [sys.executable, "-c", _DRIVER], cwd=warm.folder, env=environment, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", _DRIVER]
+    done = subprocess.run(command, cwd=warm.folder, env=warm.environment(), capture_output=True, text=True, check=True)
     code, heavy, servers, seconds = done.stderr.splitlines()
     with capsys.disabled():
         sys.stdout.write(f"\nwarm run: {float(seconds):.2f} s\n")
@@ -98,11 +92,34 @@ def test_second_run_does_nothing(warm, capsys):
     "damage", [Path.unlink, lambda path: path.write_bytes(b"something else")], ids=["gone", "edited"]
 )
 @pytest.mark.parametrize("name", ["linear/xnnpack-fp32.pte", "linear/xnnpack-fp32.json"])
-def test_results_are_restored_without_work(warm, name, damage):
+def test_results_are_restored_without_work(warm, pteforge, name, damage):
     """A result that was deleted or edited comes back from the store, and no stage runs for it."""
     before = warm.files()
     damage(warm.out / name)
-    again = warm.export()
+    again = pteforge(warm, "export", "zoo.yaml")
     assert again.code == 0
     assert "0 stages run, 26 cached" in again.out
     assert warm.files() == before
+
+
+@pytest.mark.slow
+def test_bytes_do_not_depend_on_where_and_how(cold, make_project, lower, tmp_path, monkeypatch):
+    """Files and provenance are the same from a cold store in another folder, one stage at a time.
+
+    The command line made the first ones, several stages at once, with another hash seed.
+    """
+    monkeypatch.setenv("PYTHONHASHSEED", "4242")
+    project = make_project(tmp_path / "elsewhere" / "project")
+    project.write("zoo.yaml", (cold.project.folder / "zoo.yaml").read_text())
+    with Workers(jobs=1) as workers:
+        run = lower(project, pool=workers)
+    assert run.outcome.exit_code == 0
+    assert {model.cached for model in run.outcome.models} == {0}
+    assert project.files() == cold.project.files()
+    assert outputs(project) == outputs(cold.project)
+
+
+def outputs(project):
+    """Outputs of stages by kind and identity: other bytes of a program are stack traces, which name folders."""
+    with open_store(str(project.store)) as store:
+        return {(ref.kind, ref.identity) for record in store.ledger for ref in record.outputs.values()}

@@ -1,20 +1,20 @@
-"""Damage in the store: found before it is used, moved aside, made again with the same bytes, and told."""
+"""Damage in the store is found before use, quarantined and repaired with the same bytes."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import logging
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pteforge.artifacts.records import StageRecord
-from pteforge.artifacts.store import open_store
-from pteforge.flows.cli.main import app
-from typer.testing import CliRunner
+from pteforge.artifacts.locations import open_store
+from pteforge.configs.load import load_zoo
+from pteforge.flows.select import select_models
+from pteforge.flows.session import Session
+from pteforge.flows.zoo import lower_one
+from pteforge.tasks.executor import Executor
+from pteforge.tasks.runner import LocalRunner
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -22,53 +22,26 @@ STEPS = 13  # of a model of one method with both recipes
 
 
 @pytest.fixture(scope="module")
-def pristine(tmp_path_factory, make_room, lower):
-    """A room in which one model was lowered. Tests take copies of it."""
-    room = make_room(tmp_path_factory.mktemp("damage") / "room")
-    room.zoo({"linear": "nets:linear"})
-    assert lower(room).outcome.exit_code == 0
-    return room
-
-
-@pytest.fixture
-def made(pristine, tmp_path):
-    """A copy that a test may damage."""
-    return pristine.copy(tmp_path / "made")
-
-
-@pytest.fixture(autouse=True)
-def _own_logging() -> Iterator[None]:
-    """The command line sets logging up for a process of its own; here it is put back."""
-    log = logging.getLogger("pteforge")
-    before = log.handlers[:], log.level, log.propagate
-    yield
-    log.handlers[:], log.level, log.propagate = before
+def lowered(lower_project):
+    return lower_project({"linear": "nets:linear"})
 
 
 def change(path: Path, content: bytes) -> None:
-    """Writes other bytes, as a disk or a person does: over the write protection, and the time of change tells."""
+    """Overwrites a write-protected object, which also changes its modification time."""
     path.chmod(0o644)
     path.write_bytes(content)
 
 
 def flip(path: Path) -> None:
-    """One bit in the middle."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     change(path, bytes(content))
 
 
 def truncate(path: Path) -> None:
-    """The second half is gone."""
     change(path, path.read_bytes()[: path.stat().st_size // 2])
 
 
-def empty(path: Path) -> None:
-    """All bytes are gone."""
-    change(path, b"")
-
-
-DAMAGES: list[Callable[[Path], None]] = [flip, truncate, empty, Path.unlink]
 OUTPUTS = [
     ("export", "program"),
     ("export", "examples"),
@@ -79,121 +52,84 @@ OUTPUTS = [
 ]
 
 
-@dataclass(frozen=True)
-class Victim:
-    """An object of the store.
-
-    Attributes:
-        digest: its name.
-        path: its file.
-        makers: stages that have it as an output: `serialize` may pass on what `compile` made.
-    """
-
-    digest: str
-    path: Path
-    makers: frozenset[str]
-
-
-def root_of(room, stage: str, role: str) -> Victim:
-    """The first object of an output of a finished stage."""
-    with open_store(str(room.store)) as store:
+def root_of(project, stage: str, role: str) -> tuple[str, Path, set[str]]:
+    """The first object of an output of a finished stage: its digest, its file, and all stages with that output."""
+    with open_store(str(project.store)) as store:
         records = list(store.ledger)
-    digest = min(record.outputs[role].root.digest for record in records if _is_of(record, stage, role))
+    outputs = [record.outputs for record in records if record.fields["stage"] == stage]
+    digest = min(refs[role].root.digest for refs in outputs if role in refs)
     makers = {
         record.fields["stage"] for record in records if digest in {ref.root.digest for ref in record.outputs.values()}
     }
-    return Victim(digest, room.store / "objects" / digest[:2] / digest, frozenset(makers))
+    return digest, project.store / "objects" / digest[:2] / digest, makers
 
 
-def _is_of(record: StageRecord, stage: str, role: str) -> bool:
-    return record.fields["stage"] == stage and role in record.outputs
+def quarantined(project) -> set[str]:
+    """Digests of quarantined objects."""
+    return {path.name.partition(".")[0] for path in (project.store / "quarantine").iterdir()}
 
 
-def quarantined(room) -> set[str]:
-    """Digests of the objects that were moved aside."""
-    return {path.name.partition(".")[0] for path in (room.store / "quarantine").iterdir()}
+def programs(project) -> dict[str, bytes]:
+    return {name: content for name, content in project.files().items() if name.endswith(".pte")}
 
 
-def verify(room, *args: str):
-    """`pteforge store verify`."""
-    return CliRunner().invoke(app, ["store", "verify", "--store", str(room.store), *args])
+@pytest.fixture
+def remake(lowered, made, lower):
+    """Deletes the results, so that they have to come from the store, and makes the same again: names of what ran."""
 
+    def run():
+        shutil.rmtree(made.out)
+        again = lower(made)
+        assert again.outcome.exit_code == 0
+        assert programs(made) == programs(lowered[0])
+        return again.ran("linear")
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-@pytest.mark.parametrize(("stage", "role"), OUTPUTS, ids=map("-".join, OUTPUTS))
-def test_what_is_damaged_is_made_again(made, lower, stage, role, damage):
-    """A damaged object is never used: it is moved aside, its stage runs again, and all files have the same bytes.
-
-    What was delivered is deleted first, so that it has to come from the store.
-    """
-    before = made.files()
-    victim = root_of(made, stage, role)
-    damage(victim.path)
-    shutil.rmtree(made.out)
-    again = lower(made)
-    assert again.outcome.exit_code == 0
-    ran = {name.partition("/")[0] for name in again.ran("linear")}
-    assert ran & victim.makers
-    assert len(again.ran("linear")) < STEPS
-    assert programs(made.files()) == programs(before)
-    assert set(made.files()) == set(before)
-    assert quarantined(made) == (set() if damage is Path.unlink else {victim.digest})
-    assert verify(made).exit_code == 0
-    assert lower(made).ran("linear") == set()
-
-
-def programs(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The `.pte` files."""
-    return {name: content for name, content in files.items() if name.endswith(".pte")}
-
-
-def test_damage_everywhere(made, lower):
-    """Where every object is damaged everything is made again, to the same files.
-
-    But for `serialize`, whose record names what `compile` has made again by then.
-    """
-    before = made.files()
-    for path in (made.store / "objects").glob("*/*"):
-        flip(path) if path.stat().st_size else change(path, b"x")
-    shutil.rmtree(made.out)
-    again = lower(made)
-    assert again.outcome.exit_code == 0
-    assert not any(name.startswith("serialize/") for name in again.ran("linear"))
-    assert len(again.ran("linear")) == STEPS - 2
-    assert programs(made.files()) == programs(before)
+    return run
 
 
 @pytest.mark.parametrize(
-    "garble",
-    [flip, truncate, empty, lambda path: change(path, b"[]"), lambda path: change(path, b"\xff" * 40), Path.unlink],
-    ids=["flip", "truncate", "empty", "other JSON", "no text", "unlink"],
+    ("stage", "role", "damage"),
+    [*((*output, flip) for output in OUTPUTS), *((*OUTPUTS[0], damage) for damage in (truncate, Path.unlink))],
 )
-def test_garbled_records(made, lower, caplog, garble):
-    """A record of the ledger that cannot be read is a miss with a warning: the stages run again, to the same files."""
-    before = made.files()
-    records = sorted((made.store / "ledger" / "stages").glob("*/*"))
-    assert len(records) == STEPS
-    for path in records:
-        garble(path)
-    shutil.rmtree(made.out)
-    again = lower(made)
-    assert again.outcome.exit_code == 0
-    assert len(again.ran("linear")) == STEPS
-    assert programs(made.files()) == programs(before)
-    assert ("is not used" in caplog.text) == (garble is not Path.unlink)
+def test_damaged_objects_are_made_again(made, remake, lower, pteforge, stage, role, damage):
+    """A damaged object is never used: it is quarantined, its stage runs again, and all files have the same bytes."""
+    names = set(made.files())
+    digest, path, makers = root_of(made, stage, role)
+    damage(path)
+    ran = remake()
+    assert {name.partition("/")[0] for name in ran} & makers
+    assert len(ran) < STEPS
+    assert set(made.files()) == names
+    assert quarantined(made) == (set() if damage is Path.unlink else {digest})
+    assert pteforge(made, "store", "verify").code == 0
     assert lower(made).ran("linear") == set()
 
 
-def test_one_garbled_record(made, lower):
-    """Of one stage whose record is garbled, that stage alone runs again: what it makes is what was there."""
-    with open_store(str(made.store)) as store:
-        (key,) = (record.key for record in store.ledger if record.fields["stage"] == "export")
-    truncate(made.store / "ledger" / "stages" / key[:2] / key)
-    assert lower(made).ran("linear") == {"export"}
+def test_damage_everywhere(made, remake):
+    """If every object is damaged, everything is made again, to the same files.
+
+    Except for `serialize`, whose record names what `compile` has made again by then.
+    """
+    for path in (made.store / "objects").glob("*/*"):
+        flip(path) if path.stat().st_size else change(path, b"x")
+    ran = remake()
+    assert not any(name.startswith("serialize/") for name in ran)
+    assert len(ran) == STEPS - 2
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink], ids=["flip", "unlink"])
+def test_garbled_records(made, remake, caplog, damage):
+    """An unreadable record of the ledger is a miss with a warning: the stages run again, to the same files."""
+    records = sorted((made.store / "ledger" / "stages").glob("*/*"))
+    assert len(records) == STEPS
+    for path in records:
+        damage(path)
+    assert len(remake()) == STEPS
+    assert ("is not used" in caplog.text) == (damage is not Path.unlink)
 
 
 def test_garbled_notes(made, lower):
-    """Notes of the last keys, of watched modules and of runs are no ground for failing, nor for running anything."""
+    """Garbled notes of the last keys, of watched modules and of runs neither fail a run nor make a stage run."""
     for path in [*(made.store / "ledger" / "slots").iterdir(), *(made.store / "runs").iterdir()]:
         change(path, b"{")
     again = lower(made)
@@ -201,31 +137,68 @@ def test_garbled_notes(made, lower):
     assert again.ran("linear") == set()
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_store_verify_finds_damage(made, damage):
-    """`store verify` names what is damaged and ends with 1 that once; what is only gone is told, and is no damage."""
-    victim = root_of(made, "export", "program")
-    damage(victim.path)
-    said = verify(made, "--json")
-    report = json.loads(said.stdout)
-    gone = damage is Path.unlink
-    assert said.exit_code == (0 if gone else 1)
-    assert report["damaged"] == ([] if gone else [victim.digest])
+@pytest.mark.parametrize("damage", [flip, Path.unlink], ids=["flip", "unlink"])
+def test_store_verify_finds_damage(made, pteforge, damage):
+    """`store verify` names damaged objects and ends with 1 once; a missing object is reported, but is no damage."""
+    digest, path, _ = root_of(made, "export", "program")
+    damage(path)
+    said = pteforge(made, "store", "verify", "--json")
+    damaged = [] if damage is Path.unlink else [digest]
+    assert said.code == len(damaged)
+    report = json.loads(said.out)
+    assert report["damaged"] == damaged
     assert len(report["incomplete"]) == 1
-    assert quarantined(made) == (set() if gone else {victim.digest})
-    after = verify(made)
-    assert after.exit_code == 0
-    assert ": 0 damaged" in after.stdout
-    assert "1 stages will run again" in after.stdout
+    assert all(digest in said.err for digest in damaged)
+    assert quarantined(made) == set(damaged)
+    after = pteforge(made, "store", "verify")
+    assert after.code == 0
+    assert ": 0 damaged" in after.out
+    assert "1 stages will run again" in after.out
 
 
-def test_store_verify_reads_bytes_whose_time_was_set_back(made):
-    """Even a change that hides behind the mark of verified objects is found, since every object is read."""
-    victim = root_of(made, "export", "program")
-    status = victim.path.stat()
-    flip(victim.path)
-    victim.path.chmod(status.st_mode)
-    os.utime(victim.path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    said = verify(made)
-    assert said.exit_code == 1
-    assert f"damaged, moved aside: {victim.digest}" in said.stdout
+class Spoiling(Executor):
+    """Damages an input of the compile stage before it runs, `times` times."""
+
+    damage, times, spoils = None, 0, 0
+
+    def run(self, call, *observing):
+        if call.stage.name == "compile" and self.spoils < self.times:
+            self.spoils += 1
+            self.damage(self.store.local.path(self.store.objects_of(call.inputs["program/forward"])[-1]))
+        return super().run(call, *observing)
+
+
+@pytest.fixture
+def spoiled(project, workers):
+    """Lowers a model whose compile stage finds its input damaged, a number of times."""
+    project.write_zoo({"net": "nets:linear"}, ("portable-fp32",))
+
+    def run(damage, times):
+        (model,) = models = select_models(load_zoo(project.folder / "zoo.yaml"))
+        with open_store(str(project.store)) as store:
+            executor = Spoiling(store, workers)
+            executor.damage, executor.times = damage, times
+            session = Session("zoo", models, executor, workers, project.out, 2)
+            outcome = asyncio.run(lower_one(session, model, LocalRunner(executor, 4, session)))
+        assert executor.spoils == times
+        return outcome
+
+    return run
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink], ids=["flip", "delete"])
+def test_lost_input_is_made_again_in_the_same_run(project, spoiled, damage):
+    """An object that is damaged after it was made and before it is used is made again, and the run succeeds."""
+    outcome = spoiled(damage, 1)
+    assert [recipe.failure for recipe in outcome.recipes] == [None]
+    assert set(project.files()) == {"net/portable-fp32.pte", "net/portable-fp32.json"}
+
+
+def test_a_disk_that_loses_everything_is_given_up(project, spoiled):
+    """If repaired objects are lost again and again, the model fails with a message instead of running for ever."""
+    outcome = spoiled(Path.unlink, 3)
+    (recipe,) = outcome.recipes
+    assert recipe.failure is not None
+    assert recipe.failure.step == "compile/portable-fp32"
+    assert "has to run again" in recipe.failure.problem
+    assert project.files() == {}

@@ -1,4 +1,4 @@
-"""Weights go from worker to store and from store to worker, never through the process that runs the flow."""
+"""Weights pass between workers and the store, never through the process that runs the flow."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _WIDTH = 1 << 22  # rows of 4, 1 and 3 numbers of 4 bytes each: 134 MB of weight
 _WEIGHTS = _WIDTH * (4 + 1 + 3) * 4
 
 
-def peak(room, folder, *models):
-    """Greatest resident memory of the flow's own process while it lowers models of a room's zoo, in bytes."""
+def peak(project, folder, *models):
+    """Peak resident memory of the flow's process, in bytes."""
     wanted = [part for model in models for part in ("--model", model)]
-    process = room.start(
+    process = project.start(
         "export", "zoo.yaml", *wanted, "--store", str(folder / "store"), "--out", str(folder / "out"), "--jobs", "1"
     )
     seen = [0]
@@ -39,10 +39,10 @@ def peak(room, folder, *models):
 
 
 @pytest.mark.slow
-def test_weights_do_not_go_through_the_flow(room, tmp_path):
-    """134 MB of weights take the flow's process not half as much more memory than a model with a few bytes of them."""
+def test_weights_do_not_pass_through_the_flow(project, tmp_path):
+    """With 134 MB of weights the flow's process takes less than half of that more than with a few bytes."""
     large = {"builder": "nets:linear", "kwargs": {"width": _WIDTH}}
-    room.zoo({"small": "nets:linear", "large": {"source": large}}, ("xnnpack-fp32",))
-    sizes = {model: peak(room, tmp_path / model, model) for model in ("small", "large")}
+    project.write_zoo({"small": "nets:linear", "large": {"source": large}}, ("xnnpack-fp32",))
+    sizes = {model: peak(project, tmp_path / model, model) for model in ("small", "large")}
     assert (tmp_path / "large" / "out" / "large" / "xnnpack-fp32.pte").stat().st_size > _WEIGHTS
     assert sizes["large"] - sizes["small"] < _WEIGHTS / 2  # what a run takes varies by some 30 MB

@@ -1,4 +1,4 @@
-"""Accuracy gates of a zoo: what is scored again after a change, and what becomes of a file that misses its gate."""
+"""Accuracy gates of a zoo: what a change scores again, and what happens to a file that misses its gate."""
 
 from __future__ import annotations
 
@@ -11,75 +11,57 @@ from pteforge.flows.cli.summary import print_summary
 
 pytestmark = pytest.mark.timeout(600)
 
-SCORES = {"baseline/plain", "evaluate/plain", "evaluate/beside"}
-REPORTS = {"report/plain", "report/beside"}
-JUDGED = {"gate/plain", "gate/beside"} | REPORTS
+SCORES = {"baseline/plain", "evaluate/plain", "evaluate/fat"}
+REPORTS = {"report/plain", "report/fat"}
+JUDGED = {"gate/plain", "gate/fat"} | REPORTS
 
 
 def zoo(**accuracy):
-    """Models and recipes of a zoo; all recipes have that gate, and bounds of their own."""
+    """Arguments of `write_zoo`: one model, and a plain and a fat recipe with the same gate."""
     gate = {"evaluator": "scoring:finite", "floor": 0.5, "max_drop": 0.1, **accuracy}
     targets = [{"target": "xnnpack"}, {"target": "portable"}]
     recipes = {
         "plain": {"specializations": [{"target": "portable"}], "accuracy": gate},
-        "beside": {"output": {"form": "fat", "external_data": True}, "specializations": targets, "accuracy": gate},
+        "fat": {"output": {"form": "fat", "external_data": True}, "specializations": targets, "accuracy": gate},
     }
     return {"net": "nets:linear"}, tuple(recipes), recipes
 
 
 @pytest.fixture(scope="module")
-def passed(lower_room):
-    """A room in which all gates were passed, and that run; tests take copies of the room."""
-    return lower_room(*zoo())
+def lowered(lower_project):
+    """A project in which all gates were passed, and that run."""
+    return lower_project(*zoo())
 
 
-@pytest.fixture
-def made(passed, tmp_path):
-    """A copy of that room."""
-    return passed[0].copy(tmp_path / "copy")
+def provenance(project, recipe):
+    return json.loads((project.out / "net" / f"{recipe}.json").read_text(encoding="utf-8"))
 
 
-def provenance(room, recipe):
-    """What is written beside a file of the net."""
-    return json.loads((room.out / "net" / f"{recipe}.json").read_text(encoding="utf-8"))
+def test_scores_are_reported(lowered, capsys):
+    """Scores of every payload are in outcome, JSON and provenance; the summary has the worst, and the drop.
 
-
-def test_scores_are_told(passed, capsys):
-    """Scores of every payload are in outcome, JSON and provenance; the summary has the worst, and the drop."""
-    room, run = passed
+    Recipes share one baseline.
+    """
+    project, run = lowered
     scored = {"evaluator": "scoring:finite", "floor": 0.5, "max_drop": 0.1, "eager": 1.0}
     payloads = [{"payload": name, "score": 1.0} for name in ("xnnpack", "portable")]
     expected = {**scored, "file": {"scores": payloads, "not_run": {}}}
-    assert provenance(room, "beside")["accuracy"] == expected
-    assert json.loads(json.dumps(run.outcome.to_json()))["models"]["net"]["beside"]["accuracy"] == expected
+    assert provenance(project, "fat")["accuracy"] == expected
+    assert json.loads(json.dumps(run.outcome.to_json()))["models"]["net"]["fat"]["accuracy"] == expected
     print_summary(run.outcome)
     table = capsys.readouterr().out
     assert "accuracy" in table
     assert table.count("1 (+0)") == 2
-
-
-def test_without_a_gate_there_is_no_column(passed, capsys):
-    """The summary of a zoo that scores nothing has no column for it."""
-    (model,) = passed[1].outcome.models
+    assert {name for name in run.ran("net") if name.startswith(("baseline", "evaluate"))} == SCORES
+    (model,) = run.outcome.models
     unscored = replace(model, recipes=tuple(replace(recipe, accuracy=None) for recipe in model.recipes))
-    print_summary(replace(passed[1].outcome, models=(unscored,)))
-    table = capsys.readouterr().out
-    assert "SQNR" in table
-    assert "accuracy" not in table
-
-
-def test_eager_is_scored_once(passed):
-    """Recipes share one baseline."""
-    assert {name for name in passed[1].ran("net") if name.startswith(("baseline", "evaluate"))} == SCORES
-
-
-def test_a_second_run_scores_nothing(made, lower):
-    """Everything is cached."""
-    assert lower(made).ran("net") == set()
+    print_summary(replace(run.outcome, models=(unscored,)))
+    assert "accuracy" not in capsys.readouterr().out  # nothing was scored, so there is no column
 
 
 def test_other_bounds_score_nothing(made, lower):
-    """A changed floor is held against the scores there are."""
+    """A second run does nothing; a changed floor is compared with the stored scores."""
+    assert lower(made).ran("net") == set()
     run = lower(made, "recipes.plain.accuracy.floor=0.75")
     assert run.outcome.exit_code == 0
     assert run.ran("net") == {"gate/plain", "report/plain"}
@@ -87,7 +69,7 @@ def test_other_bounds_score_nothing(made, lower):
 
 
 def test_another_evaluator_scores_again(made, lower):
-    """An edit of the evaluator scores eager and files again, and lowers nothing; a comment does not even that."""
+    """An edit of the evaluator scores eager and files again, and lowers nothing; a comment does nothing."""
     made.edit("scoring.py", "import torch\n\n", "import torch\n\n# a comment\n")
     assert lower(made).ran("net") == set()
     made.edit("scoring.py", ".all())", ".all().item())")
@@ -97,9 +79,9 @@ def test_another_evaluator_scores_again(made, lower):
 
 
 def test_declared_files_count(made, lower):
-    """What an evaluator reads and declares is part of what scores: another content is another score."""
+    """Files that an evaluator declares are part of the key: other content is scored again."""
     made.write("labels.txt", "0.75")
-    made.zoo(*zoo(kwargs={"labels": "labels.txt"}, files=["labels.txt"]))
+    made.write_zoo(*zoo(kwargs={"labels": "labels.txt"}, files=["labels.txt"]))
     assert lower(made).ran("net") == SCORES | JUDGED
     assert provenance(made, "plain")["accuracy"]["file"]["scores"] == [{"payload": "", "score": 0.75}]
     assert lower(made).ran("net") == set()
@@ -108,47 +90,43 @@ def test_declared_files_count(made, lower):
 
 
 def test_a_missed_gate(made, lower):
-    """It fails its recipe and says by how much; others are made, and the file is kept under a name that says so."""
+    """It fails its recipe with the difference; other recipes are made, and the file is kept under another name."""
     files = made.files()
     for name in files:
         (made.out / name).unlink()
-    run = lower(made, "recipes.beside.accuracy.floor=1.5")
+    run = lower(made, "recipes.fat.accuracy.floor=1.5")
     assert run.outcome.exit_code == 1
     (model,) = run.outcome.models
-    plain, beside = model.recipes
-    kept = made.out / "net" / "beside.rejected.pte"
-    assert (plain.status, beside.status, beside.failure.step) == ("cached", "failed", "gate/beside")
-    assert beside.failure.problem == (
-        "AccuracyMissed: evaluator scoring:finite: payload 'xnnpack' scores 1, 0.5 below the floor of 1.5; payload "
-        f"'portable' scores 1, 0.5 below the floor of 1.5; the file is kept as {kept}"
-    )
-    assert run.outcome.to_json()["models"]["net"]["beside"]["rejected"] == str(kept)
+    plain, fat = model.recipes
+    kept = made.out / "net" / "fat.rejected.pte"
+    assert (plain.status, fat.status, fat.failure.step) == ("cached", "failed", "gate/fat")
+    for part in ("scoring:finite", "'xnnpack' scores 1, 0.5 below the floor of 1.5", "'portable' scores", str(kept)):
+        assert part in fat.failure.problem
+    assert run.outcome.to_json()["models"]["net"]["fat"]["rejected"] == str(kept)
     assert made.files() == {
         "net/plain.pte": files["net/plain.pte"],
         "net/plain.json": files["net/plain.json"],
-        "net/beside.rejected.pte": files["net/beside.pte"],
-        "net/beside.rejected.ptd": files["net/beside.ptd"],
+        "net/fat.rejected.pte": files["net/fat.pte"],
+        "net/fat.rejected.ptd": files["net/fat.ptd"],
     }
     assert lower(made).ran("net") == set()
     assert made.files() == files
 
 
 def test_a_drop(made, lower):
-    """A file that scores less than eager by more than allowed misses, also where its floor is met."""
+    """A file that scores too far below eager misses its gate, even above its floor."""
     made.edit(
         "scoring.py",
         "    if labels:",
-        '    if "_loaded" in predict.__qualname__:\n        scale = 0.75\n    if labels:',
+        '    if predict.__qualname__.startswith("loaded"):\n        scale = 0.75\n    if labels:',
     )
     (model,) = lower(made).outcome.models
-    assert (
-        "scores 0.75, 0.25 below eager's 1; that is 0.15 more than the 0.1 allowed" in model.recipes[0].failure.problem
-    )
+    assert "0.25 below eager's 1; that is 0.15 more than the 0.1 allowed" in model.recipes[0].failure.problem
 
 
 def test_an_evaluator_that_fails(made, lower):
-    """It is bad input, and what it raised is told; nothing is kept as rejected."""
-    made.zoo(*zoo(evaluator="scoring:raising"))
+    """It is bad input with the evaluator's own error; no file is kept as rejected."""
+    made.write_zoo(*zoo(evaluator="scoring:raising"))
     run = lower(made)
     assert run.outcome.exit_code == 2
     problem = run.outcome.models[0].recipes[0].failure.problem
@@ -157,39 +135,26 @@ def test_an_evaluator_that_fails(made, lower):
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "telling"),
+    ("recipe", "model", "parts"),
     [
-        ({"evaluator": "scoring:finit"}, "did you mean 'finite'?"),
-        ({"evaluator": "scorings:finite"}, "there is no module 'scorings'"),
-        ({"files": ["none.txt"]}, "there is no file "),
-        ({"floor": None, "max_drop": None}, "names an evaluator, but no bound"),
-        ({"evaluator": None}, "neither the recipe nor the model names an `evaluator`"),
+        ({"evaluator": "scoring:finit"}, {}, ("recipes.plain.accuracy", "did you mean 'finite'?")),
+        ({"evaluator": "scorings:finite"}, {}, ("recipes.plain.accuracy", "there is no module 'scorings'")),
+        ({"files": ["none.txt"]}, {}, ("recipes.plain.accuracy", "there is no file ")),
+        ({"floor": None, "max_drop": None}, {}, ("recipes.plain.accuracy", "names an evaluator, but no bound")),
+        ({"evaluator": None}, {}, ("recipes.plain.accuracy", "neither the recipe nor the model names an `evaluator`")),
+        ({}, {"evaluator": "scoring:finit"}, ("models.net.accuracy.evaluator", "did you mean 'finite'?")),
+        ({}, {"files": ["none.txt"]}, ("models.net.accuracy.files[0]", "there is no file ")),
     ],
 )
-def test_refused_before_any_work(room, lower, accuracy, telling):
-    """A gate that cannot be used is told with its place in the file, before anything starts."""
-    room.zoo(*zoo(**accuracy))
+def test_refused_before_any_work(project, lower, recipe, model, parts):
+    """An unusable gate is reported where the recipe or the model defines it, before any work starts."""
+    _, names, recipes = zoo(**recipe)
+    project.write_zoo({"net": {"source": "nets:linear", "accuracy": model}}, names, recipes)
     with pytest.raises(InputError) as refused:
-        lower(room)
-    assert "recipes.plain.accuracy" in str(refused.value)
-    assert telling in str(refused.value)
-    assert not room.store.exists()
-
-
-@pytest.mark.parametrize(
-    ("own", "field"),
-    [
-        ({"evaluator": "scoring:finit"}, "models.net.accuracy.evaluator"),
-        ({"files": ["none.txt"]}, "models.net.accuracy.files[0]"),
-    ],
-)
-def test_what_a_model_says_is_told_there(room, lower, own, field):
-    """Of a gate that recipe and model share, a mistake is told at the one who made it."""
-    _, names, recipes = zoo()
-    room.zoo({"net": {"source": "nets:linear", "accuracy": own}}, names, recipes)
-    with pytest.raises(InputError) as refused:
-        lower(room)
-    assert field in str(refused.value)
+        lower(project)
+    for part in parts:
+        assert part in str(refused.value)
+    assert not project.store.exists()
 
 
 @pytest.mark.slow

@@ -1,17 +1,17 @@
-"""Ladders as tables: of one recipe in full, of many in short."""
+"""Ladders as tables: one recipe in full, several in short."""
 
 from __future__ import annotations
 
 import io
 
-from pteforge.flows.cli.ladder_table import ladders_table, rungs_table
+from pteforge.flows.figures_text import ladders_table, rungs_table
 from pteforge.tasks.figures import Worst
 from pteforge.tasks.numerics import Ladder, Rung
 from rich.console import Console
 
 
 def shown(table):
-    """The lines of a table, without what is drawn."""
+    """Words of the lines of a table, without its rules."""
     text = io.StringIO()
     Console(file=text, width=120).print(table)
     lines = [line.split() for line in text.getvalue().splitlines()]
@@ -19,7 +19,7 @@ def shown(table):
 
 
 def rung(name, ratio, specializations=(), method="forward", top1=None):
-    """A rung with figures; ratio None: equal to eager."""
+    """A rung with figures; a ratio of None means equal to eager."""
     return Rung(name, specializations, method, Worst(3, 0.5, 0.25, ratio, top1))
 
 
@@ -38,7 +38,7 @@ FAT = Ladder(
 
 
 def test_one_ladder():
-    """Every rung with all figures; a column for methods where there are several, and why a rung could not be run."""
+    """Each rung has all figures, the method if there are several, and the reason if it could not run."""
     assert shown(rungs_table(PLAIN)) == [
         ["rung", "max", "abs", "error", "relative", "SQNR", "top-1"],
         ["exported", "0.5", "0.25", "exact"],
@@ -52,7 +52,7 @@ def test_one_ladder():
 
 
 def test_many_ladders():
-    """A row for each way to a payload, with the columns that any of them has; top-1 is the last rung's."""
+    """Each path to a payload is a row, with the columns that any of them has; top-1 is that of the last rung."""
     assert shown(ladders_table([("net/int8", PLAIN), ("other/fat", FAT)])) == [
         ["SQNR", "against", "eager", "exported", "quantized", "edge", "payload", "top-1"],
         ["net/int8", "exact", "34.2", "dB", "33.0", "dB", "75.0", "%"],

@@ -1,97 +1,104 @@
-"""What models, recipes, methods and runs have in common is done once, and none of them gets in another's way."""
+"""Models, methods and runs share equal work, and a change of one reruns no other."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
-from pteforge.artifacts.store import open_store
+import pytest
+from pteforge.artifacts.locations import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.flows.select import select_models
-from pteforge.tasks.executor import Executor
-from pteforge.tasks.plan import plan_model
+from pteforge.tasks.executor import Executor, current_params
+from pteforge.tasks.lowering import lower_model
+from pteforge.tasks.runner import LedgerRunner, NotCached, run_without_loop
+from pteforge.tasks.scope import Scope
 
 
-def names(stages):
-    """Names of steps, with how often they ran."""
-    return [stage.slot.partition("/")[2] for stage in stages if stage.status == "ran"]
-
-
-def test_export_runs_once_for_all_recipes(room, lower):
-    """One model with two recipes is exported once."""
-    room.zoo({"net": "nets:linear"})
-    run = lower(room)
-    assert names(run.stages["net"]).count("export") == 1
-    assert [stage.recipes for stage in run.stages["net"] if stage.stage == "export"] == [
-        ("portable-fp32", "xnnpack-fp32")
-    ]
-
-
-def test_equal_edge_programs_are_made_once(room, lower):
-    """Two XNNPACK recipes that differ in how operators are grouped share the edge program; one more recipe does too."""
-    grouped = {"specializations": [{"target": "xnnpack"}]}
-    single = {"specializations": [{"target": "xnnpack", "options": {"per_operator": True}}]}
-    room.zoo({"net": "nets:linear"}, ("grouped", "single"), {"grouped": grouped, "single": single})
-    run = lower(room)
-    assert run.outcome.exit_code == 0
-    ran = names(run.stages["net"])
-    assert [name for name in ran if name.startswith("edge/")] == ["edge/forward/grouped"]
-    assert {"partition/forward/grouped", "partition/forward/single"} <= set(ran)
-
-
-def test_models_of_one_builder_watch_their_own_modules(room, lower):
-    """A builder that loads one module for one model and another for another: neither makes the other's run again."""
-    room.zoo(
+def test_models_of_one_builder_watch_their_own_modules(project, lower):
+    """If a builder loads a module for each model, an edit of one of them reruns its own model only."""
+    project.write_zoo(
         {name: {"source": {"builder": "lazily:plugin", "kwargs": {"name": name}}} for name in ("small", "large")},
         ("portable-fp32",),
     )
-    assert lower(room).outcome.exit_code == 0
-    again = lower(room)
+    plugin = (project.folder / "plugin_small.py").read_text()
+    project.write("plugin_large.py", plugin.replace("Linear(4, 2)", "Linear(4, 6)"))
+    assert lower(project).outcome.exit_code == 0
+    again = lower(project)
     assert again.ran("small") == again.ran("large") == set()
-    room.edit("plugin_large.py", "Linear(4, 6)", "Linear(4, 5)")
-    edited = lower(room)
+    project.edit("plugin_large.py", "Linear(4, 6)", "Linear(4, 5)")
+    edited = lower(project)
     assert edited.ran("small") == set()
     assert "export" in edited.ran("large")
+    assert edited.changes("large", "export") == {"params.source.modules.plugin_large"}
 
 
-def test_methods_watch_their_own_modules(room, lower):
-    """A module that only the second method loads, when it is traced, does not make the first one run again."""
-    room.zoo({"two": "methods:encode_and_decode"}, ("portable-fp32",))
-    first = lower(room)
+def test_methods_watch_their_own_modules(project, lower):
+    """An edit of a module that only the second method loads, when it is traced, does not rerun the first one."""
+    project.write_zoo({"two": "lazily:encode_and_decode"}, ("portable-fp32",))
+    first = lower(project)
     assert first.outcome.exit_code == 0, first.outcome.failures
     assert {"export", "export/decode"} <= first.ran("two")
-    assert lower(room).ran("two") == set()
-    room.edit("plugin_small.py", "Linear(4, 2)", "Linear(4, 2, bias=False)")
-    edited = lower(room).ran("two")
+    assert lower(project).ran("two") == set()
+    project.edit("plugin_small.py", "Linear(4, 2)", "Linear(4, 2, bias=False)")
+    edited = lower(project).ran("two")
     assert "export/decode" in edited
     assert "export" not in edited
 
 
-def test_models_of_one_builder_are_exported_at_once(room, workers):
-    """What one of two equal sources has loaded is no change of the other's that is exported at the same time."""
+def test_models_of_one_builder_are_exported_at_once(project, workers):
+    """Modules that one of two equal sources has loaded are no change to the other, exported at the same time."""
     builder = {"builder": "lazily:plugin", "kwargs": {"name": "small"}}
-    room.zoo({"a": {"source": builder, "seed": 1}, "b": {"source": builder, "seed": 2}}, ("portable-fp32",))
-    models = select_models(load_zoo(room.folder / "zoo.yaml"))
-    with open_store(str(room.store)) as store:
-        executor = Executor(store, workers)
-        steps = [plan_model(model, None, store.ledger.watched).steps[0] for model in models]
-        results = [executor.settle(model, step, {}) for model, step in zip(models, steps, strict=True)]
+    project.write_zoo({"a": {"source": builder, "seed": 1}, "b": {"source": builder, "seed": 2}}, ("portable-fp32",))
+    models = select_models(load_zoo(project.folder / "zoo.yaml"))
+    with open_store(str(project.store)) as store:
+        executor, calls = Executor(store, workers), []
+
+        class Recording(LedgerRunner):
+            async def __call__(self, call):
+                calls.append(call)
+                return await super().__call__(call)
+
+        def first_export(model):
+            with pytest.raises(NotCached):
+                run_without_loop(lower_model(Scope(Recording(executor), model)))
+            return calls.pop(0)
+
+        exports = [first_export(model) for model in models]
+        results = [executor.run(call) for call in exports]
         watched = store.ledger.watched(models[1].watch_name(None))
         assert "plugin_small" in watched
-        again = plan_model(models[1], None, store.ledger.watched).steps[0]
-        found = executor.find(again, {})
+        again = replace(exports[1], params=current_params(exports[1], watched))
+        found = executor.find(again)
     assert found is not None
-    assert found.outputs == results[1].outputs
+    assert found.roles == results[1].roles
 
 
-def test_two_runs_share_the_work(room, lower):
-    """Of two runs of the same zoo and store at the same time, each stage is run by one and found by the other."""
-    room.zoo({"net": "nets:linear"}, ("portable-fp32",))
+def test_two_runs_share_the_work(project, lower):
+    """Two runs of the same zoo and store at the same time run each stage once between them."""
+    project.write_zoo({"net": "nets:linear"}, ("portable-fp32",))
     with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(lower, [room, room]))
+        runs = list(pool.map(lower, [project, project]))
     assert [run.outcome.exit_code for run in runs] == [0, 0]
-    assert sorted(name for run in runs for name in names(run.stages["net"])) == sorted(
-        [
-            "export",
-            *(f"{stage}/portable-fp32" for stage in ("edge/forward", "compile", "serialize", "verify", "report")),
-        ]
-    )
+    one, other = (run.ran("net") for run in runs)
+    stages = ("edge/forward", "compile", "serialize", "verify", "report")
+    assert one | other == {"export", *(f"{stage}/portable-fp32" for stage in stages)}
+    assert not one & other
+
+
+@pytest.mark.slow
+def test_transforms_watch_their_modules(project, lower):
+    """A module that a source transform loads by a computed name is watched: no stage runs again until it changes."""
+    load = "importlib.import_module('hidden' + '_change').change(module)"
+    project.write("changing.py", f"import importlib\n\ndef change(module):\n    {load}\n")
+    project.write("hidden_change.py", "def change(module):\n    module.first.weight.data.mul_(2)\n")
+    recipe = {"extends": "portable-fp32", "verify": {"min_sqnr_db": None}}
+    transforms = [{"callable": "changing:change"}]
+    project.write_zoo({"net": "nets:linear"}, ("mine",), {"mine": recipe | {"source_transforms": transforms}})
+    first = lower(project)
+    assert first.outcome.exit_code == 0, first.outcome.failures
+    assert lower(project).ran("net") == set()
+    project.edit("hidden_change.py", "mul_(2)", "mul_(3)")
+    edited = lower(project).ran("net")
+    assert "export" not in edited
+    assert {"source_transform/forward/mine", "edge/forward/mine"} <= edited

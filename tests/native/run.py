@@ -15,7 +15,6 @@ from executorch.runtime import Runtime, Verification
 
 
 def main(build: Path, folder: Path) -> None:
-    """Runs all programs of the folder, one after another."""
     library = pteforge_nfat.load(build)
     for file in sorted(folder.glob("*.calls.pt")):
         name = file.name.removesuffix(".calls.pt")

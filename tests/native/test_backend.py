@@ -1,4 +1,4 @@
-"""What NfatBackend makes of a partition, and what it refuses."""
+"""What NfatBackend makes from a partition, and what it refuses."""
 
 from __future__ import annotations
 
@@ -7,45 +7,40 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from executorch.exir import to_edge
+from executorch.exir.backend.backend_api import to_backend
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from pteforge.artifacts.digest import parse_digest
-from pteforge.artifacts.pte.reader import read_pte
 from pteforge.errors import InputError, PteforgeError, TargetError
+from pteforge.formats.pte.reader import read_pte
+from pteforge.native import NativePartitioner, NfatBackend, Specialization
 
 
 @pytest.fixture
 def acme(zoo, install_target) -> None:
     """Installs the targets of zoo/native_acme.py."""
     del zoo
-    install_target(
-        {name: f"native_acme:{name.capitalize()}" for name in ("acme", "unnamed", "absent", "passing", "failing")}
-    )
+    install_target({name: f"native_acme:{name.capitalize()}" for name in ("acme", "unnamed", "absent")})
 
 
 @pytest.fixture
-def lower(acme, zoo, model) -> Callable[..., Any]:
+def lower(acme, networks, model) -> Callable[..., Any]:
     """Lowers two sums for specializations."""
     del acme
-    import torch
 
     def lower(*specializations: Any) -> Any:
-        methods = {"forward": (zoo.Sums(), (torch.ones(2, 4),), None)}
+        methods = {"forward": (networks.Function(lambda x: (x + x).cos() + x), (torch.ones(2, 4),))}
         return model(methods, specializations=specializations).lower()
 
     return lower
 
 
-def special(target: str, **fields: Any) -> Any:
-    """A specialization with options."""
-    from pteforge.native import Specialization
-
-    return Specialization(target=target, **fields)
-
-
 @pytest.mark.slow
 def test_constants_of_one_name(lower):
-    """Two payloads whose constants have one key and other bytes keep each its own; the file has digests for keys."""
-    first = special("acme", name="first", options={"fill": 1})
-    second = special("acme", name="second", options={"fill": 2})
+    """Two payloads with different constants of one key each keep their own; the file's keys are digests."""
+    first = Specialization(target="acme", name="first", options={"fill": 1})
+    second = Specialization(target="acme", name="second", options={"fill": 2})
     program = lower(first, second)
     (container,) = program.containers
     assert [payload.name for payload in container.payloads] == ["first", "second", "portable"]
@@ -59,40 +54,31 @@ def test_constants_of_one_name(lower):
     assert outer == [parse_digest(key) for key in outer]
 
 
-def test_clash_inside_a_payload(lower):
-    """One payload that brings different bytes under one key is refused, naming the specialization and the key."""
-    with pytest.raises(PteforgeError, match=r"specialization acme .* cannot be made: .* key weight with different"):
-        lower(special("acme", options={"clash": True}))
+REFUSED = [
+    ("acme", {"clash": True}, r"specialization acme .* cannot be made: .* key weight with different"),
+    ("acme", {"program": "outputs"}, "it has 2 outputs instead of 1"),
+    ("acme", {"program": "inputs"}, "it has 2 inputs instead of 1"),
+    ("acme", {"program": "shape"}, r"output 0 is float32 \[4, 4\] instead of float32 \[2, 4\]"),
+    ("acme", {"program": "dtype"}, r"not fit the partition of method 'forward'.*output 0 is float64 \[2, 4\] instead"),
+    ("acme", {"edge_passes": ["fails"]}, r"'FailingPass' pass .*: too cold for passes"),
+    ("acme", {"refuses": "sums are hard"}, r"acme .* cannot be made: sums are hard; give it `required=False` "),
+    ("unnamed", {}, r"needs the backends \['AcmeNativeTest'\], which its target does not name"),
+]
 
 
-@pytest.mark.parametrize(
-    ("program", "problem"),
-    [
-        ("outputs", "it has 2 outputs instead of 1"),
-        ("inputs", "it has 2 inputs instead of 1"),
-        ("shape", r"output 0 is float32 \[4, 4\] instead of float32 \[2, 4\]"),
-        ("dtype", r"output 0 is float64 \[2, 4\] instead of float32 \[2, 4\]"),
-    ],
-)
-def test_other_signature(lower, program, problem):
-    """A payload that takes or gives something else than its partition is refused, saying what differs."""
-    with pytest.raises(
-        PteforgeError, match=f"payload 'acme' does not fit the partition of method 'forward'.*{problem}"
-    ):
-        lower(special("acme", options={"program": program}))
-
-
-def test_backend_that_the_target_does_not_name(lower):
-    """A payload that needs another backend than its target says is refused."""
-    with pytest.raises(PteforgeError, match=r"needs the backends \['AcmeNativeTest'\], which its target does not name"):
-        lower("unnamed")
+@pytest.mark.parametrize(("target", "options", "problem"), REFUSED)
+def test_refused_payloads(lower, target, options, problem):
+    """Clashing constants, another signature, a failing pass, a refusal and an unnamed backend are errors by reason."""
+    with pytest.raises(PteforgeError, match=problem):
+        lower(Specialization(target=target, options=options))
 
 
 def test_not_required(lower, caplog):
-    """What fails or is not available, and need not be there, is left out, which is logged."""
+    """A specialization that is not required is left out, with a warning, if it fails or is not available."""
     with caplog.at_level(logging.WARNING, "pteforge.native"):
         program = lower(
-            special("acme", required=False, options={"program": "dtype"}), special("absent", required=False)
+            Specialization(target="acme", required=False, options={"program": "dtype"}),
+            Specialization(target="absent", required=False),
         )
     assert [payload.name for payload in program.containers[0].payloads] == ["portable"]
     logged = " ".join(record.getMessage() for record in caplog.records if record.name.startswith("pteforge.native"))
@@ -101,86 +87,55 @@ def test_not_required(lower, caplog):
 
 
 def test_passes_of_a_target(lower):
-    """A target's own passes run on its payload, and on no other one."""
-    program = lower("passing")
-    (own,), (fallback,) = (program.payload(name).methods for name in ("passing", "portable"))
+    """A target's own passes run on its payload only."""
+    program = lower(Specialization(target="acme", options={"edge_passes": ["sine"]}))
+    (own,), (fallback,) = (program.payload(name).methods for name in ("acme", "portable"))
     assert own.operators == ("aten::sin.out",)
     assert "aten::cos.out" in fallback.operators
     assert "aten::sin.out" not in fallback.operators
 
 
-def test_what_a_target_refuses(lower):
-    """What a target says that it cannot take is refused in its words, and with the way to go on without it."""
-    said = r"acme .* cannot be made: sums are too hard; give it `required=False` to leave it out where this happens"
-    with pytest.raises(PteforgeError, match=said):
-        lower(special("acme", options={"refuses": "sums are too hard"}))
-
-
-def test_why_a_pass_failed(lower):
-    """The message has what was wrong, and not only which of exir's passes it was."""
-    with pytest.raises(PteforgeError, match=r"'FailingPass' pass .*: too cold for passes"):
-        lower("failing")
-
-
-def test_no_kernel(zoo, model, caplog):
-    """An operator of the fallback that ExecuTorch has no kernel for is told when the file is made, by name."""
-    import torch
-
-    methods = {"forward": (zoo.Ordered(), (torch.ones(2, 4),), None)}
+def test_no_kernel(networks, model, caplog):
+    """Lowering warns of operators in the fallback that ExecuTorch has no kernel for."""
     with caplog.at_level(logging.WARNING, "pteforge.native"):
-        model(methods, specializations=()).lower()
+        model(
+            {"forward": (networks.Function(lambda x: x.sort().values), (torch.ones(2, 4),))}, specializations=()
+        ).lower()
     (record,) = [each for each in caplog.records if each.name.startswith("pteforge.native")]
     assert "the fallback of a partition of method forward calls aten::sort.values, for which" in record.getMessage()
 
 
 @pytest.mark.slow
-def test_nothing_taken(zoo, model):
-    """A specialization whose target takes nothing of a partition is not in its container."""
-    import torch
-
-    methods = {"forward": (zoo.Comparison(), (torch.ones(2, 4),), None)}
-    program = model(methods).lower()
+def test_nothing_taken(networks, model):
+    """A container leaves out a specialization whose target delegates nothing."""
+    program = model({"forward": (networks.Function(lambda x: x > 0), (torch.ones(2, 4),))}).lower()
     assert [payload.name for payload in program.containers[0].payloads] == ["portable"]
 
 
 def test_state_inside(zoo):
-    """A partition that changes a buffer is refused, whoever tagged it."""
-    import torch
-    from executorch.exir import to_edge
-    from executorch.exir.backend.backend_api import to_backend
-    from pteforge.native import NativePartitioner, NfatBackend
-
+    """A partition that changes a buffer is refused, even if another partitioner tagged it."""
     program = to_edge(torch.export.export(zoo.Counter(), (torch.ones(3, 4),))).exported_program()
     specs = NativePartitioner().delegation_spec.compile_specs
     with pytest.raises(PteforgeError, match="changes total: state has to stay outside"):
         to_backend(NfatBackend.__name__, program, specs)
 
 
-def test_compile_specs():
-    """Only what NativePartitioner says is understood; everything else is refused before anything is lowered."""
-    import torch
-    from executorch.exir.backend.compile_spec_schema import CompileSpec
-    from pteforge.native import NativePartitioner, NfatBackend
-
+@pytest.mark.parametrize(
+    ("specs", "error", "problem"),
+    [
+        ([None, ("speed", "1")], InputError, r"unknown compile specs \['speed'\]; .* only 'pteforge.native'"),
+        ([], InputError, r"0 compile specs 'pteforge.native'; there must be one"),
+        ([None, None], InputError, "2 compile specs"),
+        (["xnnpack"], InputError, r"compile spec 'pteforge.native': Invalid JSON"),
+        (['{"specializations":[{}]}'], InputError, r"specializations.0.target: Field required"),
+        (['{"specializations":[{"target":"xnpack"}]}'], TargetError, "unknown target 'xnpack'; did you mean 'xnnpack'"),
+    ],
+)
+def test_compile_specs(specs, error, problem):
+    """Compile specs other than NativePartitioner's, which None stands for, are refused before anything is lowered."""
     program = torch.export.export(torch.nn.ReLU(), (torch.ones(1),))
     (good,) = NativePartitioner().delegation_spec.compile_specs
-
-    def preprocess(*specs: CompileSpec) -> None:
-        NfatBackend.preprocess(program, list(specs))
-
-    with pytest.raises(
-        InputError, match=r"unknown compile specs \['speed'\]; NfatBackend knows 'pteforge.native' only"
-    ):
-        preprocess(good, CompileSpec("speed", b"1"))
-    with pytest.raises(InputError, match=r"0 compile specs 'pteforge.native'; there must be one"):
-        preprocess()
-    with pytest.raises(InputError, match="2 compile specs"):
-        preprocess(good, good)
-    with pytest.raises(InputError, match=r"compile spec 'pteforge.native': Invalid JSON"):
-        preprocess(CompileSpec("pteforge.native", b"xnnpack"))
-    with pytest.raises(InputError, match=r"specializations.0.target: Field required"):
-        preprocess(CompileSpec("pteforge.native", b'{"specializations":[{}]}'))
-    with pytest.raises(
-        TargetError, match=r"unknown target 'xnpack'; did you mean 'xnnpack'\? installed targets: .*vulkan"
-    ):
-        preprocess(CompileSpec("pteforge.native", b'{"specializations":[{"target":"xnpack"}]}'))
+    pairs = [spec if isinstance(spec, tuple) else ("pteforge.native", spec) for spec in specs]
+    given = [good if value is None else CompileSpec(key, value.encode()) for key, value in pairs]
+    with pytest.raises(error, match=problem):
+        NfatBackend.preprocess(program, given)

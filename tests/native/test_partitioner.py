@@ -1,22 +1,30 @@
-"""What NativePartitioner claims, keeps whole and refuses."""
+"""What NativePartitioner claims, preserves and refuses, and what its README shows."""
 
 from __future__ import annotations
 
 import gc
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pteforge
 import pytest
+import torch
+from executorch.exir import to_edge_transform_and_lower
+from executorch.exir.backend.backend_details import BackendDetails
 from pteforge.errors import TargetError
+from pteforge.native import NativePartitioner, NfatBackend, Specialization
+from torch.nn import functional
+
+NATIVE = Path(pteforge.__file__).parent / "native"
+README = (NATIVE / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def partitioned() -> Callable[..., Any]:
     """The edge program of a module, with the partitioner's tags; nothing is lowered."""
-    import torch
-    from executorch.exir import to_edge_transform_and_lower
-    from pteforge.native import NativePartitioner
 
     def partitioned(module: Any, *inputs: Any, shapes: Any = None) -> Any:
         exported = torch.export.export(module, inputs, dynamic_shapes=shapes)
@@ -37,20 +45,13 @@ def tags(graph: Any) -> dict[str, str | None]:
 
 
 def test_specializations():
-    """They travel as canonical JSON in one compile spec: the same whichever way they were written."""
-    from pteforge.native import NativePartitioner, NfatBackend, Specialization
-
-    written = [
-        NativePartitioner(["xnnpack"]),
-        NativePartitioner((Specialization(target="xnnpack", options={}),)),
-    ]
-    first, second = (each.delegation_spec for each in written)
+    """A name and an equal specialization make the same compile spec, as canonical JSON."""
+    written = [["xnnpack"], (Specialization(target="xnnpack", options={}),)]
+    first, second = (NativePartitioner(specializations).delegation_spec for specializations in written)
     assert first.backend_id == NfatBackend.__name__ == "NfatBackend"
-    assert [(each.key, each.value) for each in first.compile_specs] == [
-        (each.key, each.value) for each in second.compile_specs
-    ]
-    (spec,) = first.compile_specs
-    assert json.loads(spec.value)["specializations"][0]["target"] == "xnnpack"
+    ((key, value),), again = ([(spec.key, spec.value) for spec in each.compile_specs] for each in (first, second))
+    assert [(key, value)] == again
+    assert json.loads(value)["specializations"][0]["target"] == "xnnpack"
 
 
 @pytest.mark.parametrize(
@@ -58,25 +59,17 @@ def test_specializations():
     [
         (["vulcan"], "unknown target 'vulcan'; did you mean 'vulkan'.*installed targets: .*coreml.*xnnpack"),
         (["xnnpack", "xnnpack"], "two specializations are called 'xnnpack'; give one of them another `name`"),
-        (["portable"], "'portable' is what the fallback is called, which is always there"),
+        (["portable"], "'portable' is the name of the fallback, which is always there"),
         ([{"target": "portable", "name": "mine"}], "target 'portable' delegates nothing"),
         ([{"target": "xnnpack", "options": {"speed": 1}}], "options of target 'xnnpack': speed: .*per_operator"),
         (["samsung"], "target 'samsung' is not available here: "),
     ],
 )
 def test_specializations_that_cannot_be(specializations, problem):
-    """Unknown, doubled, idle, absent or wrongly set up ones are refused by name when the partitioner is made."""
-    from pteforge.native import NativePartitioner, Specialization
-
+    """Unknown, duplicate, useless, unavailable or misconfigured ones are refused by name, as is a bare name."""
     given = [each if isinstance(each, str) else Specialization(**each) for each in specializations]
     with pytest.raises(TargetError, match=problem):
         NativePartitioner(given)
-
-
-def test_one_name():
-    """One specialization is a list of one; a bare name is a mistake that says so."""
-    from pteforge.native import NativePartitioner
-
     with pytest.raises(TypeError, match="'xnnpack' has to be in a list"):
         NativePartitioner("xnnpack")
 
@@ -85,23 +78,18 @@ def test_one_name():
     ("operator", "problem"),
     [
         ("aten.softsine", "unknown operator 'aten.softsine'; write it as"),
-        ("aten.relu_", r"operator aten.relu_.default cannot be kept whole: .*writes to what it takes"),
-        ("aten.reshape", r"operator aten.reshape.default cannot be kept whole: .*view of it"),
+        ("aten.relu_", r"operator aten.relu_.default cannot be kept whole: .*writes to"),
+        ("aten.reshape", r"operator aten.reshape.default cannot be kept whole: .*view of an argument"),
     ],
 )
-def test_operators_that_cannot_be_kept(operator, problem):
-    """Operators to keep have to exist, and to be functions of what they take."""
-    from pteforge.native import NativePartitioner
-
+def test_operators_that_cannot_be_preserved(operator, problem):
+    """Operators to preserve have to exist, and to be functional."""
     with pytest.raises(TargetError, match=problem):
         NativePartitioner(preserve_operators=[operator])
 
 
 def test_two_backends_of_one_name():
-    """ExecuTorch finds backends by the name of their class: a second NfatBackend is an error and no silent choice."""
-    from executorch.exir.backend.backend_details import BackendDetails
-    from pteforge.native import NativePartitioner
-
+    """ExecuTorch looks backends up by class name, so a second NfatBackend is an error."""
     other = type("NfatBackend", (BackendDetails,), {})
     with pytest.raises(TargetError, match=r"classes of that name: pteforge.native.backend, .*there must be one"):
         NativePartitioner()
@@ -111,18 +99,14 @@ def test_two_backends_of_one_name():
 
 
 @pytest.mark.slow
-def test_kept_whole():
-    """Kept are listed operators, those given, and those that a specialization wants; none of a lowered program."""
-    import torch
-    from executorch.exir import to_edge_transform_and_lower
-    from pteforge.native import NativePartitioner
+def test_preserved_operators(networks):
+    """Default operators, given ones and those of specializations are preserved, but none of a lowered program."""
 
-    class Several(torch.nn.Module):
-        def forward(self, x, weight):
-            y = torch.nn.functional.linear(x, weight)
-            return torch.nn.functional.hardswish(y), torch.nn.functional.mish(y), y.reshape(-1)
+    def several(x, weight):
+        y = functional.linear(x, weight)
+        return functional.hardswish(y), functional.mish(y), y.reshape(-1)
 
-    exported = torch.export.export(Several(), (torch.ones(4, 4), torch.ones(4, 4)))
+    exported = torch.export.export(networks.Function(several), (torch.ones(4, 4), torch.ones(4, 4)))
 
     def kept(partitioner: NativePartitioner, program: Any = exported) -> list[str]:
         operators, keeps = partitioner.ops_to_not_decompose(program)
@@ -137,44 +121,34 @@ def test_kept_whole():
     assert NativePartitioner().partition(lowered).partition_tags == {}
 
 
-def test_sizes_from_data(partitioned):
-    """What depends on sizes that come out of data stays outside, the operators that it would keep included."""
-    import torch
-    from pteforge.native import NativePartitioner
+def test_sizes_from_data(partitioned, networks):
+    """Operators with data-dependent sizes are neither claimed nor preserved."""
 
-    class Found(torch.nn.Module):
-        def forward(self, x, weight):
-            found = torch.nonzero(x[:, 0]).squeeze(1)
-            return torch.nn.functional.linear(x.index_select(0, found), weight), x.sin()
+    def select(x, weight):
+        found = torch.nonzero(x[:, 0]).squeeze(1)
+        return torch.nn.functional.linear(x.index_select(0, found), weight), x.sin()
 
     inputs = torch.ones(4, 4), torch.ones(4, 4)
-    assert NativePartitioner().ops_to_not_decompose(torch.export.export(Found(), inputs))[0] == []
-    by_name = tags(partitioned(Found(), *inputs).graph)
+    assert NativePartitioner().ops_to_not_decompose(torch.export.export(networks.Function(select), inputs))[0] == []
+    by_name = tags(partitioned(networks.Function(select), *inputs).graph)
     assert by_name["aten.sin.default"] == "nfat0"
-    assert by_name["aten.nonzero.default"] is None
-    assert by_name["aten.index_select.default"] is None
-    assert by_name["aten.mm.default"] is None
+    assert all(by_name[f"aten.{name}.default"] is None for name in ("nonzero", "index_select", "mm"))
 
 
-def test_numbers_stay_inside(partitioned):
-    """Sizes are computed in the partition that uses them. What needs the same size in two partitions stays outside."""
-    import torch
+def test_sizes_stay_inside(partitioned, networks):
+    """Sizes are computed in the partition that uses them; a size that two partitions use is not claimed."""
 
-    class Halves(torch.nn.Module):
-        def forward(self, x):
-            one = x.cos().view(x.shape[0] * 2, 2)
-            return one * one.min() if self.training else one
+    def in_both(x):
+        rows = x.shape[0] * 2
+        one = x.cos().view(rows, 2)
+        return (one - one.min()).sin().view(rows * 2, 1)
 
-    class Both(torch.nn.Module):
-        def forward(self, x):
-            rows = x.shape[0] * 2
-            one = x.cos().view(rows, 2)
-            return (one - one.min()).sin().view(rows * 2, 1)
+    def tags_of(function):
+        batch = ({0: torch.export.Dim("batch", min=2, max=8)},)
+        return tags(partitioned(networks.Function(function), torch.ones(3, 4), shapes=(batch,)).graph)
 
-    batch = torch.export.Dim("batch", min=2, max=8)
-    inside = tags(partitioned(Halves().eval(), torch.ones(3, 4), shapes=({0: batch},)).graph)
-    assert set(inside.values()) == {"nfat0"}
-    crossing = tags(partitioned(Both(), torch.ones(3, 4), shapes=({0: batch},)).graph)
+    assert set(tags_of(lambda x: x.cos().view(x.shape[0] * 2, 2)).values()) == {"nfat0"}
+    crossing = tags_of(in_both)
     assert crossing["aten.cos.default"] == "nfat0"
     assert crossing["aten.sin.default"] == "nfat1"
     assert crossing["mul"] is crossing["aten.view_copy.default"] is crossing["aten.min.default"] is None
@@ -182,9 +156,7 @@ def test_numbers_stay_inside(partitioned):
 
 @pytest.mark.slow
 def test_branches(partitioned, zoo):
-    """A cond is claimed as a whole, or else its branches are looked into."""
-    import torch
-
+    """A cond is claimed as a whole, or else its branches are partitioned."""
     whole = partitioned(zoo.Branches(), torch.ones(3, 4))
     assert set(tags(whole.graph).values()) == {"nfat0"}
     outside = partitioned(zoo.Outside(), torch.ones(3, 4))
@@ -197,10 +169,24 @@ def test_branches(partitioned, zoo):
 
 
 def test_state_is_left_outside(partitioned, zoo):
-    """A buffer that the program changes belongs to no partition; what computes its value does."""
-    import torch
-
+    """A mutated buffer belongs to no partition, but the computation of its value does."""
     program = partitioned(zoo.Counter(), torch.ones(3, 4))
     constants = {node.name: node.meta.get("delegation_tag") for node in program.graph.nodes if node.op == "placeholder"}
     assert constants["b_total"] is None
     assert constants["p_layer_weight"] == "nfat0"
+
+
+@pytest.mark.slow
+def test_example(zoo, containers, tmp_path, monkeypatch):
+    """The code of native/README.md lowers a program with state, and the delegates have the payloads that it names."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    exec(code, {"programs": torch.export.export(zoo.Counter(), (torch.ones(3, 4),))})  # noqa: S102 - our own README
+    (container,) = containers((tmp_path / "model.pte").read_bytes())
+    assert [payload.name for payload in container.payloads] == ["vulkan", "xnnpack", "portable"]
+
+
+def test_files_are_listed():
+    """The table of native/README.md names each file of the folder, and no other."""
+    listed = set(re.findall(r"`(\w+\.py)`", README.partition("## Files")[2]))
+    assert listed == {path.name for path in NATIVE.glob("*.py")} - {"__init__.py"}

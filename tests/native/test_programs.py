@@ -2,72 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import pteforge.runtime
 import pytest
+import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from pteforge.errors import InputError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test builds the library and lowers everything
 
 
 @pytest.fixture(scope="module")
-def programs(zoo, model) -> Mapping[str, Any]:
-    """All programs by name."""
-    import torch
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-
+def programs(zoo, networks, model) -> Mapping[str, Any]:
     torch.manual_seed(0)
     image, rows, ones = torch.randn(1, 3, 8, 8), torch.randn(3, 8), torch.ones(3, 4)
     layer = torch.nn.Linear(64, 64)
     batch = torch.export.Dim("batch", min=2, max=8)
+    sizes = (
+        {"forward": (zoo.Sizes(), (rows,), ({0: batch},))},
+        [("forward", (torch.randn(size, 8),)) for size in (8, 2)],
+    )
     convolution = zoo.Convolution().eval()
     models = {
-        "convolution": model({"forward": (convolution, (image,), None)}, [("forward", (image * 3,))]),
-        "fallback": model({"forward": (convolution, (image,), None)}, specializations=()),
-        **{f"{name}, {chosen}": each for name, chosen, each in _quantized(zoo, model, convolution, image)},
-        "branches": model(
-            {"forward": (zoo.Branches(), (ones,), None)}, [("forward", (-ones,)), ("forward", (ones * -5,))]
-        ),
-        "outside": model({"forward": (zoo.Outside(), (ones,), None)}, [("forward", (-ones,))]),
+        "convolution": model({"forward": (convolution, (image,))}, [("forward", (image * 3,))]),
+        "fallback": model({"forward": (convolution, (image,))}, specializations=()),
+        **_quantized(zoo, model, convolution, image),
+        "branches": model({"forward": (zoo.Branches(), (ones,))}, [("forward", (-ones,)), ("forward", (ones * -5,))]),
+        "outside": model({"forward": (zoo.Outside(), (ones,))}, [("forward", (-ones,))]),
         "methods": model(
             {
-                "encode": (zoo.Encoder(layer), (torch.randn(2, 64),), None),
-                "decode": (zoo.Decoder(layer), (torch.randn(2, 64), torch.randn(3, 64)), None),
+                "encode": (torch.nn.Sequential(layer, torch.nn.Tanh()), (torch.randn(2, 64),)),
+                "decode": (networks.Shifted(layer), (torch.randn(3, 64),)),
             }
         ),
-        "sizes": model(
-            {"forward": (zoo.Sizes(), (rows,), ({0: batch},))},
-            [("forward", (torch.randn(size, 8),)) for size in (8, 2)],
-        ),
-        "behind another backend": model(
-            {"forward": (zoo.Sizes(), (rows,), ({0: batch},))},
-            [("forward", (torch.randn(size, 8),)) for size in (8, 2)],
-            before=lambda: [XnnpackPartitioner()],
-        ),
-        "counter": model({"forward": (zoo.Counter(), (ones,), None)}, [("forward", (ones * 2,))]),
+        "sizes": model(*sizes),
+        "behind another backend": model(*sizes, before=lambda: [XnnpackPartitioner()]),
+        "counter": model({"forward": (zoo.Counter(), (ones,))}, [("forward", (ones * 2,))]),
     }
-    return {name: each.lower() for name, each in models.items()}
+    return {name: to_lower.lower() for name, to_lower in models.items()}
 
 
-def _quantized(zoo: Any, model: Any, convolution: Any, image: Any) -> Iterator[tuple[str, str, Any]]:
-    """Quantized modules, with XNNPACK and without: what they are called, the payload that runs, and what to lower."""
-    import torch
-
+def _quantized(zoo, model, convolution, image) -> dict[str, Any]:
+    """Quantized modules, with XNNPACK and without, by kind of quantization and the payload that runs."""
     layers, rows = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()).eval(), torch.randn(3, 64)
     modules = {
         "static": (zoo.quantized(convolution, image), image),
         "dynamic": (zoo.quantized(layers, rows, dynamic=True), rows),
         "grouped": (zoo.grouped(layers), rows),
     }
-    for name, (module, example) in modules.items():
-        for chosen, specializations in (("xnnpack", ["xnnpack"]), ("portable", [])):
-            methods = {"forward": (module, (example,), None)}
-            yield name, chosen, model(methods, specializations=specializations)
+    return {
+        f"{name}, {chosen}": model({"forward": (module, (example,))}, specializations=specializations)
+        for name, (module, example) in modules.items()
+        for chosen, specializations in (("xnnpack", ["xnnpack"]), ("portable", []))
+    }
 
 
 @pytest.fixture(scope="module")
 def outcomes(programs, run_programs) -> Mapping[str, Any]:
-    """What they do on the runtime."""
     return run_programs(programs)
 
 
@@ -85,9 +78,7 @@ def outcomes(programs, run_programs) -> Mapping[str, Any]:
     ],
 )
 def test_equals_eager(programs, outcomes, name, chosen):
-    """Each call gives what eager gives, by the first payload that this runtime has the backend for."""
-    import torch
-
+    """Each call returns what eager returns; the first payload whose backend this runtime has is chosen."""
     outcome = outcomes[name]
     assert [report[-1].partition(":")[0] for report in outcome.reports.values()] == [chosen] * len(outcome.reports)
     for outputs, expected in zip(outcome.outputs, programs[name].expected, strict=True):
@@ -99,9 +90,7 @@ def test_equals_eager(programs, outcomes, name, chosen):
 @pytest.mark.parametrize("chosen", ["xnnpack", "portable"])
 @pytest.mark.parametrize("name", ["static", "dynamic", "grouped"])
 def test_quantized(programs, outcomes, name, chosen):
-    """Quantized operators are claimed, and both payloads compute with them: outputs are eager's but for rounding."""
-    import torch
-
+    """Quantized operators are claimed and run in both payloads; outputs equal eager's but for rounding."""
     program, outcome = programs[f"{name}, {chosen}"], outcomes[f"{name}, {chosen}"]
     (container,) = program.containers
     assert container.payloads[0].name == chosen
@@ -110,79 +99,60 @@ def test_quantized(programs, outcomes, name, chosen):
     torch.testing.assert_close(output, expected, rtol=0, atol=0.02)
 
 
-def test_quantized_payloads(programs):
-    """XNNPACK takes all of a statically quantized program; the fallback calls the quantized kernels."""
-    program = programs["static, xnnpack"]
-    (accelerated,), (portable,) = (program.payload(name).methods for name in ("xnnpack", "portable"))
-    assert [delegate.id for delegate in accelerated.delegates] == ["XnnpackBackend"]
-    assert accelerated.operators == ()
-    assert "quantized_decomposed::dequantize_per_channel.out" in portable.operators
-
-
-def test_kept_whole(programs):
-    """What is kept whole reaches the specialization as it is, and the fallback decomposed."""
-    program = programs["convolution"]
+@pytest.mark.parametrize(
+    ("name", "kernels", "absent"),
+    [
+        ("static, xnnpack", {"quantized_decomposed::dequantize_per_channel.out"}, set()),
+        ("convolution", {"aten::addmm.out"}, {"aten::linear.out", "aten::hardswish.out"}),
+    ],
+)
+def test_payloads(programs, name, kernels, absent):
+    """XNNPACK takes a whole partition, preserved operators included; the fallback has it decomposed."""
+    program = programs[name]
     (container,) = program.containers
     assert [payload.name for payload in container.payloads] == ["xnnpack", "portable"]
-    (accelerated,) = program.payload("xnnpack").methods
+    (accelerated,), (portable,) = (program.payload(payload).methods for payload in ("xnnpack", "portable"))
     assert [delegate.id for delegate in accelerated.delegates] == ["XnnpackBackend"]
     assert accelerated.operators == ()
-    (portable,) = program.payload("portable").methods
-    assert "aten::addmm.out" in portable.operators
-    assert {"aten::linear.out", "aten::hardswish.out"}.isdisjoint(portable.operators)
+    assert kernels <= set(portable.operators)
+    assert absent.isdisjoint(portable.operators)
 
 
 def test_methods(programs, outcomes):
-    """Payloads have the methods of the program. A weight that methods and payloads share is in the file once."""
+    """Payloads have the program's methods, and a weight that methods and payloads share is stored once."""
     program = programs["methods"]
     named = [{payload.description.methods for payload in container.payloads} for container in program.containers]
     assert named == [{("decode",)}, {("encode",)}]
-    weight = program.model.methods["encode"][0].layer.weight.detach().numpy().tobytes()
+    weight = program.model.methods["encode"][0][0].weight.detach().numpy().tobytes()
     assert program.content.count(weight) == 1
     assert set(outcomes["methods"].reports) == {"encode", "decode"}
 
 
-def test_branches(programs):
-    """A cond whose branches are supported is inside of one delegate, in all payloads."""
-    program = programs["branches"]
-    assert len(program.containers) == 1
-    for name in ("xnnpack", "portable"):
-        (method,) = program.payload(name).methods
-        assert method.instructions.jumps > 0
-
-
 def test_partitions(programs):
-    """Where something is not claimed, or belongs to another backend, there are several delegates, each by itself."""
+    """A supported cond is inside one delegate; operators that are not claimed separate delegates."""
+    assert len(programs["branches"].containers) == 1
     assert len(programs["outside"].containers) == 4
     assert [each.payloads[-1].name for each in programs["outside"].containers] == ["portable"] * 4
     assert len(programs["behind another backend"].containers) == 2
 
 
-def test_dynamic(programs):
-    """Payloads take what the program takes: as many rows as it does at most."""
-    for name in ("xnnpack", "portable"):
-        (method,) = programs["sizes"].payload(name).methods
-        assert [(spec.shape, spec.dynamism) for spec in method.inputs] == [((8, 8), "bound")]
-
-
-def test_state(programs):
-    """The state is the program's; payloads have none, whichever of them runs."""
-    program = programs["counter"]
-    for name in ("xnnpack", "portable"):
-        assert not any(constant.mutable for constant in program.payload(name).constants)
+@pytest.mark.parametrize("name", ["xnnpack", "portable"])
+def test_methods_of_payloads(programs, name):
+    """A payload has the branches and bounds of its partition, and no state: that is the program's."""
+    (branches,) = programs["branches"].payload(name).methods
+    assert branches.instructions.jumps > 0
+    (sizes,) = programs["sizes"].payload(name).methods
+    assert [(spec.shape, spec.dynamism) for spec in sizes.inputs] == [((8, 8), "bound")]
+    assert not any(constant.mutable for constant in programs["counter"].payload(name).constants)
 
 
 def test_same_bytes(programs):
-    """Lowering a program again gives the same bytes."""
+    """Lowering is deterministic."""
     assert programs["branches"].model.lower().content == programs["branches"].content
 
 
 def test_python_host(programs, tmp_path):
-    """The Python host runs what is one delegate as a whole, and refuses what is delegated in parts, saying why."""
-    import pteforge.runtime
-    import torch
-    from pteforge.errors import InputError
-
+    """The Python host runs a program that is one delegate, and refuses one that is delegated in parts."""
     path = tmp_path / "program.pte"
     program = programs["convolution"]
     path.write_bytes(program.content)
@@ -192,7 +162,5 @@ def test_python_host(programs, tmp_path):
         torch.testing.assert_close(loaded.run(method, inputs), [expected], rtol=1e-5, atol=1e-5)
     for name in ("outside", "methods", "counter"):
         path.write_bytes(programs[name].content)
-        with pytest.raises(
-            InputError, match="what it delegates to NfatBackend are parts of it, each with its own container"
-        ):
+        with pytest.raises(InputError, match="delegates parts of methods to NfatBackend, each with its own container"):
             pteforge.runtime.load(path)

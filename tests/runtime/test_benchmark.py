@@ -1,10 +1,6 @@
 """The benchmark of fat files."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,12 +10,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test buil
 _BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "fat_runtime.py"
 
 
-def test_figures(build: Path) -> None:
-    """One run has figures for every model, and memory, which time does not change, is within 5 % of the payload's."""
-    command = [sys.executable, "-W", "ignore", _BENCHMARK, "--repeat", "1", "--json", "--host", build / "nfat_run"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    costs = json.loads(done.stdout)
+def test_figures(run_python, build):
+    """One run measures every model, and a fat file takes at most 5 % more memory than its payload."""
+    output = run_python("-W", "ignore", _BENCHMARK, "--repeat", "1", "--json", "--host", build / "nfat_run")
+    costs = json.loads(output)
     assert [(cost["model"], cost["payload"]) for cost in costs] == [
         ("21 MB", "xnnpack"),
         ("21 MB", "portable"),

@@ -1,13 +1,11 @@
 """Fat programs in a plain C++ program."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pytest
+from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.pte.reader import read_pte
 
 pytestmark = [
     pytest.mark.slow,
@@ -17,84 +15,40 @@ pytestmark = [
 ]
 
 
-def _arguments(programs: Path, name: str, folder: Path, method: str = "forward", call: int = 0) -> list[str | Path]:
-    """The program, a method and the inputs of one of its calls."""
-    import torch
-
-    arguments = []
-    for index, tensor in enumerate(torch.load(programs / f"{name}.calls.pt")[method][call]):
-        path = folder / f"{index}.bin"
-        path.write_bytes(tensor.numpy().tobytes())
-        arguments.append(f"{'x'.join(map(str, tensor.shape))}:{path}")
-    return [programs / f"{name}.pte", method, *arguments]
+@pytest.mark.parametrize("name", ["v1", "v2", "v2-damaged-first", "v2-dynamic", "v2-aliases", "v2-two-methods"])
+def test_outputs(check_host, programs, outcomes, name):
+    """A C++ program that links the library gets bit for bit what Python gets: for each method, call and size."""
+    assert outcomes[name].error == ""
+    check_host(programs, name)
 
 
-def _run(build: Path, arguments: Sequence[str | Path], *options: str) -> tuple[int, bytes, str]:
-    """Exit code, outputs and messages."""
-    done = subprocess.run([build / "nfat_run", *options, *arguments], capture_output=True, check=False)
-    return done.returncode, done.stdout, done.stderr.decode()
+def test_programs_that_do_not_load(run_host, host_arguments, programs):
+    """Without a payload that can run, or with an unknown option, the program gets an error, and the log says why."""
+    missing = "mlx: passed over: it needs MLXBackend, which is not registered in this runtime\n"
+    for name, options, *messages in (
+        ("v2-none-fits", [], missing, "Error::DelegateInvalidCompatibility"),
+        ("v2", ["--verify", "most"], "verify_digests is one of none, parsed, all"),
+    ):
+        code, outputs, log = run_host(*options, *host_arguments(programs, name))
+        assert (code, outputs) == (1, b"")
+        assert all(message in log for message in messages)
 
 
-@pytest.mark.parametrize("name", ["v1", "v2", "v2-damaged-first", "v2-dynamic", "v2-aliases"])
-def test_outputs(build: Path, programs: Path, outcomes: Mapping[str, object], tmp_path: Path, name: str) -> None:
-    """A C++ program that links the library gets bit for bit what Python gets."""
-    import torch
-
-    code, outputs, messages = _run(build, _arguments(programs, name, tmp_path))
-    assert code == 0, messages
-    of_python = b"".join(each.numpy().tobytes() for each in torch.load(programs / f"{name}.outputs.pt"))
-    assert outcomes[name].error == ""  # type: ignore[attr-defined]  # Outcome of conftest.py
-    assert len(outputs) > 0
-    assert outputs == of_python[: len(outputs)]
-    assert ": chosen: " in messages
-
-
-def test_nothing_fits(build: Path, programs: Path, tmp_path: Path) -> None:
-    """Where no payload can run, the C++ program gets an error and a line for each payload."""
-    code, outputs, messages = _run(build, _arguments(programs, "v2-none-fits", tmp_path))
-    assert (code, outputs) == (1, b"")
-    assert "mlx: passed over: it needs MLXBackend, which is not registered in this runtime\n" in messages
-    assert "Error::DelegateInvalidCompatibility" in messages
-
-
-@pytest.mark.usefixtures("outcomes")
-def test_every_size(build: Path, programs: Path, tmp_path: Path) -> None:
-    """With a dynamic batch, every size gives what Python gives."""
-    import torch
-
-    outputs = torch.load(programs / "v2-dynamic.outputs.pt")
-    assert len({output.shape for output in outputs}) > 2
-    for call, expected in enumerate(outputs):
-        code, found, messages = _run(build, _arguments(programs, "v2-dynamic", tmp_path, call=call))
-        assert (code, found) == (0, expected.numpy().tobytes()), messages
-
-
-@pytest.mark.usefixtures("outcomes")
-def test_every_method(build: Path, programs: Path, tmp_path: Path) -> None:
-    """Each method of a program gives what Python gives for it."""
-    import torch
-
-    outputs = torch.load(programs / "v2-two-methods.outputs.pt")
-    for method, expected in zip(("forward", "encode"), outputs, strict=True):
-        code, found, messages = _run(build, _arguments(programs, "v2-two-methods", tmp_path, method))
-        assert (code, found) == (0, expected.numpy().tobytes()), messages
-
-
-def test_state(build: Path, programs: Path, tmp_path: Path) -> None:
-    """State goes on from call to call, and every process starts anew."""
+def test_state(run_host, host_arguments, programs):
+    """State is kept from call to call, and every process starts with the initial one."""
     import torch
 
     for _ in range(2):
-        code, found, messages = _run(build, _arguments(programs, "v2-state", tmp_path), "--repeat", "3")
+        code, found, messages = run_host("--repeat", "3", *host_arguments(programs, "v2-state"))
         assert code == 0, messages
         assert found == torch.tensor([[2.0] * 4, [4.0] * 4, [6.0] * 4]).numpy().tobytes()
 
 
 @pytest.mark.parametrize("name", ["v1", "v2", "v2-state", "v2-aliases", "large"])
-def test_threads(build: Path, sanitized: Path, programs: Path, tmp_path: Path, name: str) -> None:
-    """Instances that threads load and call at the same time do not touch each other, their state included."""
-    arguments = _arguments(programs, name, tmp_path)
-    _, alone, _ = _run(build, arguments, "--repeat", "20")
+def test_threads(run_host, host_arguments, sanitized, programs, name):
+    """Instances that threads load and call at the same time do not affect each other, their state included."""
+    arguments = host_arguments(programs, name)
+    _, alone, _ = run_host("--repeat", "20", *arguments)
     done = subprocess.run([sanitized / "run_in_threads", "4", "20", *arguments], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert len(alone) > 0
@@ -115,11 +69,9 @@ def test_threads(build: Path, sanitized: Path, programs: Path, tmp_path: Path, n
         ("v2", "none", "xnnpack"),
     ],
 )
-def test_levels_of_verification(
-    build: Path, programs: Path, tmp_path: Path, name: str, level: str, chosen: str
-) -> None:
-    """The load option says how much is verified: with `all`, damaged weights are found; what is parsed is always."""
-    code, _, messages = _run(build, _arguments(programs, name, tmp_path), "--verify", level)
+def test_levels_of_verification(run_host, host_arguments, programs, name, level, chosen):
+    """With `all`, damaged weights are found; what is parsed is always verified, unless the level is `none`."""
+    code, _, messages = run_host("--verify", level, *host_arguments(programs, name))
     assert [line.partition(":")[0] for line in messages.splitlines() if ": chosen: " in line] == (
         [chosen] * bool(chosen)
     )
@@ -127,20 +79,28 @@ def test_levels_of_verification(
     assert chosen or messages.count("is damaged: its blob ") >= 2
 
 
-def test_unknown_level(build: Path, programs: Path, tmp_path: Path) -> None:
-    """A level that does not exist is an error, and nothing is loaded."""
-    code, outputs, messages = _run(build, _arguments(programs, "v2", tmp_path), "--verify", "most")
-    assert (code, outputs) == (1, b"")
-    assert "verify_digests is one of none, parsed, all" in messages
-
-
 @pytest.mark.parametrize("level", ["none", "parsed", "all"])
-def test_bench(build: Path, programs: Path, tmp_path: Path, level: str) -> None:
-    """The host says what loading and each call cost."""
-    arguments = _arguments(programs, "large", tmp_path)
-    code, outputs, messages = _run(build, arguments, "--bench", "--repeat", "7", "--verify", level)
+def test_bench(run_host, host_arguments, programs, level):
+    """The host measures loading and each call."""
+    arguments = host_arguments(programs, "large")
+    code, outputs, messages = run_host("--bench", "--repeat", "7", "--verify", level, *arguments)
     assert code == 0, messages
     found = json.loads(outputs)
     assert 0 < found["load"] < 60
     assert len(found["calls"]) == 7
     assert min(found["resident_loaded"], found["resident_called"]) > found["resident_before"] > 0
+
+
+def test_unplanned_outputs_are_written_in_place(run_sanitized, programs):
+    """A payload without memory for its outputs writes them where the caller wants them; otherwise they are copied."""
+
+    def call(name):
+        content = (programs / f"{name}.pte").read_bytes()
+        (delegate,) = (delegate for method in read_pte(content).methods for delegate in method.delegates)
+        named_data = open_fat(programs / f"{name}.pte").container.named_data
+        return run_sanitized("call_method", bytes(delegate.extent.of(content)), named_data)
+
+    unplanned, planned = call("v2"), call("v2-planned")
+    assert (unplanned[0], planned[0]) == ("in place", "copied")
+    assert unplanned[1:] == planned[1:]
+    assert len(set(unplanned[1:])) == 8

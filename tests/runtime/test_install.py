@@ -1,7 +1,5 @@
 """The runtime as pip installs it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -30,13 +28,9 @@ except pteforge_nfat.LibraryError as error:
 """
 
 
-def _pip(venv: Path, *arguments: str | Path) -> str:
-    done = subprocess.run(
-        [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _run(venv: Path, *arguments: str | Path) -> str:
+    command = [venv / "bin" / "python", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=venv.parent)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -46,8 +40,8 @@ def _files(folder: Path) -> set[Path]:
 
 
 @pytest.fixture
-def venv(tmp_path: Path) -> Path:
-    """A virtual environment that sees the packages of the tests' own one, scikit-build-core among them."""
+def venv(tmp_path) -> Path:
+    """A virtual environment that sees the packages of the tests' environment, such as scikit-build-core."""
     folder = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
     packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
@@ -57,37 +51,19 @@ def venv(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("outcomes")
-def test_install_and_uninstall(venv: Path, programs: Path, tmp_path: Path) -> None:
-    """Installed from the folder, which stays as it was, fat files run, on any Python 3; uninstalling leaves nothing."""
+def test_install_and_uninstall(venv, programs):
+    """Installing does not change the source folder, fat files run, and uninstalling leaves nothing behind."""
     before, sources = _files(venv), _files(_RUNTIME)
-    _pip(venv, "install", _RUNTIME, "--no-build-isolation", "--no-deps")
+    _run(venv, "-m", "pip", "install", _RUNTIME, "--no-build-isolation", "--no-deps")
     assert _files(_RUNTIME) == sources
     (tags,) = (path for path in _files(venv) - before if path.name == "WHEEL")
     assert "Tag: py3-none-" in tags.read_text()
-    installed = {
-        path.relative_to(venv).as_posix().split("/", 3)[-1] for path in _files(venv) - before if path.is_file()
-    }
-    assert {name for name in installed if ".dist-info/" not in name} == {
+    files = (path.relative_to(venv).as_posix() for path in _files(venv) - before if path.is_file())
+    assert {name.split("/", 3)[-1] for name in files if ".dist-info/" not in name} == {
         f"pteforge_nfat/{name}"
         for name in ("__init__.py", "library.py", "py.typed", "libnfat_backend.so", "executorch_version.txt")
     }
-    program = programs / "v2.pte"
-    used = subprocess.run(
-        [
-            venv / "bin" / "python",
-            "-c",
-            _USE,
-            venv,
-            program,
-            program.with_suffix(".calls.pt"),
-            program.with_suffix(".outputs.pt"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert used.returncode == 0, used.stderr
-    assert used.stdout == "'most' is no level of verification: none, parsed and all are\n"
-    _pip(venv, "uninstall", "--yes", "pteforge-nfat")
+    arguments = [programs / f"v2.{name}" for name in ("pte", "calls.pt", "outputs.pt")]
+    assert _run(venv, "-c", _USE, venv, *arguments) == "'most' is no level of verification: none, parsed and all are\n"
+    _run(venv, "-m", "pip", "uninstall", "--yes", "pteforge-nfat")
     assert _files(venv) == before

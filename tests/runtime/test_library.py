@@ -1,10 +1,6 @@
 """The Python package that loads the library."""
 
-from __future__ import annotations
-
-import importlib.util
-import subprocess
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
 
@@ -12,36 +8,30 @@ import pytest
 
 
 @pytest.fixture
-def library(python_path: Path) -> ModuleType:
+def library(python_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """pteforge_nfat.library, which is not installed in the tests' environment."""
-    spec = importlib.util.spec_from_file_location("nfat_library_of_tests", python_path / "pteforge_nfat" / "library.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(python_path)
+    return importlib.import_module("pteforge_nfat.library")
 
 
-def test_missing(library: ModuleType, tmp_path: Path) -> None:
+def test_missing(library, tmp_path):
     """Without the library, the error says how to install it."""
     with pytest.raises(library.LibraryError, match=r"pip install \./runtime"):
         library.load(tmp_path)
 
 
-def test_other_version(library: ModuleType, tmp_path: Path) -> None:
-    """A library for another ExecuTorch is refused before it is loaded: its file is not even one."""
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        ("1.4.0", r"built for executorch 1\.4\.0, and 1\.5\.1 is installed"),
+        ("1.5.1", "cannot be loaded: .*libnfat_back"),
+    ],
+)
+def test_unusable_library(library, tmp_path, version, problem):
+    """A library for another ExecuTorch is refused before it is loaded; the loader's error is in the message."""
     (tmp_path / library._NAME).write_bytes(b"not a library")
-    (tmp_path / "executorch_version.txt").write_text("1.4.0\n")
-    with pytest.raises(library.LibraryError, match=r"built for executorch 1\.4\.0, and 1\.5\.1 is installed"):
-        library.load(tmp_path)
-
-
-def test_not_a_library(library: ModuleType, tmp_path: Path) -> None:
-    """A file that is no library is an error of ours, with the loader's words."""
-    (tmp_path / library._NAME).write_bytes(b"not a library")
-    (tmp_path / "executorch_version.txt").write_text("1.5.1\n")
-    with pytest.raises(library.LibraryError, match=r"cannot be loaded: .*libnfat_backend"):
+    (tmp_path / "executorch_version.txt").write_text(f"{version}\n")
+    with pytest.raises(library.LibraryError, match=problem):
         library.load(tmp_path)
 
 
@@ -62,13 +52,6 @@ assert Runtime.get().backend_registry.is_available("NfatBackend")
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # the first test builds
 @pytest.mark.parametrize("order", ["executorch first", "library first"])
-def test_registers(build: Path, python_path: Path, order: str) -> None:
-    """Loading registers the backend where Python's ExecuTorch sees it, in either order, and twice is as once."""
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, build, order],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": str(python_path), "PATH": ""},
-    )
-    assert done.returncode == 0, done.stderr
+def test_registers(run_python, build, order):
+    """Loading registers the backend with Python's ExecuTorch, in either order; loading twice is loading once."""
+    run_python("-c", _SCRIPT, build, order)

@@ -1,20 +1,17 @@
-"""Fat files as the command line makes them: the library, the plain host and the Python host run what they hold."""
-
-from __future__ import annotations
+"""Fat files made by the command line run with the library, in the plain host and in the Python host."""
 
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from pteforge.artifacts.nfat.fat_file import open_fat
-from pteforge.artifacts.pte.reader import open_pte
+from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.pte.reader import open_pte
 from pteforge.runtime import load
 
 pytestmark = [
@@ -30,12 +27,12 @@ _RECIPE = {"specializations": [{"target": "mlx"}, {"target": "xnnpack"}, {"targe
 
 
 def _zoo(folder: Path) -> Mapping[str, Any]:
-    """All models of the example zoos, as fat files with their weights inside, and one with them beside it."""
+    """All models of the example zoos, as fat files that hold their weights; one also with external weights."""
     models = {}
     for name in ("starter", "fat"):
         for model, config in yaml.safe_load((_ZOOS / f"{name}.yaml").read_text())["models"].items():
             models[model] = {"source": config["source"]}
-            models[model] |= {"recipes": ["fat", "beside"]} if model == "transformer_block" else {}
+            models[model] |= {"recipes": ["fat", "external"]} if model == "transformer_block" else {}
             models[model] |= {"verify": {"min_sqnr_db": 50}} if model == "sdpa" else {}
     return {
         "version": 1,
@@ -44,38 +41,20 @@ def _zoo(folder: Path) -> Mapping[str, Any]:
         "models": models,
         "recipes": {
             "fat": {"output": {"form": "fat"}, **_RECIPE},
-            "beside": {"output": {"form": "fat", "external_data": True}, **_RECIPE},
+            "external": {"output": {"form": "fat", "external_data": True}, **_RECIPE},
         },
     }
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """What `pteforge export` made.
-
-    Attributes:
-        out: its folder.
-        programs: the fat files as programs/run.py takes them, with inputs, and with the payload to compare with.
-    """
-
-    out: Path
-    programs: Path
-
-
 @pytest.fixture(scope="module")
-def lowered(tmp_path_factory: pytest.TempPathFactory) -> Lowered:
-    """The zoo, lowered by the command line."""
+def lowered(tmp_path_factory) -> Path:
+    """The zoo, lowered by the command line into `out`; `programs` has the fat files as programs/run.py takes them."""
     import torch
 
     folder = tmp_path_factory.mktemp("zoo")
     (folder / "zoo.yaml").write_text(json.dumps(_zoo(folder)))
-    done = subprocess.run(
-        [Path(sys.executable).with_name("pteforge"), "export", "zoo.yaml", "--store", "store"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [Path(sys.executable).with_name("pteforge"), "export", "zoo.yaml", "--store", "store"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     programs = folder / "programs"
     programs.mkdir()
@@ -94,99 +73,40 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> Lowered:
         }
         torch.save(calls, programs / f"{name}.calls.pt")
     (programs / "programs.json").write_text(json.dumps(names))
-    return Lowered(folder / "out", programs)
+    return folder
 
 
-@pytest.fixture(scope="module")
-def ran(build: Path, lowered: Lowered, python_path: Path) -> Mapping[str, Any]:
-    """What became of each program in ExecuTorch's Python runtime with the library."""
-    done = subprocess.run(
-        [sys.executable, _HERE / "programs" / "run.py", build, lowered.programs],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(python_path)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: Mapping[str, Any] = json.loads((lowered.programs / "outcomes.json").read_text())
-    return found
+def test_every_host_makes_the_same_choice(run_all, check_host, lowered):
+    """Every model runs its XNNPACK payload, after the one for MLX is passed over, with that payload's outputs.
 
+    So it does in Python with the library, in a C++ program that links it, and in the Python host; without XNNPACK that
+    takes portable.
+    """
+    import torch
 
-def test_library(ran: Mapping[str, Any]) -> None:
-    """Every model runs its XNNPACK payload, past the one for MLX, and gives bit for bit what that payload gives."""
+    programs = lowered / "programs"
+    ran = run_all(programs)
     assert len(ran) == 8
     for name, outcome in ran.items():
-        assert (outcome["error"], outcome["equal"]) == ("", True), name
-        assert outcome["report"][-1].startswith("xnnpack: chosen"), name
-        assert outcome["report"][0].startswith("mlx: passed over"), name
-
-
-@pytest.mark.usefixtures("ran")
-def test_plain_host(build: Path, lowered: Lowered, tmp_path: Path) -> None:
-    """A C++ program that links the library gives the same bytes, for every method."""
-    import torch
-
-    for name in json.loads((lowered.programs / "programs.json").read_text()):
-        expected = torch.load(lowered.programs / f"{name}.outputs.pt")
-        for method, (inputs,) in torch.load(lowered.programs / f"{name}.calls.pt").items():
-            arguments = []
-            for index, tensor in enumerate(inputs):
-                path = tmp_path / f"{index}.bin"
-                path.write_bytes(_bytes(tensor))
-                arguments.append(f"{'x'.join(map(str, tensor.shape))}:{path}")
-            done = subprocess.run(
-                [build / "nfat_run", lowered.programs / f"{name}.pte", method, *arguments],
-                capture_output=True,
-                check=False,
-            )
-            assert done.returncode == 0, (name, done.stderr)
-            outputs, expected = (
-                expected[: _count(done.stdout, expected)],
-                expected[_count(done.stdout, expected) :],
-            )
-            assert done.stdout == b"".join(map(_bytes, outputs)), name
-        assert not expected
-
-
-def _bytes(tensor: Any) -> bytes:
-    """Of any dtype, also of those that numpy does not have."""
-    import torch
-
-    content: bytes = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-    return content
-
-
-def _count(content: bytes, expected: list[Any]) -> int:
-    """How many of the expected outputs so many bytes are."""
-    size = count = 0
-    while size < len(content):
-        size += expected[count].nbytes
-        count += 1
-    return count
-
-
-@pytest.mark.usefixtures("ran")
-def test_python_host(lowered: Lowered) -> None:
-    """Without the library, the same choice and the same outputs; without XNNPACK, portable."""
-    import torch
-
-    for name in json.loads((lowered.programs / "programs.json").read_text()):
-        program = load(lowered.programs / f"{name}.pte")
+        assert (outcome.error, outcome.equal) == ("", True), name
+        assert outcome.report[-1].startswith("xnnpack: chosen"), name
+        assert outcome.report[0].startswith("mlx: passed over"), name
+        check_host(programs, name)
+        program = load(programs / f"{name}.pte")
         assert program.payload == "xnnpack"
-        calls = torch.load(lowered.programs / f"{name}.calls.pt")
+        calls = torch.load(programs / f"{name}.calls.pt")
         outputs = [output for method, (inputs,) in calls.items() for output in program.run(method, inputs)]
-        assert all(map(torch.equal, outputs, torch.load(lowered.programs / f"{name}.outputs.pt"))), name
-        portable = load(lowered.programs / f"{name}.pte", exclude=["xnnpack"])
-        assert portable.payload == "portable"
+        assert all(map(torch.equal, outputs, torch.load(programs / f"{name}.outputs.pt"))), name
+        assert load(programs / f"{name}.pte", exclude=["xnnpack"]).payload == "portable"
 
 
-def test_weights_beside_the_file(lowered: Lowered) -> None:
-    """With its `.ptd` file, a fat file without weights gives what the one with weights gives."""
+def test_external_weights(lowered):
+    """A fat file with external weights has the same outputs as the one that holds them."""
     import torch
 
-    folder = lowered.out / "transformer_block"
+    folder = lowered / "out" / "transformer_block"
     tokens = torch.randn(1, 32, 512)
-    inside = load(folder / "fat.pte").run("forward", [tokens])
-    beside = load(folder / "beside.pte", data_files=[folder / "beside.ptd"]).run("forward", [tokens])
-    assert torch.equal(inside[0], beside[0])
-    assert (folder / "beside.pte").stat().st_size < 100_000
+    (internal,) = load(folder / "fat.pte").run("forward", [tokens])
+    (external,) = load(folder / "external.pte", data_files=[folder / "external.ptd"]).run("forward", [tokens])
+    assert torch.equal(internal, external)
+    assert (folder / "external.pte").stat().st_size < 100_000

@@ -1,8 +1,5 @@
 """The Python host chooses what the library chooses, for the same reasons, and gives the same outputs."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +15,27 @@ pytestmark = [
 ]
 
 _WEIGHTS_DAMAGED = "large-weights-damaged"
-"""The one where they differ: the host, which copies all of a payload, verifies all of it; the library, which copies
-nothing, verifies large weights on request."""
+"""Where they differ: the host copies and verifies whole payloads, the library verifies large weights on request."""
 
 _OUTPUT_IS_INPUT = "v2-aliases"
-"""Whose payloads plan no memory for outputs and return an input. ExecuTorch's Python bindings give such an output
-memory of its own, which takes the input's away: what they compute is wrong, without a fat file as well."""
+"""Its payloads plan no memory for outputs and return an input. ExecuTorch's Python bindings allocate memory for that
+output, which replaces the input's: outputs are wrong, also without a fat file."""
 
 _SAME_WORDS = ("it needs a newer", "it is a fat program", "it is empty")
 
 
-def _verdicts(report: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Payload and what became of it, line by line; with the reason where both sides word it alike."""
-    return [_verdict(*line.split(": ", 2)) for line in report]
+def _verdicts(report) -> list[tuple[str, str]]:
+    """Payload and verdict of each line; or the reason, if both sides word it alike."""
+    verdicts = []
+    for line in report:
+        name, verdict, why = (*line.split(": ", 2), "")[:3]
+        same = why.startswith(_SAME_WORDS) or why.endswith("in this runtime")
+        verdicts.append(("", name) if name == "container refused" else (name, why if same else verdict))
+    return verdicts
 
 
-def _verdict(name: str, verdict: str, why: str = "") -> tuple[str, str]:
-    if name == "container refused":
-        return "", name
-    return name, why if why.startswith(_SAME_WORDS) or why.endswith("in this runtime") else verdict
-
-
-def test_same_choice(outcomes: Mapping[str, Any], programs: Path) -> None:
-    """For every program: the same payloads looked at, the same one chosen, equal outputs; or both refuse it."""
+def test_same_choice(outcomes, programs):
+    """For every program, both try the same payloads, choose the same one and get equal outputs; or both refuse it."""
     import torch
 
     equal = 0
@@ -77,5 +72,5 @@ def _load(path: Path) -> tuple[LoadedProgram | None, tuple[str, ...]]:
         return None, (f"container refused: {error}",)
 
 
-def _outputs(program: LoadedProgram, calls: Mapping[str, list[Any]]) -> list[Any]:
-    return [output for method, inputs in calls.items() for each in inputs for output in program.run(method, each)]
+def _outputs(program: LoadedProgram, calls) -> list[Any]:
+    return [output for method, inputs in calls.items() for x in inputs for output in program.run(method, x)]

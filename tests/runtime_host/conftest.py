@@ -1,7 +1,5 @@
 """Payloads of one small model, lowered once per session, fat files of them, and the command line in this process."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pteforge.artifacts.nfat.contents import Description
-from pteforge.artifacts.nfat.fat_file import open_fat
-from pteforge.artifacts.nfat.pack import PackedContainer, pack_v2
-from pteforge.artifacts.pte.reader import read_pte
-from pteforge.flows.cli.quiet import quiet
+from pteforge.flows.cli.terminal import quiet
+from pteforge.formats.nfat.contents import DEFAULT_ALIGNMENT, Description
+from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.pack import PackedContainer, pack_v2
+from pteforge.formats.nfat.v1 import pack_v1
+from pteforge.formats.pte.reader import read_pte
 
 BACKENDS = {"vulkan": ("VulkanBackend",), "xnnpack": ("XnnpackBackend",), "portable": ()}
 
@@ -92,6 +91,21 @@ def plainly() -> Callable[..., list[Any]]:
     return direct
 
 
+@pytest.fixture(scope="session")
+def lower() -> Callable[..., bytes]:
+    """Lowers a module for the portable kernels: a plain file with one method."""
+
+    def lower(module: Any, *shape: int, method: str = "forward") -> bytes:
+        import torch
+        from executorch.exir import to_edge_transform_and_lower
+        from torch.export import export
+
+        program = export(module.eval(), (torch.ones(shape),))
+        return bytes(to_edge_transform_and_lower({method: program}).to_executorch().buffer)
+
+    return lower
+
+
 Entry = tuple[Description, bytes]
 
 
@@ -114,38 +128,53 @@ class Maker:
         known = [self.entry(entry) if isinstance(entry, str) else entry for entry in entries]
         return pack_v2(known, fallback=False)
 
-    def write(self, packed: PackedContainer, signature: bytes | None = None, name: str = "fat.pte") -> Path:
+    def write(
+        self, packed: PackedContainer, signature: bytes | None = None, name: str = "fat.pte", data: Path | None = None
+    ) -> Path:
         """The fat file of a container; its methods are those of the model, unless another signature is given."""
         with quiet():
-            from pteforge.tasks.stages.outer import write_fat
+            from pteforge.tasks.programs.fat_program import write_fat
         path = self.folder / name
-        write_fat(packed, signature or self.payloads["portable"].read_bytes(), path)
+        write_fat(packed, signature or self.payloads["portable"].read_bytes(), path, data_path=data)
         return path
 
     def fat(self, *entries: str | Entry, name: str = "fat.pte") -> Path:
         """The fat file of some payloads."""
         return self.write(self.pack(*entries), name=name)
 
-    def damage_inline(self, packed: PackedContainer, damaged: str) -> PackedContainer:
-        """The container with another last byte in a payload's first inline stretch."""
+    def damaged_blob(self, name: str) -> tuple[Path, str]:
+        """A fat file whose first payload has a damaged blob that `portable`, the other one, does not use.
+
+        Returns the file and the blob's digest.
+        """
+        packed = self.pack((Description(name), self.other_weights()), "portable")
         container = packed.open()
-        extent = next(each for each in container.payload(damaged).extents if each.source.name == "INLINE")
-        content = bytearray(packed.container)
-        content[len(content) - len(container.inline) + extent.offset + extent.size - 1] ^= 1
-        return replace(packed, container=bytes(content))
+        first, portable = (set(payload.blobs) for payload in container.payloads)
+        digest = container.manifest.blobs[min(first - portable)].digest
+        changed = bytearray(packed.blobs[digest])
+        changed[100] ^= 1
+        blobs = {**packed.blobs, digest: memoryview(changed)}
+        return self.write(replace(packed, blobs=blobs), name="damaged.pte"), digest
+
+    def version_1(self, *entries: tuple[str, bytes], name: str = "fat.pte", **named: memoryview) -> Path:
+        """The fat file of a container of version 1, with named data."""
+        return self.write(PackedContainer(pack_v1(entries), named, DEFAULT_ALIGNMENT), name=name)
+
+    def external(self, *names: str) -> Path:
+        """The fat file model.pte of some payloads, with its weights in model.ptd."""
+        return self.write(self.pack(*names), name="model.pte", data=self.folder / "model.ptd")
 
     def other_weights(self) -> bytes:
         """The portable payload with other weights: every byte of its constants has its lowest bit changed."""
         content = bytearray(self.payloads["portable"].read_bytes())
         for constant in read_pte(bytes(content)).constants:
-            stretch = slice(constant.offset, constant.offset + constant.size)
-            content[stretch] = bytes(byte ^ 1 for byte in content[stretch])
+            weights = slice(constant.extent.offset, constant.extent.end)
+            content[weights] = bytes(byte ^ 1 for byte in content[weights])
         return bytes(content)
 
 
 @pytest.fixture
 def make(tmp_path, payloads) -> Maker:
-    """Makes fat files."""
     return Maker(tmp_path, payloads)
 
 

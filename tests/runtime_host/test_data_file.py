@@ -1,6 +1,4 @@
-"""Plain files with their weights in a `.ptd` beside them: loading, and what is said where the two do not fit."""
-
-from __future__ import annotations
+"""Plain files with external weights in a `.ptd`: loading them, and errors if the two files do not match."""
 
 import shutil
 import warnings
@@ -28,25 +26,17 @@ class Pair:
         shutil.copy(self.data, folder / "model.ptd")
         return Path(shutil.copy(self.file, folder / "model.pte"))
 
-    def runs(self, program) -> bool:
-        """Whether a loaded program gives what the model gives."""
-        import torch
-
-        (output,) = program.run("forward", self.inputs)
-        return torch.allclose(output, self.expected, atol=1e-5)
-
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> Mapping[str, Pair]:
-    """What ExecuTorch makes by itself of two models, for its kernels and for XNNPACK; `wide` has other sizes."""
+    """What ExecuTorch makes by itself of two models, for its kernels and for XNNPACK; `wide` ones have other sizes."""
     folder = tmp_path_factory.mktemp("pairs")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # upstream's, while it lowers; nothing here is about them
         return {
-            "portable": _pair(folder / "portable", 8, delegate=False),
-            "wide": _pair(folder / "wide", 16, delegate=False),
-            "xnnpack": _pair(folder / "xnnpack", 8, delegate=True),
-            "other xnnpack": _pair(folder / "other", 16, delegate=True),
+            f"{size}{name}": _pair(folder / f"{size}{name}", width, delegate=name == "xnnpack")
+            for name in ("portable", "xnnpack")
+            for size, width in (("", 8), ("wide ", 16))
         }
 
 
@@ -72,36 +62,48 @@ def _pair(folder: Path, width: int, *, delegate: bool) -> Pair:
 
 @pytest.mark.parametrize("name", ["portable", "xnnpack"])
 def test_both_run(name, pairs, pteforge, tmp_path):
-    """The two files run together; the command line takes the `.ptd` that lies beside the file, or is named."""
+    """The two files run together; the command line takes the `.ptd` of the same name, or the one that is named."""
     pair = pairs[name]
-    assert pair.runs(load(pair.file, data_files=[pair.data]))
+    (output,) = load(pair.file, data_files=[pair.data]).run("forward", pair.inputs)
+    assert output.numpy() == pytest.approx(pair.expected.numpy(), abs=1e-5)
     file = pair.copy(tmp_path)
-    beside = pteforge("run", file, "--json").json
+    found = pteforge("run", file, "--json").json["outputs"]
     (tmp_path / "model.ptd").rename(tmp_path / "elsewhere.ptd")
-    assert pteforge("run", file, "--data", "elsewhere.ptd", "--json").json == beside
+    assert pteforge("run", file, "--data", "elsewhere.ptd", "--json").json["outputs"] == found
 
 
 @pytest.mark.parametrize("name", ["portable", "xnnpack"])
-def test_without_its_data(name, pairs, pteforge, tmp_path):
-    """A file that keeps weights outside is not loaded without them: tensors of kernels, and what XNNPACK looks for."""
+def test_without_its_data(name, pairs, pteforge, payloads, tmp_path):
+    """A file with external weights is not loaded without them, whether kernels or XNNPACK use them.
+
+    It cannot be a payload, even with them.
+    """
     with pytest.raises(InputError, match=r"keeps 4 weights in a \.ptd file \('.*\), .*, as model\.ptd, or name it"):
         load(pairs[name].file)
     alone = shutil.copy(pairs[name].file, tmp_path / "alone.pte")
     pteforge("run", alone).refused("alone.pte keeps 4 weights in a .ptd file", "as alone.ptd")
+    whole = pairs[name].copy(tmp_path)
+    pteforge("merge", whole, payloads["portable"], "-o", "fat.pte").refused("keeps weights in a .ptd file")
 
 
-def test_with_anothers_data(pairs):
-    """Data of another file is refused, with the first weight that does not fit."""
+def test_with_anothers_data(pairs, pteforge, payloads, tmp_path):
+    """Data of another file is refused, naming the first weight that does not fit.
+
+    A file that holds its weights ignores a `.ptd` of its name.
+    """
+    file = pairs["xnnpack"].copy(tmp_path)
+    shutil.copy(payloads["xnnpack"], file)
+    assert pteforge("run", file, "--json").code == 0
     with pytest.raises(InputError, match=r"does not belong to .*: its '0\.bias' has 64 bytes, and not 32"):
-        load(pairs["portable"].file, data_files=[pairs["wide"].data])
+        load(pairs["portable"].file, data_files=[pairs["wide portable"].data])
     with pytest.raises(InputError, match=r"does not belong to .*: it has no '0\.bias'"):
         load(pairs["portable"].file, data_files=[pairs["xnnpack"].data])
     with pytest.raises(InputError, match=r"does not belong to .*: it has no '[0-9a-f]{64}'"):
-        load(pairs["xnnpack"].file, data_files=[pairs["other xnnpack"].data])
+        load(pairs["xnnpack"].file, data_files=[pairs["wide xnnpack"].data])
 
 
 def test_damaged_data(pairs, tmp_path):
-    """Data that is cut short, no `.ptd` or not there is told by its name."""
+    """Data that is cut short, not a `.ptd` or missing is an error that names it."""
     file = pairs["portable"].copy(tmp_path)
     for content, problem in ((b"not it", "not a .ptd file"), (pairs["portable"].data.read_bytes()[:-100], "cut short")):
         (tmp_path / "model.ptd").write_bytes(content)
@@ -113,27 +115,13 @@ def test_damaged_data(pairs, tmp_path):
 
 @pytest.mark.parametrize("name", ["portable", "xnnpack"])
 def test_inspect(name, pairs, pteforge, tmp_path):
-    """What a plain file keeps outside is counted, also without the `.ptd`, which alone has all sizes."""
+    """External weights are counted, also without the `.ptd`; sizes of a delegate's weights are only in it."""
     pair = pairs[name]
     file = pair.copy(tmp_path)
     stored = {"count": 4, "bytes": 4 * (4 * 8 + 8 + 8 * 3 + 3)}
     assert pteforge("inspect", file, "--json").json["outside"] == stored
-    assert "kept outside, in a .ptd file: 4 weights, 268 B" in pteforge("inspect", file).out
+    assert "external, in a .ptd file: 4 weights, 268 B" in pteforge("inspect", file).out
     (tmp_path / "model.ptd").unlink()
     alone = stored if name == "portable" else {"count": 4, "bytes": None}
     assert pteforge("inspect", file, "--json").json["outside"] == alone
-    assert "kept outside, in a .ptd file: 4 weights" in pteforge("inspect", file).out
-
-
-def test_merge(pairs, pteforge, payloads, tmp_path):
-    """Payloads have to be complete: a file that keeps weights outside is none, whoever looks for them."""
-    for name in ("portable", "xnnpack"):
-        file = pairs[name].copy(tmp_path)
-        pteforge("merge", file, payloads["portable"], "-o", "fat.pte").refused("keeps weights in a .ptd file")
-
-
-def test_a_file_that_needs_none(payloads, pairs, pteforge, tmp_path):
-    """A file that has its weights inside runs beside another's `.ptd` of its name, which it does not look at."""
-    file = shutil.copy(payloads["xnnpack"], tmp_path / "model.pte")
-    shutil.copy(pairs["xnnpack"].data, tmp_path / "model.ptd")
-    assert pteforge("run", file, "--json").code == 0
+    assert "external, in a .ptd file: 4 weights" in pteforge("inspect", file).out

@@ -1,6 +1,4 @@
-"""`pteforge inspect`: what it says of fat files, and that names from a file cannot do anything to a terminal."""
-
-from __future__ import annotations
+"""`pteforge inspect`: what it prints about fat files, and that names from a file cannot control a terminal."""
 
 import random
 from collections import Counter
@@ -8,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 from pteforge.artifacts.digest import digest_file
-from pteforge.artifacts.nfat.contents import DEFAULT_ALIGNMENT, Extent, Source
-from pteforge.artifacts.nfat.fat_file import open_fat
-from pteforge.artifacts.nfat.pack import PackedContainer
-from pteforge.artifacts.nfat.v1 import pack_v1
-from pteforge.flows.cli.fat_sizes import payload_sizes
-from pteforge.flows.cli.printable import printable
+from pteforge.flows.cli.inspect import payload_sizes
+from pteforge.flows.cli.terminal import printable
+from pteforge.formats.nfat.contents import MappedExtent, Source
+from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.tests.mutations import mutate
 
 
 def test_payloads_as_json(pteforge, fat, payloads):
-    """Machines get every payload by priority, with sizes, whole digests, needs and methods."""
+    """The JSON has every payload by priority, with sizes, whole digests, backends and methods."""
     described = pteforge("inspect", fat, "--json").json
     container = described["container"]
     assert described["size"] == fat.stat().st_size
@@ -35,13 +32,13 @@ def test_payloads_as_json(pteforge, fat, payloads):
 
 
 def test_payloads_as_text(pteforge, fat, payloads):
-    """People get a row per payload with a short digest, both totals, and the methods of the file."""
+    """The text has a row per payload with a short digest, both totals, and the methods of the file."""
     said = pteforge("inspect", fat)
     assert (said.code, said.err) == (0, "")
     lines = said.out.splitlines()
     assert lines[0].startswith(f"{fat}: ")
     assert lines[0].endswith("NFAT version 2 with 3 payloads")
-    assert lines[1].startswith("alone they have 1")
+    assert lines[1].startswith("separately they have 1")
     for place, (name, needs) in enumerate(
         (("vulkan", "VulkanBackend"), ("xnnpack", "XnnpackBackend"), ("portable", "nothing")), 1
     ):
@@ -61,26 +58,23 @@ def test_payloads_as_text(pteforge, fat, payloads):
 
 
 def test_plain_files_have_no_container(pteforge, payloads):
-    """Of a plain file the container is null, and what it says otherwise is what it said before."""
+    """For a plain file the container is null and the rest is there."""
     described = pteforge("inspect", payloads["xnnpack"], "--json").json
     assert described["container"] is None
     assert described["backends"] == ["XnnpackBackend"]
     assert "constant method rate: int 16000\n" in pteforge("inspect", payloads["portable"]).out
 
 
-def test_data_outside(pteforge, make):
-    """What a fat file keeps in a `.ptd` is counted; without that file, each payload says how many blobs it lacks."""
-    from pteforge.tasks.stages.outer import write_fat
-
-    file, data = make.folder / "model.pte", make.folder / "model.ptd"
-    packed = make.pack("xnnpack", "portable")
-    write_fat(packed, make.entry("portable")[1], file, data_path=data)
+def test_external_weights(pteforge, make):
+    """Blobs in a `.ptd` are counted; without that file, each payload says how many it lacks."""
+    file, packed = make.external("xnnpack", "portable"), make.pack("xnnpack", "portable")
+    data = file.with_suffix(".ptd")
     stored = {"count": len(packed.blobs), "bytes": sum(map(len, packed.blobs.values()))}
-    for more in ((), ("--data", data)):  # the one beside it is found
+    for more in ((), ("--data", data)):  # the sibling file is found
         container = pteforge("inspect", file, *more, "--json").json["container"]
         assert container["outside"] == stored
         assert [payload["missing_blobs"] for payload in container["payloads"]] == [[], []]
-    assert f"kept outside, in .ptd files: {stored['count']} blob" in pteforge("inspect", file).out
+    assert f"external, in .ptd files: {stored['count']} blob" in pteforge("inspect", file).out
     data.rename(make.folder / "elsewhere.ptd")
     container = pteforge("inspect", file, "--json").json["container"]
     assert all(payload["missing_blobs"] for payload in container["payloads"])
@@ -91,9 +85,9 @@ def test_data_outside(pteforge, make):
 
 
 def test_version_1(pteforge, make):
-    """Containers of version 1 know neither digests nor methods; nothing is shared in them."""
+    """Containers of version 1 have neither digests nor methods, and share nothing."""
     entries = [("XnnpackBackend", make.entry("xnnpack")[1]), ("portable", make.entry("portable")[1])]
-    file = make.write(PackedContainer(pack_v1(entries), {}, DEFAULT_ALIGNMENT))
+    file = make.version_1(*entries)
     container = pteforge("inspect", file, "--json").json["container"]
     assert container["version"] == 1
     for payload, (_, content) in zip(container["payloads"], entries, strict=True):
@@ -103,7 +97,7 @@ def test_version_1(pteforge, make):
 
 
 def test_sizes_are_those_of_the_bytes(fat):
-    """`adds` and `shared` are what one finds by asking of every stored byte who uses it."""
+    """`adds` and `shared` equal a count of the users of every stored byte."""
     manifest = open_fat(fat).container.manifest
     users: dict[tuple[Source, int, int], set[int]] = {}
     for index, payload in enumerate(manifest.payloads):
@@ -118,12 +112,12 @@ def test_sizes_are_those_of_the_bytes(fat):
 
 
 def test_sizes_of_overlapping_stretches(fat):
-    """A stretch that one payload uses twice, in part, counts once; what only touches is not shared."""
+    """A range that one payload uses twice counts once; adjacent ranges are not shared."""
     payload = open_fat(fat).container.payloads[0]
     manifest = open_fat(fat).container.manifest
-    first = replace(payload, extents=(Extent(0, 32, Source.INLINE, 0), Extent(32, 32, Source.INLINE, 16)))
-    second = replace(payload, extents=(Extent(0, 16, Source.INLINE, 48), Extent(16, 64, Source.ZEROS)))
-    third = replace(payload, extents=(Extent(0, 8, Source.INLINE, 40),))
+    first = replace(payload, extents=(MappedExtent(0, 32, Source.INLINE, 0), MappedExtent(32, 32, Source.INLINE, 16)))
+    second = replace(payload, extents=(MappedExtent(0, 16, Source.INLINE, 48), MappedExtent(16, 64, Source.ZEROS)))
+    third = replace(payload, extents=(MappedExtent(0, 8, Source.INLINE, 40),))
     sizes = payload_sizes(replace(manifest, payloads=(first, second, third)))
     assert [(each.adds, each.shared) for each in sizes] == [(40, 8), (16, 0), (0, 8)]
 
@@ -139,7 +133,7 @@ def evil(make):
 
 
 def test_control_characters_are_shown(pteforge, evil):
-    """A name with control characters is printed with them escaped: by inspect, in messages, of plain and fat files."""
+    """Control characters in names are escaped, by inspect and in messages, for plain and fat files."""
     plain = pteforge("inspect", evil)
     merged = pteforge("merge", evil, "-o", "fat.pte")
     fat = pteforge("inspect", "fat.pte")
@@ -153,25 +147,19 @@ def test_control_characters_are_shown(pteforge, evil):
 
 
 def test_printable():
-    """What shows stays, in any language; what moves the cursor, hides or reverses text is escaped."""
+    """Printable text stays, in any language; what moves the cursor, hides or reverses text is escaped."""
     assert printable("größe 模型 a b") == "größe 模型 a b"
     assert printable("a\x1b[2Jb\r\n\x00\x9b\u202e") == "a\\x1b[2Jb\\r\\n\\x00\\x9b\\u202e"
     assert printable("a\n\tb\x07", keep="\n\t") == "a\n\tb\\x07"
 
 
 def test_damaged_files(pteforge, fat, tmp_path):
-    """Whatever is changed in a fat file, it is shown, without escapes, or refused with one message."""
-    good = fat.read_bytes()
-    pte = open_fat(fat).outer
-    container = pte.methods[0].delegates[0]
-    described = [range(pte.program_size), range(container.offset, container.offset + container.size)]
+    """A damaged fat file is printed, without escape characters, or refused with one message."""
+    good, end = fat.read_bytes(), open_fat(fat).program.methods[0].delegates[0].extent.end
     chance = random.Random(5)  # noqa: S311 - the same files each time
     shown = 0
     for _ in range(120):
-        content = bytearray(good)
-        for _ in range(chance.choice((1, 1, 2, 4))):
-            content[chance.choice(chance.choice(described))] = chance.randrange(256)
-        (tmp_path / "changed.pte").write_bytes(content)
+        (tmp_path / "changed.pte").write_bytes(mutate(good, chance, end))
         said = pteforge("inspect", "changed.pte")
         if said.code == 0:
             assert said.err == ""

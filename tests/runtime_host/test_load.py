@@ -1,8 +1,5 @@
-"""`pteforge.runtime.load`: which payload it takes, and that what it gives is what the payload gives."""
+"""`pteforge.runtime.load`: which payload it chooses, and that its outputs are the payload's."""
 
-from __future__ import annotations
-
-import resource
 import tempfile
 from dataclasses import replace
 
@@ -21,25 +18,32 @@ def equal(left, right) -> bool:
 
 
 def test_order_is_priority(fat, payloads, inputs, plainly):
-    """The first payload that can run here runs; its outputs are the plain file's, for each method and batch size."""
+    """The first payload that can run here runs: constants, and each method on each batch size as in the plain file."""
     program = load(fat)
     assert program.payload == "xnnpack"
     size = payloads["xnnpack"].stat().st_size
     assert program.report == (NOT_REGISTERED, f"xnnpack: chosen: 0 bytes in place, {size} copied")
     assert program.methods == ("forward", "hidden", "rate", "label")
+    assert (program.run("rate"), program.run("label")) == ([16000], ["speech"])
     for method in ("forward", "hidden"):
         for batch in (2, 8, 1):
             x = [inputs(batch)]
             assert equal(program.run(method, x), plainly(payloads["xnnpack"], method, x))
 
 
-def test_exclude(fat, payloads, inputs, plainly):
-    """A payload that is excluded is not tried, and the report says so; the next one runs."""
+def test_exclude(fat, payloads, inputs, plainly, tmp_path, monkeypatch):
+    """An excluded payload is not tried, and the report says so; the next one runs.
+
+    Its rebuilt file is deleted before the program first runs, and it still runs.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = load(str(fat), exclude=["xnnpack"])
+    assert list(tmp_path.iterdir()) == []
     assert program.payload == "portable"
     assert program.report[:2] == (NOT_REGISTERED, "xnnpack: passed over: it is excluded")
-    x = [inputs(3)]
-    assert equal(program.run("forward", x), plainly(payloads["portable"], "forward", x))
+    for method in ("forward", "hidden"):
+        x = [inputs(3)]
+        assert equal(program.run(method, x), plainly(payloads["portable"], method, x))
 
 
 def test_prefer(fat, make):
@@ -49,8 +53,8 @@ def test_prefer(fat, make):
     assert load(make.fat("portable", "vulkan", "xnnpack"), prefer=["vulkan"]).payload == "portable"
 
 
-def test_names_that_there_are_not(fat):
-    """A name that is no payload's is refused with those there are, as is one that is preferred and excluded."""
+def test_invalid_wishes(fat):
+    """Unknown names are refused with a list of the known ones; so are contradictions and lists that are strings."""
     for wish in ({"prefer": ["xnnpak"]}, {"exclude": ["portable", "xnnpak"]}):
         with pytest.raises(InputError, match=r"model\.pte has no payload 'xnnpak'; it has vulkan, xnnpack, portable"):
             load(fat, **wish)
@@ -61,8 +65,14 @@ def test_names_that_there_are_not(fat):
             load(fat, **single)
 
 
-def test_nothing_fits(fat):
-    """Where no payload is left, the error has a line for each, which says why, and names the file."""
+def test_nothing_fits(fat, make):
+    """If no payload is left, the error names the file and gives a reason for each.
+
+    A malformed container is refused as a whole.
+    """
+    packed = make.pack("portable")
+    with pytest.raises(FileFormatError, match=r"fat\.pte: the container has \d+ bytes"):
+        load(make.write(replace(packed, container=packed.container[:-1])))
     with pytest.raises(NoPayloadFits) as raised:
         load(fat, exclude=["portable", "xnnpack"])
     excluded = [f"{name}: passed over: it is excluded" for name in ("xnnpack", "portable")]
@@ -70,44 +80,11 @@ def test_nothing_fits(fat):
     assert str(raised.value) == "\n  ".join([f"{fat}: none of the payloads can run here:", *raised.value.report])
 
 
-def test_malformed_container(make):
-    """A malformed container is refused as a whole; so are files that are no programs or not there."""
-    packed = make.pack("portable")
-    with pytest.raises(FileFormatError, match=r"fat\.pte: the container has \d+ bytes"):
-        load(make.write(replace(packed, container=packed.container[:-1])))
-    damaged = make.folder / "text.pte"
-    damaged.write_text("not a program")
-    with pytest.raises(FileFormatError, match=r"text\.pte: not a \.pte"):
-        load(damaged)
-    with pytest.raises(InputError, match=r"nowhere\.pte: cannot be read"):
-        load(make.folder / "nowhere.pte")
-
-
-def test_constant_methods(fat, payloads):
-    """Constants are methods like any other, in fat files and in plain ones."""
-    for file in (fat, payloads["portable"]):
-        program = load(file)
-        assert (program.run("rate"), program.run("label")) == ([16000], ["speech"])
-
-
-def test_temporary_files_go(fat, inputs, plainly, payloads, tmp_path, monkeypatch):
-    """Rebuilt payloads are gone from the disk before the program first runs, and it runs all the same."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    program = load(fat, exclude=["xnnpack"])
-    assert list(tmp_path.iterdir()) == []
-    x = [inputs(4)]
-    assert equal(program.run("hidden", x), plainly(payloads["portable"], "hidden", x))
-
-
-def test_no_space(fat):
-    """Where a payload cannot be rebuilt, that is the error, and not that the payload does not fit."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20000, before[1]))
-    try:
-        with pytest.raises(PteforgeError, match=r"cannot be rebuilt in a temporary folder: .*\$TMPDIR") as raised:
-            load(fat)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+def test_no_space(fat, file_limit):
+    """A payload that cannot be rebuilt is an error, and not a payload that does not fit."""
+    message = r"cannot be rebuilt in a temporary folder: .*\$TMPDIR"
+    with file_limit(20_000), pytest.raises(PteforgeError, match=message) as raised:
+        load(fat)
     assert not isinstance(raised.value, NoPayloadFits)
 
 
@@ -122,16 +99,16 @@ def test_outputs_are_kept(fat, inputs):
     assert not equal([first], [second])
 
 
-def test_plain(payloads, inputs, plainly):
-    """A plain file runs as it is; there is no payload to speak of."""
+def test_plain(payloads, inputs, plainly, tmp_path):
+    """A plain file runs as it is, its constant methods included, and has no payload: none can be chosen.
+
+    One that cannot run here is named with its backend.
+    """
     program = load(payloads["xnnpack"])
     assert (program.payload, program.report) == (None, ())
+    assert (program.run("rate"), program.run("label")) == ([16000], ["speech"])
     x = [inputs(5)]
     assert equal(program.run("forward", x), plainly(payloads["xnnpack"], "forward", x))
-
-
-def test_plain_files_have_no_payloads(payloads, tmp_path):
-    """Of a plain file nothing can be preferred or excluded; one that needs another backend is named with it."""
     for wish in ({"prefer": ["portable"]}, {"exclude": ["portable"]}):
         with pytest.raises(InputError, match=r"xnnpack\.pte is not a fat file"):
             load(payloads["xnnpack"], **wish)
@@ -143,9 +120,8 @@ def test_plain_files_have_no_payloads(payloads, tmp_path):
 
 @pytest.mark.parametrize("kind", ["fat", "plain"])
 def test_calls_that_do_not_fit(kind, fat, payloads, inputs):
-    """A method that is not there is refused with those that are, inputs that do not fit with what it takes."""
-    file = fat if kind == "fat" else payloads["portable"]
-    program = load(file)
+    """Unknown methods are refused with a list of the known ones, wrong inputs with what the method takes."""
+    program = load(fat if kind == "fat" else payloads["portable"])
     with pytest.raises(InputError, match=r"no method 'decode'; it has 'forward', 'hidden', 'rate', 'label'"):
         program.run("decode", [])
     wrong = {

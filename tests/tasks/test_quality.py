@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from pteforge.configs.verify_bounds import VerifyBounds
+from pteforge.configs.verification import VerifyBounds
 from pteforge.tasks.figures import Worst
-from pteforge.tasks.numerics import Ladder, NodeLoss, NodeLosses, Rung
-from pteforge.tasks.quality import find_loss
+from pteforge.tasks.numerics import Ladder, NodeLoss, NodeLosses, Rung, find_loss
 
 
 def ladder(**decibels):
@@ -55,10 +54,8 @@ def test_reasons():
     dropped = find_loss(ladder(exported=0, quantized=34.0), LOOSE)
     assert (dropped.before.name, dropped.reason) == ("exported", "is 56.0 dB worse than exported (6 dB are allowed)")
     outside = find_loss(ladder(exported=0, edge=60.0, payload=12.0), VerifyBounds(min_sqnr_db=20, max_abs_error=0.5))
-    assert (outside.before.name, outside.reason) == (
-        "edge",
-        "is outside of the recipe's bounds: SQNR 12.0 dB < 20.0 dB",
-    )
+    expected = "is outside of the recipe's bounds: SQNR 12.0 dB < 20.0 dB"
+    assert (outside.before.name, outside.reason) == ("edge", expected)
     first = find_loss(ladder(exported=50.0), LOOSE)
     assert (first.before, first.reason) == (None, "is 40.0 dB worse than eager (6 dB are allowed)")
     assert find_loss(ladder(exported=0, quantized=34.0), LOOSE, drop_db=60) is None
@@ -79,14 +76,14 @@ FAT = Ladder(
 
 def test_ways():
     """Each rung was made from the nearest one above that has its method and its specialization."""
-    ways = [" ".join(rung.label for rung in way) for way in FAT.ways()]
+    ways = [" ".join(rung.label for rung in way) for way in FAT.paths()]
     assert ways == [
         "exported",
         "exported edge.vulkan+xnnpack payload.vulkan",
         "exported edge.vulkan+xnnpack payload.xnnpack",
         "exported edge.portable payload.portable",
     ]
-    assert FAT.ways()[0][0].method == "encode"
+    assert FAT.paths()[0][0].method == "encode"
     loss = find_loss(FAT, LOOSE)
     assert (loss.rung.label, loss.before.label) == ("payload.portable", "edge.portable")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from pteforge.configs.source_transforms import TorchaoTransform
+from pteforge.configs.quantize import TorchaoTransform
 from pteforge.errors import TargetError
 from pteforge.tasks.torchao_configs import check_transform, class_name, torchao_configs
 
@@ -13,7 +13,8 @@ from pteforge.tasks.torchao_configs import check_transform, class_name, torchao_
 def test_as_imported():
     """Reading finds, with their fields, all public configs that torchao itself defines for `quantize_`.
 
-    Of its prototypes it finds the one that Core ML has operators for.
+    Of its prototypes it finds the one that Core ML has operators for. A config is named as its class is called, or in
+    snake case.
     """
     from torchao import quantization
     from torchao.core.config import AOBaseConfig
@@ -31,12 +32,8 @@ def test_as_imported():
     codebook = tuple(field.name for field in dataclasses.fields(CodebookWeightOnlyConfig))
     assert torchao_configs() == expected | {"CodebookWeightOnlyConfig": codebook}
     assert "Int8DynamicActivationIntxWeightConfig" in expected
-
-
-@pytest.mark.parametrize("written", ["Int8WeightOnlyConfig", "int8_weight_only", "int8_weight_only_config"])
-def test_names(written):
-    """A config is named as its class is called, or in snake case."""
-    assert class_name(written) == "Int8WeightOnlyConfig"
+    for written in ("Int8WeightOnlyConfig", "int8_weight_only", "int8_weight_only_config"):
+        assert class_name(written) == "Int8WeightOnlyConfig"
 
 
 @pytest.mark.parametrize(

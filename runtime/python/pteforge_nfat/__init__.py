@@ -1,4 +1,4 @@
-"""Lets ExecuTorch's Python runtime open fat `.pte` files: `pteforge_nfat.load()` before their methods are loaded."""
+"""Lets ExecuTorch's Python runtime run fat `.pte` files: call `load()` before loading their methods."""
 
 from .library import Library, LibraryError, load
 

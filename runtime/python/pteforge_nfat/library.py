@@ -1,4 +1,4 @@
-"""Loads libnfat_backend into this process, and makes sure that it fits the ExecuTorch that is installed."""
+"""Loads libnfat_backend into this process, after checking that it matches the installed ExecuTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BACKEND_ID = "NfatBackend"
-"""What fat programs delegate to."""
+"""The backend that fat programs delegate to."""
 
 _NAME = "libnfat_backend.dylib" if sys.platform == "darwin" else "libnfat_backend.so"
 _RUNTIME_NAME = "libexecutorch.dylib" if sys.platform == "darwin" else "libexecutorch.so"
@@ -19,27 +19,22 @@ _HERE = Path(__file__).parent
 
 
 class LibraryError(RuntimeError):
-    """The library is not there, does not fit the installed ExecuTorch, or did not register its backend."""
+    """The library is missing, does not match the installed ExecuTorch, or did not register its backend."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """The library, loaded.
-
-    Attributes:
-        path: its file.
-        handle: its C functions; nfat_backend.h describes them.
-    """
+    """The library, loaded; nfat_backend.h describes the C functions of its handle."""
 
     path: Path
     handle: ctypes.CDLL
 
     def verify_digests(self, level: str) -> None:
-        """Sets how much of a payload is verified before it runs, for all methods that are loaded from now on.
+        """Sets how much of a payload is verified, for all methods that are loaded from now on.
 
         Args:
-            level: ``none``; ``parsed``, which it is at first, for programs and what backends compiled; or ``all``, for
-                weights of any size, too.
+            level: ``none``; ``parsed`` (the default) for programs and compiled delegates; or ``all``, which includes
+                weights.
 
         Raises:
             LibraryError: there is no such level.
@@ -48,7 +43,7 @@ class Library:
             raise LibraryError(f"{level!r} is no level of verification: none, parsed and all are")
 
     def report(self) -> tuple[str, ...]:
-        """What became of each payload when this thread last loaded a fat method, one line for each."""
+        """One line for each payload that was tried when this thread last loaded a fat method."""
         size = self.handle.nfat_backend_report(None, 0) + 1
         text = ctypes.create_string_buffer(size)
         self.handle.nfat_backend_report(text, size)
@@ -56,13 +51,13 @@ class Library:
 
 
 def load(folder: Path = _HERE) -> Library:
-    """Loads the library; loading it again does no harm.
+    """Loads the library; loading it again is harmless.
 
     Args:
-        folder: where `libnfat_backend` and `executorch_version.txt` are. This package, unless it was built elsewhere.
+        folder: contains `libnfat_backend` and `executorch_version.txt`; this package unless built elsewhere.
 
     Raises:
-        LibraryError: says what does not fit and what to do about it.
+        LibraryError: the library does not match; the message says why and what to do.
     """
     path = folder / _NAME
     if not path.exists():
@@ -70,7 +65,7 @@ def load(folder: Path = _HERE) -> Library:
     package = _executorch_package()
     _check_version(folder)
     try:
-        # First the runtime, so that the library binds to the very one that Python uses wherever its RUNPATH points.
+        # Loads the runtime first, so that the library binds to the one that Python uses, whatever its RUNPATH.
         ctypes.CDLL(str(package / "lib" / _RUNTIME_NAME))
         handle = ctypes.CDLL(str(path))
     except OSError as error:
@@ -91,12 +86,12 @@ def _executorch_package() -> Path:
 
 
 def _check_version(folder: Path) -> None:
-    """Compares versions before anything is loaded: classes of another version may have other layouts."""
+    """Compares versions before loading: classes of another version may have other layouts."""
     built_for = (folder / _VERSION_NAME).read_text(encoding="ascii").strip()
     try:
         installed = version("executorch").partition("+")[0]
     except PackageNotFoundError as error:
-        raise LibraryError("executorch is there without its metadata; its version cannot be checked") from error
+        raise LibraryError("executorch is installed without metadata; its version cannot be checked") from error
     if installed != built_for:
         raise LibraryError(
             f"the library was built for executorch {built_for}, and {installed} is installed: "
@@ -108,8 +103,8 @@ def _check_registration(path: Path, handle: ctypes.CDLL) -> None:
     status = handle.nfat_backend_status()
     if status != 0:
         raise LibraryError(f"{path} could not register {BACKEND_ID}: ExecuTorch error {status:#x}")
-    # A second copy of the runtime would have taken the registration, and Python would not see it.
-    from executorch.runtime import Runtime  # noqa: PLC0415  # takes seconds, and is not needed to find that nothing fits
+    # With a second copy of the runtime, the backend would be registered there, invisible to Python.
+    from executorch.runtime import Runtime  # noqa: PLC0415  # takes seconds
 
     if BACKEND_ID not in Runtime.get().backend_registry.registered_backend_names:
         raise LibraryError(f"{path} registered {BACKEND_ID} with another copy of ExecuTorch than Python's")

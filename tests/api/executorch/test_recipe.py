@@ -1,4 +1,4 @@
-"""Recipes of `executorch.export` become recipes of ours, or say which field cannot."""
+"""Recipes of `executorch.export` become pteforge recipes, or an error names the field that has no equivalent."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import warnings
 
 import pteforge
 import pytest
-from pteforge.api.recipes import asked_recipe
+from pteforge.api.recipes import find_recipe
 from pteforge.configs import load_zoo, preset_names
-from pteforge.configs.recipe_file import load_preset
+from pteforge.configs.presets import RECIPE_TYPES
+from pteforge.configs.recipe_lookup import load_preset
 from pteforge.errors import ConfigError
 from pteforge.tasks.targets.find import find_quantizer_options
 from pteforge.tasks.torchao_configs import class_name
@@ -40,30 +41,41 @@ with warnings.catch_warnings():  # these modules warn when they are imported
         StageType,
     )
     from executorch.export.recipe import Mode
-    from pteforge.tasks.stages.torchao_values import make_config
+    from pteforge.tasks.programs.module_transforms import make_config
     from torchao.quantization.quant_api import Int8DynamicActivationIntxWeightConfig
 
 
 class Unknown(RecipeType):
-    """A backend that we know nothing of."""
+    """A type of a backend without recipes."""
 
     FP8 = "nowhere_fp8"
 
     @classmethod
     def get_backend_name(cls) -> str:
-        """Its name."""
         return "nowhere"
+
+
+def lowering(name=None, **fields):
+    return ExportRecipe(name=name, lowering_recipe=LoweringRecipe(**fields))
+
+
+def quantizing(**fields):
+    return ExportRecipe(quantization_recipe=QuantizationRecipe(**fields))
+
+
+def emitting(**fields):
+    return ExportRecipe(executorch_backend_config=ExecutorchBackendConfig(**fields))
 
 
 def quantizers(recipe):
     """Names and options of a recipe's quantizers, defaults filled in."""
     chosen = recipe.quantize.chosen if recipe.quantize else ()
-    return [(each.quantizer, find_quantizer_options(each.quantizer, dict(each.options))) for each in chosen]
+    return [(spec.quantizer, find_quantizer_options(spec.quantizer, dict(spec.options))) for spec in chosen]
 
 
 @pytest.mark.parametrize("kind", list(XNNPackRecipeType), ids=lambda kind: kind.name)
 def test_recipe_types(kind):
-    """Every type of XNNPACK's is a shipped recipe; the ExportRecipe that it gives says the same as that one."""
+    """Each of XNNPACK's types is a shipped recipe, equal to the translation of the type's ExportRecipe."""
     ours = pteforge.recipe_from_executorch(kind)
     theirs = pteforge.recipe_from_executorch(ExportRecipe.get_recipe(kind))
     assert ours.specializations == theirs.specializations
@@ -71,21 +83,19 @@ def test_recipe_types(kind):
     assert ours.verify.min_sqnr_db == theirs.verify.min_sqnr_db
     for transform, translated in zip(ours.source_transforms, theirs.source_transforms, strict=True):
         assert class_name(transform.torchao) == translated.torchao
-        made = [make_config(translated.torchao, each.params) for each in (transform, translated)]
+        made = [make_config(translated.torchao, params) for params in (transform.params, translated.params)]
         assert made[0] == made[1]
 
 
 def test_shipped_recipes_have_a_type():
-    """Every shipped recipe but the portable one is that of a type, and every type's recipe is shipped."""
-    from pteforge.configs.presets.recipe_types import RECIPE_TYPES
-
+    """Each shipped recipe except the portable one belongs to a type, and each type's recipe is shipped."""
     assert {*RECIPE_TYPES.values(), "portable-fp32"} == set(preset_names())
 
 
 @pytest.mark.parametrize("kind", list(XNNPackRecipeType), ids=lambda kind: kind.name)
 def test_recipe_types_by_name(kind, tmp_path):
-    """Wherever a recipe is named, the value of a recipe type names the same one: to lower with, in a zoo, to extend."""
-    by_name = asked_recipe(kind.value).planned
+    """The value of a recipe type names its recipe for `pteforge.export`, in a zoo, and in `extends`."""
+    by_name = find_recipe(kind.value).planned
     assert (by_name.name, by_name.recipe) == (kind.value, pteforge.recipe_from_executorch(kind))
     zoo = {
         "version": 1,
@@ -98,71 +108,66 @@ def test_recipe_types_by_name(kind, tmp_path):
     assert loaded["own"] == by_name.recipe.model_copy(update={"description": "mine"})
 
 
-def test_a_type_that_is_not_known():
-    """A type without a recipe of ours is refused, with those that have one."""
+def test_an_unknown_type():
+    """A type without a shipped recipe is an error with the known types."""
     with pytest.raises(ConfigError, match="there is no recipe for the type 'nowhere_fp8'; known: xnnpack_fp32, "):
         pteforge.recipe_from_executorch(Unknown.FP8)
     with pytest.raises(ConfigError, match="recipe: is a dict"):
         pteforge.recipe_from_executorch({})
 
 
+def combined():
+    vulkan = lowering("vulkan", partitioners=[VulkanPartitioner()])
+    return ExportRecipe.combine([vulkan, lowering("xnnpack", partitioners=[XnnpackPartitioner()])])
+
+
 def test_combined():
-    """What `combine` makes of several backends is a fat file with a payload for each, and the portable one at last."""
-    vulkan = ExportRecipe(name="vulkan", lowering_recipe=LoweringRecipe(partitioners=[VulkanPartitioner()]))
-    xnnpack = ExportRecipe(name="xnnpack", lowering_recipe=LoweringRecipe(partitioners=[XnnpackPartitioner()]))
-    recipe = pteforge.recipe_from_executorch(ExportRecipe.combine([vulkan, xnnpack]))
+    """A combined recipe is a fat file with a payload for each backend, and the portable one last."""
+    recipe = pteforge.recipe_from_executorch(combined())
     assert recipe.output.form == "fat"
-    assert [each.payload for each in recipe.specializations] == ["vulkan", "xnnpack", "portable"]
-    twice = ExportRecipe(lowering_recipe=LoweringRecipe(partitioners=[XnnpackPartitioner(), XnnpackPartitioner()]))
-    names = [each.payload for each in pteforge.recipe_from_executorch(twice).specializations]
+    assert [spec.payload for spec in recipe.specializations] == ["vulkan", "xnnpack", "portable"]
+    twice = lowering(partitioners=[XnnpackPartitioner(), XnnpackPartitioner()])
+    names = [spec.payload for spec in pteforge.recipe_from_executorch(twice).specializations]
     assert names == ["xnnpack-0", "xnnpack-1", "portable"]
 
 
 def test_lowering_by_a_combined_recipe(net, example, store):
-    """The file has all of them: devices with the first backend run that, this machine the next."""
-    combined = ExportRecipe.combine(
-        [
-            ExportRecipe(name="vulkan", lowering_recipe=LoweringRecipe(partitioners=[VulkanPartitioner()])),
-            ExportRecipe(name="xnnpack", lowering_recipe=LoweringRecipe(partitioners=[XnnpackPartitioner()])),
-        ]
-    )
-    result = pteforge.export(net, example, recipe=combined, store=store, strict=False)
-    assert [each["name"] for each in result.provenance["file"]["payloads"]] == ["vulkan", "xnnpack", "portable"]
+    """The file has a payload for each backend; this machine runs the first that it can."""
+    result = pteforge.export(net, example, recipe=combined(), store=store, strict=False)
+    assert [payload["name"] for payload in result.provenance["file"]["payloads"]] == ["vulkan", "xnnpack", "portable"]
     assert result.load().payload == "xnnpack"
     assert set(result.figures.payloads) == {"xnnpack", "portable"}
 
 
-def test_lowering_by_partitioners_of_methods(nets, store):
+def test_lowering_by_partitioners_of_methods(builders, store):
     """One method goes to the backend, the other to the portable kernels, in one payload."""
     partitioners = {"encode": [], "decode": [XnnpackPartitioner()]}
-    given = ExportRecipe(strict=False, lowering_recipe=LoweringRecipe(partitioners=partitioners))
-    result = pteforge.export(nets.conversation(), recipe=given, store=store)
-    assert {each.method: each.partitions for each in result.delegation()} == {"encode": 0, "decode": 1}
+    result = pteforge.export(builders.tied(), recipe=lowering(partitioners=partitioners), strict=False, store=store)
+    assert {report.method: report.partitions for report in result.delegation()} == {"encode": 0, "decode": 1}
 
 
 def test_partitioners_by_method():
-    """A mapping gives methods targets of their own; what it does not delegate is portable."""
+    """A mapping of partitioners is a target for each method; methods without partitioners are portable."""
     partitioners = {
         "prefill": [XnnpackPartitioner(per_op_mode=True)],
         "decode": [],
         "embed": [VulkanPartitioner(), XnnpackPartitioner(per_op_mode=True)],
     }
-    recipe = pteforge.recipe_from_executorch(ExportRecipe(lowering_recipe=LoweringRecipe(partitioners=partitioners)))
+    recipe = pteforge.recipe_from_executorch(lowering(partitioners=partitioners))
     (payload,) = recipe.specializations
     assert payload.target == "portable"
-    assert (payload.methods["prefill"].target, payload.methods["prefill"].options) == (
-        "xnnpack",
-        {"per_operator": True},
-    )
+    assert payload.methods["prefill"].target == "xnnpack"
+    assert payload.methods["prefill"].options == {"per_operator": True}
     assert payload.methods["decode"].delegate is False
     assert payload.methods["embed"].target == "vulkan+xnnpack"
     assert payload.methods["embed"].options == {"vulkan": {}, "xnnpack": {"per_operator": True}}
 
 
 def test_configs():
-    """Edge and backend configuration become options, field by field."""
+    """Edge and backend configuration become options, field by field; debug mode is kept."""
     recipe = pteforge.recipe_from_executorch(
         ExportRecipe(
+            mode=Mode.DEBUG,
             lowering_recipe=LoweringRecipe(
                 edge_compile_config=EdgeCompileConfig(
                     _check_ir_validity=False,
@@ -193,11 +198,12 @@ def test_configs():
         "alloc_graph_input": False,
         "do_quant_fusion_and_const_prop": True,
     }
-    assert [each.target for each in recipe.specializations] == ["portable"]
+    assert [spec.target for spec in recipe.specializations] == ["portable"]
+    assert recipe.debug
+    assert not pteforge.recipe_from_executorch(ExportRecipe()).debug
 
 
 def quantizer_with_a_filter():
-    """Chooses operators by a function."""
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())
     quantizer.set_filter_function(bool)
     return quantizer
@@ -205,53 +211,30 @@ def quantizer_with_a_filter():
 
 REFUSED = {
     "aten_transform_passes": lambda: ExportRecipe(aten_transform_passes=[lambda _name, program: program]),
-    "lowering_recipe.edge_transform_passes[0]": lambda: ExportRecipe(
-        lowering_recipe=LoweringRecipe(edge_transform_passes=[lambda _name, _program: []])
+    "lowering_recipe.edge_transform_passes[0]": lambda: lowering(edge_transform_passes=[lambda _name, _program: []]),
+    "lowering_recipe.edge_manager_transform_passes": lambda: lowering(edge_manager_transform_passes=[lambda _: []]),
+    "lowering_recipe.partitioners[0]": lambda: lowering(
+        partitioners=[VulkanPartitioner({"texture_limits": (1, 2, 3)})]
     ),
-    "lowering_recipe.edge_manager_transform_passes": lambda: ExportRecipe(
-        lowering_recipe=LoweringRecipe(edge_manager_transform_passes=[lambda _manager: []])
+    "lowering_recipe.partitioners[1]": lambda: lowering(
+        partitioners=[VulkanPartitioner(), VulkanPartitioner(operator_blocklist=[torch.ops.aten.relu.default])]
     ),
-    "lowering_recipe.partitioners[0]": lambda: ExportRecipe(
-        lowering_recipe=LoweringRecipe(partitioners=[VulkanPartitioner({"texture_limits": (1, 2, 3)})])
+    "quantization_recipe.is_qat": lambda: quantizing(is_qat=True),
+    "quantization_recipe.calibration_inputs_fn": lambda: quantizing(calibration_inputs_fn=list),
+    "quantization_recipe.quantizers[0].filter_fn": lambda: quantizing(quantizers=[quantizer_with_a_filter()]),
+    "quantization_recipe.ao_quantization_configs[0].filter_fn": lambda: quantizing(
+        ao_quantization_configs=[
+            AOQuantizationConfig(Int8DynamicActivationIntxWeightConfig(), lambda _module, _name: True)
+        ]
     ),
-    "lowering_recipe.partitioners[1]": lambda: ExportRecipe(
-        lowering_recipe=LoweringRecipe(
-            partitioners=[
-                VulkanPartitioner(),
-                VulkanPartitioner(operator_blocklist=[torch.ops.aten.relu.default]),
-            ]
-        )
+    "executorch_backend_config.passes": lambda: emitting(passes=[lambda module: module]),
+    "executorch_backend_config.external_constants": lambda: emitting(external_constants=lambda _node: "weights"),
+    "executorch_backend_config.external_mutable_weights": lambda: emitting(external_mutable_weights=True),
+    "executorch_backend_config.sym_shape_eval_pass": lambda: emitting(
+        sym_shape_eval_pass={"forward": ConstraintBasedSymShapeEvalPass()}
     ),
-    "quantization_recipe.is_qat": lambda: ExportRecipe(quantization_recipe=QuantizationRecipe(is_qat=True)),
-    "quantization_recipe.calibration_inputs_fn": lambda: ExportRecipe(
-        quantization_recipe=QuantizationRecipe(calibration_inputs_fn=list)
-    ),
-    "quantization_recipe.quantizers[0].filter_fn": lambda: ExportRecipe(
-        quantization_recipe=QuantizationRecipe(quantizers=[quantizer_with_a_filter()])
-    ),
-    "quantization_recipe.ao_quantization_configs[0].filter_fn": lambda: ExportRecipe(
-        quantization_recipe=QuantizationRecipe(
-            ao_quantization_configs=[
-                AOQuantizationConfig(Int8DynamicActivationIntxWeightConfig(), lambda _module, _name: True)
-            ]
-        )
-    ),
-    "executorch_backend_config.passes": lambda: ExportRecipe(
-        executorch_backend_config=ExecutorchBackendConfig(passes=[lambda module: module])
-    ),
-    "executorch_backend_config.external_constants": lambda: ExportRecipe(
-        executorch_backend_config=ExecutorchBackendConfig(external_constants=lambda _node: "weights")
-    ),
-    "executorch_backend_config.external_mutable_weights": lambda: ExportRecipe(
-        executorch_backend_config=ExecutorchBackendConfig(external_mutable_weights=True)
-    ),
-    "executorch_backend_config.sym_shape_eval_pass": lambda: ExportRecipe(
-        executorch_backend_config=ExecutorchBackendConfig(
-            sym_shape_eval_pass={"forward": ConstraintBasedSymShapeEvalPass()}
-        )
-    ),
-    "executorch_backend_config.memory_planning_pass": lambda: ExportRecipe(
-        executorch_backend_config=ExecutorchBackendConfig(memory_planning_pass={"forward": MemoryPlanningPass()})
+    "executorch_backend_config.memory_planning_pass": lambda: emitting(
+        memory_planning_pass={"forward": MemoryPlanningPass()}
     ),
     "pipeline_stages": lambda: ExportRecipe(
         quantization_recipe=QuantizationRecipe(), pipeline_stages=[StageType.TORCH_EXPORT, StageType.TO_EDGE]
@@ -261,7 +244,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("partitioners", [None, [XnnpackPartitioner()], [VulkanPartitioner(), XnnpackPartitioner()]])
 def test_external_constants(partitioners):
-    """Constants outside are the recipe's weights beside the file, in each form of output."""
+    """External constants are `external_data` of the recipe, in each form of output."""
     given = ExportRecipe(
         lowering_recipe=LoweringRecipe(partitioners=partitioners),
         executorch_backend_config=ExecutorchBackendConfig(external_constants=True),
@@ -272,29 +255,23 @@ def test_external_constants(partitioners):
     assert not pteforge.recipe_from_executorch(ExportRecipe()).output.external_data
 
 
-def test_debug_mode():
-    """A recipe in debug mode stays one."""
-    assert pteforge.recipe_from_executorch(ExportRecipe(mode=Mode.DEBUG)).debug
-    assert not pteforge.recipe_from_executorch(ExportRecipe()).debug
-
-
 @pytest.mark.parametrize("field", REFUSED)
 def test_what_cannot_be_said(field):
-    """Functions and unknown objects are refused by the name of their field."""
+    """Functions and unknown objects are an error with the name of their field."""
     with pytest.raises(ConfigError) as caught:
         pteforge.recipe_from_executorch(REFUSED[field]())
     assert caught.value.field == f"ExportRecipe.{field}"
 
 
-def test_training_is_not_part_of_a_recipe():
-    """Where a recipe would train, the message says what to give instead: the prepared module, trained."""
-    given = ExportRecipe(quantization_recipe=QuantizationRecipe(is_qat=True, train_fn=lambda _module: None))
+def test_training():
+    """For a recipe that trains, the message says what to pass instead: the prepared and trained module."""
+    given = quantizing(is_qat=True, train_fn=lambda _module: None)
     with pytest.raises(ConfigError, match="give the module that prepare_qat_pt2e made once you have trained it"):
         pteforge.recipe_from_executorch(given)
 
 
 def test_lowering_by_an_export_recipe(net, example, exported, store):
-    """An ExportRecipe lowers to the bytes that `executorch.export` gives, as far as its stages say."""
+    """An ExportRecipe, or its type, lowers to the file of the shipped recipe, up to the last of its stages."""
     given = ExportRecipe.get_recipe(XNNPackRecipeType.FP32)
     given.strict = False
     result = pteforge.export(net, example, recipe=given, name="net", store=store)
@@ -308,7 +285,7 @@ def test_lowering_by_an_export_recipe(net, example, exported, store):
 
 
 def test_strict_is_theirs(net, example, store):
-    """An ExportRecipe traces in strict mode unless it says otherwise; the caller's word counts more."""
+    """An ExportRecipe traces in strict mode by default; the caller's `strict` overrides it."""
     given = ExportRecipe.get_recipe(XNNPackRecipeType.FP32)
     programs = [
         pteforge.export(net, example, recipe=given, strict=strict, store=store, until="export").exported_program()

@@ -1,4 +1,4 @@
-"""Prefect servers as people run them, and what they know of a run."""
+"""Prefect servers as people run them, and the runs that they have recorded."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from typing import Any
 
 import pytest
 
-_LIMIT = 240.0  # seconds for a server to start or to write down what it was told, on a busy machine
+_LIMIT = 240.0  # seconds for a server to start or to record an event, on a busy machine
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory) -> Iterator[str]:
-    """URL of the API of a server as people run it, with a database of its own."""
+    """URL of the API of a server with a database of its own."""
     with _running_server(tmp_path_factory.mktemp("server")) as (url, _):
         yield url
 
 
 @pytest.fixture
 def mortal_server(tmp_path_factory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server of the test's own: the URL of its API, and its process."""
+    """A server that the test may kill: the URL of its API, and its process."""
     with _running_server(tmp_path_factory.mktemp("mortal")) as running:
         yield running
 
 
 @contextlib.contextmanager
 def _running_server(home: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server with its database in `home`."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
@@ -57,29 +56,57 @@ def _running_server(home: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]
 
 @pytest.fixture
 def on_server(server) -> dict[str, str]:
-    """The environment of commands that report to it."""
+    """The environment of commands that use the server."""
     return {"PREFECT_API_URL": server}
 
 
 @pytest.fixture
+def prefect(project, on_server):
+    """Runs Prefect's command line in the project's folder."""
+
+    def run(*args: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", *args],
+            cwd=project.folder,
+            env=project.environment(on_server),
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def unreachable() -> dict[str, str]:
+    """The environment of commands whose server is unreachable."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    return {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+
+
+@pytest.fixture
 def recorded(server) -> Callable[[Any], Recorded]:
-    """What the server knows of a room."""
+    """Reads the runs of a project from the server."""
     return partial(Recorded, server)
 
 
 class Recorded:
-    """What a server knows of the runs in a room, read through Prefect's client."""
+    """The runs of a project that a server has recorded, read through Prefect's client."""
 
-    def __init__(self, server: str, room: Any) -> None:
+    def __init__(self, server: str, project: Any) -> None:
         self._server = server
-        self._room = room
+        self._project = project
 
     def flow_run(self) -> Any:
-        """The room's last run, once it has ended."""
+        """The project's last run, once it has ended."""
         from prefect.client.schemas.filters import FlowRunFilter
         from prefect.client.schemas.sorting import FlowRunSort
 
-        tag = str(self._room.out)
+        tag = str(self._project.out)
         wanted = FlowRunFilter.model_validate({"state": {"type": {"any_": ["COMPLETED", "FAILED", "CRASHED"]}}})
 
         def find() -> Any:
@@ -90,16 +117,15 @@ class Recorded:
         return _eventually(find)
 
     def task_runs(self, count: int) -> dict[str, Any]:
-        """Its task runs by name, once there are so many that have ended: the server writes them with a delay."""
+        """Its task runs by name, once `count` of them have ended: the server writes them with a delay."""
         from prefect.client.schemas.filters import FlowRunFilter
 
-        run = self.flow_run()
-        wanted = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})
+        wanted = FlowRunFilter.model_validate({"id": {"any_": [self.flow_run().id]}})
 
         def find() -> Any:
             with self._client() as client:
                 runs = client.read_task_runs(flow_run_filter=wanted)
-            return {each.name: each for each in runs} if sum(each.state.is_final() for each in runs) == count else None
+            return {run.name: run for run in runs} if sum(run.state.is_final() for run in runs) == count else None
 
         return _eventually(find)
 
@@ -121,6 +147,17 @@ class Recorded:
             (artifact,) = client.read_latest_artifacts(artifact_filter=wanted)
         return artifact.data
 
+    def events(self, count: int) -> dict[str, Any]:
+        """Payloads of the server's events of pteforge by name, once there are so many: they come with a delay."""
+
+        def find() -> Any:
+            wanted = {"filter": {"event": {"prefix": ["pteforge."]}}}
+            with self._client() as client:
+                listed = client._client.post("/events/filter", json=wanted).raise_for_status().json()["events"]
+            return {event["event"]: event["payload"] for event in listed} if len(listed) == count else None
+
+        return _eventually(find)
+
     @contextlib.contextmanager
     def _client(self) -> Iterator[Any]:
         from prefect.client.orchestration import get_client
@@ -131,16 +168,15 @@ class Recorded:
 
 
 def _eventually(find: Callable[[], Any]) -> Any:
-    """Asks again and again until there is an answer."""
+    """Polls until the result is true."""
     deadline = time.monotonic() + _LIMIT
     while not (found := find()):
-        assert time.monotonic() < deadline, "it never came to that"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.2)
     return found
 
 
 def _answers(url: str) -> bool:
-    """Whether a server is up."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5):  # noqa: S310 - our own address
             return True

@@ -1,9 +1,10 @@
-"""Runs on a Prefect server: recorded whole, also where everything was cached; judged by what was made."""
+"""Runs on a Prefect server: recorded completely, even when all is cached; their state depends on the files."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,13 +17,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_cached_run_is_recorded(warm, recorded, on_server):
-    """With a server, a run in which nothing has to be done is recorded too: a completed flow, every model `Cached`."""
+    """With a server, a run without work is recorded too: the flow and every model are `Cached`.
+
+    The zoo's summary is a page of it, and its progress is complete.
+    """
     done = warm.export("--json", "--out", str(warm.out), env=on_server)
     assert done.code == 0, done.err
     assert done.json["stages"] == {"ran": 0, "cached": 26}
     known = recorded(warm)
     run = known.flow_run()
-    assert (run.name, run.state.name) == ("export zoo.yaml", "Completed")
+    assert (run.name, run.state.name, run.tags) == ("export zoo.yaml", "Cached", ["zoo:zoo"])
+    assert run.state.message == "4 files verified; 0 stages run, 26 cached"
+    page = known.artifact("zoo-zoo").splitlines()
+    assert "| model | portable-fp32 | xnnpack-fp32 |" in page
+    assert any(re.fullmatch(r"\| conv \| (cached, [\d.]+ KiB, [\d.]+ dB \| ){2}", f"{line} ") for line in page)
+    assert known.artifact("progress-zoo") == 100
     models = known.task_runs(2)
     assert {name: model.state.name for name, model in models.items()} == {
         "model linear": "Cached",
@@ -32,11 +41,11 @@ def test_cached_run_is_recorded(warm, recorded, on_server):
 
 
 def test_model_without_a_recipe_is_recorded(warm, recorded, on_server):
-    """A model that none of its recipes applies to is a completed task run of its own name, which says why."""
+    """A model without an applicable recipe is a completed task run of its own, which says why."""
     recipes = {
         name: {"extends": name, "not_for": {"linear": f"not {name}"}} for name in ("portable-fp32", "xnnpack-fp32")
     }
-    warm.zoo({"linear": "nets:linear", "conv": "nets:conv"}, own=recipes)
+    warm.write_zoo({"linear": "nets:linear", "conv": "nets:conv"}, own=recipes)
     done = warm.export("--json", "--out", str(warm.out), env=on_server)
     assert done.code == 0, done.err
     models = recorded(warm).task_runs(2)
@@ -48,7 +57,7 @@ def test_model_without_a_recipe_is_recorded(warm, recorded, on_server):
 
 
 def test_stages_are_recorded(warm, recorded, on_server):
-    """Stages that ran and stages that were found are task runs with names, tags and states; a failure is the flow's."""
+    """Stages that ran and cached stages are task runs with names, tags and states; a failed stage fails the flow."""
     warm.write(
         "more.yaml",
         "version: 1\ninclude: [zoo.yaml]\nmodels:\n  bad: {source: 'faulty:crashes', recipes: [portable-fp32]}\n",
@@ -62,6 +71,9 @@ def test_stages_are_recorded(warm, recorded, on_server):
     run = known.flow_run()
     assert (run.name, run.state.name) == ("export more.yaml", "Failed")
     assert "1 of the files" in run.state.message
+    page = known.artifact("zoo-more")
+    assert "| bad | failed at export |" in page
+    assert "- bad export: " in page
     tasks = known.task_runs(3 + 13 + 1)
     states = {name: task.state.name for name, task in tasks.items()}
     assert states["model linear"] == "Cached"
@@ -79,46 +91,107 @@ def test_stages_are_recorded(warm, recorded, on_server):
     }
 
 
-def test_stages_of_a_model_that_fails_stay_what_they_are(room, recorded, on_server):
-    """What was made or found before a stage failed is kept, and shows as completed or cached, not as rolled back."""
+def test_parameters_are_recorded(warm, on_server, recorded):
+    """What the command line chose are the flow run's parameters, so that a copy of the run does the same."""
+    chosen = ("--model", "conv", "--recipe", "port*", "--set", "models.conv.seed=0", "--jobs", "1", "--until", "edge")
+    done = warm.export(*chosen, "--out", "out", env=on_server)
+    assert done.code == 0, done.err
+    run = recorded(warm).flow_run()
+    assert run.name == "export zoo.yaml conv port*"
+    assert run.parameters == {
+        "zoo": str(warm.folder / "zoo.yaml"),
+        "models": "conv",
+        "recipes": "port*",
+        "store": str(warm.store),
+        "out": str(warm.out),
+        "overrides": ["models.conv.seed=0"],
+        "jobs": 1,
+        "until": "edge",
+        "debug": False,
+        "on": None,
+        "publish": None,
+        "refresh": False,
+    }
+    (known,) = json.loads(warm.run("runs", "--json", "--limit", "1").out)["runs"]
+    assert known["parameters"] == run.parameters
+
+
+# A flow whose first attempt fails, since its builder does, and how it ended: state, attempts, stages that ran.
+RETRIED = """
+import asyncio, json, sys
+from pteforge.flows import zoo_flow
+attempts, lower = [], zoo_flow.find_models
+zoo_flow.find_models = lambda session: attempts.append(lower(session))
+flow = zoo_flow.export_zoo.with_options(retries=1, retry_delay_seconds=0)
+state = asyncio.run(flow(**json.loads(sys.argv[1]), return_state=True))
+stages = state.result()["stages"] if state.is_completed() else str(state.message)
+print(json.dumps([state.name, len(attempts), stages]))
+"""
+
+
+def test_retries(project, on_server):
+    """Prefect's retries of the flow go on from what is cached. Failures that are due to the input are not tried again.
+
+    The builder `once` crashes as long as there is no file `crashed`, which it makes.
+    """
+    project.write("once.py", ONCE)
+    project.write_zoo({"steady": "nets:linear", "once": "once:once"}, ("portable-fp32",))
+    given = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out)}
+    assert run_python(project.folder, RETRIED, given, on_server) == ["Completed", 2, {"ran": 6, "cached": 6}]
+    project.edit("zoo.yaml", "once:once", "faulty:misunderstood")
+    name, attempts, message = run_python(project.folder, RETRIED, given, on_server)
+    assert (name, attempts) == ("Failed", 1)
+    assert "1 of the files were not made" in message
+    assert "\n" not in message
+
+
+ONCE = """
+import os, pathlib, torch
+
+def once():
+    if not pathlib.Path("crashed").exists():
+        pathlib.Path("crashed").touch()
+        os.kill(os.getpid(), 11)
+    return torch.nn.Linear(5, 2), (torch.ones(1, 5),)
+"""
+
+
+def test_earlier_stages_of_a_failed_model(project, recorded, on_server):
+    """Stages that ended before another one failed stay completed or cached, and are not rolled back."""
     gate = {"evaluator": "scoring:finite", "floor": 1.5}
-    room.zoo({"net": "nets:linear"}, ("scored",), {"scored": {"extends": "portable-fp32", "accuracy": gate}})
-    made = room.export("--out", str(room.out), env=on_server)
-    states = {name: task.state.name for name, task in recorded(room).task_runs(8).items()}
-    assert made.code == 1, made.err
-    assert states.pop("model net") == states.pop("net gate/scored") == "Failed"
-    assert set(states.values()) == {"Completed"}
-
-    found = room.export("--out", str(room.out), env=on_server)
-    assert found.code == 1, found.err
-    states = {name: task.state.name for name, task in recorded(room).task_runs(8).items()}
-    assert states.pop("model net") == states.pop("net gate/scored") == "Failed"
-    assert set(states.values()) == {"Cached"}
+    project.write_zoo({"net": "nets:linear"}, ("scored",), {"scored": {"extends": "portable-fp32", "accuracy": gate}})
+    for state in ("Completed", "Cached"):
+        done = project.export("--out", str(project.out), env=on_server)
+        assert done.code == 1, done.err
+        states = {name: task.state.name for name, task in recorded(project).task_runs(8).items()}
+        assert states.pop("model net") == states.pop("net gate/scored") == "Failed"
+        assert set(states.values()) == {state}
 
 
-def test_scores_are_a_table(warm, recorded, on_server):
-    """What files scored is an artifact of the model's task run: a table with a row for each."""
+def test_figures_are_tables(warm, recorded, on_server):
+    """Scores and ladders are tables of the model's task run, with a row for each file or rung.
+
+    The result of bisect is a page and a plot on the server.
+    """
     gate = {"evaluator": "scoring:finite", "floor": 0.5}
-    warm.zoo({"Small_net": "nets:linear"}, ("scored",), {"scored": {"extends": "portable-fp32", "accuracy": gate}})
+    recipes = {
+        "scored": {"extends": "portable-fp32", "accuracy": gate},
+        "laddered": {"extends": "portable-fp32", "verify": {"ladder": True}},
+    }
+    models = {"Small_net": ("nets:linear", "scored"), "conv": ("nets:conv", "laddered")}
+    warm.write_zoo({name: {"source": source, "recipes": [own]} for name, (source, own) in models.items()}, own=recipes)
     done = warm.export("--out", str(warm.out), env=on_server)
     assert done.code == 0, done.err
-    table = recorded(warm).table("accuracy-small-net")
-    assert [(row["recipe"], row["score"], row["floor"], row["eager"]) for row in table] == [("scored", 1.0, 0.5, None)]
-
-
-def test_numerics_are_tables(warm, recorded, on_server):
-    """A ladder is a table of the model's task run; what bisect finds is a page and a plot on the server, too."""
-    laddered = {"extends": "portable-fp32", "verify": {"ladder": True}}
-    warm.zoo({"conv": "nets:conv"}, ("laddered",), {"laddered": laddered})
-    done = warm.export("--out", str(warm.out), env=on_server)
-    assert done.code == 0, done.err
-    table = recorded(warm).table("numerics-conv")
+    known = recorded(warm)
+    (scores,) = known.table("accuracy-small-net")
+    assert (scores["recipe"], scores["score"], scores["floor"], scores["eager"]) == ("scored", 1.0, 0.5, None)
+    table = known.table("numerics-conv")
     assert {row["recipe"] for row in table} == {"laddered"}
     assert table[0]["SQNR"] == "exact"
     assert [row["rung"] for row in table] == ["exported", "edge", "payload"]
 
-    looked = warm.run("bisect", "zoo.yaml", "conv/laddered", env=on_server)
-    assert (looked.code, looked.err) == (0, "")
+    done = warm.run("bisect", "zoo.yaml", "conv/laddered", env=on_server)
+    assert (done.code, done.err) == (0, "")
     known = recorded(warm)
     page = known.artifact("bisect-conv-laddered")
     assert "# conv/laddered" in page
@@ -129,18 +202,18 @@ def test_numerics_are_tables(warm, recorded, on_server):
 @pytest.mark.parametrize(
     ("entrypoint", "parameters", "models"),
     [
-        ("pteforge.flows.export_zoo:export_zoo", {"models": "*"}, {"linear", "conv"}),
-        ("pteforge.flows.export_model:export_model", {"model": "conv"}, {"conv"}),
+        ("pteforge.flows.zoo_flow:export_zoo", {"models": "*"}, {"linear", "conv"}),
+        ("pteforge.flows.zoo_flow:export_model", {"model": "conv"}, {"conv"}),
     ],
 )
 def test_entrypoints(warm, server, recorded, entrypoint, parameters, models):
     """Deployments load the flows by entrypoint and run them with parameters that are plain JSON."""
     program = f"""
-import json, sys
+import asyncio, json, sys
 from prefect.flows import load_flow_from_entrypoint
 flow = load_flow_from_entrypoint({entrypoint!r})
 parameters = flow.validate_parameters(json.loads(sys.argv[1]))
-state = flow(**parameters, return_state=True)
+state = asyncio.run(flow(**parameters, return_state=True))
 print(json.dumps([state.name, state.result()]))
 """
     given = {
@@ -151,23 +224,44 @@ print(json.dumps([state.name, state.result()]))
         "jobs": 1,
         **parameters,
     }
-    done = run_python(warm.folder, program, given, {"PREFECT_API_URL": server})
-    name, result = done
-    assert name == "Completed"
+    name, result = run_python(warm.folder, program, given, {"PREFECT_API_URL": server})
+    assert name == "Cached"
     assert set(result["models"]) == models
     assert result["exit_code"] == 0
     states = {task.state.name for task in recorded(warm).task_runs(len(models)).values()}
     assert states == {"Cached"}
 
 
+# Two runs at once in one process, and which models each session heard of.
+TWO = """
+import asyncio, json, sys
+from pteforge.flows import session, zoo_flow
+heard = {}
+session.Session.finished = lambda self, done: heard.setdefault(self.id, set()).add(done.call.model)
+async def both(given):
+    runs = (zoo_flow.export_zoo(models=model, **given, return_state=True) for model in ("linear", "conv"))
+    return await asyncio.gather(*runs)
+states = asyncio.run(both(json.loads(sys.argv[1])))
+print(json.dumps([[state.name for state in states], sorted(map(sorted, heard.values()))]))
+"""
+
+
+def test_two_runs_at_once_in_one_process(project, on_server):
+    """With one store and as many jobs, each run's stages are its own."""
+    project.write_zoo({"linear": "nets:linear", "conv": "nets:conv"}, ("portable-fp32",))
+    given = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out), "jobs": 1}
+    ended = run_python(project.folder, TWO, given, on_server)
+    assert ended == [["Completed", "Completed"], [["conv"], ["linear"]]]
+
+
 def test_failed_flow_raises_where_it_is_called(warm, server, recorded):
-    """A flow that is called from Python raises if a file could not be made, and what could be made is there."""
+    """A flow that is called from Python raises if a file could not be made; the other files are made."""
     warm.edit("zoo.yaml", "nets:conv", "faulty:misunderstood")
     program = """
-import json, sys
-from pteforge.flows.export_zoo import export_zoo
+import asyncio, json, sys
+from pteforge.flows.zoo_flow import export_zoo
 try:
-    export_zoo(**json.loads(sys.argv[1]))
+    asyncio.run(export_zoo(**json.loads(sys.argv[1])))
 except Exception as error:
     print(json.dumps(str(error)))
 """
@@ -179,20 +273,23 @@ except Exception as error:
     assert recorded(warm).flow_run().state.name == "Failed"
 
 
-def test_interrupted_run_is_recorded(room, recorded, on_server):
-    """Ctrl-C of a run is told to the server: its flow run does not look as if it went on."""
-    room.zoo({"patient": "waiting:patient"}, ("portable-fp32",))
-    os.mkfifo(room.folder / "running")
-    os.mkfifo(room.folder / "proceed")
-    with room.start("export", "zoo.yaml", "--out", str(room.out), env=on_server) as process:
-        assert (room.folder / "running").read_text()
+def test_interrupted_run_is_recorded(project, recorded, on_server):
+    """After Ctrl-C nothing is still running on the server, and no stage has failed; the run's record says so, too."""
+    project.write_zoo({"patient": "waiting:patient"}, ("portable-fp32",))
+    project.make_pipes()
+    with project.start("export", "zoo.yaml", "--out", str(project.out), env=on_server) as process:
+        assert (project.folder / "running").read_text()
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 130
-    assert recorded(room).flow_run().state.name == "Crashed"
+    known = recorded(project)
+    assert known.flow_run().state.name == "Crashed"
+    assert not any(task.state.is_failed() for task in known.task_runs(2).values())
+    (run,) = json.loads(project.run("runs", "--json").out)["runs"]
+    assert run["status"] == "interrupted"
 
 
 def run_python(folder: Path, program: str, argument: Any, environment: dict[str, str]) -> Any:
-    """The last line that a Python program prints, as JSON."""
+    """Returns the last line of output, as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", program, json.dumps(argument)],
         cwd=folder,

@@ -1,7 +1,5 @@
 """Loaded by `lazily`."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,4 +1,4 @@
-"""A network in which operators of a kind are told apart by where they are."""
+"""A network in which operators of a kind differ by their place only."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from torch import nn
 
 
 class Residual(nn.Module):
-    """Two convolutions, of which the second one is added to what the first one gives, and a classifier."""
+    """A convolution with batch norm, a residual one, and a classifier."""
 
     def __init__(self) -> None:
-        """Has a batch norm that is not the identity."""
         super().__init__()
         self.first = nn.Conv2d(3, 8, 3, padding=1)
         self.norm = nn.BatchNorm2d(8)
@@ -21,12 +20,11 @@ class Residual(nn.Module):
             self.norm.running_var.uniform_(0.5, 2)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Takes [batch, 3, 8, 8], gives [batch, 4]."""
+        """[batch, 3, 8, 8] to [batch, 4]."""
         kept = torch.relu(self.norm(self.first(image)))
         total = kept + self.second(kept)
         return self.classes(torch.relu(total).mean((2, 3)))
 
 
 def residual() -> tuple[nn.Module, list[tuple[torch.Tensor]]]:
-    """Two examples."""
     return Residual(), [(torch.randn(2, 3, 8, 8),), (torch.randn(2, 3, 8, 8),)]

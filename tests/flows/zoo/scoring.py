@@ -1,4 +1,4 @@
-"""An evaluator for tests, apart from the models, so that either can change by itself."""
+"""Evaluators for tests, in a module of their own so that models and evaluators change independently."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import torch
 
 
 def finite(predict, *, scale: float = 1.0, labels: str | None = None) -> float:
-    """`scale` where the outputs are finite, or what a file says instead."""
+    """`scale`, or the number in the file `labels`, if the outputs are finite."""
     if labels:
         scale = float(Path(labels).read_text(encoding="utf-8"))
     return scale * float(torch.isfinite(predict(torch.ones(2, 4))).all())
 
 
 def raising(predict) -> float:
-    """Fails."""
     del predict
     raise OSError("the labels are not there")

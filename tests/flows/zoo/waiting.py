@@ -1,4 +1,4 @@
-"""Builders that tell when they run and go on when they are told to, by named pipes in the zoo's folder."""
+"""Builders that named pipes in the zoo's folder control."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def patient() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
-    """Writes its process id into the pipe `running` and waits for the end of the pipe `proceed`."""
+    """Writes its process id into the pipe `running` and reads the pipe `proceed` to its end."""
     if Path("running").exists():
         Path("running").write_text(f"{os.getpid()}\n")
         Path("proceed").read_text()
@@ -18,19 +18,16 @@ def patient() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
 
 
 def prompt() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
-    """Waits for nothing."""
     return torch.nn.Linear(4, 2), (torch.ones(1, 4),)
 
 
 class Batches:
-    """Samples for `nets:linear`. The second one waits for the end of the pipe `proceed`, where there is one."""
+    """Samples for `nets:linear`. The second one reads the pipe `proceed`, if it exists, to its end."""
 
     def __len__(self) -> int:
-        """How many."""
         return 3
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor]]:
-        """Each of shape [2, 4]."""
         for number in range(3):
             if number == 1 and Path("proceed").exists():
                 Path("proceed").read_text()

@@ -1,4 +1,4 @@
-"""A target whose backend no device has: what specializations can do wrong, and how its constants are called."""
+"""Targets whose backend no device has, for what specializations can do wrong."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.dialects._ops import ops
 from executorch.exir.pass_base import ExportPass
+from networks import Function
 from pteforge.tasks.targets.base import Target, TargetOptions
 from torch.export import ExportedProgram
 
@@ -23,37 +24,27 @@ class AcmeOptions(TargetOptions):
     Attributes:
         fill: what its constants are filled with; all of them are called ``weight``.
         clash: each partition's constant has other bytes.
-        program: something else to lower than it is given, by what differs.
-        refuses: what it says that it cannot take.
+        program: how the program that it lowers instead differs.
+        refuses: its reason to refuse a program.
+        edge_passes: passes of its own.
     """
 
     fill: int = 0
     clash: bool = False
     program: Literal["same", "outputs", "inputs", "shape", "dtype"] = "same"
     refuses: str | None = None
+    edge_passes: tuple[Literal["sine", "fails"], ...] = ()
 
 
 class AcmeNativeTest(BackendDetails):
-    """Data of its own under one key."""
+    """Stores a constant under the key ``weight``."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """One constant."""
         del edge_program
         store = NamedDataStore()
         store.add_named_data("weight", bytes(compile_specs[0].value) * 512)
         return PreprocessResult(b"acme", data_store_output=store.get_named_data_store_output())
-
-
-class Other(torch.nn.Module):
-    """Computes something else."""
-
-    def __init__(self, compute: Callable[..., Any]) -> None:
-        super().__init__()
-        self.compute = compute
-
-    def forward(self, *inputs: torch.Tensor) -> Any:  # noqa: D102 - the class says it
-        return self.compute(*inputs)
 
 
 _OTHERS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
@@ -67,11 +58,17 @@ _OTHERS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 class CosineToSine(ExportPass):
     """Computes something else of the same shape."""
 
-    def call_operator(self, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        """Puts one operator in the place of another."""
-        return super().call_operator(
-            ops.edge.aten.sin.default if op == ops.edge.aten.cos.default else op, args, kwargs, meta
-        )
+    def call_operator(self, op, args, kwargs, meta):
+        op = ops.edge.aten.sin.default if op == ops.edge.aten.cos.default else op
+        return super().call_operator(op, args, kwargs, meta)
+
+
+class FailingPass(ExportPass):
+    """Fails with a reason."""
+
+    def call(self, graph_module):
+        del graph_module
+        raise ValueError("too cold for passes")
 
 
 class AcmePartitioner(Partitioner):
@@ -82,14 +79,12 @@ class AcmePartitioner(Partitioner):
         self._options = options
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """Another program, if the options say so."""
         if self._options.program == "same":
             return exported_program
         compute, inputs = _OTHERS[self._options.program]
-        return torch.export.export(Other(compute), inputs)
+        return torch.export.export(Function(compute), inputs)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """A delegate for each sum."""
         specs = {}
         for node in exported_program.graph.nodes:
             if node.target == ops.edge.aten.add.Tensor:
@@ -101,7 +96,7 @@ class AcmePartitioner(Partitioner):
 
 @dataclass(frozen=True)
 class Acme(Target):
-    """Lowers, and runs nowhere."""
+    """Lowers programs that run nowhere."""
 
     options: AcmeOptions
 
@@ -110,52 +105,23 @@ class Acme(Target):
     backends: ClassVar[tuple[str, ...]] = ("AcmeNativeTest",)
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """One partitioner."""
         return [AcmePartitioner(self.options)]
 
+    def edge_passes(self) -> Sequence[ExportPass]:
+        passes = {"sine": CosineToSine, "fails": FailingPass}
+        return [passes[name]() for name in self.options.edge_passes]
+
     def refuses(self, program: ExportedProgram) -> str | None:
-        """What the options say."""
         del program
         return self.options.refuses
 
 
 @dataclass(frozen=True)
 class Unnamed(Acme):
-    """Does not say which backend it needs."""
+    """Does not name its backend."""
 
     name: ClassVar[str] = "unnamed"
     backends: ClassVar[tuple[str, ...]] = ()
-
-
-@dataclass(frozen=True)
-class Passing(Acme):
-    """Has a pass of its own."""
-
-    name: ClassVar[str] = "passing"
-
-    def edge_passes(self) -> Sequence[ExportPass]:
-        """One pass."""
-        return [CosineToSine()]
-
-
-class FailingPass(ExportPass):
-    """Says why it fails."""
-
-    def call(self, graph_module: torch.fx.GraphModule) -> Any:
-        """Fails."""
-        del graph_module
-        raise ValueError("too cold for passes")
-
-
-@dataclass(frozen=True)
-class Failing(Acme):
-    """Has a pass that fails."""
-
-    name: ClassVar[str] = "failing"
-
-    def edge_passes(self) -> Sequence[ExportPass]:
-        """One pass."""
-        return [FailingPass()]
 
 
 @dataclass(frozen=True)
@@ -166,5 +132,4 @@ class Absent(Acme):
 
     @classmethod
     def available(cls) -> str | None:
-        """Says why."""
         return "pip install acme-compiler"

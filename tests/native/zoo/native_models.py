@@ -1,12 +1,9 @@
-"""Models that the tests of the native backend lower. Torch is imported: tests import this when they run."""
+"""Models that the tests of the native backend lower; they import this when they run, since it imports torch."""
 
 from __future__ import annotations
 
 import torch
-from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-    XNNPACKQuantizer,
-    get_symmetric_quantization_config,
-)
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 from torch import Tensor
 from torch.nn.functional import hardswish
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
@@ -16,29 +13,28 @@ from torchao.utils import unwrap_tensor_subclass
 
 
 class Convolution(torch.nn.Module):
-    """Three operators that XNNPACK has, two of which are not core ATen."""
+    """XNNPACK has its operators, two of which are not core ATen."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = torch.nn.Conv2d(3, 8, 3)
         self.second = torch.nn.Linear(288, 64)
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
+    def forward(self, x: Tensor) -> Tensor:
         return hardswish(self.second(self.first(x).relu().flatten(1)))
 
 
 def quantized(module: torch.nn.Module, example: Tensor, *, dynamic: bool = False) -> torch.nn.Module:
-    """A module quantized to int8, weights per channel, as XNNPACK has it."""
+    """Quantizes a module to int8, weights per channel, with XNNPACK's quantizer."""
     exported = torch.export.export(module, (example,)).module()
     config = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=dynamic)
-    quantizer = XNNPACKQuantizer().set_global(config)
-    prepared = prepare_pt2e(exported, quantizer)
+    prepared = prepare_pt2e(exported, XNNPACKQuantizer().set_global(config))
     prepared(example)
     return convert_pt2e(prepared)
 
 
 def grouped(module: torch.nn.Module) -> torch.nn.Module:
-    """The same module with int4 weights in groups and dynamically quantized inputs of linear layers, by torchao."""
+    """Quantizes linear layers with torchao: int4 weights in groups, dynamically quantized inputs."""
     config = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32))
     quantize_(module, config)
     return unwrap_tensor_subclass(module)
@@ -52,7 +48,7 @@ class Branches(torch.nn.Module):
         self.first = torch.nn.Linear(4, 4)
         self.second = torch.nn.Linear(4, 4)
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
+    def forward(self, x: Tensor) -> Tensor:
         y = self.second(x)
         chosen = torch.cond(
             x.sum() > 0,
@@ -63,24 +59,6 @@ class Branches(torch.nn.Module):
         return chosen.relu() - y
 
 
-class Encoder(torch.nn.Module):
-    """A layer."""
-
-    def __init__(self, layer: torch.nn.Linear) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
-        return self.layer(x).tanh()
-
-
-class Decoder(Encoder):
-    """The same layer for other inputs."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: D102 - the class says it
-        return self.layer(x) @ y.mT
-
-
 class Sizes(torch.nn.Module):
     """Computes with the size of its input, before and behind a linear layer."""
 
@@ -88,21 +66,21 @@ class Sizes(torch.nn.Module):
         super().__init__()
         self.middle = torch.nn.Linear(8, 8)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102 - the class says it
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         halves = x.erf().view(x.shape[0] * 2, 4)
         whole = self.middle(halves.view(x.shape[0], 8))
         return whole.erf().view(x.shape[0] * 4, 2), halves
 
 
 class Counter(torch.nn.Module):
-    """Keeps state from call to call, and finds how much there is to say in its data."""
+    """Keeps state from call to call, and has an output whose size depends on it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 4)
         self.register_buffer("total", torch.zeros(4))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102 - the class says it
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self.total.add_(self.layer(x).sum(0))
         return self.total * 2, torch.nonzero(self.total > 0)
 
@@ -114,28 +92,7 @@ class Outside(torch.nn.Module):
         super().__init__()
         self.layer = torch.nn.Linear(4, 4)
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
+    def forward(self, x: Tensor) -> Tensor:
         y = self.layer(x)
         z = torch.cond(x.sum() > 0, lambda w: self.layer(w) - w.min(), lambda w: self.layer(w).abs(), (y,))
         return z * y.min()
-
-
-class Sums(torch.nn.Module):
-    """Two sums."""
-
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
-        return (x + x).cos() + x
-
-
-class Ordered(torch.nn.Module):
-    """Core ATen, and nothing that the portable kernels have."""
-
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
-        return x.sort().values
-
-
-class Comparison(torch.nn.Module):
-    """Nothing that XNNPACK has."""
-
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - the class says it
-        return x > 0

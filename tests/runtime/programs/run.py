@@ -1,7 +1,5 @@
 """Runs all programs of a folder in ExecuTorch's Python runtime: `run.py BUILD FOLDER` writes FOLDER/outcomes.json."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -13,18 +11,17 @@ from executorch.runtime import Runtime, Verification
 
 
 def call(path: Path, calls: dict[str, list[tuple[Any, ...]]]) -> list[torch.Tensor]:
-    """Outputs of all calls of all methods; raises what the runtime raises."""
+    """Outputs of all calls of all methods, each method loaded once; raises what the runtime raises."""
     program = Runtime.get().load_program(path, verification=Verification.Minimal)
     outputs = []
     for name, inputs in calls.items():
         method = program.load_method(name)
         assert method is not None
-        outputs += [output.clone() for each in inputs for output in method.execute(each)]
+        outputs += [output.clone() for arguments in inputs for output in method.execute(arguments)]
     return outputs
 
 
 def outcome(library: pteforge_nfat.Library, folder: Path, name: str) -> dict[str, Any]:
-    """What became of a program."""
     calls = torch.load(folder / f"{name}.calls.pt")
     expected = folder / f"{name}.payload"
     try:
@@ -39,7 +36,6 @@ def outcome(library: pteforge_nfat.Library, folder: Path, name: str) -> dict[str
 
 
 def main(build: Path, folder: Path) -> None:
-    """Writes outcomes of all programs."""
     library = pteforge_nfat.load(build)
     names = json.loads((folder / "programs.json").read_text())
     outcomes = {name: outcome(library, folder, name) for name in names}

@@ -28,15 +28,9 @@ def run_python(tmp_path):
     """Runs a program in a fresh Python process and returns what it printed last, read as JSON."""
 
     def run(program: str, *arguments: object, **environment: str) -> object:
-        finished = subprocess.run(
-            [sys.executable, "-c", program, *map(str, arguments)],
-            cwd=tmp_path,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
+        command, variables = [sys.executable, "-c", program, *map(str, arguments)], os.environ | environment
+        options = {"cwd": tmp_path, "env": variables, "capture_output": True, "text": True, "timeout": 240}
+        finished = subprocess.run(command, **options, check=False)
         assert finished.returncode == 0, finished.stderr
         return json.loads(finished.stdout.splitlines()[-1])
 

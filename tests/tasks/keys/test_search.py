@@ -1,6 +1,5 @@
 """Finding modules without importing anything."""
 
-from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,29 +26,19 @@ print(json.dumps([one and [one.origin.value, str(one.path)] for one in found] + 
 
 
 @pytest.mark.parametrize(
-    "name", ["json", "json.decoder", "yaml", "yaml.nodes", "pytest", "_pytest.config", "numpy.linalg"]
-)
-def test_finds_what_python_finds(name):
-    """For modules whose parents may be imported, the file is the one that the import system names."""
-    assert str(ModuleSearch().locate(name)) == find_spec(name).origin
-
-
-@pytest.mark.parametrize(
     ("name", "origin"),
     [
-        ("sys", Origin.STDLIB),
-        ("os", Origin.STDLIB),
-        ("json.decoder", Origin.STDLIB),
-        ("math", Origin.STDLIB),
-        ("yaml", Origin.INSTALLED),
-        ("torch.nn.functional", Origin.INSTALLED),
-        ("google.protobuf", Origin.INSTALLED),
+        *((name, Origin.STDLIB) for name in ("sys", "os", "json", "json.decoder", "math")),
+        *((name, Origin.INSTALLED) for name in ("yaml", "_pytest.config", "numpy.linalg")),
+        *((name, Origin.INSTALLED) for name in ("torch.nn.functional", "google.protobuf")),
         ("google", Origin.NAMESPACE),
     ],
 )
-def test_origins_of_the_environment(name, origin):
-    """Python's own modules, installed ones and namespaces are told apart."""
+def test_modules_of_the_environment(name, origin):
+    """Python's own modules, installed ones and namespaces are distinguished; files are those that Python finds."""
     assert ModuleSearch().find(name).origin is origin
+    if name.partition(".")[0] in {"json", "yaml", "_pytest", "numpy"}:  # parents that may be imported
+        assert str(ModuleSearch().locate(name)) == find_spec(name).origin
 
 
 @pytest.mark.parametrize(
@@ -66,50 +55,28 @@ def test_python_path_comes_first_and_in_order(write_tree, tmp_path):
     """Given folders win over installed modules and over later folders; what is in them is local."""
     write_tree({"one/yaml.py": "", "one/a.py": "", "two/a.py": "", "two/pkg/__init__.py": "", "two/pkg/b.py": ""})
     search = ModuleSearch((tmp_path / "one", tmp_path / "two"))
-    found = {name: search.find(name) for name in ("yaml", "a", "pkg", "pkg.b")}
-    assert {name: one.path.relative_to(tmp_path).as_posix() for name, one in found.items()} == {
-        "yaml": "one/yaml.py",
-        "a": "one/a.py",
-        "pkg": "two/pkg/__init__.py",
-        "pkg.b": "two/pkg/b.py",
-    }
-    assert {one.origin for one in found.values()} == {Origin.LOCAL}
+    paths = {"yaml": "one/yaml.py", "a": "one/a.py", "pkg": "two/pkg/__init__.py", "pkg.b": "two/pkg/b.py"}
+    found = {name: search.find(name) for name in paths}
+    assert {name: module.path.relative_to(tmp_path).as_posix() for name, module in found.items()} == paths
+    assert {module.origin for module in found.values()} == {Origin.LOCAL}
     assert (found["pkg"].package, found["pkg.b"].package, found["a"].package) == ("pkg", "pkg", "")
 
 
-def test_modules_loaded_at_start_cannot_be_replaced(write_tree):
-    """A local ``sys.py`` or ``os.py`` is not what ``import os`` gives."""
-    folder = write_tree({"sys.py": "", "os.py": ""})
-    assert [ModuleSearch((folder,)).find(name).origin for name in ("sys", "os")] == [Origin.STDLIB] * 2
-
-
-def test_environment_within_the_project(write_tree):
-    """A virtual environment inside a given folder does not make its packages local."""
-    folder = write_tree({"venv/lib/site-packages/yaml/__init__.py": "", "model.py": ""})
-    site_packages = folder / "venv" / "lib" / "site-packages"
-    assert ModuleSearch((folder, site_packages)).find("yaml").origin is Origin.INSTALLED
-
-
-def test_file_without_a_distribution_is_local(write_tree):
-    """A file that somebody put into site-packages by hand has no version, so its content has to count."""
-    folder = write_tree({"site-packages/handmade_module.py": ""}) / "site-packages"
-    assert ModuleSearch((folder,)).find("handmade_module").origin is Origin.LOCAL
-
-
-def test_zoo_within_a_distribution_is_local(write_tree):
-    """A given folder below site-packages holds the user's code."""
-    folder = write_tree({"site-packages/acme/zoo/yaml.py": ""}) / "site-packages" / "acme" / "zoo"
-    assert ModuleSearch((folder,)).find("yaml").origin is Origin.LOCAL
-
-
-def test_nested_namespaces_with_unimported_parents(write_tree):
-    """Folders without ``__init__`` are found at any depth, where Python's own finder needs the parents imported."""
-    folder = write_tree({"space/inner/deep/leaf.py": ""})
-    with pytest.raises(KeyError):
-        PathFinder.find_spec("space.inner", [str(folder / "space")])
-    search = ModuleSearch((folder,))
-    assert search.find("space.inner.deep").origin is Origin.NAMESPACE
-    assert search.locate("space.inner.deep.leaf") == folder / "space/inner/deep/leaf.py"
+@pytest.mark.parametrize(
+    ("file", "folders", "name", "origin"),
+    [
+        ("sys.py", ["."], "sys", Origin.STDLIB),  # modules that Python loads at its start cannot be replaced
+        ("os.py", ["."], "os", Origin.STDLIB),
+        ("venv/lib/site-packages/yaml/__init__.py", [".", "venv/lib/site-packages"], "yaml", Origin.INSTALLED),
+        # A file that somebody put there by hand has no version, so its content has to count.
+        ("site-packages/handmade_module.py", ["site-packages"], "handmade_module", Origin.LOCAL),
+        ("site-packages/acme/zoo/yaml.py", ["site-packages/acme/zoo"], "yaml", Origin.LOCAL),
+    ],
+)
+def test_origins_within_the_search_path(write_tree, file, folders, name, origin):
+    """Whose code a file is follows from the given folder that it is in, and from site-packages below or above it."""
+    root = write_tree({file: ""})
+    assert ModuleSearch(tuple(root / folder for folder in folders)).find(name).origin is origin
 
 
 def test_editable_install_is_local(write_tree, run_python, tmp_path):

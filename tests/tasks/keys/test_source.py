@@ -1,15 +1,17 @@
-"""The key fields of a model's source."""
+"""A model's source: its key fields, what a builder was seen to load, and the check of .pt2 files."""
 
 import hashlib
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
 from pteforge.artifacts.digest import digest_json
 from pteforge.configs.sources import BuilderSource, ProgramSource
 from pteforge.errors import SourceError
+from pteforge.tasks.keys.code import module_closure
 from pteforge.tasks.keys.search import ModuleSearch
-from pteforge.tasks.keys.source import source_fields
+from pteforge.tasks.keys.source import check_program_file, source_fields
 
 NOTHING_IMPORTED = """
 import json, sys
@@ -28,13 +30,11 @@ print(json.dumps([sorted(set(sys.modules) - before), path == sys.path, sorted(fi
 
 
 def fields_of(folder, builder="pkg.model:build", watched=(), **source):
-    """Fields of a builder, found anew."""
     return source_fields(BuilderSource(builder=builder, **source), ModuleSearch((folder,)), watched, folder=folder)
 
 
 @pytest.fixture
 def zoo(write_tree):
-    """A small package with a builder, a helper and a checkpoint."""
     return write_tree(
         {
             "pkg/__init__.py": "",
@@ -74,36 +74,37 @@ def test_what_is_edited_is_what_differs(zoo, write_tree, changes, differing):
     assert {name for name in before if before[name] != after[name]} == differing
 
 
-def test_moving_the_builder_changes_names_only(zoo):
-    """The moved module's digest is the same under its new name."""
-    before = fields_of(zoo)
-    (zoo / "pkg" / "model.py").rename(zoo / "pkg" / "moved.py")
-    after = fields_of(zoo, "pkg.moved:build")
-    assert before["modules"]["pkg.model"] == after["modules"]["pkg.moved"]
-    assert {name for name in before if before[name] != after[name]} == {"builder", "modules"}
-
-
-def test_moving_the_folder_changes_nothing(zoo, tmp_path):
-    """No field holds an absolute path, also where files are declared by one."""
+def test_moving(zoo, tmp_path):
+    """No field holds an absolute path, so moving the folder changes nothing, and moving a module only its name."""
     names = ("weights/a.bin",)
     before = fields_of(zoo, files=tuple(zoo / name for name in names))
     assert before == fields_of(zoo, files=tuple(map(Path, names)))
     assert str(tmp_path) not in json.dumps(before)
-    (zoo / "elsewhere").mkdir()
+    moved = zoo / "elsewhere"
+    moved.mkdir()
     for name in ("pkg", "weights"):
-        (zoo / name).rename(zoo / "elsewhere" / name)
-    assert fields_of(zoo / "elsewhere", files=tuple(zoo / "elsewhere" / name for name in names)) == before
+        (zoo / name).rename(moved / name)
+    files = tuple(moved / name for name in names)
+    assert fields_of(moved, files=files) == before
+    (moved / "pkg" / "model.py").rename(moved / "pkg" / "moved.py")
+    after = fields_of(moved, "pkg.moved:build", files=files)
+    assert before["modules"]["pkg.model"] == after["modules"]["pkg.moved"]
+    assert {name for name in before if before[name] != after[name]} == {"builder", "modules"}
 
 
 def test_files_from_elsewhere_go_by_their_names(zoo, write_tree):
-    """Files outside the zoo's folder count by base name; two of one name by their order."""
-    one, other = write_tree({"x/w.bin": b"1"}), write_tree({"y/w.bin": b"2"})
-    files = (one / "x" / "w.bin", other / "y" / "w.bin")
-    fields = source_fields(
-        BuilderSource(builder="pkg.model:build", files=files), ModuleSearch((zoo,)), folder=zoo / "pkg"
-    )
-    digests = [hashlib.sha256(content).hexdigest() for content in (b"1", b"2")]
-    assert fields["files"] == {"w.bin": digests[0], "w.bin#2": digests[1]}
+    """Files outside the zoo's folder count by base name; two of one name by their order.
+
+    A caller that remembers digests of large files can pass a function that returns them.
+    """
+    write_tree({"x/w.bin": b"1", "y/w.bin": b"2"})
+    source = BuilderSource(builder="pkg.model:build", files=(zoo / "x/w.bin", zoo / "y/w.bin"))
+    fields = source_fields(source, ModuleSearch((zoo,)), folder=zoo / "pkg")
+    one, two = (hashlib.sha256(content).hexdigest() for content in (b"1", b"2"))
+    assert fields["files"] == {"w.bin": one, "w.bin#2": two}
+    remembered = {zoo / "x/w.bin": "0" * 64, zoo / "y/w.bin": two}
+    fields = source_fields(source, ModuleSearch((zoo,)), folder=zoo / "pkg", digest=remembered.__getitem__)
+    assert fields["files"] == {"w.bin": "0" * 64, "w.bin#2": two}
 
 
 def test_watched_files_count_by_content(zoo, write_tree):
@@ -119,32 +120,15 @@ def test_watched_files_count_by_content(zoo, write_tree):
     assert str(zoo) not in json.dumps(before)
 
 
-def test_builder_of_the_executorch_wheel():
-    """It has no local code; the wheel's version and build stand for it."""
+def test_sources_without_local_code(write_tree):
+    """For a builder of ExecuTorch's wheel stands the wheel; for a .pt2 its content, whatever its name and place are."""
     source = BuilderSource(builder="executorch.examples.models.mlperf_tiny.resnet8:ResNet8Model")
     fields = source_fields(source, ModuleSearch())
     assert (fields["modules"], list(fields["distributions"])) == ({}, ["executorch"])
-
-
-def test_program_file_counts_by_content(write_tree):
-    """Name and place of a .pt2 do not matter; a relative path is relative to the given folder."""
     folder = write_tree({"a/one.pt2": b"abc", "b/two.pt2": b"abc"})
     one = source_fields(ProgramSource(program=Path("a/one.pt2")), ModuleSearch(), folder=folder)
     two = source_fields(ProgramSource(program=folder / "b" / "two.pt2"), ModuleSearch())
     assert one == two == {"program": hashlib.sha256(b"abc").hexdigest()}
-
-
-def test_given_digest_function_is_asked_for_files(zoo):
-    """A caller that remembers digests of large files is asked instead of reading them."""
-    asked = []
-
-    def remembered(path):
-        asked.append(path)
-        return "0" * 64
-
-    source = BuilderSource(builder="pkg.model:build", files=(Path("weights/a.bin"),))
-    fields = source_fields(source, ModuleSearch((zoo,)), folder=zoo, digest=remembered)
-    assert (fields["files"], asked) == ({"weights/a.bin": "0" * 64}, [zoo / "weights" / "a.bin"])
 
 
 @pytest.mark.parametrize(
@@ -174,3 +158,158 @@ def test_nothing_is_imported(write_tree, run_python):
     )
     modules = ["pkg", "pkg.helper", "pkg.model", "plugin"]
     assert run_python(NOTHING_IMPORTED, folder / "zoo") == [[], True, modules]
+
+
+OBSERVE = """
+import json, sys
+from importlib import import_module
+from pathlib import Path
+from pteforge.tasks.keys.source import observed_distributions, observed_modules
+folder = Path(sys.argv[1])
+sys.path.insert(0, str(folder))
+before, path = set(sys.modules), list(sys.path)
+import_module("model").build()
+print(json.dumps([observed_modules(before, (folder,), path), observed_distributions(before, (folder,))]))
+"""
+
+
+@pytest.fixture
+def observe(write_tree, run_python):
+    """Runs ``model.build`` of a tree in a process of its own; returns the modules and distributions that it loaded."""
+
+    def run(files):
+        folder = write_tree(files)
+        return folder, *run_python(OBSERVE, folder)
+
+    return run
+
+
+def test_static_closure_and_what_is_observed(observe, write_tree):
+    """For ordinary imports nothing is left to watch; what is imported by a computed name is observed.
+
+    Once that is watched, an edit of it changes the closure.
+    """
+    folder, modules, _ = observe(
+        {
+            **dict.fromkeys(("zoo/setup.py", "zoo/nets/__init__.py", "late.py"), ""),
+            "model.py": "from zoo import nets\nfrom zoo.nets.deep import net\nimport importlib\n"
+            "def build():\n    import late\n    importlib.import_module('plug' + 'ins.one')",
+            "zoo/__init__.py": "from .setup import *",
+            "zoo/nets/deep.py": "from .. import setup\nnet = 1",
+            "plugins/one.py": "x = 1",
+        }
+    )
+    static = module_closure("model", ModuleSearch((folder,)))
+    assert set(modules) - set(static.modules) == {"plugins.one"}
+    assert set(static.modules) == {"model", "late", "zoo", "zoo.setup", "zoo.nets", "zoo.nets.deep"}
+    watched = module_closure("model", ModuleSearch((folder,)), ["plugins.one"])
+    write_tree({"plugins/one.py": "x = 2"})
+    assert module_closure("model", ModuleSearch((folder,))) == static
+    assert module_closure("model", ModuleSearch((folder,)), ["plugins.one"]) != watched
+
+
+# A builder that extends ``sys.path``, and one that loads a file under another name.
+PATHS = """
+import sys, os, importlib.util
+def build():
+    here = os.path.dirname(__file__)
+    sys.path.append(os.path.join(here, 'third_party'))
+    import vendored
+    spec = importlib.util.spec_from_file_location('helper', os.path.join(here, 'odd.py'))
+    sys.modules['helper'] = importlib.util.module_from_spec(spec)
+"""
+# Anything may stand in ``sys.modules``; lazily loaded modules must not be loaded by being looked at.
+ODD_ENTRIES = """
+import sys, importlib.util
+class Slots:
+    __slots__ = ()
+def build():
+    sys.modules.update(none=None, number=1, slots=Slots())
+    spec = importlib.util.find_spec('lazy')
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    sys.modules['lazy'] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules['lazy'])
+"""
+INSTALLED = "import colorsys, pluggy, pteforge.configs.definition, pteforge.artifacts.ref\ndef build(): ..."
+
+
+@pytest.mark.parametrize(
+    ("source", "others", "expected"),
+    [
+        (PATHS, {"helper.py": "", "odd.py": "", "third_party/vendored.py": ""},
+         (["/odd.py", "/third_party/vendored.py", "model"], [])),
+        (INSTALLED, {}, (["model"], ["pluggy"])),
+        (ODD_ENTRIES, {"lazy.py": "raise SystemExit('loaded')"}, (["lazy", "model"], [])),
+    ],
+    ids=["paths", "installed", "odd entries"],
+)  # fmt: skip
+def test_observed(observe, source, others, expected):
+    """Local code is observed by name, or by path where no name leads to it; installed code by its top-level name."""
+    folder, modules, distributions = observe({"model.py": source, **others})
+    assert ([name.removeprefix(str(folder)) for name in modules], distributions) == expected
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Files that torch writes: an exported program, a state dict, a scripted module."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("saved")
+    module = torch.nn.Linear(64, 64)
+    program = torch.export.export(module, (torch.ones(1, 64),))
+    torch.export.save(program, folder / "linear.pt2", extra_files={"note.txt": "hello"})
+    torch.save(module.state_dict(), folder / "weights.pt2")
+    torch.jit.save(torch.jit.trace(module, torch.ones(1, 64)), folder / "script.pt2")
+    return folder
+
+
+def refused(path):
+    with pytest.raises(SourceError) as caught:
+        check_program_file(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.slow  # torch is imported, and exports and traces a module
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # people still have TorchScript files
+def test_files_that_torch_writes(saved, tmp_path, run_python):
+    """Programs are accepted without importing torch; other kinds of files, and cut or damaged ones, are refused."""
+    program = (
+        "import json, sys; from pathlib import Path; from pteforge.tasks.keys.source import check_program_file; "
+        "check_program_file(Path(sys.argv[1])); print(json.dumps('torch' in sys.modules))"
+    )
+    assert run_python(program, saved / "linear.pt2") is False
+    assert "state dict" in refused(saved / "weights.pt2")
+    assert "TorchScript" in refused(saved / "script.pt2")
+    path = tmp_path / "renamed.pt2"
+    content = bytearray((saved / "linear.pt2").read_bytes())
+    path.write_bytes(content)
+    check_program_file(path)
+    for kept in (0.0, 0.3, 0.9, 0.999):
+        path.write_bytes(content[: int(len(content) * kept)])
+        assert "damaged or no .pt2 file" in refused(path)
+    with zipfile.ZipFile(saved / "linear.pt2") as archive:
+        weight = max(archive.infolist(), key=lambda member: member.file_size)
+    content[weight.header_offset + 3000] ^= 1
+    path.write_bytes(content)
+    assert "damaged" in refused(path)
+    assert weight.filename in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("members", "problem"),
+    [
+        ({}, "not one that torch.export.save writes"),
+        ({"a/b": "c"}, "not one that torch.export.save writes"),
+        # A compiled package has the same form but no program in it.
+        ({"p/archive_format": "pt2", "p/data/aotinductor/model/model.so": ""}, "holds no exported program"),
+    ],
+)
+def test_other_archives_are_refused(tmp_path, members, problem):
+    """A zip archive that torch.export.save did not write is no program, nor is a path that is no file."""
+    with zipfile.ZipFile(tmp_path / "other.pt2", "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    assert problem in refused(tmp_path / "other.pt2")
+    for path in (tmp_path / "missing.pt2", tmp_path):
+        assert "there is no program file" in refused(path)

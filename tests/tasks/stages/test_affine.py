@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import pytest
 from pteforge.errors import TargetError
-from pteforge.tasks.stages.affine import decompose_affine
-from pteforge.tasks.stages.module_transforms import transformed
-from pteforge.tasks.stages.torchao_values import make_config
+from pteforge.tasks.programs.graphs import decompose_affine
+from pteforge.tasks.programs.module_transforms import make_config, transformed
+from pteforge.tests.lowering import XNNPACK, recipe
 
 INT4 = {"weight_dtype": "int4", "weight_granularity": {"per_group": 32}}
+PER_AXIS = {"weight_dtype": "int4", "weight_granularity": {"per_axis": 0}}
 
 
-def recipe(config, fields, *targets):
+def torchao(config, fields, *targets, sqnr=12):
     """A recipe for a fat file, or for a plain one."""
-    return {
-        "source_transforms": [{"torchao": config, "params": fields}],
-        "specializations": [{"target": target} for target in targets],
-        "output": {"form": "fat" if len(targets) > 1 else "plain"},
-        "verify": {"min_sqnr_db": 12},
-    }
+    transforms = [{"torchao": config, "params": fields}]
+    return recipe(*targets, source_transforms=transforms, verify={"min_sqnr_db": sqnr})
 
 
 @pytest.mark.parametrize("config", ["Int8DynamicActivationIntxWeightConfig", "IntxWeightOnlyConfig"])
 def test_the_same_values(config):
     """Written out, a program computes what it computed before, to the bit, with no operator of torchao's left."""
     import torch
-    from pteforge.tasks.source_params import TorchaoParams
+    from pteforge.tasks.stages.source_transform import TorchaoParams
 
     granularity = "weight_granularity" if "Dynamic" in config else "granularity"
     fields = {"weight_dtype": "int4", granularity: {"per_group": 16}}
@@ -41,59 +38,52 @@ def test_the_same_values(config):
 
 
 @pytest.mark.slow
-def test_int4_in_a_fat_file(stages):
+def test_int4_in_a_fat_file(lower):
     """A file for XNNPACK falls back to portable kernels; both are verified, on any batch, and come out alike."""
-    given = recipe("int8_dynamic_activation_intx_weight", INT4, "xnnpack", "portable")
-    lowered = stages.lower("transform_models:layer_of_any_batch", given)
-    figures = lowered.provenance["verification"]["figures"]["payloads"]
+    given = torchao("int8_dynamic_activation_intx_weight", INT4, "xnnpack", "portable")
+    lowered = lower("builders:layer_of_any_batch", given)
+    figures = lowered.figures["payloads"]
     assert figures.keys() == {"xnnpack", "portable"}
     assert figures["portable"]["sqnr_db"] == pytest.approx(figures["xnnpack"]["sqnr_db"], abs=1)
 
 
 @pytest.mark.slow
-def test_what_a_target_does_not_take(stages):
-    """Quantized operators that XNNPACK does not know are named before a file is made."""
-    with pytest.raises(TargetError, match=r"'forward': no backend took all of torchao.dequantize_affine.default"):
-        stages.lower("transform_models:stack", recipe("intx_weight_only", {"weight_dtype": "int8"}, "xnnpack"))
-
-
-@pytest.mark.slow
-def test_what_a_backend_would_fail_on(stages):
-    """Layers whose rows are no group that XNNPACK takes are named with their sizes before anything is delegated."""
-    fields = {"weight_dtype": "int4", "weight_granularity": {"per_axis": 0}}
-    given = recipe("int8_dynamic_activation_intx_weight", fields, "xnnpack")
-    with pytest.raises(TargetError, match=r"multiples of 32, and these layers have other ones: '1' \(30\);"):
-        stages.lower("transform_models:odd_stack", given)
-
-
-@pytest.mark.slow
-def test_weights_alone(stages):
-    """Weights in int8 alone need no operator that a backend would have to know: XNNPACK's file is smaller as well."""
-    given = recipe("int8_weight_only", {}, "xnnpack") | {"verify": {"min_sqnr_db": 30}}
-    plain = stages.lower("transform_models:stack", {"specializations": [{"target": "xnnpack"}]})
-    assert len(stages.lower("transform_models:stack", given).file) < 0.7 * len(plain.file)
-
-
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("builder", "config", "fields", "message"),
     [
-        ({"granularity": {"per_group": 32}}, "PerGroup(group_size=32)"),
-        ({"granularity": {"per_axis": 0}}, "PerAxis(axis=0)"),
+        ("stack", "intx_weight_only", {"weight_dtype": "int8"},
+         r"'forward': no backend took all of torchao.dequantize_affine.default"),
+        ("odd_stack", "int8_dynamic_activation_intx_weight", PER_AXIS,
+         r"multiples of 32, and these layers have other ones: '1' \(30\);"),
     ],
-)
-def test_granularities(fields, expected):
-    """A granularity with a number is a mapping of its name in snake case."""
-    assert repr(make_config("IntxWeightOnlyConfig", fields).granularity) == expected
+)  # fmt: skip
+def test_what_xnnpack_does_not_take(builder, config, fields, message, lower):
+    """Quantized operators that it does not know, or layers whose sizes it would fail on, are named beforehand."""
+    with pytest.raises(TargetError, match=message):
+        lower(f"builders:{builder}", torchao(config, fields, "xnnpack"))
 
 
-def test_other_values():
-    """Data types and members of enums go by name, whatever the case; a list stands for one of granularities."""
+@pytest.mark.slow
+def test_weights_alone(lower):
+    """Weights in int8 alone need no operator that a backend would have to know: XNNPACK's file is smaller as well."""
+    given = torchao("int8_weight_only", {}, "xnnpack", sqnr=30)
+    plain = lower("builders:stack", XNNPACK)
+    assert len(lower("builders:stack", given).file) < 0.7 * len(plain.file)
+
+
+def test_values():
+    """A granularity with a number is a mapping of its name in snake case; a list stands for one of granularities.
+
+    Data types and members of enums go by name, whatever the case.
+    """
     import torch
 
+    for written, made in (({"per_group": 32}, "PerGroup(group_size=32)"), ({"per_axis": 0}, "PerAxis(axis=0)")):
+        assert repr(make_config("IntxWeightOnlyConfig", {"granularity": written}).granularity) == made
+    listed = make_config("Int8DynamicActivationInt8WeightConfig", {"granularity": ["per_row", "per_tensor"]})
+    assert [type(granularity).__name__ for granularity in listed.granularity] == ["PerRow", "PerTensor"]
     config = make_config("IntxWeightOnlyConfig", {"weight_dtype": "int4", "mapping_type": "asymmetric"})
     assert (config.weight_dtype, config.mapping_type.name) == (torch.int4, "ASYMMETRIC")
-    listed = make_config("Int8DynamicActivationInt8WeightConfig", {"granularity": ["per_row", "per_tensor"]})
-    assert [type(each).__name__ for each in listed.granularity] == ["PerRow", "PerTensor"]
 
 
 @pytest.mark.parametrize(
@@ -118,10 +108,8 @@ def test_values_of_other_types(fields, message):
 
 def test_checked_before_work():
     """A worker can check configs without lowering anything."""
-    from pteforge.tasks.stages.entry import check_transforms
+    from pteforge.tasks.programs.entry import check_transforms
 
     check_transforms([["IntxWeightOnlyConfig", {"weight_dtype": "int4"}]])
     with pytest.raises(TargetError, match="refuses"):
-        check_transforms(
-            [["IntxWeightOnlyConfig", {"weight_dtype": "int4"}], ["IntxWeightOnlyConfig", {"weight_dtype": "int32"}]]
-        )
+        check_transforms([["IntxWeightOnlyConfig", {"weight_dtype": dtype}] for dtype in ("int4", "int32")])

@@ -4,57 +4,51 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from pteforge.artifacts.programs.values import load_values
 from pteforge.errors import SourceError
-from pteforge.tasks.catalog import StageName
-from pteforge.tasks.source_params import CalibrationParams
+from pteforge.tasks.codecs.values import load_values
 from pteforge.tasks.stage import Workspace
+from pteforge.tasks.stages.calibration import Calibration
+from pteforge.tests.lowering import recipe
 
-RECIPE = {
-    "quantize": {"quantizer": "xnnpack"},
-    "specializations": [{"target": "xnnpack"}],
-    "verify": {"min_sqnr_db": None},
-}
+RECIPE = recipe("xnnpack", quantize={"quantizer": "xnnpack"}, verify={"min_sqnr_db": None})
 
 
 def samples_of(stages, dataset, samples=128, **kwargs):
     """What the stage gives for a dataset."""
-    params = CalibrationParams(source={"builder": f"chain_models:{dataset}", "kwargs": kwargs}, seed=0, samples=samples)
-    return stages.run(StageName.CALIBRATION, params)["samples"]
+    params = Calibration.Params(source={"builder": f"callables:{dataset}", "kwargs": kwargs}, seed=0, samples=samples)
+    return stages.run(Calibration, params)["samples"]
 
 
 def test_samples_in_order(stages):
-    """Callables and iterables give samples; a sample that is no tuple is the only input."""
-    import torch
+    """Callables and iterables give samples; a sample that is no tuple is the only input.
 
-    given = list(load_values(samples_of(stages, "BATCHES"), stages.store))
-    assert [[tensor.shape for tensor in flat] for flat in given] == [[torch.Size([2, 4])], [torch.Size([5, 4])]]
-    assert len(list(load_values(samples_of(stages, "batches", count=7), stages.store))) == 7
+    No more samples are taken than asked for, also of a dataset that would fail later.
+    """
 
+    def shapes(dataset, **fields):
+        samples = load_values(samples_of(stages, dataset, **fields), stages.store)
+        return [tuple(tensor.shape) for (tensor,) in samples]
 
-def test_the_cap(stages):
-    """No more samples are taken than asked for, also of a dataset that would fail later."""
-    assert len(list(load_values(samples_of(stages, "batches", samples=3, count=10**9), stages.store))) == 3
-    assert len(list(load_values(samples_of(stages, "raising_batches", samples=1), stages.store))) == 1
+    assert shapes("BATCHES") == [(2, 4), (5, 4)]
+    assert len(shapes("batches", count=7)) == 7
+    assert len(shapes("batches", samples=3, count=10**9)) == 3
+    assert len(shapes("raising_batches", samples=1)) == 1
 
 
 @pytest.mark.parametrize(
-    ("dataset", "cap", "told"),
+    ("dataset", "cap", "expected"),
     [("BATCHES", 9, [(1, 2), (2, 2)]), ("BATCHES", 1, [(1, 1)]), ("batches", 2, [(1, None), (2, None)])],
 )
-def test_samples_are_counted(stages, tmp_path, monkeypatch, dataset, cap, told):
-    """Each sample is told of once it is stored, with how many there will be where the dataset says that."""
-    from pteforge.tasks.stages import calibration
-
+def test_samples_are_counted(stages, tmp_path, monkeypatch, dataset, cap, expected):
+    """Progress is reported after each stored sample, with the total if the dataset has a length."""
     monkeypatch.chdir(tmp_path)
     heard = []
-    params = CalibrationParams(source={"builder": f"chain_models:{dataset}", "kwargs": {}}, seed=0, samples=cap)
-    work = Workspace(stages.store, tmp_path, tmp_path, progressed=lambda *each: heard.append(each))
-    calibration.run({}, params, work)
-    assert heard == told
+    params = Calibration.Params(source={"builder": f"callables:{dataset}", "kwargs": {}}, seed=0, samples=cap)
+    work = Workspace(stages.store, tmp_path, tmp_path, progressed=lambda *progress: heard.append(progress))
+    Calibration.run(Calibration.Inputs(), params, work)
+    assert heard == expected
 
 
 def test_the_same_samples_are_the_same_artifact(stages):
@@ -73,75 +67,63 @@ def test_the_same_samples_are_the_same_artifact(stages):
     ],
 )
 def test_datasets_that_cannot_be_used(dataset, kwargs, message, stages):
-    """What is wrong with a dataset is said with its name."""
-    with pytest.raises(SourceError, match=f"dataset chain_models:{dataset} {message}"):
+    """The error names the dataset and its problem."""
+    with pytest.raises(SourceError, match=f"dataset callables:{dataset} {message}"):
         samples_of(stages, dataset, **kwargs)
 
 
 def test_quantizers_see_the_samples(stages):
     """Scales are those of the dataset and not of the examples: other samples, another file."""
-    files = {
-        scale: stages.lower(
-            "chain_models:mlp",
-            RECIPE,
-            calibration={"forward": {"dataset": "chain_models:batches", "kwargs": {"scale": scale}}},
-        ).file
-        for scale in (1.0, 50.0)
-    }
-    assert files[1.0] != files[50.0]
+    datasets = [{"dataset": "callables:batches", "kwargs": {"scale": scale}} for scale in (1.0, 50.0)]
+    one, other = (stages.lower("builders:mlp", RECIPE, calibration={"forward": dataset}) for dataset in datasets)
+    assert one.file != other.file
 
 
-def test_samples_that_do_not_fit(stages):
-    """A sample of another shape than the model takes is named, before anything is lowered."""
-    calibration = {"forward": {"dataset": "chain_models:batches", "kwargs": {"width": 5}}}
-    with pytest.raises(SourceError, match="calibration sample 0: input 0"):
-        stages.lower("chain_models:mlp", RECIPE, calibration=calibration)
-
-
-def test_unknown_method(stages):
-    """A dataset for a method that the model does not have is an error."""
-    with pytest.raises(SourceError, match=r"calibration names the methods \['encode'\]; the model has \['forward'\]"):
-        stages.lower("chain_models:mlp", RECIPE, calibration={"encode": {"dataset": "chain_models:batches"}})
+@pytest.mark.parametrize(
+    ("method", "kwargs", "message"),
+    [
+        ("forward", {"width": 5}, "calibration sample 0: input 0"),
+        ("encode", {}, r"calibration names the methods \['encode'\]; the model has \['forward'\]"),
+    ],
+)
+def test_samples_that_do_not_fit(method, kwargs, message, stages):
+    """A sample of another shape than the model takes, or for a method it does not have, is named before lowering."""
+    calibration = {method: {"dataset": "callables:batches", "kwargs": kwargs}}
+    with pytest.raises(SourceError, match=message):
+        stages.lower("builders:mlp", RECIPE, calibration=calibration)
 
 
 _PROGRAM = """
 import resource, sys
 from pathlib import Path
 from pteforge.artifacts.local_store import LocalStore
-from pteforge.tasks.params import QuantizeParams, TargetParams
-from pteforge.tasks.source_params import CalibrationParams
-from pteforge.tasks.stage import Workspace
-from pteforge.tasks.stages import calibration, quantize
+from pteforge.tasks.codecs.values import load_values
+from pteforge.tasks.programs.pt2e import quantize
+from pteforge.tasks.stage import TargetParams, Workspace
+from pteforge.tasks.stages.calibration import Calibration
 import torch
 zoo, folder, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 sys.path.insert(0, str(zoo))
-import chain_models
 store = LocalStore.open(folder)
-params = CalibrationParams(
-    source={"builder": "chain_models:batches", "kwargs": {"count": count, "width": 65536}}, seed=0, samples=count
+params = Calibration.Params(
+    source={"builder": "callables:batches", "kwargs": {"count": count, "width": 65536}}, seed=0, samples=count
 )
 with store.scratch() as scratch:
-    samples = calibration.run({}, params, Workspace(store, scratch, folder, (), None))["samples"]
+    samples = Calibration.run(Calibration.Inputs(), params, Workspace(store, scratch, folder)).samples
 program = torch.export.export(torch.nn.Linear(65536, 2).eval(), (torch.zeros(3, 65536),))
-options = QuantizeParams(quantizers=(TargetParams(name="xnnpack", options={}),))
-given = quantize.load_values(samples, store)
-quantize.quantize(program, [torch.zeros(3, 65536)], given, options)
+quantizers = (TargetParams(name="xnnpack", options={}),)
+quantize(program, [torch.zeros(3, 65536)], load_values(samples, store), quantizers)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_samples(tmp_path):
+def test_memory_does_not_grow_with_samples(zoo, tmp_path):
     """Samples stream: ten times as many (750 MB in all) take no more memory."""
-    zoo = Path(__file__).parent / "zoo"
     peaks = {}
     for count in (100, 1000):
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM, zoo, tmp_path / str(count), str(count)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-c", _PROGRAM, zoo, tmp_path / str(count), str(count)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         peaks[count] = int(done.stdout.split()[-1]) * 1024
     assert peaks[1000] < peaks[100] + 64 * 2**20

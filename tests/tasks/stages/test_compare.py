@@ -8,107 +8,81 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pteforge.configs.verify_bounds import VerifyBounds
+from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import VerificationFailed
-from pteforge.tasks.figures import Case
+from pteforge.tasks.figures import Case, violations, worst_of
 
 NAN, INF = math.nan, math.inf
 
 
-def compared(output, reference):
-    """The case of an output, numbers and lists becoming tensors."""
+def compared(output, reference, dtype=None):
+    """The case of an output, lists becoming tensors."""
     import torch
-    from pteforge.tasks.stages.compare import compare
+    from pteforge.tasks.programs.compare import compare
 
-    tensors = [torch.tensor(value) if isinstance(value, list) else value for value in (output, reference)]
-    return compare(*tensors, method="forward", label="example 0", output_position=1)
+    dtype = getattr(torch, dtype) if dtype else None
+    values = [torch.tensor(value, dtype=dtype) if isinstance(value, list) else value for value in (output, reference)]
+    return compare(*values, method="forward", label="example 0", output_position=1)
 
 
 def test_formulas():
     """The figures are the documented ones: eager (3, -4), off by (0.5, 0) and so by 25/0.25 in sums of squares."""
     case = compared([3.5, -4.0], [3.0, -4.0])
-
     assert case.max_abs_error == 0.5
     assert case.max_relative_error == 0.5 / 4
     assert case.sqnr_db == pytest.approx(10 * math.log10(25 / 0.25))
 
 
-@given(
-    st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=1, max_size=5),
-)
+@given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=1, max_size=5))
 def test_formulas_by_another_way(pairs):
     """For any numbers the ratio is that of the sums of squares, whatever way it is computed."""
     ours, eager = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    import torch
-
-    ours, eager = torch.tensor(ours, dtype=torch.float64), torch.tensor(eager, dtype=torch.float64)
-    from pteforge.tasks.stages.compare import compare
-
-    case = compare(ours, eager, method="forward", label="example 0", output_position=0)
-    errors = [abs(a - b) for a, b in zip(ours.tolist(), eager.tolist(), strict=True)]
-
+    case = compared(ours, eager, "float64")
+    errors = [abs(a - b) for a, b in pairs]
     assert case.max_abs_error == max(errors)
-    signal, noise = sum(b * b for b in eager.tolist()), sum(e * e for e in errors)
+    signal, noise = sum(b * b for b in eager), sum(e * e for e in errors)
     if signal > 1e-100 and noise > 1e-100:
         assert case.sqnr_db == pytest.approx(max(10 * math.log10(signal / noise), -300), abs=1e-6)
 
 
-def test_equal_outputs():
-    """Equal outputs have no error and no ratio, NaN and infinity in the same places included."""
-    assert compared([1.0, NAN, INF, -INF], [1.0, NAN, INF, -INF]) == Case("forward", "example 0", 1, 0.0, 0.0, None)
-
-
-@pytest.mark.parametrize("value", [[], [NAN], [INF, -INF]])
-def test_nothing_finite_to_compare(value):
-    """Empty outputs, and those without a finite number, are equal to themselves."""
-    assert compared(value, value).sqnr_db is None
-
-
-def test_zero_reference():
-    """Where eager gives zeros there is no signal: the ratio is the least there is, the relative error the absolute."""
-    assert compared([0.25, 0.0], [0.0, 0.0]) == Case("forward", "example 0", 1, 0.25, 0.25, -300.0)
-
-
-def test_huge_and_tiny_values():
-    """Squares that overflow or vanish in float64 do not make figures that JSON cannot hold."""
-    import torch
-    from pteforge.tasks.stages.compare import compare
-
-    for scale in (1e200, 1e-200):
-        eager = torch.tensor([1.0, -2.0], dtype=torch.float64) * scale
-        ours = torch.tensor([1.0, -2.5], dtype=torch.float64) * scale
-        case = compare(ours, eager, method="forward", label="example 0", output_position=0)
-        assert case.max_relative_error == pytest.approx(0.25)
-        assert case.sqnr_db == pytest.approx(10 * math.log10(5 / 0.25))
+@pytest.mark.parametrize(
+    ("output", "reference", "figures"),
+    [
+        # Equal outputs have no error and no ratio, NaN and infinity in the same places included.
+        ([1.0, NAN, INF, -INF], [1.0, NAN, INF, -INF], (0.0, 0.0, None)),
+        *((value, value, (0.0, 0.0, None)) for value in ([], [NAN], [INF, -INF], [5, 7], 3, None)),
+        # Where eager gives zeros there is no signal: the least ratio there is, and the absolute error.
+        ([0.25, 0.0], [0.0, 0.0], (0.25, 0.25, -300.0)),
+    ],
+)
+def test_known_figures(output, reference, figures):
+    """Equal outputs, and outputs without a signal, have figures that no formula gives."""
+    assert compared(output, reference) == Case("forward", "example 0", 1, *figures)
 
 
 def test_integers_and_booleans():
     """Integers and truth values are compared as numbers."""
-    assert compared([5, 7], [5, 7]).max_abs_error == 0
     assert compared([5, 9], [5, 7]).max_abs_error == 2
     assert compared([True, False], [True, True]).max_abs_error == 1
 
 
-def test_values_that_are_not_tensors():
-    """Numbers and None are equal, or fail."""
-    assert compared(3, 3) == Case("forward", "example 0", 1, 0.0, 0.0, None)
-    assert compared(None, None).max_abs_error == 0
-    with pytest.raises(VerificationFailed, match="it gives 3, eager gives 4"):
-        compared(3, 4)
-    with pytest.raises(VerificationFailed, match="it gives int, eager gives a tensor"):
-        compared(3, [3])
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_huge_and_tiny_values(scale):
+    """Squares that overflow or vanish in float64 do not make figures that JSON cannot hold."""
+    case = compared([scale, -2.5 * scale], [scale, -2.0 * scale], "float64")
+    assert case.max_relative_error == pytest.approx(0.25)
+    assert case.sqnr_db == pytest.approx(10 * math.log10(5 / 0.25))
 
 
 @pytest.mark.parametrize(
     ("output", "reference", "message"),
     [
+        (3, 4, "it gives 3, eager gives 4"),
+        (3, [3], "it gives int, eager gives a tensor"),
         ([1.0], [1.0, 2.0], r"torch\.float32 \(1,\), eager gives torch\.float32 \(2,\)"),
         ([[1.0]], [1.0], r"\(1, 1\), eager gives torch\.float32 \(1,\)"),
         ([1], [1.0], r"torch\.int64 \(1,\), eager gives torch\.float32 \(1,\)"),
-        ([NAN], [1.0], "NaN or infinity"),
-        ([1.0], [INF], "NaN or infinity"),
-        ([INF], [-INF], "NaN or infinity"),
-        ([NAN], [INF], "NaN or infinity"),
+        *((*pair, "NaN or infinity") for pair in (([NAN], [1.0]), ([1.0], [INF]), ([INF], [-INF]), ([NAN], [INF]))),
         ([INF, NAN], [NAN, INF], "NaN or infinity"),
     ],
 )
@@ -135,20 +109,11 @@ def test_what_cannot_be_compared(output, reference, message):
     ],
 )
 def test_bounds(bounds, found):
-    """Each bound is checked by itself, and a figure that is equal to its bound is within it."""
-    from pteforge.tasks.figures import violations
-
+    """Each bound is checked by itself; figures equal to their bounds are within them, equal outputs within any."""
     case = Case("forward", "drawn 0", 2, 0.5, 0.25, 60.0)
     limits = VerifyBounds.model_validate({"min_sqnr_db": None} | bounds)
     assert list(violations(case, limits)) == found
-
-
-def test_equal_outputs_are_within_any_ratio():
-    """No noise is better than any ratio that is asked for."""
-    from pteforge.tasks.figures import violations
-
-    exact = Case("forward", "example 0", 0, 0.0, 0.0, None)
-    assert not list(violations(exact, VerifyBounds(min_sqnr_db=1000.0, max_abs_error=0.0)))
+    assert not list(violations(replace(case, max_abs_error=0.0, max_relative_error=0.0, sqnr_db=None), limits))
 
 
 @pytest.mark.parametrize(
@@ -162,25 +127,16 @@ def test_equal_outputs_are_within_any_ratio():
 )
 def test_top1(ours, eager, agreement):
     """Outputs of shape (rows, classes >= 2) of a floating type are a classifier's: its rows count by their largest."""
-    import torch
-    from pteforge.tasks.stages.compare import compare
-
-    case = compare(torch.tensor(ours), torch.tensor(eager), method="forward", label="example 0", output_position=0)
+    case = compared(ours, eager)
     assert (case.classified, case.agreeing) == agreement
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float16", 40.0), ("bfloat16", 22.0), ("float32", 80.0)])
 def test_no_more_is_asked_than_a_type_can_hold(dtype, most):
     """Of outputs of 16 bits less is enough; a bound below that counts as it is, and so does the worst of several."""
-    import torch
-    from pteforge.tasks.figures import violations, worst_of
-    from pteforge.tasks.stages.compare import compare
-
-    eager = torch.ones(100).to(getattr(torch, dtype))
-    eager[0] = 0
-    noisy = eager.clone()
-    noisy[0] = 10 ** ((10 * math.log10(99) - most - 1) / 20)  # 1 dB above `most`
-    case = compare(noisy, eager, method="forward", label="example 0", output_position=0)
+    eager = [0.0] + [1.0] * 99
+    noise = 10 ** ((10 * math.log10(99) - most - 1) / 20)  # 1 dB above `most`
+    case = compared([noise, *eager[1:]], eager, dtype)
     worse = replace(case, sqnr_db=most - 1)
     assert case.sqnr_db == pytest.approx(most + 1, abs=0.2)
     for figures in (case, worst_of([case])):

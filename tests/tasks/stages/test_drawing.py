@@ -1,4 +1,4 @@
-"""Drawn inputs: sizes within the bounds, values of the example."""
+"""Random inputs: sizes within the bounds, values of the example."""
 
 from __future__ import annotations
 
@@ -13,23 +13,16 @@ from hypothesis import strategies as st
 def program(kind):
     """A program, and the flat example it was traced with."""
     import torch
-    from torch import nn
+    from pteforge.tests.zoo.networks import Function
     from torch.export import Dim
 
-    class Rows(nn.Module):
-        """Two inputs whose rows are equal in number, one of them with twice the columns of the other's rows."""
+    def multiply(one, other):
+        """Two inputs whose rows are equal in number, or one has twice the columns of the other's rows."""
+        return one.sum() + (other[: one.shape[0]] * 2).sum()
 
-        def forward(self, one, other):
-            """Any computation."""
-            return one.sum() + (other[: one.shape[0]] * 2).sum()
-
-    class Mixed(nn.Module):
-        """Tensors in a tuple, a number and None."""
-
-        def forward(self, pair, factor, nothing):
-            """Any computation."""
-            assert nothing is None
-            return pair[0] * factor + pair[1]
+    def mixed(pair, factor, nothing):
+        assert nothing is None
+        return pair[0] * factor + pair[1]
 
     rows = Dim("rows", min=2, max=9)
     columns = Dim("columns", min=3)
@@ -46,47 +39,39 @@ def program(kind):
         case "mixed":
             pair = (torch.ones(3, 2), torch.zeros(3, 2))
             example, shapes = (pair, 2.5, None), (({0: rows}, {0: rows}), None, None)
-    module = Mixed() if kind == "mixed" else Rows()
-    exported = torch.export.export(module, example, dynamic_shapes=shapes)
+    module = Function(mixed if kind == "mixed" else multiply)
+    exported = torch.export.export(module, example, dynamic_shapes=shapes and (shapes,))
     return exported, torch.utils._pytree.tree_leaves(example)
 
 
 def draw(kind, count):
-    """Draws flat inputs."""
-    from pteforge.tasks.stages.drawing import draw_inputs
+    from pteforge.tasks.programs.inputs import random_inputs
 
-    return draw_inputs(*program(kind), count)
+    return random_inputs(*program(kind), count)
 
 
 def sizes(drawn):
-    """Shapes of the tensors."""
     return [tuple(value.shape) for value in drawn]
 
 
-def test_the_bounds_come_first():
-    """The first draw has the lower bounds, the second the upper ones; equal symbols are equal sizes."""
-    assert [sizes(drawn) for drawn in draw("equal", 2)] == [[(2, 4), (2,)], [(9, 4), (9,)]]
+@pytest.mark.parametrize(
+    ("kind", "lower", "upper"),
+    [
+        pytest.param("equal", [(2, 4), (2,)], [(9, 4), (9,)], id="equal symbols are equal sizes"),
+        pytest.param("derived", [(2, 4), (4,)], [(9, 4), (18,)], id="expressions are computed"),
+        pytest.param("unbounded", [(3, 3), (3,)], [(3, 8), (3,)], id="twice the example without an upper bound"),
+    ],
+)
+def test_the_bounds_come_first(kind, lower, upper):
+    """The first input has the lower bounds, the second the upper ones."""
+    assert [sizes(flat) for flat in draw(kind, 2)] == [lower, upper]
 
 
-def test_derived_sizes_follow():
-    """A size that is an expression of another is computed from it."""
-    assert [sizes(drawn) for drawn in draw("derived", 2)] == [[(2, 4), (4,)], [(9, 4), (18,)]]
-
-
-def test_without_an_upper_bound_twice_the_example():
-    """No bound in the program is no reason to draw without one."""
-    assert [sizes(drawn) for drawn in draw("unbounded", 2)] == [[(3, 3), (3,)], [(3, 8), (3,)]]
-
-
-def test_static_shapes_keep_their_sizes():
-    """Without dynamic shapes only the values change."""
+def test_what_stays():
+    """Without dynamic shapes only the values change; numbers and None are part of what was traced."""
     first, second = draw("static", 2)
     assert sizes(first) == sizes(second) == [(3, 4), (3,)]
     assert first[0].tolist() != second[0].tolist()
-
-
-def test_what_is_no_tensor_stays():
-    """Numbers and None are part of what was traced."""
     (drawn,) = draw("mixed", 1)
     assert drawn[2:] == [2.5, None]
     assert sizes(drawn[:2]) == [(2, 2), (2, 2)]
@@ -96,7 +81,7 @@ def test_what_is_no_tensor_stays():
 @given(st.sampled_from(["equal", "derived", "unbounded", "static"]), st.integers(0, 12))
 def test_every_draw_fits(kind, count):
     """Any number of draws: each fits the program, has the example's dtypes and only its values."""
-    from pteforge.tasks.stages.input_shapes import check_fits
+    from pteforge.tasks.programs.inputs import check_fits
 
     exported, example = program(kind)
     drawn = draw(kind, count)
@@ -110,44 +95,28 @@ def test_every_draw_fits(kind, count):
 
 
 def test_equal_arguments_give_equal_inputs():
-    """Drawing depends on nothing else: not on torch's global seed, and not on how many more are drawn."""
+    """Nothing else counts: not torch's global seed, which stays as it is, and not how many more are asked for."""
     import torch
 
     torch.manual_seed(1)
     few = draw("equal", 3)
-    torch.manual_seed(2)
-    many = draw("equal", 5)
-    for one, other in zip(few, many, strict=False):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_drawing_leaves_the_global_generator_alone():
-    """A model's own random numbers do not depend on how many inputs are drawn."""
-    import torch
-
-    torch.manual_seed(0)
-    draw("equal", 4)
     after = torch.rand(1)
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     assert torch.equal(after, torch.rand(1))
+    for one, other in zip(few, draw("equal", 5), strict=False):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_memory_format_and_empty_tensors_are_kept():
     """Channels-last inputs stay so, and an example without values gives zeros."""
     import torch
-    from pteforge.tasks.stages.drawing import draw_inputs
+    from pteforge.tasks.programs.inputs import random_inputs
+    from pteforge.tests.zoo.networks import Function
 
     image = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     empty = torch.zeros(0, 2)
-
-    class Both(torch.nn.Module):
-        """Takes an image and nothing."""
-
-        def forward(self, image, empty):
-            """Any computation."""
-            return image * 2, empty + 1
-
-    (drawn,) = draw_inputs(torch.export.export(Both(), (image, empty)), [image, empty], 1)
+    program = torch.export.export(Function(lambda image, empty: (image * 2, empty + 1)), (image, empty))
+    (drawn,) = random_inputs(program, [image, empty], 1)
     assert drawn[0].is_contiguous(memory_format=torch.channels_last)
     assert not drawn[0].is_contiguous()
     assert drawn[1].shape == (0, 2)
@@ -169,7 +138,7 @@ def test_what_does_not_fit(flat, message):
     """Inputs that the program was not exported for are bad input, and the message says which and why."""
     import torch
     from pteforge.errors import SourceError
-    from pteforge.tasks.stages.input_shapes import check_fits
+    from pteforge.tasks.programs.inputs import check_fits
 
     with pytest.raises(SourceError, match=message):
         check_fits(program("equal")[0], flat(torch), "example 1")

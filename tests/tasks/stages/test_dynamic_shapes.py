@@ -1,37 +1,36 @@
-"""Dynamic shapes as zoo files write them."""
+"""Dynamic shapes: as zoo files write them, and the bounds that reach a file."""
 
 from __future__ import annotations
 
 import pytest
+from pteforge.formats.pte.reader import read_pte
+from pteforge.tests.lowering import recipe
 
 
 def dims(*inputs):
-    """What `torch.export.export` gets for these entries."""
-    from pteforge.tasks.stages.dynamic_shapes import to_dims
+    from pteforge.tasks.programs.dynamic_shapes import to_dims
 
     return to_dims(list(inputs))
 
 
 def bounds(low, high, name=None):
-    """One dimension as JSON."""
     return {"min": low, "max": high, "name": name}
 
 
-def test_static_and_dynamic_inputs():
-    """None stays None; the dimension's index, a string in JSON, becomes a number, and the bounds a Dim's."""
-    none, shape = dims(None, {"0": bounds(1, 8, "batch"), "2": bounds(2, 5, "length")})
+def test_entries():
+    """None stays None; the dimension's index, a string in JSON, becomes a number, and the bounds a Dim's.
 
-    assert none is None
-    assert {index: (dim.__name__, dim.min, dim.max) for index, dim in shape.items()} == {
-        0: ("batch", 1, 8),
-        2: ("length", 2, 5),
-    }
+    Equal bounds are that size and no other: torch has no Dim for it.
+    """
+    none, shape, fixed = dims(None, {"0": bounds(1, 8, "batch"), "2": bounds(2, 5, "length")}, {"0": bounds(3, 3)})
+    assert (none, fixed) == (None, {0: 3})
+    found = {index: (dim.__name__, dim.min, dim.max) for index, dim in shape.items()}
+    assert found == {0: ("batch", 1, 8), 2: ("length", 2, 5)}
 
 
 def test_one_name_is_one_dimension():
     """Dimensions of one name are one Dim, in inputs that are tuples too; without a name each is its own."""
     first, (second, third) = dims({"0": bounds(1, 8, "batch")}, [{"1": bounds(1, 8, "batch")}, {"1": bounds(1, 8)}])
-
     assert first[0] is second[1]
     assert third[1] is not first[0]
     assert third[1].__name__ != first[0].__name__
@@ -43,31 +42,34 @@ def test_names_do_not_clash_with_made_up_ones(named):
     entries = [{"0": bounds(1, 8)}, {"0": bounds(2, 4)}]
     entries[named] = {"0": bounds(3, 6, "dim0")}
     found = [entry[0] for entry in dims(*entries)]
-
     assert found[0].__name__ != found[1].__name__
     assert (found[named].min, found[named].max) == (3, 6)
-    assert (found[1 - named].min, found[1 - named].max) == ((2, 4), (1, 8))[named]
 
 
-def test_one_size_is_static():
-    """Equal bounds are that size and no other: torch has no Dim for it."""
-    assert dims({"0": bounds(3, 3)}) == ({0: 3},)
+@pytest.mark.parametrize("target", ["portable", "xnnpack"])
+def test_a_file_takes_the_largest_size(lower, target):
+    """The file is verified at both bounds, and plans memory for the upper one, whatever the example's size is."""
+    lowered = lower("builders:images", recipe(target))
+    (method,) = read_pte(lowered.file).methods
+    assert method.inputs[0].shape == (64, 3, 8, 8)
+    assert [flat[0].shape[0] for flat in lowered.value("export", "examples")["inputs"]] == [2, 1, 64]
 
 
-def test_torch_takes_them():
-    """The result is what `torch.export.export` takes: the bounds arrive in the program."""
+def test_comparing_a_size_does_not_narrow_it():
+    """Inside, a comparison leaves bounds alone, but those of sizes that depend on data; afterwards torch narrows."""
     import torch
-    from torch import nn
+    from pteforge.tasks.upstream.shape_bounds import declared_bounds
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-    class Add(nn.Module):
-        """Adds a tensor to those of a tuple."""
-
-        def forward(self, one, others):
-            """Sum."""
-            return one + others[0] + others[1]
-
-    tensor = torch.ones(2, 3)
-    shapes = dims({"0": bounds(1, 8, "batch")}, [{"0": bounds(1, 8, "batch")}, {"0": bounds(1, 8, "batch")}])
-    program = torch.export.export(Add(), (tensor, (tensor, tensor)), dynamic_shapes=shapes)
-
-    assert [(int(r.lower), int(r.upper)) for r in program.range_constraints.values()] == [(1, 8)]
+    env = ShapeEnv()
+    symbol = env.create_symbol(4, ConstantSource("size"), dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+    size = env.create_symintnode(symbol, hint=4)
+    unbacked = env.create_unbacked_symint()
+    with declared_bounds():
+        assert size < 16
+        torch._check(unbacked < 8)
+    assert env.var_to_range[symbol].upper > 16
+    assert env.var_to_range[unbacked.node.expr].upper == 7
+    assert size < 32
+    assert env.var_to_range[symbol].upper == 31

@@ -5,179 +5,120 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from pteforge.artifacts.pte.reader import read_pte
+from pteforge.errors import TargetError
+from pteforge.formats.pte.reader import read_pte
+from pteforge.tests.lowering import PORTABLE, XNNPACK, recipe
 
-PORTABLE = {"specializations": [{"target": "portable"}]}
-XNNPACK = {"specializations": [{"target": "xnnpack"}]}
 LSTM = "executorch.examples.models.lstm.model:LSTMModel"
 
 
 def xnnpack(**options):
-    """A recipe."""
-    return {"specializations": [{"target": "xnnpack", "options": options}]}
+    return recipe({"target": "xnnpack", "options": options})
 
 
 @pytest.mark.parametrize("recipe", [PORTABLE, XNNPACK], ids=["portable", "xnnpack"])
 @pytest.mark.parametrize(
     "builder",
     [
-        "chain_models:conv_net",
-        "chain_models:mlp",
-        "chain_models:two_methods",
-        "chain_models:counter",
-        "chain_models:two_partitions",
+        *("builders:conv_net", "builders:mlp", "builders:two_methods", "builders:counter"),
+        pytest.param("builders:two_partitions", marks=pytest.mark.slow),
+        pytest.param("builders:branches", marks=pytest.mark.slow),
         pytest.param(LSTM, marks=pytest.mark.slow),
     ],
 )
-def test_chain_equals_upstream(builder, recipe, stages, upstream):
+def test_chain_equals_upstream(builder, recipe, lower, upstream):
     """Every stage's output was stored and loaded on the way, and yet the file is the one that one call makes."""
-    assert stages.lower(builder, recipe).file == upstream(builder, recipe)
+    assert lower(builder, recipe).file == upstream(builder, recipe)
+
+
+KEEP = {"edge": {"preserve_operators": ["aten.pixel_shuffle.default"]}}
+SKIP_DIM_ORDER = {"edge": {"skip_dim_order": True}}
 
 
 @pytest.mark.parametrize(
-    ("builder", "recipe"),
+    ("builder", "usual", "options"),
     [
-        pytest.param("chain_models:conditional", PORTABLE, id="conditional portable"),
-        pytest.param("chain_models:conditional", XNNPACK, id="conditional xnnpack"),
-        pytest.param("chain_models:conditional_elementwise", XNNPACK, id="conditional elementwise xnnpack"),
-        pytest.param("chain_models:conv_net", xnnpack(per_operator=True), id="per operator"),
-        pytest.param("chain_models:conv_net", xnnpack(precisions=["fp32"]), id="fp32 only"),
-        pytest.param("chain_models:conv_net", xnnpack(precisions=["static_quant", "dynamic_quant"]), id="no fp32"),
-        pytest.param("chain_models:mlp", xnnpack(force_non_static_weights_for_f32_linear=True), id="weights as inputs"),
-        pytest.param("chain_models:to_double", PORTABLE | {"edge": {"skip_dim_order": True}}, id="dim order portable"),
-        pytest.param("chain_models:to_double", XNNPACK | {"edge": {"skip_dim_order": True}}, id="dim order xnnpack"),
-        pytest.param("chain_models:conv_net", XNNPACK | {"compile": {"segment_alignment": 4096}}, id="aligned"),
-        pytest.param(
-            "chain_models:conv_net", XNNPACK | {"compile": {"extract_delegate_segments": False}}, id="delegates inline"
-        ),
-        pytest.param(
-            "chain_models:shuffle",
-            PORTABLE | {"edge": {"preserve_operators": ["aten.pixel_shuffle.default"]}},
-            id="kept operator",
-        ),
+        pytest.param("conv_net", XNNPACK, xnnpack(per_operator=True), id="per operator"),
+        pytest.param("conv_net", XNNPACK, xnnpack(precisions=["static_quant", "dynamic_quant"]), id="no fp32"),
+        pytest.param("mlp", XNNPACK, xnnpack(force_non_static_weights_for_f32_linear=True), id="weights as inputs"),
+        pytest.param("to_double", PORTABLE, PORTABLE | SKIP_DIM_ORDER, id="dim order portable"),
+        pytest.param("to_double", XNNPACK, XNNPACK | SKIP_DIM_ORDER, id="dim order xnnpack"),
+        pytest.param("conv_net", XNNPACK, XNNPACK | {"compile": {"segment_alignment": 4096}}, id="aligned"),
+        pytest.param("conv_net", XNNPACK, XNNPACK | {"compile": {"extract_delegate_segments": False}}, id="inline"),
+        pytest.param("shuffle", PORTABLE, PORTABLE | KEEP, id="kept operator"),
+        pytest.param("elementwise_branches", PORTABLE, XNNPACK, id="branches"),
     ],
 )
-def test_chain_equals_upstream_with_options(builder, recipe, stages, upstream):
-    """Options reach the function of ExecuTorch that they are for."""
-    assert stages.lower(builder, recipe).file == upstream(builder, recipe)
+def test_chain_equals_upstream_with_options(builder, usual, options, lower, upstream):
+    """Options reach the function of ExecuTorch that they are for, and have an effect there."""
+    file = upstream(f"builders:{builder}", options)
+    assert lower(f"builders:{builder}", options).file == file
+    assert upstream(f"builders:{builder}", usual) != file
 
 
-@pytest.mark.parametrize(
-    ("builder", "one", "other"),
-    [
-        ("chain_models:conv_net", XNNPACK, xnnpack(per_operator=True)),
-        ("chain_models:conv_net", XNNPACK, xnnpack(precisions=["static_quant"])),
-        ("chain_models:mlp", XNNPACK, xnnpack(force_non_static_weights_for_f32_linear=True)),
-        ("chain_models:to_double", PORTABLE, PORTABLE | {"edge": {"skip_dim_order": True}}),
-        ("chain_models:conv_net", XNNPACK, XNNPACK | {"compile": {"segment_alignment": 4096}}),
-        ("chain_models:shuffle", PORTABLE, PORTABLE | {"edge": {"preserve_operators": ["aten.pixel_shuffle.default"]}}),
-    ],
-)
-def test_options_change_the_file(builder, one, other, upstream, stages):
-    """The options compared above are not without effect: upstream makes another file with them."""
-    del stages
-    assert upstream(builder, one) != upstream(builder, other)
-
-
-def test_partitioners_of_two_backends(stages, upstream):
+@pytest.mark.slow
+def test_partitioners_of_two_backends(lower, upstream):
     """What the first leaves, the second takes: the file is that of one call with both partitioners."""
     chain = {"target": "vulkan+xnnpack", "options": {"vulkan": {"only_operators": ["aten.convolution.default"]}}}
-    lowered = stages.lower(
-        "chain_models:conv_net", {"output": {"form": "fat"}, "specializations": [chain, {"target": "portable"}]}
-    )
-    payload = lowered.payloads["vulkan-xnnpack"]
-    assert payload == upstream("chain_models:conv_net", {"specializations": [chain]})
+    payload = lower("builders:conv_net", recipe(chain, "portable")).payloads["vulkan-xnnpack"]
+    assert payload == upstream("builders:conv_net", recipe(chain))
     assert set(read_pte(payload).backends) == {"VulkanBackend", "XnnpackBackend"}
 
 
-def test_what_upstream_refuses_is_refused(stages):
+def test_what_upstream_refuses_is_refused(zoo):
     """An operator that was kept whole for a backend that then does not take it has no kernel: both say so.
 
     Upstream's XNNPACK partitioner keeps linear layers in branches and does not look there for what to delegate.
     """
+    del zoo
     import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
-    from pteforge.tasks.params import EdgeParams
-    from pteforge.tasks.stages import exir
+    from networks import Branches
+    from pteforge.tasks.programs import exir
+    from pteforge.tasks.stages.edge import Edge
 
-    del stages
-    import chain_models
-
-    module, inputs = chain_models.conditional()
-    partitioners, config = [XnnpackPartitioner()], exir.edge_config(EdgeParams())
+    module, inputs = Branches(), (torch.ones(2, 4),)
+    partitioners, config = [XnnpackPartitioner()], exir.edge_config(Edge.Params())
     with pytest.raises(RuntimeError, match="was not decomposed or delegated") as theirs:
-        to_edge_transform_and_lower(torch.export.export(module, inputs[0]), partitioner=partitioners)
-    edge = exir.to_edge_program(torch.export.export(module, inputs[0]), partitioners, config)
+        to_edge_transform_and_lower(torch.export.export(module, inputs), partitioner=partitioners)
+    edge = exir.to_edge_program(torch.export.export(module, inputs), partitioners, config)
     partitioned = exir.to_partitioned_program(edge, partitioners)
     with pytest.raises(RuntimeError, match="was not decomposed or delegated") as ours:
         exir.check_preserved_operators_found_delegates(partitioned, partitioners, config)
     assert str(ours.value).splitlines()[:2] == str(theirs.value).splitlines()[:2]
 
 
-def test_a_program_outside_the_edge_dialect_is_refused(stages, upstream):
+def test_a_program_outside_the_edge_dialect_is_refused(lower, upstream):
     """An operator outside core ATen is refused in the same words as by upstream."""
     with pytest.raises(Exception, match="linalg_inv_ex") as theirs:
-        upstream("chain_models:inverse", PORTABLE)
+        upstream("builders:inverse", PORTABLE)
     with pytest.raises(type(theirs.value)) as ours:
-        stages.lower("chain_models:inverse", PORTABLE | {"verify": {"drawn_inputs": 0}})
+        lower("builders:inverse", PORTABLE | {"verify": {"drawn_inputs": 0}})
     assert str(ours.value) == str(theirs.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        (
-            "_gen_edge_manager_for_partitioners",
-            ["partitioner", "aten_programs", "config", "constant_methods", "generate_etrecord"],
-        ),
-        ("_remove_invalid_ops_for_not_decompose", ["preserve_ops"]),
-        (
-            "_sanity_check_graph_for_non_decomp_ops",
-            [
-                "name",
-                "program",
-                "ops_set_to_not_decompose",
-                "check_op_support",
-                "generate_error",
-                "partitioner_name",
-            ],
-        ),
-    ],
-)
-def test_private_functions_are_as_we_call_them(name, parameters):
-    """A new ExecuTorch that renames them, or what they take, is noticed here and not in a user's run."""
-    from executorch.exir.program import _program
-
-    assert list(inspect.signature(getattr(_program, name)).parameters) == parameters
-
-
-def test_private_fields_are_as_we_set_them():
-    """So are the constructors' arguments that have private names."""
+def test_private_parts_are_as_we_use_them():
+    """A new ExecuTorch that renames functions, or what they take, is noticed here and not in a user's run."""
     from executorch.exir import EdgeCompileConfig
     from executorch.exir.backend.backend_details import PreprocessResult
     from executorch.exir.lowered_backend_module import LoweredBackendModule
+    from executorch.exir.program import _program
     from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 
-    assert {"_check_ir_validity", "_skip_dim_order", "preserve_ops"} <= set(
-        inspect.signature(EdgeCompileConfig).parameters
-    )
-    assert list(inspect.signature(PreprocessResult).parameters) == [
-        "processed_bytes",
-        "debug_handle_map",
-        "data_store_output",
-        "_delegate_info_meta",
-    ]
-    assert list(inspect.signature(LoweredBackendModule).parameters) == [
-        "edge_program",
-        "backend_id",
-        "processed_bytes",
-        "compile_specs",
-        "named_data_store_output",
-    ]
-    assert {"edge_compile_config", "class_only", "preserve_ops"} <= set(
-        inspect.signature(EXIREdgeDialectVerifier).parameters
-    )
+    def parameters(function):
+        return " ".join(inspect.signature(function).parameters)
+
+    expected = "partitioner aten_programs config constant_methods generate_etrecord"
+    assert parameters(_program._gen_edge_manager_for_partitioners) == expected
+    assert parameters(_program._remove_invalid_ops_for_not_decompose) == "preserve_ops"
+    expected = "name program ops_set_to_not_decompose check_op_support generate_error partitioner_name"
+    assert parameters(_program._sanity_check_graph_for_non_decomp_ops) == expected
+    assert parameters(PreprocessResult) == "processed_bytes debug_handle_map data_store_output _delegate_info_meta"
+    expected = "edge_program backend_id processed_bytes compile_specs named_data_store_output"
+    assert parameters(LoweredBackendModule) == expected
+    assert {"_check_ir_validity", "_skip_dim_order", "preserve_ops"} <= set(parameters(EdgeCompileConfig).split())
+    assert {"edge_compile_config", "class_only", "preserve_ops"} <= set(parameters(EXIREdgeDialectVerifier).split())
 
 
 def test_delegated_programs_are_not_verified_again():
@@ -192,23 +133,43 @@ def test_delegated_programs_are_not_verified_again():
     assert to_edge_transform_and_lower(program).compile_config._check_ir_validity is True
 
 
-def test_partitions_of_another_maker_are_not_taken_for_unlinked_ones():
-    """Only what our own partitioning wrote is taken apart."""
+def test_unlinked_partitions_keep_backend_and_specs(lower):
+    """A partitioned program says which backend each partition is for, and holds no delegate yet.
+
+    Only what our own partitioning wrote is taken apart.
+    """
     from executorch.exir.backend.compile_spec_schema import CompileSpec
-    from pteforge.tasks.stages.exir import split_compile_specs
+    from pteforge.tasks.programs.exir import UNLINKED, split_compile_specs
+    from pteforge.tasks.programs.graphs import lowered_modules
 
-    with pytest.raises(ValueError, match="not an unlinked partition: its first compile spec is 'fast'"):
-        split_compile_specs([CompileSpec("fast", b"1")])
-
-
-def test_unlinked_partitions_keep_backend_and_specs(stages):
-    """A partitioned program says which backend each partition is for, and holds no delegate yet."""
-    from pteforge.tasks.stages.exir import UNLINKED, split_compile_specs
-    from pteforge.tasks.stages.lowered import lowered_modules
-
-    lowered = stages.lower("chain_models:two_partitions", XNNPACK)
-    program = stages.program(lowered.outputs["partition/forward/tested"]["program"])
+    program = lower("builders:two_partitions", XNNPACK, until="partition").program("partition/forward")
     modules = [module for _, _, module in lowered_modules(program)]
     assert len(modules) == 2
     assert all(module.backend_id == UNLINKED and not module.processed_bytes for module in modules)
     assert [split_compile_specs(module.compile_specs) for module in modules] == [("XnnpackBackend", [])] * 2
+    with pytest.raises(ValueError, match="not an unlinked partition: its first compile spec is 'fast'"):
+        split_compile_specs([CompileSpec("fast", b"1")])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["aten.no_such.default", "aten.add.NoSuch", "nowhere.add", "aten", "", "aten.", "aten.add.Tensor.more", "_a.b"],
+)
+def test_operators_by_name(name):
+    """Recipes name operators by namespace, operator, overload; without an overload it is the default one.
+
+    Whatever is not an operator is refused with a hint; also by the check that runs before any stage does.
+    """
+    import torch
+    from pteforge.tasks.programs.entry import check_operators
+    from pteforge.tasks.programs.graphs import find_operators
+
+    hardswish = torch.ops.aten.hardswish.default
+    names = ["aten.hardswish", "aten.add.Tensor", "aten.hardswish.default"]
+    assert find_operators(names) == [hardswish, torch.ops.aten.add.Tensor, hardswish]
+    check_operators([(known, "edge.preserve_operators") for known in names])
+    with pytest.raises(TargetError, match=r"namespace\.operator\.overload") as caught:
+        find_operators(["aten.add.Tensor", name])
+    assert f"unknown operator {name!r}" in str(caught.value)
+    with pytest.raises(TargetError):
+        check_operators([(name, "edge.preserve_operators")])

@@ -6,10 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from pteforge.artifacts.nfat.fat_file import open_fat
-from pteforge.artifacts.nfat.pack import pack_v2
-from pteforge.artifacts.pte.pieces import read_payload, write_payload
-from pteforge.artifacts.pte.reader import read_pte
+from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.pack import pack_v2
+from pteforge.formats.pte.reader import read_pte
+from pteforge.tasks.codecs.payload import write_payload
+from pteforge.tests.lowering import recipe
 
 MODELS = (
     "two_methods",
@@ -18,14 +19,12 @@ MODELS = (
 )
 
 
-def fat(*targets: str, **output):
-    """A recipe."""
-    return {"output": {"form": "fat", **output}, "specializations": [{"target": target} for target in targets]}
+FAT = recipe("xnnpack", "portable")
 
 
 def opened(lowered, folder: Path):
     """The file that was made, with its data file if it has one."""
-    outputs, data = lowered.outputs["serialize/tested"], []
+    outputs, data = lowered.outputs["serialize"], []
     write_payload(outputs["file"], lowered.store, folder / "fat.pte")
     if "data" in outputs:
         data = [folder / "fat.ptd"]
@@ -34,26 +33,21 @@ def opened(lowered, folder: Path):
 
 
 @pytest.mark.parametrize("builder", MODELS)
-def test_payloads_are_what_was_compiled(builder, stages, tmp_path):
-    """Every payload comes out as the file that its specialization gives by itself, by preference."""
-    lowered = stages.lower(f"chain_models:{builder}", fat("xnnpack", "portable"))
-    container = opened(lowered, tmp_path).container
-    assert [payload.name for payload in container.payloads] == ["xnnpack", "portable"]
-    for payload in container.payloads:
-        compiled = lowered.outputs[f"compile/tested.{payload.name}"]["payload"]
-        assert container.rebuild(payload) == read_payload(compiled, lowered.store)
+def test_payloads_and_methods(builder, lower, tmp_path):
+    """Every payload comes out as the file that its specialization gives by itself, by preference.
+
+    The fat program has the fallback's methods, inputs and outputs; constant methods answer by themselves.
+    """
+    lowered = lower(f"builders:{builder}", FAT)
+    fat = opened(lowered, tmp_path)
+    assert [payload.name for payload in fat.container.payloads] == ["xnnpack", "portable"]
+    for payload in fat.container.payloads:
+        assert fat.container.rebuild(payload) == lowered.payloads[payload.name]
         assert payload.description.executorch_version == "1.5.1"
-    assert container.payloads[-1].description.backends == ()
+    assert fat.container.payloads[-1].description.backends == ()
 
-
-@pytest.mark.parametrize("builder", MODELS)
-def test_methods_are_called_as_before(builder, stages, tmp_path):
-    """The outer program has the fallback's methods, inputs and outputs; constant methods answer by themselves."""
-    lowered = stages.lower(f"chain_models:{builder}", fat("xnnpack", "portable"))
-    outer = opened(lowered, tmp_path).outer
-    plain = read_pte(read_payload(lowered.outputs["compile/tested.portable"]["payload"], lowered.store))
-    assert outer.backends == ("NfatBackend",)
-    for ours, theirs in zip(outer.methods, plain.methods, strict=True):
+    assert fat.program.backends == ("NfatBackend",)
+    for ours, theirs in zip(fat.program.methods, read_pte(lowered.payloads["portable"]).methods, strict=True):
         assert (ours.name, ours.constant) == (theirs.name, theirs.constant)
         assert nameless(ours.inputs) == nameless(theirs.inputs)
         assert nameless(ours.outputs) == nameless(theirs.outputs)
@@ -65,40 +59,37 @@ def nameless(specs):
     return [dataclasses.replace(spec, name="") if hasattr(spec, "name") else spec for spec in specs]
 
 
-def test_weights_are_stored_once(stages, tmp_path):
-    """Linear layers have the same bytes in both payloads, which the file holds once."""
-    lowered = stages.lower("chain_models:mlp", fat("xnnpack", "portable"))
-    container = opened(lowered, tmp_path).container
-    stored = len(container.inline) + sum(blob.size for blob in container.manifest.blobs)
-    weights = sum(c.size for c in read_pte(container.rebuild(container.payload("portable"))).constants)
-    assert stored + weights <= sum(payload.size for payload in container.payloads) + 4096
+def test_weights_are_stored_once(lower, tmp_path):
+    """Linear layers have the same bytes in both payloads, which the file holds once.
+
+    With external data the file is small, and with its `.ptd` the payloads are what they are without.
+    """
+    inside = opened(lower("builders:mlp", FAT), tmp_path).container
+    stored = len(inside.inline) + sum(blob.size for blob in inside.manifest.blobs)
+    weights = sum(c.extent.size for c in read_pte(inside.rebuild(inside.payload("portable"))).constants)
+    assert stored + weights <= sum(payload.size for payload in inside.payloads) + 4096
+    rebuilt = [inside.rebuild(payload) for payload in inside.payloads]
+
+    lowered = lower("builders:mlp", FAT | {"output": {"form": "fat", "external_data": True}})
+    outside = opened(lowered, tmp_path)
+    assert outside.program.named_data == ()
+    assert [outside.container.rebuild(payload) for payload in outside.container.payloads] == rebuilt
+    assert lowered.provenance["data"]["sha256"]
 
 
-def test_equal_work_gives_equal_bytes(stages, tmp_path):
+def test_equal_work_gives_equal_bytes(lower, tmp_path):
     """Lowering again gives the same file; so does packing its payloads again."""
-    first, again = (stages.lower("chain_models:two_methods", fat("xnnpack", "portable")) for _ in range(2))
-    assert first.outputs["serialize/tested"] == again.outputs["serialize/tested"]
+    first, again = (lower("builders:two_methods", FAT) for _ in range(2))
+    assert first.outputs["serialize"] == again.outputs["serialize"]
     container = opened(first, tmp_path).container
     payloads = [(payload.description, container.rebuild(payload)) for payload in container.payloads]
     assert pack_v2(payloads).open().manifest == container.manifest
 
 
-def test_weights_beside_the_file(stages, tmp_path):
-    """With external data the file is small, and with its `.ptd` the payloads are what they are without."""
-    inside = opened(stages.lower("chain_models:mlp", fat("xnnpack", "portable")), tmp_path).container
-    lowered = stages.lower("chain_models:mlp", fat("xnnpack", "portable", external_data=True))
-    beside = opened(lowered, tmp_path)
-    assert beside.outer.named_data == ()
-    assert [beside.container.rebuild(payload) for payload in beside.container.payloads] == [
-        inside.rebuild(payload) for payload in inside.payloads
-    ]
-    assert lowered.provenance["data"]["sha256"]
-
-
-def test_every_payload_that_can_run_is_verified(stages):
+def test_every_payload_that_can_run_is_verified(lower):
     """Figures are given by payload; one without its backend on this machine is named, with the reason."""
-    lowered = stages.lower("chain_models:mlp", fat("vulkan", "xnnpack", "portable"))
-    figures = lowered.provenance["verification"]["figures"]
+    lowered = lower("builders:mlp", recipe("vulkan", "xnnpack", "portable"))
+    figures = lowered.figures
     assert set(figures["payloads"]) == {"xnnpack", "portable"}
     assert figures["not_run"] == {"vulkan": "needs VulkanBackend, which this machine's runtime does not have"}
     assert [payload["name"] for payload in lowered.provenance["file"]["payloads"]] == ["vulkan", "xnnpack", "portable"]

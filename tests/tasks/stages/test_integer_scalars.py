@@ -9,48 +9,32 @@ import pytest
 with warnings.catch_warnings():  # these modules warn when they are imported
     warnings.simplefilter("ignore")
     import torch
-    from pteforge.tasks.params import QuantizeParams, TargetParams
-    from pteforge.tasks.stages.quantize import quantize
-    from pteforge.tasks.targets.quantizers import make_quantizer
+    from pteforge.tasks.programs.pt2e import quantize
+    from pteforge.tasks.stage import TargetParams
+    from pteforge.tasks.targets.find import make_quantizer
+    from pteforge.tests.zoo.networks import Embedded
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-class Embedded(torch.nn.Module):
-    """[n] integers to [n, 4]: a table is read at positions that are computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = torch.nn.Embedding(64, 8)
-        self.linear = torch.nn.Linear(8, 4)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Integers and floats are both added to and multiplied with numbers."""
-        return self.linear(self.table.weight[3 * ids + 2] * 0.5 + 0.25)
-
-
 @pytest.fixture(scope="module")
 def program():
-    """The model's program."""
     torch.manual_seed(0)
     return torch.export.export(Embedded().eval(), (torch.arange(5),), strict=False)
 
 
 @pytest.mark.parametrize("target", ["xnnpack", "vulkan"])
-def test_upstream_refuses_it(program, target):
-    """The quantizers by themselves make a program that does not run; once they do not, there is nothing to keep out."""
+def test_integers_stay_integers(program, target):
+    """The quantized program computes about what the model does, and its integer arithmetic is as it was.
+
+    The quantizers by themselves make a program that does not run; once they do not, there is nothing to keep out.
+    """
+    example = (torch.arange(5),)
     prepared = prepare_pt2e(program.module(check_guards=False), make_quantizer((TargetParams(name=target),)))
     with pytest.raises(IndexError, match="tensors used as indices"):
-        prepared(torch.arange(5))
-
-
-@pytest.mark.parametrize("target", ["xnnpack", "vulkan"])
-def test_integers_stay_integers(program, target):
-    """The quantized program computes about what the model does, and its integer arithmetic is as it was."""
-    example = (torch.arange(5),)
-    params = QuantizeParams(quantizers=(TargetParams(name=target),))
-    quantized = quantize(program, example, [example], params)
+        prepared(*example)
+    quantized = quantize(program, example, [example], (TargetParams(name=target),))
     given, expected = quantized.module()(*example), program.module()(*example)
     assert (given - expected).abs().max() < 0.05 * expected.abs().max()
     assert integer_arithmetic(quantized) == integer_arithmetic(program) == [("mul", 3), ("add", 2)]

@@ -1,41 +1,63 @@
-"""Sources with other interfaces than tensors in, tensors out: lowered and verified by all stages."""
+"""Models with other interfaces than tensors in, tensors out: lowered and verified by all stages."""
 
 from __future__ import annotations
 
 import pytest
+from pteforge.tests.lowering import PORTABLE, XNNPACK
+
+every_target = pytest.mark.parametrize("recipe", [PORTABLE, XNNPACK], ids=["portable", "xnnpack"])
 
 
-@pytest.mark.parametrize("target", ["portable", "xnnpack"])
-def test_program_files_lower(target, stages, tmp_path):
+@every_target
+def test_program_files_lower(recipe, lower, tmp_path):
     """A `.pt2` file goes all the way; keyword inputs reach the runtime in the order in which it takes them."""
     import torch
-
-    class Scale(torch.nn.Module):
-        """Takes keywords, in another order than they are given."""
-
-        def forward(self, values, *, factor, shift):
-            """Any computation where the order matters."""
-            return values * factor - shift
+    from networks import Keywords
 
     keywords = {"shift": torch.full((2,), 1.0), "factor": torch.full((2,), 3.0)}
-    torch.export.save(torch.export.export(Scale(), (torch.ones(2),), keywords), tmp_path / "scale.pt2")
-    lowered = stages.lower(str(tmp_path / "scale.pt2"), {"specializations": [{"target": target}]})
-    assert lowered.provenance["verification"]["figures"]["overall"]["cases"] == 3
+    torch.export.save(torch.export.export(Keywords(), (torch.ones(2),), keywords), tmp_path / "scale.pt2")
+    assert lower(str(tmp_path / "scale.pt2"), recipe).figures["overall"]["cases"] == 3
 
 
-@pytest.mark.parametrize("target", ["portable", "xnnpack"])
+@every_target
 @pytest.mark.parametrize(
-    ("builder", "outputs"),
-    [("mixed_inputs", 2), ("mixed_outputs", 5), ("optional_input", 1), ("size_output", 2), ("other_types", 3)],
+    ("builder", "cases"),
+    [
+        *(("mixed_inputs", 6), ("mixed_outputs", 15), ("optional_input", 3), ("size_output", 6), ("other_types", 9)),
+        *(("hands_out_state", 12), ("smoothing", 4)),
+    ],
 )
-def test_unusual_inputs_and_outputs_lower(builder, outputs, target, stages):
-    """Numbers, None, nested structures and other element types reach the runtime, and come back as eager gives them."""
-    lowered = stages.lower(f"sources:{builder}", {"specializations": [{"target": target}]})
-    assert lowered.provenance["verification"]["figures"]["overall"]["cases"] == 3 * outputs
+def test_unusual_inputs_and_outputs_lower(builder, cases, recipe, lower):
+    """Numbers, None, nested structures and other element types reach the runtime, and come back as eager gives them.
+
+    State that does not start at zero, or that a layer's result goes into, is in the file: each case starts from it.
+    """
+    overall = lower(f"builders:{builder}", recipe).figures["overall"]
+    assert overall["cases"] == cases
+    assert builder != "hands_out_state" or overall["max_abs_error"] == 0
 
 
-@pytest.mark.parametrize("target", ["portable", "xnnpack"])
-def test_state_lowers(target, stages):
-    """State that does not start at zero is in the file, and each verified case starts from it."""
-    lowered = stages.lower("sources:hands_out_state", {"specializations": [{"target": target}]})
-    assert lowered.provenance["verification"]["figures"]["overall"]["max_abs_error"] == 0
+@every_target
+def test_changed_inputs_come_back(recipe, lower):
+    """The file gives the inputs that are written to before its outputs, in their order; it is verified like that."""
+    import torch
+    from executorch.runtime import Runtime
+
+    lowered = lower("builders:writes_to_inputs", recipe)
+    stored = lowered.value("export", "examples")
+    first, x, second = stored["inputs"][0]
+    given = [tensor.clone() for tensor in (first, x, second)]
+    outputs = Runtime.get().load_program(lowered.file).load_method("forward").execute(given)
+    assert all(torch.equal(one, other) for one, other in zip(given, (first, x, second), strict=True))
+    for output, expected in zip(outputs, stored["outputs"][0], strict=True):
+        torch.testing.assert_close(output, expected)
+    assert not torch.equal(outputs[0], first)
+    assert torch.equal(outputs[1][:, 2:], second[:, 2:])
+    assert not torch.equal(outputs[1], second)
+
+
+def test_programs_on_the_way_give_changed_inputs_too(lower):
+    """Every rung of the ladder has the same outputs to compare."""
+    rungs = lower("builders:writes_to_inputs", PORTABLE | {"verify": {"ladder": True}}).provenance["numerics"]
+    assert {rung["name"] for rung in rungs} == {"exported", "edge", "payload"}
+    assert all(rung["figures"] for rung in rungs), rungs

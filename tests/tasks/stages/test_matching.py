@@ -8,24 +8,15 @@ import pytest
 
 
 @pytest.fixture
-def models(monkeypatch):
-    """The modules that are matched here."""
-    monkeypatch.syspath_prepend(Path(__file__).parent / "zoo")
-    import matched_models
-
-    return matched_models
-
-
-@pytest.fixture
-def graphs():
+def graphs(zoo):
     """The graph of a module as it is exported, and as it is after decompositions."""
+    del zoo
     import torch
-    from pteforge.tasks.stages.program_run import unlifted
+    from pteforge.tasks.programs.running import unlifted
 
     def make(module, *shape):
         torch.manual_seed(0)
-        example = (torch.randn(shape),)
-        exported = torch.export.export(module.eval(), example)
+        exported = torch.export.export(module.eval(), (torch.randn(shape),))
         return unlifted(exported).graph, unlifted(exported.run_decompositions()).graph
 
     return make
@@ -33,17 +24,23 @@ def graphs():
 
 def matched(before, after, renamed=None):
     """Sources and the operator that computes each value."""
-    from pteforge.tasks.stages.matching import match_nodes
+    from pteforge.tasks.programs.matching import match_nodes
 
     found = match_nodes(before, after, renamed or {})
     return [(match.sources, str(match.computing.target)) for match in found if match.after.op == "call_function"]
 
 
-def test_several_values(graphs, models):
+def test_several_values(graphs):
     """Values of an operator that has several are told apart by who uses them."""
-    from pteforge.tasks.stages.matching import match_nodes
+    import torch
+    from networks import Function
+    from pteforge.tasks.programs.matching import match_nodes
 
-    before, after = graphs(models.Heads(), 2, 6)
+    def heads(values):
+        first, second, _ = values.chunk(3, dim=1)
+        return torch.relu(second), torch.sigmoid(first)
+
+    before, after = graphs(Function(heads), 2, 6)
     pairs = {
         (match.before.args[1], str(next(iter(match.after.users)).target))
         for match in match_nodes(before, after, {})
@@ -52,35 +49,37 @@ def test_several_values(graphs, models):
     assert pairs == {(0, "aten.sigmoid.default"), (1, "aten.relu.default")}
 
 
-def test_decomposed(graphs, models):
-    """What an operator became is compared where its value leaves it, and not at a step on the way of the same shape."""
-    before, after = graphs(models.Squares(), 3, 3)
-    assert matched(before, after) == [(("linear",), "aten.addmm.default"), (("gelu",), "aten.gelu.default")]
+def test_decomposed_and_merged(graphs):
+    """What an operator became is compared where its value leaves it, not at a step on the way of the same shape.
 
+    An operator that is gone counts with the one before it, whose value is that of both.
+    """
+    from networks import Function, Square
+    from pteforge.tasks.programs.matching import root_of
+    from torch.nn.functional import dropout
 
-def test_merged(graphs, models):
-    """An operator that is gone counts with the one before it, whose value is that of both."""
-    from pteforge.tasks.stages.matching import root_of
-
-    before, after = graphs(models.Dropping(), 2)
+    decomposed = matched(*graphs(Square(), 3, 3))
+    assert decomposed == [(("linear",), "aten.addmm.default"), (("gelu",), "aten.gelu.default")]
+    before, after = graphs(Function(lambda values: dropout(values * 2, training=False) + 1), 2)
     (gone,) = (node for node in after.nodes if root_of(node) == "dropout")
     gone.replace_all_uses_with(gone.args[0])
     after.erase_node(gone)
     assert [sources for sources, _ in matched(before, after)] == [("mul", "dropout"), ("add",)]
 
 
-def test_exported_anew(graphs, models):
+def test_separate_exports(graphs):
     """Where a program was exported by itself, operators are matched by module, kind and place.
 
     All of a layer that was one operator stands for it; operators of the model itself follow each other.
     """
-    from pteforge.tasks.stages.node_origin import same_places
+    from networks import Layers, Rounded
+    from pteforge.tasks.programs.matching import match_places
 
-    module = models.Layers()
+    module = Layers()
     before, _ = graphs(module, 1, 4)
-    module[2] = models.Rounded(module[2])
+    module[2] = Rounded(module[2])
     after, _ = graphs(module, 1, 4)
-    assert matched(before, after, same_places(before, after)) == [
+    assert matched(before, after, match_places(before, after)) == [
         (("mul",), "aten.mul.Tensor"),
         (("linear",), "aten.linear.default"),
         (("relu",), "aten.relu.default"),
@@ -89,13 +88,14 @@ def test_exported_anew(graphs, models):
     ]
 
 
-def test_origin(graphs, models):
+def test_origin(graphs):
     """A node knows the path of its module, and the line of the model's own code, not of torch's."""
-    from pteforge.tasks.stages.node_origin import Origin, origin_of
+    import networks
+    from pteforge.tasks.programs.matching import Origin, origin_of
 
-    before, _ = graphs(models.Squares(), 3, 3)
+    before, _ = graphs(networks.Square(), 3, 3)
     (linear,) = (node for node in before.nodes if node.name == "linear")
-    code = Path(models.__file__).read_text().splitlines()
+    code = Path(networks.__file__).read_text().splitlines()
     line = code.index("        return torch.nn.functional.gelu(self.square(values))") + 1
-    assert origin_of(linear) == Origin("square", f"matched_models.py:{line} in forward")
+    assert origin_of(linear) == Origin("square", f"networks.py:{line} in forward")
     assert origin_of(next(iter(before.nodes))) == Origin()

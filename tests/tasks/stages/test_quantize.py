@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from pteforge.artifacts.pte.reader import read_pte
-from pteforge.configs import Quantize
+from pteforge.configs import Quantize as Quantization
 from pteforge.errors import TargetError
-from pteforge.tasks.catalog import StageName
-from pteforge.tasks.params import QuantizeParams, TargetParams
-from pteforge.tasks.targets.find import find_quantizer_options
-from pteforge.tasks.targets.quantizers import check_quantizers
+from pteforge.formats.pte.reader import read_pte
+from pteforge.tasks.stages.quantize import Quantize
+from pteforge.tasks.targets.find import check_quantizers, find_quantizer_options
+from pteforge.tests.lowering import XNNPACK, recipe
 
-FORWARD = "quantize/forward/tested"
+FORWARD = "quantize/forward"
 
 
-def recipe(target="xnnpack", **options):
-    """A recipe."""
-    return {
-        "quantize": {"quantizer": "xnnpack", "options": options},
-        "specializations": [{"target": target}],
-        "verify": {"min_sqnr_db": 15},
-    }
+def int8(target="xnnpack", **options):
+    quantize = {"quantizer": "xnnpack", "options": options}
+    return recipe(target, quantize=quantize, verify={"min_sqnr_db": 15})
 
 
 def with_public_functions(builder: str) -> bytes:
     """The file that prepare, calibration, convert and one call of `to_edge_transform_and_lower` give."""
-    import chain_models
+    import builders
     import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
@@ -36,7 +31,7 @@ def with_public_functions(builder: str) -> bytes:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     torch.manual_seed(0)
-    model, inputs = getattr(chain_models, builder)()
+    model, inputs = getattr(builders, builder)()
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
     prepared = prepare_pt2e(torch.export.export(model.eval(), inputs).module(), quantizer)
     with torch.no_grad():
@@ -50,30 +45,22 @@ def with_public_functions(builder: str) -> bytes:
 
 @pytest.mark.parametrize("builder", ["conv_net", pytest.param("two_partitions", marks=pytest.mark.slow)])
 def test_as_public_functions(builder, stages):
-    """The file is the one that PT2E and ExecuTorch's public functions give, called one after another."""
-    assert stages.lower(f"chain_models:{builder}", recipe()).file == with_public_functions(builder)
+    """The file is the one that PT2E and ExecuTorch's public functions give, called one after another; also again."""
+    first, again = (stages.lower(f"builders:{builder}", int8()) for _ in range(2))
+    assert first.file == again.file == with_public_functions(builder)
+    assert first.outputs[FORWARD]["program"].identity == again.outputs[FORWARD]["program"].identity
 
 
 @pytest.mark.slow
 def test_weights_are_small(stages):
     """In int8, weights take a quarter of what they take in fp32, all of them in XNNPACK's hands."""
-    plain = stages.lower("chain_models:two_networks", {"specializations": [{"target": "xnnpack"}]}).file
-    quantized = stages.lower("chain_models:two_networks", recipe()).file
+    plain = stages.lower("builders:two_networks", XNNPACK).file
+    quantized = stages.lower("builders:two_networks", int8()).file
     assert read_pte(quantized).backends == ("XnnpackBackend",)
-    assert weights(quantized) < 0.35 * weights(plain)
-
-
-def weights(file: bytes) -> int:
-    """Bytes of the file's named data: XNNPACK's weights."""
-    pte = read_pte(file)
-    return sum(pte.segments[each.segment].size for each in pte.named_data)
-
-
-def test_the_same_twice(stages):
-    """Quantizing again gives a program of the same identity, and the same file."""
-    first, again = (stages.lower("chain_models:conv_net", recipe()) for _ in range(2))
-    assert first.outputs[FORWARD]["program"].identity == again.outputs[FORWARD]["program"].identity
-    assert first.file == again.file
+    small, large = (
+        sum(pte.segments[named.segment].size for named in pte.named_data) for pte in map(read_pte, (quantized, plain))
+    )
+    assert small < 0.35 * large
 
 
 @pytest.mark.parametrize(
@@ -86,18 +73,16 @@ def test_the_same_twice(stages):
 )
 def test_dynamic_shapes_are_kept(options, stages):
     """A batch that may vary still may, within the same bounds; the file is verified at both of them."""
-    lowered = stages.lower(
-        "chain_models:mlp", recipe(**options), dynamic_shapes={"forward": [{0: {"min": 2, "max": 7}}]}
-    )
-    exported = stages.program(lowered.outputs["export"]["program"])
-    quantized = stages.program(lowered.outputs[FORWARD]["program"])
-    bounds = [[(b.lower, b.upper) for b in each.range_constraints.values()] for each in (exported, quantized)]
+    lowered = stages.lower("builders:mlp", int8(**options), dynamic_shapes={"forward": [{0: {"min": 2, "max": 7}}]})
+    exported = lowered.program("export")
+    quantized = lowered.program(FORWARD)
+    bounds = [[(b.lower, b.upper) for b in program.range_constraints.values()] for program in (exported, quantized)]
     assert bounds[0] == bounds[1] != []
 
 
 def test_quantized_programs_run_on_portable_kernels(stages):
     """A quantized program needs no backend: the portable kernels have its operators."""
-    lowered = stages.lower("chain_models:mlp", recipe("portable"))
+    lowered = stages.lower("builders:mlp", int8("portable"))
     assert read_pte(lowered.file).backends == ()
 
 
@@ -110,11 +95,11 @@ def test_quantized_programs_run_on_portable_kernels(stages):
 )
 def test_nothing_to_quantize(quantizers, names, stages):
     """A program without any operator that one of the quantizers takes is an error before anything is lowered."""
-    exported = stages.export("chain_models:inverse", drawn_inputs=0)
+    exported = stages.export("builders:inverse", drawn_inputs=0)
     inputs = {role: exported[role] for role in ("program", "examples")}
-    params = QuantizeParams(quantizers=check_quantizers(Quantize.model_validate({"quantizers": quantizers})))
+    params = Quantize.Params(quantizers=check_quantizers(Quantization.model_validate({"quantizers": quantizers})))
     with pytest.raises(TargetError, match=f"the quantizer of {names} finds no operator in the program"):
-        stages.run(StageName.QUANTIZE, params, inputs)
+        stages.run(Quantize, params, inputs)
 
 
 def test_options_of_quantizers():
@@ -130,13 +115,13 @@ def test_quantizers_compose(stages):
 
     The first one in the list is the first choice, so the other way round nothing is left for the second.
     """
-    exported = stages.export("chain_models:conv_net")
+    exported = stages.export("builders:conv_net")
     inputs = {role: exported[role] for role in ("program", "examples")}
-    dynamic, static = ({"quantizer": "xnnpack", "options": {"dynamic": each}} for each in (True, False))
+    dynamic, static = ({"quantizer": "xnnpack", "options": {"dynamic": dynamic}} for dynamic in (True, False))
 
     def by_layer(*quantizers):
-        chosen = check_quantizers(Quantize.model_validate({"quantizers": quantizers}))
-        quantized = stages.run(StageName.QUANTIZE, QuantizeParams(quantizers=chosen), inputs)
+        chosen = check_quantizers(Quantization.model_validate({"quantizers": quantizers}))
+        quantized = stages.run(Quantize, Quantize.Params(quantizers=chosen), inputs)
         return scales(stages.program(quantized["program"]))
 
     fixed, computed = "quantize_per_tensor.default", "quantize_per_tensor.tensor"
@@ -157,8 +142,6 @@ def scales(program) -> dict[str, str]:
 @pytest.mark.slow
 def test_methods_are_quantized_by_themselves(stages):
     """Each method is calibrated with its own examples."""
-    lowered = stages.lower("chain_models:two_networks", recipe())
-    assert {"quantize/forward/tested", "quantize/encode/tested"} <= set(lowered.outputs)
-    quantizer = TargetParams(name="xnnpack", options={"per_channel": True, "dynamic": False})
-    params = QuantizeParams(quantizers=(quantizer,))
-    assert [step.params for step in lowered.plan.steps if step.name.startswith("quantize/")] == [params, params]
+    steps = stages.lower("builders:two_networks", int8(), until="quantize").steps
+    for method, export in (("forward", "export"), ("encode", "export/encode")):
+        assert steps[f"quantize/{method}"].call.inputs["examples"] == steps[export].outputs.examples

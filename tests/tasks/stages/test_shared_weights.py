@@ -3,89 +3,48 @@
 from __future__ import annotations
 
 import pytest
-from pteforge.artifacts.pte.reader import read_pte
-from pteforge.tasks.catalog import StageName
-from pteforge.tasks.params import (
-    CompileOptions,
-    CompileParams,
-    EdgeParams,
-    PartitionParams,
-    PreprocessParams,
-    TargetParams,
-)
+from pteforge.formats.pte.reader import read_pte
+from pteforge.tests.lowering import recipe
+
+METHODS = "builders:readers_and_writers"
+FAT = recipe("xnnpack", "portable")
+INT4 = {"weight_dtype": "int4", "weight_granularity": {"per_group": 32}}
+GROUPED = {"source_transforms": [{"torchao": "int8_dynamic_activation_intx_weight", "params": INT4}]}
+STATIC, DYNAMIC = ({"quantize": {"quantizer": "xnnpack", "options": {"dynamic": dynamic}}} for dynamic in (False, True))
 
 
-@pytest.fixture
-def payload(stages, install_target):
-    """The payload of `method_models:scales` by one of the backends of the target `sharing`, found as installed."""
-    install_target({"sharing": "sharing_target:Sharing"})
+@pytest.mark.parametrize(("backend", "copies"), [("FactoringBackend", 1), ("AloneBackend", 2)])
+def test_preprocess_multimethod_factors_out_what_methods_share(backend, copies, lower, install_target):
+    """The weight that both methods use is in the file once, as named data that two delegates name.
 
-    def made(backend):
-        from pteforge.artifacts.pte.pieces import read_payload
-
-        target = TargetParams(name="sharing", options={"backend": backend})
-        programs = {}
-        for method in ("forward", "encode"):
-            exported = stages.export("method_models:scales", method=method)
-            edge = stages.run(StageName.EDGE, EdgeParams(), {"program": exported["program"]})
-            partition = PartitionParams(target=target, edge=EdgeParams())
-            programs[f"program/{method}"] = stages.run(StageName.PARTITION, partition, edge)["program"]
-        delegates = stages.run(StageName.PREPROCESS, PreprocessParams(targets=(target,)), programs)
-        inputs = {**programs, **delegates, "constants": exported["constants"]}
-        compiled = stages.run(StageName.COMPILE, CompileParams(options=CompileOptions(), edge=EdgeParams()), inputs)
-        return read_payload(compiled["payload"], stages.store)
-
-    return made
-
-
-@pytest.fixture
-def weights(stages):
-    """Bytes of the weights of `method_models:scales`: the shared one, and those of one method each."""
-    states = [
-        stages.program(stages.export("method_models:scales", method=method)["program"]).state_dict.values()
-        for method in ("forward", "encode")
-    ]
-    forward, encode = ([tensor.detach().numpy().tobytes() for tensor in state] for state in states)
-    (shared,) = set(forward) & set(encode)
-    return shared, sorted((set(forward) | set(encode)) - {shared})
-
-
-def test_preprocess_multimethod_factors_out_what_methods_share(payload, weights):
-    """The weight that both methods use is in the file once, as named data that two delegates name."""
-    shared, own = weights
-    content = payload("FactoringBackend")
-    pte = read_pte(content)
-
-    assert content.count(shared) == 1
-    assert [content.count(weight) for weight in own] == [1, 1]
-    (named,) = pte.named_data
-    assert content.count(named.key.encode()) == 3  # in the file's table, and in each of the two delegates that need it
+    By the default of `preprocess_multimethod` every delegate has its own copy, and nothing is named data.
+    """
+    install_target({"sharing": "targets:Sharing"})
+    asked = recipe({"target": "sharing", "options": {"backend": backend}})
+    lowered = lower("builders:scales", asked, until="serialize")
+    forward, encode = (
+        {tensor.detach().numpy().tobytes() for tensor in lowered.program(step).state_dict.values()}
+        for step in ("export", "export/encode")
+    )
+    content, pte = lowered.file, read_pte(lowered.file)
+    assert {content.count(weight) for weight in forward & encode} == {copies}
+    assert [content.count(weight) for weight in forward ^ encode] == [1, 1]
     assert {method.name: len(method.delegates) for method in pte.methods} == {"forward": 2, "encode": 2}
-
-
-def test_a_backend_without_it_gets_its_partitions_one_by_one(payload, weights):
-    """By the default of `preprocess_multimethod` every delegate has its own copy, and nothing is named data."""
-    shared, own = weights
-    content = payload("AloneBackend")
-
-    assert content.count(shared) == 2
-    assert [content.count(weight) for weight in own] == [1, 1]
-    assert not read_pte(content).named_data
+    assert len(pte.named_data) == (copies == 1)
+    for named in pte.named_data:
+        assert content.count(named.key.encode()) == 3  # in the file's table, and in each of the two delegates
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("targets", [("portable",), ("xnnpack",), ("xnnpack", "portable")], ids="+".join)
-def test_two_methods_are_as_large_as_one(targets, stages):
+def test_two_methods_are_as_large_as_one(targets, lower):
     """All weights shared, both methods together take at most 1.05 of the larger one, and far less than both apart.
 
-    So it is in a fat file, too, where payloads share them besides.
+    So it is in a fat file, too, where payloads share them as well.
     """
-    form = "fat" if len(targets) > 1 else "plain"
-    recipe = {"output": {"form": form}, "specializations": [{"target": target} for target in targets]}
 
     def size(*methods):
-        source = {"builder": "method_models:readers_and_writers", "kwargs": {"methods": list(methods)}}
-        return len(stages.lower(source, recipe).file)
+        return len(lower({"builder": METHODS, "kwargs": {"methods": list(methods)}}, recipe(*targets)).file)
 
     apart = [size("encode"), size("decode")]
     together = size("encode", "decode")
@@ -94,11 +53,53 @@ def test_two_methods_are_as_large_as_one(targets, stages):
 
 
 @pytest.mark.slow
-def test_a_weight_of_a_backend_and_of_the_portable_kernels(stages):
+def test_a_weight_of_a_backend_and_of_the_portable_kernels(lower):
     """ExecuTorch keeps constants and backends' named data apart: it is in a payload twice, and in a fat file once."""
-    recipe = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
-    made = stages.lower("method_models:tied", recipe)
-    (weight,) = stages.program(made.outputs["export"]["program"]).state_dict.values()
-    found = {name: content.count(weight.detach().numpy().tobytes()) for name, content in made.payloads.items()}
+    lowered = lower("builders:tied", FAT)
+    (weight,) = (tensor.detach().numpy().tobytes() for tensor in lowered.program("export").state_dict.values())
+    found = {name: content.count(weight) for name, content in lowered.payloads.items()}
     assert found == {"xnnpack": 2, "portable": 1}
-    assert made.file.count(weight.detach().numpy().tobytes()) == 1
+    assert lowered.file.count(weight) == 1
+
+
+@pytest.fixture
+def lower_wide(lower):
+    """Lowers methods with 1.8 million weights in linear layers, quantized in some way, to a fat file."""
+
+    def lowered(how, *methods):
+        source = {"builder": METHODS, "kwargs": {"methods": list(methods), "width": 768}}
+        return lower(source, {**FAT, **how, "verify": {"min_sqnr_db": 15}})
+
+    return lowered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [STATIC, DYNAMIC], ids=["static", "dynamic"])
+def test_an_integer_weight_is_there_once(lower_wide, how):
+    """Methods see other values, so their activations have other scales, and still the same integers for weights.
+
+    XNNPACK's payload, the fallback and the file that has both hold them once.
+    """
+    import torch
+
+    lowered = lower_wide(how, "encode", "decode")
+    encode, decode = (
+        {tensor.numpy().tobytes() for tensor in program.state_dict.values() if tensor.dtype == torch.int8}
+        for program in (lowered.program("quantize/encode"), lowered.program("quantize/decode"))
+    )
+    assert encode == decode
+    assert len(encode) == 2
+    for content in (*lowered.payloads.values(), lowered.file):
+        assert [content.count(weight) for weight in encode] == [1, 1]
+
+
+@pytest.mark.slow
+def test_two_methods_with_groups_are_as_large_as_one(lower_wide):
+    """Backends pack int4 weights in groups as they like: both methods take at most 1.05 of the larger one alone.
+
+    XNNPACK's payload does, the fallback, and the file that has both.
+    """
+    alone, together = lower_wide(GROUPED, "decode"), lower_wide(GROUPED, "encode", "decode")
+    for name in ("xnnpack", "portable"):
+        assert len(together.payloads[name]) <= 1.05 * len(alone.payloads[name]), name
+    assert len(together.file) <= 1.05 * len(alone.file)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
-from pteforge.configs.extends import read_preset
 from pteforge.configs.nodes import plain
+from pteforge.configs.recipe_lookup import read_preset
 from pteforge.errors import SourceError, TargetError
-from pteforge.tasks.catalog import StageName
-from pteforge.tasks.params import CallableParams
-from pteforge.tasks.source_params import SourceTransformParams, TorchaoParams
+from pteforge.tasks.stage import CallableParams
+from pteforge.tasks.stages.source_transform import SourceTransform, TorchaoParams
+from pteforge.tests.lowering import recipe
 
-STEP = "source_transform/forward/tested"
+STEP = "source_transform/forward"
 INT4 = {"weight_dtype": "int4", "weight_granularity": {"per_group": 32}}
 CHANNEL = {"weight_dtype": "int4", "weight_granularity": {"per_axis": 0}}
 EIGHT_FOUR = "Int8DynamicActivationIntxWeightConfig"
@@ -24,17 +23,16 @@ def transform(stages):
     """Runs the stage on a builder with transforms; gives the program."""
 
     def run(builder, *transforms, method=None):
-        params = SourceTransformParams(
-            source={"builder": f"transform_models:{builder}", "kwargs": {}}, method=method, transforms=transforms
+        params = SourceTransform.Params(
+            source={"builder": f"builders:{builder}", "kwargs": {}}, method=method, transforms=transforms
         )
-        return stages.program(stages.run(StageName.SOURCE_TRANSFORM, params)["program"])
+        return stages.program(stages.run(SourceTransform, params)["program"])
 
     return run
 
 
 def call(name, **kwargs):
-    """A callable of the zoo's."""
-    return CallableParams(source={"builder": f"transform_models:{name}", "kwargs": kwargs})
+    return CallableParams(source={"builder": f"callables:{name}", "kwargs": kwargs})
 
 
 def quantized(program):
@@ -48,33 +46,26 @@ def quantized(program):
     }
 
 
-def recipe(*transforms, target="xnnpack", sqnr=10.0):
-    """A recipe."""
-    return {
-        "source_transforms": list(transforms),
-        "specializations": [{"target": target}],
-        "verify": {"min_sqnr_db": sqnr},
-    }
+def transforming(*transforms, sqnr=10.0):
+    return recipe("xnnpack", source_transforms=list(transforms), verify={"min_sqnr_db": sqnr})
 
 
 @pytest.mark.parametrize(
-    ("given", "layers"),
+    ("builder", "given", "layers"),
     [
-        ({}, {"first", "second", "head"}),
-        ({"include": ("*d",)}, {"second", "head"}),
-        ({"exclude": ("head", "f*")}, {"second"}),
-        ({"include": ("first", "second"), "exclude": ("second",)}, {"first"}),
+        ("stack", {}, {"first", "second", "head"}),
+        ("stack", {"include": ("*d",)}, {"second", "head"}),
+        ("stack", {"exclude": ("head", "f*")}, {"second"}),
+        ("stack", {"include": ("first", "second"), "exclude": ("second",)}, {"first"}),
+        ("one_layer", {}, {""}),
     ],
 )
-def test_layers_are_chosen_by_name(given, layers, transform):
-    """A layer is quantized where a pattern matches its name and none of those to leave out does."""
-    assert quantized(transform("stack", TorchaoParams(config=EIGHT_FOUR, fields=INT4, **given))) == layers
+def test_layers_are_chosen_by_name(builder, given, layers, transform):
+    """A layer is quantized where a pattern matches its name and none of those to leave out does.
 
-
-def test_a_model_that_is_a_layer(transform):
-    """A module that is a linear layer itself is quantized like one within another."""
-    program = transform("one_layer", TorchaoParams(config="Int8WeightOnlyConfig"))
-    assert quantized(program) == {""}
+    A module that is a linear layer itself is quantized like one within another.
+    """
+    assert quantized(transform(builder, TorchaoParams(config=EIGHT_FOUR, fields=INT4, **given))) == layers
 
 
 def test_earlier_transforms_go_first(transform):
@@ -107,56 +98,45 @@ def test_callables(transform):
 @pytest.mark.parametrize("first", [[call("double")], [TorchaoParams(config="Int8WeightOnlyConfig", include=("head",))]])
 def test_the_models_own_module_is_left_alone(first, transform):
     """Transforms work on a copy: a module that the user's code holds on to is as it was."""
+    import builders
     import torch
-    import transform_models
 
-    before = {name: value.clone() for name, value in transform_models.kept()[0].state_dict().items()}
+    before = {name: value.clone() for name, value in builders.kept()[0].state_dict().items()}
     transform("kept", *first, TorchaoParams(config=EIGHT_FOUR, fields=INT4))
-    after = transform_models.kept()[0].state_dict()
+    after = builders.kept()[0].state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_embeddings(transform):
-    """Embeddings are quantized where a transform asks for them, and linear layers are then left alone."""
+def test_embeddings_and_methods(transform):
+    """Embeddings are quantized where a transform asks for them, and linear layers are then left alone.
+
+    Each method is transformed by itself; a pattern may match layers of another one only.
+    """
     given = TorchaoParams(config="IntxWeightOnlyConfig", fields={"weight_dtype": "int4"}, layers=("embedding",))
     assert quantized(transform("tagger", given)) == {"words"}
     both = TorchaoParams(config="IntxWeightOnlyConfig", layers=("embedding", "linear"))
     assert quantized(transform("tagger", both)) == {"words", "tags"}
-
-
-def test_methods(transform):
-    """Each method is transformed by itself; a pattern may match layers of another one only."""
     both, one = (TorchaoParams(config=EIGHT_FOUR, fields=INT4, include=(name,)) for name in ("shared", "only_here"))
-    assert quantized(transform("two_methods", both, one, method="encode")) == {"shared"}
-    assert quantized(transform("two_methods", both, one, method="decode")) == {"shared", "only_here"}
+    assert quantized(transform("two_named_stacks", both, one, method="encode")) == {"shared"}
+    assert quantized(transform("two_named_stacks", both, one, method="decode")) == {"shared", "only_here"}
 
 
 @pytest.mark.parametrize(
     ("builder", "given", "message"),
     [
-        ("stack", TorchaoParams(config=EIGHT_FOUR, include=("body.*",)), r"\[0\] matches no layer .*'first', 'second'"),
-        ("two_methods", TorchaoParams(config=EIGHT_FOUR, include=("x",)), r"no method of the model; .*'shared'"),
-        ("stack", TorchaoParams(config=EIGHT_FOUR, layers=("embedding",)), r"has no layer of these kinds"),
-        (
-            "odd_stack",
-            TorchaoParams(config=EIGHT_FOUR, fields=INT4),
-            r"layer '1' has 30 input features, and groups of 32",
-        ),
-        ("stack", TorchaoParams(config="Int8Config"), r"torchao.quantization has no config 'Int8Config'"),
-        ("stack", TorchaoParams(config=EIGHT_FOUR, fields={"weight_dtyp": "int4"}), r"did you mean 'weight_dtype'"),
-        ("stack", TorchaoParams(config=EIGHT_FOUR, fields={"weight_dtype": "int44"}), r"'int44' is no data type"),
-        (
-            "stack",
-            TorchaoParams(config=EIGHT_FOUR, fields={"weight_dtype": "float32"}),
-            r"refuses \{'weight_dtype': 'float32'\}: Ass",
-        ),
+        ("stack", {"include": ("body.*",)}, r"\[0\] matches no layer .*'first', 'second'"),
+        ("two_named_stacks", {"include": ("x",)}, r"no method of the model; .*'shared'"),
+        ("stack", {"layers": ("embedding",)}, r"has no layer of these kinds"),
+        ("odd_stack", {"fields": INT4}, r"layer '1' has 30 input features, and groups of 32"),
+        ("stack", {"config": "Int8Config"}, r"torchao.quantization has no config 'Int8Config'"),
+        ("stack", {"fields": {"weight_dtype": "float32"}}, r"refuses \{'weight_dtype': 'float32'\}: Ass"),
     ],
 )
 def test_what_torchao_cannot_do(builder, given, message, transform):
     """Wrong names, values and sizes are the user's to mend, and the message says what is wrong with which layer."""
     with pytest.raises(TargetError, match=message):
-        transform(builder, given)
+        transform(builder, TorchaoParams(**{"config": EIGHT_FOUR, **given}))
 
 
 @pytest.mark.parametrize(
@@ -173,25 +153,20 @@ def test_what_callables_may_not_do(name, message, transform):
         transform("stack", call("double"), call(name))
 
 
-def test_a_program_file_has_no_modules(stages, tmp_path):
-    """An exported program cannot be transformed."""
+def test_sources(stages, tmp_path):
+    """Modules that a callable loads by a computed name are an output, for the key; a program file has no modules."""
     import torch
 
-    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), tmp_path / "program.pt2")
-    params = SourceTransformParams(source={"program": "0"}, transforms=(call("double"),))
-    with pytest.raises(SourceError, match=r"a .pt2 file has none"):
-        stages.run(StageName.SOURCE_TRANSFORM, params, program_file=tmp_path / "program.pt2")
-
-
-def test_what_callables_load_is_observed(stages):
-    """Modules that a callable loads by a computed name are told, for the key."""
-    for name in ("transform_models", "hidden_plugin"):
+    for name in ("callables", "hidden_plugin"):
         sys.modules.pop(name, None)
-    params = SourceTransformParams(
-        source={"builder": "transform_models:stack", "kwargs": {}}, transforms=(call("by_hidden_plugin"),)
-    )
-    observed = stages.run(StageName.SOURCE_TRANSFORM, params)["observed"]
-    assert {"transform_models", "hidden_plugin"} <= set(json.loads(stages.store.read_artifact(observed)))
+    source = {"builder": "builders:stack", "kwargs": {}}
+    params = SourceTransform.Params(source=source, transforms=(call("by_hidden_plugin"),))
+    assert {"callables", "hidden_plugin"} <= set(stages.json(stages.run(SourceTransform, params)["observed"]))
+
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), tmp_path / "program.pt2")
+    params = SourceTransform.Params(source={"program": "0"}, transforms=(call("double"),))
+    with pytest.raises(SourceError, match=r"a .pt2 file has none"):
+        stages.run(SourceTransform, params, program_file=tmp_path / "program.pt2")
 
 
 def test_dynamic_shapes_are_kept(transform):
@@ -203,8 +178,8 @@ def test_dynamic_shapes_are_kept(transform):
 @pytest.mark.slow
 def test_the_same_twice(stages):
     """Transforming again gives a program of the same identity, and the same file."""
-    given = recipe({"torchao": EIGHT_FOUR, "params": INT4})
-    first, again = (stages.lower("transform_models:stack", given) for _ in range(2))
+    asked = transforming({"torchao": EIGHT_FOUR, "params": INT4})
+    first, again = (stages.lower("builders:stack", asked) for _ in range(2))
     assert first.outputs[STEP]["program"].identity == again.outputs[STEP]["program"].identity
     assert first.file == again.file
 
@@ -212,25 +187,12 @@ def test_the_same_twice(stages):
 @pytest.mark.slow
 def test_pt2e_after_it(stages):
     """What a transform leaves can be quantized by PT2E, which calibrates on the model's own examples."""
-    given = recipe({"callable": "transform_models:wrapped", "kwargs": {"factor": 0.5}}, sqnr=None)
+    given = transforming({"callable": "callables:wrapped", "kwargs": {"factor": 0.5}}, sqnr=None)
     given["quantize"] = {"quantizer": "xnnpack", "options": {"dynamic": True}}
-    lowered = stages.lower("transform_models:stack", given)
-    (quantize,) = [step for step in lowered.plan.steps if step.stage is StageName.QUANTIZE]
-    assert quantize.inputs["program"].step == STEP
-    assert quantize.inputs["examples"].step == "export"
-
-
-def upstream_file(builder, recipe_type, **kwargs):
-    """The file of ExecuTorch's own session with its own recipe."""
-    import torch
-    import transform_models
-    from executorch.backends.xnnpack.recipes.xnnpack_recipe_types import XNNPackRecipeType
-    from executorch.export import ExportRecipe, export
-
-    torch.manual_seed(0)
-    model, inputs = getattr(transform_models, builder)()
-    session = export(model.eval(), [inputs], ExportRecipe.get_recipe(XNNPackRecipeType[recipe_type], **kwargs))
-    return bytes(session.get_pte_buffer()), inputs, model
+    lowered = stages.lower("builders:stack", given)
+    inputs = lowered.steps["quantize/forward"].call.inputs
+    assert inputs["program"] == lowered.steps[STEP].outputs.program
+    assert inputs["examples"] == lowered.steps["export"].outputs.examples
 
 
 @pytest.mark.slow
@@ -238,12 +200,18 @@ def upstream_file(builder, recipe_type, **kwargs):
 @pytest.mark.parametrize("kind", ["channel", "tensor"])
 def test_presets_are_upstreams(kind, stages):
     """The shipped recipes lose as much as ExecuTorch's own session loses with the recipe type of that name."""
+    import builders
     import torch
+    from executorch.backends.xnnpack.recipes.xnnpack_recipe_types import XNNPackRecipeType
+    from executorch.export import ExportRecipe, export
     from executorch.runtime import Runtime
 
     given = plain(read_preset(f"xnnpack-int8da-int4w-per-{kind}"))
-    lowered = stages.lower("transform_models:stack", given)
-    theirs, inputs, model = upstream_file("stack", f"TORCHAO_INT8_DYNAMIC_ACT_INT4_WEIGHT_PER_{kind.upper()}")
+    lowered = stages.lower("builders:stack", given)
+    torch.manual_seed(0)
+    model, inputs = builders.stack()
+    recipe_type = XNNPackRecipeType[f"TORCHAO_INT8_DYNAMIC_ACT_INT4_WEIGHT_PER_{kind.upper()}"]
+    theirs = bytes(export(model.eval(), [inputs], ExportRecipe.get_recipe(recipe_type)).get_pte_buffer())
     outputs = [
         Runtime.get().load_program(file).load_method("forward").execute(inputs)[0] for file in (lowered.file, theirs)
     ]

@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pteforge.tests.lowering import recipe
 
 
-def recipe(target):
-    """With stack traces."""
-    return {"specializations": [{"target": target}], "compile": {"emit_stacktrace": True}}
+def traced(target):
+    return recipe(target, compile={"emit_stacktrace": True})
 
 
 @pytest.fixture
-def frames(stages):
+def frames(lower):
     """What each instruction of a lowered model is, with its stack frames."""
 
     def found(builder, target):
         from executorch.exir._serialize._program import deserialize_pte_binary
 
-        (plan,) = deserialize_pte_binary(stages.lower(builder, recipe(target)).file).program.execution_plan
+        (plan,) = deserialize_pte_binary(lower(builder, traced(target)).file).program.execution_plan
         (chain,) = plan.chains
         return [
             (_name(instruction, plan), list(listed.items))
@@ -35,8 +35,8 @@ def lines(frames):
 
     def found(builder, target):
         return [
-            (name, [frame.context for frame in each if "/torch/" not in frame.filename])
-            for name, each in frames(builder, target)
+            (name, [frame.context for frame in listed if "/torch/" not in frame.filename])
+            for name, listed in frames(builder, target)
         ]
 
     return found
@@ -53,54 +53,54 @@ def _name(instruction, plan):
     return ""
 
 
-def test_operators_as_upstream(stages, upstream):
+def test_operators_as_upstream(lower, upstream):
     """A program of operators only is the file that exir's own stack traces give."""
-    asked = "chain_models:mlp", recipe("portable")
-    assert stages.lower(*asked).file == upstream(*asked)
+    asked = "builders:mlp", traced("portable")
+    assert lower(*asked).file == upstream(*asked)
 
 
 def test_behind_a_delegate(lines, upstream):
     """A delegate's call has the lines of what is in it, operators behind it have theirs; exir makes no such file."""
     context = "return self.second(torch.atan(self.first(values)))"
-    assert lines("chain_models:two_partitions", "xnnpack") == [
+    assert lines("builders:two_partitions", "xnnpack") == [
         ("XnnpackBackend", [context]),
         ("aten::atan", [context]),
         ("XnnpackBackend", [context]),
     ]
     with pytest.raises(Exception, match="Each instruction should have corresponding stacktrace"):
-        upstream("chain_models:two_partitions", recipe("xnnpack"))
+        upstream("builders:two_partitions", traced("xnnpack"))
 
 
 def test_operators_of_passes(lines, upstream):
     """Operators that stand in no line of the model, such as those that write state, have no lines, and hurt nobody."""
-    found = lines("chain_models:counter", "portable")
-    assert [told for name, told in found if name == "aten::copy_"] == [[], []]
+    found = lines("builders:counter", "portable")
+    assert [contexts for name, contexts in found if name == "aten::copy_"] == [[], []]
     assert ("aten::mul", ["return self.linear(self.total) * self.calls"]) in found
     with pytest.raises(Exception, match="Failed with error: 'stack_trace'"):
-        upstream("chain_models:counter", recipe("portable"))
+        upstream("builders:counter", traced("portable"))
 
 
 def test_all_lines_of_a_delegate(frames):
     """Of a delegate with several operators, every line that computes anything in it is there, once."""
-    found = frames("chain_models:conv_net", "xnnpack")
+    found = frames("builders:conv_net", "xnnpack")
     convolving, linear = (listed for name, listed in found if name == "XnnpackBackend")
-    assert [Path(frame.filename).name for frame in convolving] == ["chain_models.py", "conv.py", "batchnorm.py"]
-    assert [Path(frame.filename).name for frame in linear] == ["chain_models.py", "linear.py"]
+    assert [Path(frame.filename).name for frame in convolving] == ["networks.py", "conv.py", "batchnorm.py"]
+    assert [Path(frame.filename).name for frame in linear] == ["networks.py", "linear.py"]
 
 
 @pytest.mark.slow
 def test_branches(lines):
     """Operators and delegates in branches have the lines of their branch, and jumps have none."""
     for target, multiplies in [("portable", "aten::mul"), ("xnnpack", "XnnpackBackend")]:
-        found = lines("control_flow_models:nested", target)
-        assert [told[0] for name, told in found if name == "aten::gt"] == [NESTED, NESTED]
-        innermost = [told[-1].partition(";")[0] for name, told in found if name in (multiplies, "aten::sub")]
+        found = lines("builders:nested_branches", target)
+        assert [contexts[0] for name, contexts in found if name == "aten::gt"] == [NESTED, NESTED]
+        innermost = [contexts[-1].partition(";")[0] for name, contexts in found if name in (multiplies, "aten::sub")]
         assert innermost == [
             "sub = l_args_3_0__1 - 3",
             "mul = l_args_3_0__1 * 3",
             "mul = l_args_3_0__1 * l_args_3_0__1",
         ]
-        assert all(not told for name, told in found if not name)
+        assert all(not contexts for name, contexts in found if not name)
 
 
 NESTED = "return torch.cond(values.sum() > 0, small_or_large, lambda v: v * v, (values,))"
@@ -111,10 +111,10 @@ NESTED = "return torch.cond(values.sum() > 0, small_or_large, lambda v: v * v, (
 )
 def test_loops(frames, builder, operator):
     """What a loop itself takes has no lines, and what is in it has; they do not tell what torch numbers by process."""
-    found = frames(f"control_flow_models:{builder}", "portable")
-    told = {name for name, listed in found if listed}
-    assert operator in told
-    assert not any(name.startswith("executorch_prim::") or name == "" for name in told)
-    assert "aten::select_copy" not in told
+    found = frames(f"builders:{builder}", "portable")
+    traced_names = {name for name, listed in found if listed}
+    assert operator in traced_names
+    assert not any(name.startswith("executorch_prim::") or name == "" for name in traced_names)
+    assert "aten::select_copy" not in traced_names
     files = {frame.filename for _, listed in found for frame in listed}
-    assert {Path(file).name for file in files} == {"control_flow_models.py", "<eval_with_key>"}
+    assert {Path(file).name for file in files} == {"networks.py", "<eval_with_key>"}

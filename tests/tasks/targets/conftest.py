@@ -1,6 +1,4 @@
-"""Lowering small networks with a target, by ExecuTorch's public call."""
-
-from __future__ import annotations
+"""How targets delegate, and lowering with those that need a process of their own."""
 
 import json
 import subprocess
@@ -10,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pteforge.artifacts.pte.reader import read_pte
+from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.targets import find_target
 
 
@@ -23,22 +21,6 @@ def compile_specs() -> Callable[..., dict[str, bytes]]:
         return {spec.key: spec.value for spec in partitioner.delegation_spec.compile_specs}
 
     return made
-
-
-@pytest.fixture
-def lower() -> Callable[..., bytes]:
-    """Lowers a module for a target with options."""
-
-    def lowered(name: str, module: Any, inputs: tuple[Any, ...], **options: Any) -> bytes:
-        import torch
-        from executorch.exir import to_edge_transform_and_lower
-
-        partitioners = list(find_target(name, options).partitioners())
-        program = torch.export.export(module.eval(), inputs)
-        content: bytes = to_edge_transform_and_lower(program, partitioner=partitioners).to_executorch().buffer
-        return content
-
-    return lowered
 
 
 LOWER_APART = Path(__file__).parent / "bodies" / "lower_apart.py"
@@ -56,13 +38,8 @@ def lower_apart(tmp_path: Path) -> Callable[..., dict[str, bytes]]:
             json.dumps({"file": name, "network": network, "options": options})
             for name, (network, options) in lowerings.items()
         ]
-        done = subprocess.run(
-            [sys.executable, str(LOWER_APART), str(tmp_path), target, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
+        command = [sys.executable, str(LOWER_APART), str(tmp_path), target, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
         return {path.stem: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in {".pte", ".error"}}
 
@@ -71,8 +48,6 @@ def lower_apart(tmp_path: Path) -> Callable[..., dict[str, bytes]]:
 
 @pytest.fixture
 def operators() -> Callable[[bytes], set[str]]:
-    """The operators of a file's methods that are not delegated."""
-
     def names(content: bytes) -> set[str]:
         return {operator for method in read_pte(content).methods for operator in method.operators}
 

@@ -1,9 +1,7 @@
 """Targets joined by `+`: several backends in one payload, each taking what those before it leave."""
 
-from __future__ import annotations
-
 import pytest
-from pteforge.configs import Recipe
+from pteforge.configs.recipe import Specialization
 from pteforge.errors import TargetError
 from pteforge.tasks.model import params_of
 from pteforge.tasks.targets import find_target
@@ -12,7 +10,8 @@ from pteforge.tasks.targets.xnnpack import XnnpackOptions
 
 
 def test_links():
-    """A chain needs what its links need, and takes their options under their names."""
+    """A chain has the requirements of its links, and takes their options under their names; so is its payload named."""
+    assert Specialization(target="coreml+xnnpack").payload == "coreml-xnnpack"
     target = find_target("vulkan+xnnpack", {"xnnpack": {"per_operator": True}})
     assert target.backends == ("VulkanBackend", "XnnpackBackend")
     params = params_of(target)
@@ -20,30 +19,27 @@ def test_links():
     assert params.options["xnnpack"] == XnnpackOptions(per_operator=True).model_dump(mode="json")
     assert find_target(params.name, params.options) == target
     assert not find_target_class("coreml+xnnpack").reproducible
-    assert set(find_target_class("openvino+coreml").distributions) == {
-        *find_target_class("openvino").distributions,
-        *find_target_class("coreml").distributions,
-    }
+    openvino, coreml = find_target_class("openvino"), find_target_class("coreml")
+    distributions = {*openvino.distributions, *coreml.distributions}
+    assert set(find_target_class("openvino+coreml").distributions) == distributions
 
 
-def test_order_counts():
-    """Who chooses first is who stands first."""
-    names = [
-        [type(each).__name__ for each in find_target(name).partitioners()]
+def test_links_decide():
+    """The first target chooses first; options that decide nothing about an Edge program are not in the answer."""
+    one, other = (
+        [type(partitioner) for partitioner in find_target(name).partitioners()]
         for name in ("vulkan+xnnpack", "xnnpack+vulkan")
-    ]
-    assert names[0] == names[1][::-1]
-    assert len(set(names[0])) == 2
+    )
+    assert one == other[::-1]
+    assert len(set(one)) == 2
+    expected = {"vulkan": {}, "xnnpack": find_target("xnnpack").decomposition_options()}
+    for value in (True, False):
+        target = find_target("vulkan+xnnpack", {"xnnpack": {"per_operator": value}})
+        assert target.decomposition_options() == expected
+    assert find_target("vulkan+xnnpack").pass_options() is None
 
 
-def test_edge_programs_are_shared_by_what_matters():
-    """Options that decide nothing about an Edge program are not in the answer."""
-    one, other = (find_target("vulkan+xnnpack", {"xnnpack": {"per_operator": each}}) for each in (True, False))
-    assert one.preserving() == other.preserving() == {"vulkan": {}, "xnnpack": find_target("xnnpack").preserving()}
-    assert one.transforming() is None
-
-
-def test_what_a_link_lacks_is_named(monkeypatch):
+def test_missing_link_is_named(monkeypatch):
     """A chain is available where all links are."""
     assert find_target("vulkan+xnnpack").available() is None
     monkeypatch.setattr(find_target_class("vulkan"), "available", classmethod(lambda _: "buy one"))
@@ -61,13 +57,7 @@ def test_what_a_link_lacks_is_named(monkeypatch):
         ("vulkan+xnnpack", {"per_operator": True}, r"its options: vulkan, xnnpack"),
     ],
 )
-def test_what_makes_no_sense(name, options, problem):
-    """It is said before any work starts."""
+def test_impossible_chains(name, options, problem):
+    """They are errors before any work starts."""
     with pytest.raises(TargetError, match=problem):
         find_target(name, options)
-
-
-def test_name_of_the_payload():
-    """A payload is called after its target, in letters that names may have."""
-    (specialization,) = Recipe.model_validate({"specializations": [{"target": "coreml+xnnpack"}]}).specializations
-    assert specialization.payload == "coreml-xnnpack"

@@ -1,13 +1,24 @@
-"""Core ML's options reach its partitioner and converter."""
-
-from __future__ import annotations
+"""Core ML's options reach its partitioner and converter; its shipped recipes are those of `executorch.export`."""
 
 import sys
 
+import pteforge
 import pytest
-from pteforge.errors import TargetError
+from pteforge.configs import Recipe
+from pteforge.configs.nodes import plain
+from pteforge.configs.recipe_lookup import read_preset
+from pteforge.errors import ConfigError, TargetError
 from pteforge.tasks.targets import find_target
+from pteforge.tasks.targets.find import check_quantizers, make_quantizer
+from pteforge.tasks.torchao_configs import class_name
 
+SYSTEMS = {
+    b"6": ("iOS15", "macOS12"),
+    b"7": ("iOS16", "macOS13"),
+    b"8": ("iOS17", "macOS14"),
+    b"9": ("iOS18", "macOS15"),
+    b"10": ("iOS26", "macOS26"),
+}
 DEFAULTS = {
     "compute_units": b"all",
     "min_deployment_target": b"",
@@ -20,49 +31,40 @@ DEFAULTS = {
     ("options", "specs"),
     [
         ({}, {}),
-        ({"minimum_deployment_target": "iOS18"}, {"min_deployment_target": b"9"}),
-        ({"minimum_deployment_target": "macOS15"}, {"min_deployment_target": b"9"}),
+        *(
+            ({"minimum_deployment_target": name}, {"min_deployment_target": version})
+            for version, names in SYSTEMS.items()
+            for name in names
+        ),
         ({"compute_unit": "cpu_and_ne"}, {"compute_units": b"cpu_and_ne"}),
         ({"compute_precision": "float32"}, {"model_compute_precision": b"float32"}),
         ({"share_weights": False}, {"multimethod_weight_sharing_strategy": b"disabled"}),
     ],
 )
 def test_options_are_compile_specs(options, specs, compile_specs):
-    """What the converter reads is what the option says."""
+    """What the converter reads is what the option says; coremltools knows every system that can be named."""
     assert compile_specs("coreml", **options) == DEFAULTS | specs
 
 
-@pytest.mark.parametrize(
-    "name", ["iOS15", "iOS16", "iOS17", "iOS18", "iOS26", "macOS12", "macOS13", "macOS14", "macOS15", "macOS26"]
-)
-def test_systems(name, compile_specs):
-    """Coremltools knows every system that can be named."""
-    assert compile_specs("coreml", minimum_deployment_target=name)["min_deployment_target"]
-
-
 def test_options_of_the_partitioner():
-    """The others are arguments of the partitioner; operators go by the names of both dialects."""
-    (plain,) = find_target("coreml").partitioners()
-    assert (plain.skip_ops_for_coreml_delegation, plain.take_over_mutable_buffer, plain.lower_full_graph) == (
-        [],
-        True,
-        False,
-    )
+    """The others are arguments of the partitioner; operators go by the names of both dialects.
+
+    Skipped operators are decomposed, nothing else decides on it.
+    """
     options = {"skip_operators": ["aten.add.Tensor", "aten.relu"], "take_over_mutable_buffers": False}
-    (made,) = find_target("coreml", options).partitioners()
-    names = ["aten.add.tensor", "add.tensor", "aten.relu.default", "relu.default"]
-    assert made.skip_ops_for_coreml_delegation == names
+    plain, made, full = (
+        next(iter(find_target("coreml", chosen).partitioners())) for chosen in ({}, options, {"lower_full_graph": True})
+    )
+    assert not plain.skip_ops_for_coreml_delegation
+    assert (plain.take_over_mutable_buffer, plain.lower_full_graph) == (True, False)
+    assert made.skip_ops_for_coreml_delegation == ["aten.add.tensor", "add.tensor", "aten.relu.default", "relu.default"]
     assert not made.take_over_mutable_buffer
-    (full,) = find_target("coreml", {"lower_full_graph": True}).partitioners()
     assert full.lower_full_graph
 
-
-def test_what_is_preserved():
-    """Skipped operators are decomposed, nothing else decides on it."""
-    plain = find_target("coreml").preserving()
-    assert find_target("coreml", {"skip_operators": ["aten.add.Tensor"]}).preserving() != plain
+    plain = find_target("coreml").decomposition_options()
+    assert find_target("coreml", {"skip_operators": ["aten.add.Tensor"]}).decomposition_options() != plain
     others = {"compute_precision": "float32", "lower_full_graph": True, "take_over_mutable_buffers": False}
-    assert find_target("coreml", others).preserving() == plain
+    assert find_target("coreml", others).decomposition_options() == plain
 
 
 def test_compiled_models_need_a_mac():
@@ -72,11 +74,6 @@ def test_compiled_models_need_a_mac():
     else:
         with pytest.raises(TargetError, match=r"model_type: .*only a Mac can compile models"):
             find_target("coreml", {"model_type": "compiled_model"})
-
-
-def test_is_not_reproducible():
-    """Payloads carry random identifiers, and the target says so."""
-    assert not type(find_target("coreml")).reproducible
 
 
 @pytest.mark.slow
@@ -107,3 +104,59 @@ def test_options_change_the_payload(lower_apart, operators, tmp_path, monkeypatc
     assert operators(made["some"])
     assert made["all_or_nothing"].startswith(b"NotImplementedError: CoreML does not support the op aten.asinh.default")
     assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
+
+
+PRESETS = {
+    "coreml-fp32": ("FP32", {}),
+    "coreml-fp16": ("FP16", {}),
+    "coreml-int8-static": ("PT2E_INT8_STATIC", {}),
+    "coreml-int8-weight-only": ("PT2E_INT8_WEIGHT_ONLY", {}),
+    "coreml-int4-weight-only-per-channel": ("TORCHAO_INT4_WEIGHT_ONLY_PER_CHANNEL", {}),
+    "coreml-int4-weight-only-per-group": ("TORCHAO_INT4_WEIGHT_ONLY_PER_GROUP", {}),
+    "coreml-int8-weight-only-per-channel": ("TORCHAO_INT8_WEIGHT_ONLY_PER_CHANNEL", {}),
+    "coreml-int8-weight-only-per-group": ("TORCHAO_INT8_WEIGHT_ONLY_PER_GROUP", {}),
+    "coreml-codebook-weight-only": ("CODEBOOK_WEIGHT_ONLY", {"bits": 4, "block_size": [-1, 16]}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This API and all of its related functionality")  # ExecuTorch's, of its recipes
+@pytest.mark.parametrize("name", PRESETS)
+def test_as_upstreams_recipe(name):
+    """The converter gets the same settings, and the same quantizer or transform goes before it.
+
+    Upstream's recipe is also translated to the shipped one, unless it chooses layers by a function.
+    """
+    from executorch.backends.apple.coreml.recipes import CoreMLRecipeProvider, CoreMLRecipeType
+    from pteforge.tasks.programs.module_transforms import make_config
+
+    kind, arguments = PRESETS[name]
+    theirs = CoreMLRecipeProvider().create_recipe(CoreMLRecipeType[kind], **arguments)
+    ours = Recipe.model_validate(plain(read_preset(name)))
+    (partitioner,) = find_target("coreml", dict(ours.specializations[0].options)).partitioners()
+    (expected,) = theirs.lowering_recipe.partitioners
+    assert settings(partitioner) == settings(expected)
+    wanted = theirs.quantization_recipe
+    quantizers = [make_quantizer(check_quantizers(ours.quantize))._config] if ours.quantize else []
+    assert quantizers == [quantizer._config for quantizer in (wanted and wanted.quantizers) or []]
+    transforms = [make_config(class_name(transform.torchao), transform.params) for transform in ours.source_transforms]
+    assert transforms == [config.ao_base_config for config in (wanted and wanted.ao_quantization_configs) or []]
+
+    if wanted and any(config.filter_fn for config in wanted.ao_quantization_configs or []):
+        with pytest.raises(ConfigError, match="filter_fn: has no equivalent"):
+            pteforge.recipe_from_executorch(theirs)
+        return
+    translated = pteforge.recipe_from_executorch(theirs)
+    (own,), (coreml, _) = translated.specializations, ours.specializations
+    defaults = find_target("coreml", {}).options.model_dump()
+    assert defaults | own.options == defaults | coreml.options
+    assert check_quantizers(translated.quantize) == check_quantizers(ours.quantize)
+    assert [transform.torchao for transform in translated.source_transforms] == [
+        class_name(transform.torchao) for transform in ours.source_transforms
+    ]
+
+
+def settings(partitioner) -> tuple[object, ...]:
+    """The settings of a partitioner and of the converter behind it."""
+    specs = {spec.key: spec.value for spec in partitioner.delegation_spec.compile_specs}
+    return specs, partitioner.take_over_mutable_buffer, partitioner.lower_full_graph

@@ -1,8 +1,6 @@
 """MLX lowers with modules made on the spot, and its payloads do not depend on where a model's source is."""
 
-from __future__ import annotations
-
-import importlib.util
+import importlib
 
 import pytest
 from pteforge.tasks.targets import find_target
@@ -16,23 +14,18 @@ class Scaled(torch.nn.Module):
 """
 
 
-def test_available():
-    """The wheel has all that it takes."""
-    assert type(find_target("mlx")).available() is None
-
-
 @pytest.mark.slow
-def test_source_is_not_in_the_payload(lower, operators, tmp_path):
+def test_source_is_not_in_the_payload(lower_for, operators, tmp_path, monkeypatch):
     """The same model from another file, with other lines before it, gives the same bytes; all of it is delegated."""
     import torch
 
-    made = []
-    for name, text in (("one", SOURCE), ("other", "# a comment\n" + SOURCE)):
-        path = tmp_path / f"{name}.py"
-        path.write_text(text)
-        spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        made.append(lower("mlx", module.Scaled(), (torch.ones(2, 3),)))
-    assert made[0] == made[1]
-    assert operators(made[0]) == set()
+    assert type(find_target("mlx")).available() is None  # the wheel has everything that it needs
+    (tmp_path / "scaled_one.py").write_text(SOURCE)
+    (tmp_path / "scaled_other.py").write_text("# a comment\n" + SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    one, other = (
+        lower_for("mlx", importlib.import_module(name).Scaled(), torch.ones(2, 3))
+        for name in ("scaled_one", "scaled_other")
+    )
+    assert one == other
+    assert operators(one) == set()

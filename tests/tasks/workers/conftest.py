@@ -1,11 +1,10 @@
 """Pools with a light server, and ways to know that a process runs or has ended."""
 
-from __future__ import annotations
-
 import os
 import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pteforge.tasks.workers import WorkerLimits, WorkerReport, Workers
@@ -15,7 +14,6 @@ BODIES = Path(__file__).parent / "bodies"
 
 @pytest.fixture
 def bodies() -> str:
-    """The folder of the functions and preload modules that the tests run in processes."""
     return str(BODIES)
 
 
@@ -28,13 +26,42 @@ def shared_workers() -> Iterator[Workers]:
 
 @pytest.fixture
 def run(shared_workers: Workers) -> Callable[..., WorkerReport]:
-    """Runs a function of `bodies/worker_bodies.py`."""
-
-    def run_body(name: str, argument: object = None, *, timeout: float = 60, memory: int = 1 << 30) -> WorkerReport:
+    def run_body(
+        name: str, argument: object = None, *, timeout: float = 60, memory: int = 1 << 30, **options: Any
+    ) -> WorkerReport:
         limits = WorkerLimits(timeout, memory)
-        return shared_workers.run(f"worker_bodies:{name}", argument, limits, python_path=(str(BODIES),))
+        return shared_workers.run(f"worker_bodies:{name}", argument, limits, python_path=(str(BODIES),), **options)
 
     return run_body
+
+
+PRELOADS = {
+    "slow_preload": "import time; time.sleep(1.5)",  # as the import of torch does
+    "failing_preload": "raise ImportError('there is no such accelerator')",
+    "threaded_preload": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+    "endless_preload": """
+import os, pathlib, threading
+pathlib.Path(os.environ["PTEFORGE_TEST_ANNOUNCE"]).write_text(str(os.getpid()))
+threading.Event().wait()
+""",
+    "forkless_preload": """
+import errno, os
+def no_fork():  # the state of a machine that has no processes left
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+os.fork = no_fork
+""",
+}
+
+
+@pytest.fixture
+def preloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announcement: Path) -> str:
+    """The folder of the modules above; servers that are started here find them, and the bodies."""
+    for name, source in PRELOADS.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(BODIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PTEFORGE_TEST_ANNOUNCE", str(announcement))
+    return str(tmp_path)
 
 
 @pytest.fixture

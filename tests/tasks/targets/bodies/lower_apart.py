@@ -3,8 +3,6 @@
 Arguments: folder, target, and any number of lowerings, each as JSON: name of the file, network, options.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -13,34 +11,13 @@ from pathlib import Path
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from pteforge.tasks.targets import find_target
+from pteforge.tests.zoo.networks import Cache, Function, WriteAndRead
 from torch import nn
-
-
-class Uncommon(nn.Module):
-    """Has an operator that accelerators lack."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Elementwise."""
-        return torch.asinh(x) + 1
-
-
-class Counter(nn.Module):
-    """Has state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.zeros(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Adds up."""
-        self.total.add_(x)
-        return self.total * 2
-
 
 NETWORKS = {
     "mlp": lambda: (nn.Sequential(nn.Linear(64, 512), nn.ReLU()), (torch.randn(1, 64),)),
-    "uncommon": lambda: (Uncommon(), (torch.ones(2),)),
-    "counter": lambda: (Counter(), (torch.ones(4),)),
+    "uncommon": lambda: (Function(lambda x: torch.asinh(x) + 1), (torch.ones(2),)),
+    "counter": lambda: (WriteAndRead(Cache()), (torch.ones(2, 4),)),
 }
 
 
@@ -60,6 +37,6 @@ def main(folder: Path, target: str, lowerings: list[dict[str, object]]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], [json.loads(each) for each in sys.argv[3:]])
+    main(Path(sys.argv[1]), sys.argv[2], [json.loads(lowering) for lowering in sys.argv[3:]])
     sys.stdout.flush()
     os._exit(0)  # as stage processes do

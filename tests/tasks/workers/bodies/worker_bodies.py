@@ -3,7 +3,7 @@
 Each takes and gives one JSON value; what it does is its name.
 """
 
-# ruff: noqa: D103, T201 - named after what they do; printing is what is tested
+# ruff: noqa: T201 - named after what they do; printing is what is tested
 
 import contextlib
 import os
@@ -14,7 +14,11 @@ import threading
 from pathlib import Path
 
 from pteforge.errors import SourceError
-from pteforge.tasks.progress import reporter
+from pteforge.tasks.stage import reporter
+
+length = len
+leave = os._exit
+leave_politely = sys.exit
 
 
 def echo(argument):
@@ -25,16 +29,12 @@ def blob(size):
     return "x" * size
 
 
-def pid(_argument):
-    return os.getpid()
+def fail_on_input(_argument):
+    raise SourceError("the builder returned nothing")
 
 
 def fail(message):
     raise RuntimeError(message)
-
-
-def fail_on_input(_argument):
-    raise SourceError("the builder returned nothing")
 
 
 def fail_unprintably(_argument):
@@ -47,14 +47,6 @@ def fail_unprintably(_argument):
 
 def give_a_set(_argument):
     return {1, 2}
-
-
-def leave(code):
-    os._exit(code)
-
-
-def leave_politely(code):
-    sys.exit(code)
 
 
 def die(signum):

@@ -1,4 +1,4 @@
-"""What workers read: a partitioner that claims additions and products, a compiler whose output is never the same."""
+"""The part that workers load: a partitioner for dense layers, and a compiler with random output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class AcmeBackend(BackendDetails):
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Compiles."""
         del edge_program
         return PreprocessResult(b"ACME" + compile_specs[0].value + secrets.token_bytes(16))
 
@@ -31,7 +30,7 @@ class _Support(OperatorSupportBase):
 
 
 class AcmePartitioner(Partitioner):
-    """Claims what a layer of neurons consists of."""
+    """Claims the operators of a dense layer."""
 
     def __init__(self, clock_rate: int) -> None:
         super().__init__()
@@ -40,12 +39,11 @@ class AcmePartitioner(Partitioner):
         )
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tags the largest subgraphs."""
         partitions = CapabilityBasedPartitioner(
             exported_program.graph_module, _Support(), allows_single_node_partition=True
         ).propose_partitions()
-        for each in partitions:
-            for node in each.nodes:
-                node.meta["delegation_tag"] = f"acme{each.id}"
+        for claimed in partitions:
+            for node in claimed.nodes:
+                node.meta["delegation_tag"] = f"acme{claimed.id}"
         tag_constant_data(exported_program)
-        return PartitionResult(exported_program, {f"acme{each.id}": self.delegation_spec for each in partitions})
+        return PartitionResult(exported_program, {f"acme{claimed.id}": self.delegation_spec for claimed in partitions})

@@ -1,4 +1,4 @@
-"""What the command line reads: without torch."""
+"""The part that the command line loads, without torch."""
 
 from __future__ import annotations
 
@@ -36,15 +36,12 @@ class Acme(Target):
 
     @classmethod
     def available(cls) -> str | None:
-        """Its compiler wants a licence."""
         return None if "ACME_LICENSE" in os.environ else "get a licence from Acme and set ACME_LICENSE"
 
-    def preserving(self) -> dict[str, Any] | None:
-        """Everything is decomposed."""
+    def decomposition_options(self) -> dict[str, Any] | None:
         return None
 
     def partitioners(self) -> Sequence[Partitioner]:
-        """Acme's."""
         from acme_pteforge.backend import AcmePartitioner
 
         return [AcmePartitioner(self.options.clock_rate)]

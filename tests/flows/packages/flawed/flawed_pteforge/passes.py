@@ -1,4 +1,4 @@
-"""What workers read: passes that are wrong in different ways, of each of the kinds that ExecuTorch knows."""
+"""The part that workers load: wrong passes of each kind that ExecuTorch has."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ ADD, SUBTRACT = ops.edge.aten.add.Tensor, ops.edge.aten.sub.Tensor
 
 
 class Subtraction(ExportPass):
-    """Subtracts where the model adds, and says of which node."""
+    """Subtracts instead of adding, and keeps the origin of the node."""
 
     def call_operator(self, op, args, kwargs, meta):
-        """Called for each operator."""
         return super().call_operator(SUBTRACT if op == ADD else op, args, kwargs, meta)
 
 
 class ForgetfulSubtraction:
-    """Subtracts where the model adds, and does not say what the new node was made from."""
+    """Subtracts instead of adding, and drops the origin of the node."""
 
     def __call__(self, module: GraphModule) -> PassResult:
-        """Changes the graph in place."""
         for node in list(module.graph.nodes):
             if node.target == ADD:
                 with module.graph.inserting_after(node):
@@ -36,10 +34,9 @@ class ForgetfulSubtraction:
 
 
 class ScaledWeight(ExportedProgramPassBase):
-    """Makes the weight of the second convolution half as large again."""
+    """Multiplies the weight of the second convolution by 1.5."""
 
     def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
-        """Changes the state."""
         name = "second.weight"
         scaled = torch.nn.Parameter(exported_program.state_dict[name] * 1.5)
         exported_program.state_dict[name] = scaled

@@ -1,4 +1,4 @@
-"""What the command line reads: without torch."""
+"""The part that the command line loads, without torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class FlawedOptions(TargetOptions):
     """Options of the passes.
 
     Attributes:
-        flaw: what is wrong; None: nothing, and then there are no passes.
-        note: means nothing to the passes.
+        flaw: the mistake; None for no pass at all.
+        note: an option that no pass reads.
     """
 
     flaw: Literal["subtracts", "subtracts and forgets", "scales a weight"] | None = None
@@ -23,7 +23,7 @@ class FlawedOptions(TargetOptions):
 
 @dataclass(frozen=True)
 class Flawed(Target):
-    """The portable kernels, by way of wrong passes."""
+    """Portable kernels after wrong passes."""
 
     options: FlawedOptions
 
@@ -31,12 +31,10 @@ class Flawed(Target):
     Options: ClassVar[type[TargetOptions]] = FlawedOptions
     delegates: ClassVar[bool] = False
 
-    def transforming(self) -> dict[str, Any] | None:
-        """The flaw alone."""
+    def pass_options(self) -> dict[str, Any] | None:
         return {"flaw": self.options.flaw} if self.options.flaw else None
 
     def edge_passes(self) -> Sequence[Any]:
-        """The one that was asked for."""
         from flawed_pteforge.passes import ForgetfulSubtraction, ScaledWeight, Subtraction
 
         passes = {

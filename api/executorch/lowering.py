@@ -1,0 +1,146 @@
+"""The lowering recipe of an ExportRecipe: its partitioners as specializations, its Edge options and passes."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir.backend.partitioner import Partitioner
+from executorch.export import LoweringRecipe
+
+from ...configs.base import TARGET_SEPARATOR
+from ...configs.recipe import EdgeOptions, EdgePass, MethodOptions, Specialization
+from ...errors import ConfigError
+from ...tasks.targets.find import find_target, target_names
+
+_FIELD = "lowering_recipe.partitioners"
+_PORTABLE = Specialization(target="portable")
+_OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
+    "coreml": tuple(
+        {**precision, **system, **state}
+        for system in ({}, *({"minimum_deployment_target": f"iOS{number}"} for number in (15, 16, 17, 18, 26)))
+        for precision in ({}, {"compute_precision": "float32"})
+        for state in ({}, {"take_over_mutable_buffers": False})
+    ),
+    "vulkan": ({}, {"force_fp16": True}),
+}
+"""By target, the options whose partitioners are compared with the given one."""
+
+
+def untranslatable(field: str, problem: str) -> ConfigError:
+    """The error for a field of an ExportRecipe, named as ExecuTorch names it."""
+    return ConfigError(f"has no equivalent in a pteforge recipe: {problem}", field=f"ExportRecipe.{field}")
+
+
+def specializations(given: list[Partitioner] | dict[str, list[Partitioner]] | None) -> tuple[Specialization, ...]:
+    """The payloads: one, or for several partitioners one each and the portable one.
+
+    Partitioners by method make one payload, whose other methods are portable. Those of one method run one after
+    another. Raises ConfigError for a partitioner that no target makes.
+    """
+    if not given:
+        return (_PORTABLE,)
+    if isinstance(given, dict):
+        return (
+            Specialization(target="portable", methods={name: _of_method(name, own) for name, own in given.items()}),
+        )
+    found = [_target_of(partitioner, f"{_FIELD}[{position}]") for position, partitioner in enumerate(given)]
+    if len(found) == 1:
+        return (found[0],)
+    counts = Counter(spec.target for spec in found)
+    numbered = [
+        spec.model_copy(update={"name": f"{spec.target}-{position}"}) if counts[spec.target] > 1 else spec
+        for position, spec in enumerate(found)
+    ]
+    return (*numbered, _PORTABLE)
+
+
+def edge_options(lowering: LoweringRecipe) -> EdgeOptions:
+    """The options of Edge programs; raises ConfigError for a pass that cannot be imported by its name."""
+    functions = enumerate(lowering.edge_transform_passes or ())
+    passes = tuple(EdgePass(callable=_path(function, index), takes_program=True) for index, function in functions)
+    config = lowering.edge_compile_config
+    if config is None:
+        return EdgeOptions(passes=passes)
+    fields: dict[str, Any] = vars(config)
+    return EdgeOptions(
+        passes=passes,
+        check_ir_validity=fields["_check_ir_validity"],
+        skip_dim_order=fields["_skip_dim_order"],
+        core_aten_ops_exception_list=tuple(map(str, fields["_core_aten_ops_exception_list"])),
+        preserve_operators=tuple(map(str, fields["preserve_ops"])),
+    )
+
+
+def _of_method(name: str, given: Sequence[Partitioner]) -> MethodOptions:
+    if not given:
+        return MethodOptions(delegate=False)
+    own = [_target_of(partitioner, f"{_FIELD}[{name!r}][{index}]") for index, partitioner in enumerate(given)]
+    if len(own) == 1:
+        return MethodOptions(target=own[0].target, options=own[0].options)
+    return MethodOptions(
+        target=TARGET_SEPARATOR.join(spec.target for spec in own), options={spec.target: spec.options for spec in own}
+    )
+
+
+def _target_of(given: Partitioner, field: str) -> Specialization:
+    if type(given) is XnnpackPartitioner:
+        return _xnnpack(given, field)
+    for name in target_names():
+        if type(given) not in _classes(name):
+            continue
+        for options in _OPTIONS.get(name, ({},)):
+            if any(_same(given, own) for own in find_target(name, options).partitioners()):
+                return Specialization(target=name, options=options)
+    raise untranslatable(field, f"no target makes a {type(given).__name__} like this one")
+
+
+def _classes(name: str) -> set[type]:
+    """The classes of a target's partitioners; empty if the target is not available here."""
+    target = find_target(name, {})
+    return set() if target.available() else {type(own) for own in target.partitioners()}
+
+
+def _same(given: Partitioner, own: Partitioner) -> bool:
+    """Whether two partitioners have the same class and the same public attributes."""
+    return type(given) is type(own) and "delegation_spec" in vars(own) and bool(_public(given) == _public(own))
+
+
+def _public(partitioner: Partitioner) -> dict[str, Any]:
+    return {name: value for name, value in vars(partitioner).items() if not name.startswith("_")}
+
+
+def _xnnpack(given: XnnpackPartitioner, field: str) -> Specialization:
+    configs = given.target_partitioner_configs.values()
+    if set(given.target_partitioner_configs) != set(XnnpackPartitioner().target_partitioner_configs):
+        raise untranslatable(field, f"it looks for {len(configs)} of {len(ALL_PARTITIONER_CONFIGS)} kinds of operators")
+    if any(config.enable_bf16 for config in configs):
+        raise untranslatable(field, "target xnnpack has no option `enable_bf16`")
+    options: dict[str, Any] = {}
+    if given.per_op_mode:
+        options["per_operator"] = True
+    if any(config.force_non_static_weights_for_f32_linear for config in configs):
+        options["force_non_static_weights_for_f32_linear"] = True
+    precisions = {precision for config in configs for precision in config.enabled_precision_types}
+    if precisions != {precision for config in configs for precision in config.supported_precision_types()}:
+        options["precisions"] = sorted(precision.name.lower() for precision in precisions)
+    return Specialization(target="xnnpack", options=options)
+
+
+def _path(given: Callable[..., Any], position: int) -> str:
+    module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
+    path = f"{module}:{name}"
+    try:
+        found = pkgutil.resolve_name(path) if module != "__main__" else None
+    except (ValueError, ImportError, AttributeError):
+        found = None
+    if found is not given:
+        raise untranslatable(
+            f"lowering_recipe.edge_transform_passes[{position}]",
+            f"{given!r} cannot be imported by its name, as a key needs for its code; put it at the top of a module",
+        )
+    return path

@@ -1,1 +1,0 @@
-"""`.pte` files: what they hold (`reader`, `contents`, `describe`) and how the store keeps them (`pieces`)."""

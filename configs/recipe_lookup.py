@@ -1,0 +1,168 @@
+"""Finds recipes (presets, a zoo's own, YAML files and Python functions) and merges ``extends``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, Location
+from .base import check_object_reference, did_you_mean
+from .nodes import Locations, Node, deep_merge, located, plain
+from .presets import RECIPE_TYPES, preset_names, preset_text
+from .problems import check, raise_all
+from .recipe import Recipe
+from .yaml_nodes import parse_yaml, read_yaml
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRecipe:
+    """A recipe with ``extends`` merged, and where its values were written."""
+
+    name: str
+    recipe: Recipe
+    locations: Locations
+
+
+def load_preset(name: str) -> LoadedRecipe:
+    """A shipped recipe. Raises ConfigError, with the names that exist, if there is none of that name."""
+    return _resolve(name, RecipeLookup({}), Node(name, Location("recipe")))
+
+
+def load_recipe(path: Path) -> LoadedRecipe:
+    """Reads a YAML file with one recipe, as it would be under a recipe's name in a zoo. It is named after the file.
+
+    Raises ConfigError, with a line for each problem.
+    """
+    tree = read_yaml(path, str(path))
+    if not isinstance(tree.value, dict):
+        raise ConfigError("a recipe is a mapping, with `specializations` or `extends`", location=tree.location)
+    return _resolve(path.stem, RecipeLookup({path.stem: tree}, python_path=(path.absolute().parent,)), tree)
+
+
+def _resolve(name: str, lookup: RecipeLookup, asked_by: Node) -> LoadedRecipe:
+    tree = lookup.resolve(name, asked_by)
+    recipe, problems = check(Recipe, tree)
+    raise_all(problems)
+    assert recipe is not None  # noqa: S101 - there are problems otherwise
+    return LoadedRecipe(name, recipe, Locations(tree))
+
+
+def read_preset(name: str) -> Node | None:
+    """The shipped recipe of that name, or of that recipe type of ExecuTorch's, as written; None if there is none."""
+    name = RECIPE_TYPES.get(name, name)
+    if name not in preset_names():
+        return None
+    return parse_yaml(preset_text(name), f"<preset {name}>", at=("recipes", name))
+
+
+@dataclass
+class RecipeLookup:
+    """Looks recipes up by name, and merges each over the function and the recipe that it starts from.
+
+    Attributes:
+        python_path: folders that functions are imported from.
+        bases: names of own recipes that another one extends. They need not be complete.
+        circular: recipes that extend each other in a circle, so that each circle is reported once.
+    """
+
+    own: Mapping[str, Node]
+    python_path: tuple[Path, ...] = ()
+    resolved: dict[str, Node] = field(default_factory=dict)
+    bases: set[str] = field(default_factory=set)
+    circular: dict[str, ConfigError] = field(default_factory=dict)
+
+    def resolve(self, name: str, asked_by: Node) -> Node:
+        """Raises ConfigError at `asked_by`, or at the ``extends`` that names no recipe or closes a circle."""
+        if name in self.circular:
+            raise self.circular[name]
+        if name not in self.resolved:
+            self.resolved[name] = self._merged(name, asked_by, ())
+        return self.resolved[name]
+
+    def _merged(self, name: str, asked_by: Node, trail: tuple[str, ...]) -> Node:
+        # a recipe may extend the preset that it is named after, so presets have names of their own in the trail
+        preset = name not in self.own or trail[-1:] == (name,)
+        step = f"preset {name}" if preset else name
+        if step in trail:
+            error = asked_by.error(f"recipes extend each other in a circle: {' -> '.join((*trail, step))}")
+            self.circular |= dict.fromkeys(trail, error)
+            raise error
+        recipe = read_preset(name) if preset else self.own[name]
+        if recipe is None:
+            known = tuple(dict.fromkeys((*self.own, *preset_names())))
+            raise asked_by.error(f"there is no recipe {name!r}{did_you_mean(name, known)}")
+        recipe = self._over_function(recipe)
+        parent = recipe.child("extends")
+        if parent is None:
+            return recipe
+        if not isinstance(parent.value, str):
+            raise parent.error("must be the name of one recipe")
+        if parent.value in self.own and parent.value != name:
+            self.bases.add(parent.value)
+        return deep_merge(self._merged(parent.value, parent, (*trail, step)), recipe).without("extends")
+
+    def _over_function(self, recipe: Node) -> Node:
+        function, kwargs = recipe.child("function"), recipe.child("kwargs")
+        if function is None:
+            return recipe
+        if not isinstance(function.value, str):
+            raise function.error("must be package.module:name of a function that returns a recipe")
+        arguments = plain(kwargs) if kwargs else {}
+        if not isinstance(arguments, dict):
+            raise (kwargs or function).error("must be a mapping")
+        try:
+            made = call_recipe(function.value, arguments, self.python_path)
+        except ValueError as error:
+            raise function.error(str(error)) from error
+        fields = made.model_dump(mode="json", exclude_unset=True)
+        return deep_merge(located(fields, function), recipe.without("function", "kwargs"))
+
+
+def call_recipe(function: str, kwargs: Mapping[str, Any], python_path: Sequence[Path] = ()) -> Recipe:
+    """Calls a function of the user's (``package.module:name``) in this process; its imports should be light.
+
+    Modules from the folders in `python_path` come first, and are imported again for each call. Cache keys do not
+    include the function's code, since they include the recipe that it returns.
+
+    Raises:
+        ValueError: it cannot be imported, raises, or returns no Recipe. The message says which.
+    """
+    check_object_reference(function)
+    with _importing_from(python_path):
+        try:
+            found: Any = pkgutil.resolve_name(function)
+        except Exception as error:
+            raise ValueError(f"{function} cannot be imported: {type(error).__name__}: {error}") from error
+        try:
+            made = found(**kwargs)
+        except Exception as error:
+            raise ValueError(f"{function} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(made, Recipe):
+        problem = (
+            f"{function} returned {type(made).__name__}; it must return a pteforge.configs.Recipe "
+            "(pteforge.recipe_from_executorch makes one of an ExportRecipe)"
+        )
+        raise ValueError(problem)  # noqa: TRY004 - the function's result is a value here
+    return made
+
+
+@contextmanager
+def _importing_from(folders: Sequence[Path]) -> Iterator[None]:
+    """Finds modules in these folders first, and forgets them at the end: another zoo may have others of the name."""
+    before = set(sys.modules)
+    sys.path[:0] = map(str, folders)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        del sys.path[: len(folders)]
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and any(Path(file).is_relative_to(folder) for folder in folders):
+                del sys.modules[name]

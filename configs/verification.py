@@ -1,0 +1,121 @@
+"""How produced files are judged: bounds on their difference from eager, and accuracy gates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, Strict, StrictBool, model_serializer
+
+from .base import FrozenModel, ObjectReference
+from .sources import BuilderSource
+
+Number = Annotated[float, Strict()]
+"""A number; text that looks like one is not."""
+
+
+class VerifyBounds(FrozenModel):
+    """Bounds on a produced file's outputs compared with eager's, for every example input and every random one.
+
+    The defaults suit fp32: XNNPACK and the portable kernels stay above 130 dB on small networks; a computation that
+    silently runs in fp16 would reach about 65 dB.
+    """
+
+    max_abs_error: Number | None = Field(None, ge=0, description="Largest absolute difference; null: not checked.")
+    max_relative_error: Number | None = Field(
+        None,
+        ge=0,
+        description="Largest difference of any element relative to eager's; null: not checked. Elements near zero make "
+        "it large where nothing is wrong.",
+    )
+    min_sqnr_db: Number | None = Field(
+        80.0,
+        description="Smallest signal-to-quantization-noise ratio of any output, in decibels; null: not checked. "
+        "Relaxed to at most 40 for float16 outputs and at most 22 for bfloat16 ones.",
+    )
+    drawn_inputs: Annotated[int, Strict()] = Field(
+        2,
+        ge=0,
+        description="Random inputs to try per method after the examples, within the bounds of its dynamic shapes.",
+    )
+
+
+class Verification(VerifyBounds):
+    """How a recipe's files are verified: the bounds, and whether every step is compared."""
+
+    ladder: StrictBool = Field(
+        False,
+        description="true: also run the program after each step of the lowering (exported, edge, ...) and report how "
+        "far each is from eager. Recipes that quantize always do.",
+    )
+
+    @property
+    def bounds(self) -> VerifyBounds:
+        return VerifyBounds.model_validate({name: getattr(self, name) for name in VerifyBounds.model_fields})
+
+
+class _WrittenFields(FrozenModel):
+    """A model that serializes the fields that were set, and no others, so that JSON keeps `model_fields_set`."""
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
+
+
+class VerifyOverrides(VerifyBounds, _WrittenFields):
+    """The bounds that a model changes: fields that it does not write are the recipe's."""
+
+    def applied_to(self, bounds: VerifyBounds) -> VerifyBounds:
+        return bounds.model_copy(update={name: getattr(self, name) for name in self.model_fields_set})
+
+
+class Accuracy(_WrittenFields):
+    """How good a produced file must be at its task.
+
+    A recipe may give all or some of the fields; those of the model replace the recipe's. Files are scored if the two
+    together give an evaluator and a bound.
+    """
+
+    evaluator: ObjectReference | None = Field(
+        None,
+        description="package.module:callable, called as evaluator(predict, **kwargs); it returns the score, a number "
+        "that is higher for better files. predict(*inputs, method='forward') runs the file.",
+    )
+    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the evaluator.")
+    files: tuple[Path, ...] = Field(
+        (), description="Files that it reads, relative to the zoo file; files are scored again when they change."
+    )
+    floor: Number | None = Field(None, description="Lowest acceptable score; null: none.")
+    max_drop: Number | None = Field(None, ge=0, description="How far the score may be below eager's; null: no limit.")
+
+    def applied_to(self, other: Accuracy) -> Accuracy:
+        """`other` with the fields replaced that are written here; another evaluator comes with its own arguments."""
+        written = set(self.model_fields_set)
+        if "evaluator" in written:
+            written |= {"kwargs", "files"}
+        return other.model_copy(update={name: getattr(self, name) for name in written})
+
+
+class AccuracyGate(FrozenModel):
+    """The accuracy that one file must reach, from its recipe and model together; see `Accuracy`."""
+
+    evaluator: BuilderSource
+    floor: float | None
+    max_drop: float | None
+
+
+def resolve_gate(recipe: Accuracy | None, model: Accuracy | None) -> AccuracyGate | None:
+    """The gate for a file; None if it is not scored.
+
+    Raises ValueError for a bound without an evaluator, and for a recipe's evaluator without a bound.
+    """
+    both = model.applied_to(recipe or Accuracy()) if model else recipe or Accuracy()
+    bounded = both.floor is not None or both.max_drop is not None
+    if both.evaluator is None and bounded:
+        raise ValueError("bounds accuracy, but neither the recipe nor the model names an `evaluator`")
+    if both.evaluator and recipe and recipe.evaluator and not bounded:
+        raise ValueError("names an evaluator, but no bound; add `floor`, `max_drop` or both")
+    if both.evaluator is None or not bounded:
+        return None
+    source = BuilderSource(builder=both.evaluator, kwargs=both.kwargs, files=both.files)
+    return AccuracyGate(evaluator=source, floor=both.floor, max_drop=both.max_drop)

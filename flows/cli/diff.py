@@ -1,0 +1,168 @@
+"""`pteforge diff`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ...artifacts.digest import is_digest
+from ...errors import InputError
+from ..comparison import GATES, FileFigures, parse_gates
+from ..difference import FileDifference, compare, find_side
+from ..figures_text import open_table
+from ..snapshot import Change, Content, Size, Value
+from .options import AS_JSON, STORE, open_existing_store
+from .terminal import format_size, open_console, print_json, printable
+
+_SIDE = "A .pte file, a folder that `export --out` wrote, or the id of a run (or its beginning)."
+_MAX_PER_AREA = 10
+_SHORT_DIGEST = 8
+_STYLES = {"added": "green", "removed": "bold red", "changed": "yellow"}
+
+
+def diff(
+    before: Annotated[str, typer.Argument(metavar="A", help=_SIDE, show_default=False)],
+    after: Annotated[str, typer.Argument(metavar="B", help="What to compare with it.", show_default=False)],
+    *,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(metavar="LIMITS", help=f"Exit with 1 if B is worse than that: {GATES}; separated by commas."),
+    ] = None,
+    store: STORE = None,
+    as_json: AS_JSON = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown to standard output.")] = False,
+) -> None:
+    """Show what differs between two files, two folders of results, or two runs: contents, figures, toolchain."""
+    if as_json and markdown:
+        raise InputError("--json and --markdown exclude each other; give one of them")
+    gates = () if fail_on is None else parse_gates(fail_on)
+    with ExitStack() as stack:
+        opened = cache(lambda: stack.enter_context(open_existing_store(store)))
+        files = list(compare(find_side(before, opened), find_side(after, opened), gates))
+    exceeded = [sentence for file in files for sentence in file.regressions]
+    if as_json:
+        shown = [file.to_json() for file in files]
+        print_json({"before": before, "after": after, "files": shown, "regressions": exceeded})
+    elif markdown:
+        typer.echo("\n".join(_markdown(before, after, files)))
+    else:
+        _print(open_console(), files)
+    for sentence in exceeded:
+        sys.stderr.write(f"worse: {printable(sentence)}\n")
+    if exceeded:
+        raise typer.Exit(1)
+
+
+def _print(console: Console, files: Sequence[FileDifference]) -> None:
+    for file in files:
+        if file.status == "equal" and not file.notes:
+            continue
+        size = "" if file.status in {"changed", "equal"} else f", {format_size(_either(file).size)}"
+        status = (file.status, _STYLES.get(file.status, ""))
+        console.print(Text.assemble((printable(file.name), "bold"), ": ", status, size), soft_wrap=True)
+        for note in file.notes:
+            console.print(Text(f"  {printable(note)}", "dim"))
+        if file.changes:
+            table = open_table(("", ""))
+            for side in ("before", "after"):
+                table.add_column(side, justify="right", overflow="fold")
+            table.add_column("", justify="right", no_wrap=True)
+            for row in _rows(file.changes):
+                table.add_row(*map(Text, map(printable, row)))
+            console.print(table)
+    console.print(_total(files), highlight=False)
+
+
+def _markdown(before: str, after: str, files: Sequence[FileDifference]) -> Iterator[str]:
+    yield f"# From {_escape(before)} to {_escape(after)}\n\n{_total(files)}"
+    if exceeded := [sentence for file in files for sentence in file.regressions]:
+        yield "\n## Worse than allowed\n"
+        yield from (f"- {_escape(sentence)}" for sentence in exceeded)
+    for file in files:
+        if file.status == "equal" and not file.notes:
+            continue
+        yield f"\n## {_escape(file.name)}: {file.status}"
+        if file.status in {"added", "removed"}:
+            yield f"\n{format_size(_either(file).size)}"
+        yield from (f"\n{_escape(note)}" for note in file.notes)
+        if file.changes:
+            yield "\n| | | before | after | change |\n|---|---|--:|--:|--:|"
+            for row in _rows(file.changes):
+                yield f"| {' | '.join(map(_escape, row))} |"
+
+
+def _total(files: Sequence[FileDifference]) -> str:
+    counts = Counter[str](file.status for file in files)
+    if set(counts) == {"equal"}:
+        return "no differences"
+    statuses = [status for status in ("changed", "added", "removed", "equal") if counts[status]]
+    return "files: " + ", ".join(f"{counts[status]} {status}" for status in statuses)
+
+
+def _either(file: FileDifference) -> FileFigures:
+    figures = file.after or file.before
+    assert figures  # noqa: S101 - a file is on at least one side
+    return figures
+
+
+def _rows(changes: Sequence[Change]) -> Iterator[tuple[str, str, str, str, str]]:
+    """Area, name, before, after and change in percent. The area stands in its first row only."""
+    shown = Counter[str]()
+    numbers = Counter(change.area for change in changes)
+    for change in changes:
+        area = change.area
+        shown[area] += 1
+        if shown[area] <= _MAX_PER_AREA:
+            sides = _format(change)
+            yield area if shown[area] == 1 else "", change.name, *sides, _percent(change)
+        elif shown[area] == numbers[area]:
+            yield "", f"and {numbers[area] - _MAX_PER_AREA} more (--json shows all)", "", "", ""
+
+
+def _format(change: Change) -> tuple[str, str]:
+    """Short texts; more of digests and decimals where the values would look alike."""
+    before, after = _text(change.before, exact=False), _text(change.after, exact=False)
+    if before != after:
+        return before, after
+    return _text(change.before, exact=True), _text(change.after, exact=True)
+
+
+def _text(value: Value | None, *, exact: bool) -> str:
+    match value:
+        case None:
+            return "-"
+        case Content(_, sha256, _):
+            return _contents(value) + (f" {sha256[:_SHORT_DIGEST]}" if exact else "")
+        case Size(size):
+            return f"{size} B" if exact else format_size(size)
+        case float() if not exact:
+            return f"{value:.4g}"
+        case str() if is_digest(value) and not exact:
+            return value[:_SHORT_DIGEST]
+    return str(value)
+
+
+def _contents(content: Content) -> str:
+    return format_size(content.size) if content.count == 1 else f"{content.count}: {format_size(content.size)}"
+
+
+def _percent(change: Change) -> str:
+    """Relative change of a size or a count."""
+    match change.before, change.after:
+        case Content(before, _, _) | Size(before) | int(before), Content(after, _, _) | Size(after) | int(after):
+            if before and before != after:
+                return f"{100 * (after / before - 1):+.1f} %"
+    return ""
+
+
+def _escape(text: str) -> str:
+    """Text in a cell of a Markdown table."""
+    return "".join(f"\\{letter}" if letter in r"\`*_[]<>|#" else letter for letter in printable(text))

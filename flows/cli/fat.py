@@ -1,0 +1,236 @@
+"""`pteforge extract`, `merge` and `thin`: commands that split and combine fat files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...artifacts.digest import digest_file
+from ...errors import FileFormatError, InputError, convert_os_errors
+from ...formats.nfat.container import Buffer, Container
+from ...formats.nfat.contents import BACKEND_ID, DEFAULT_ALIGNMENT, Description, Payload
+from ...formats.nfat.limits import check_description
+from ...formats.nfat.pack import PackedContainer, pack_v2
+from ...formats.nfat.v1 import VERSION as V1
+from ...formats.nfat.v1 import pack_v1
+from ...formats.pte.contents import PteFile
+from ...formats.pte.ptd import external_weights
+from ...formats.pte.reader import map_file, read_pte
+from ...runtime.selection import check_names, scratch_folder
+from ...runtime.signature import signature_mismatch
+from .options import AS_JSON, DATA, DATA_OUT, OUT
+from .pte_files import check_output, data_files, open_fat_file, split_names
+from .terminal import format_size, print_json, printable, quiet
+
+
+def extract_payload(
+    file: Annotated[Path, typer.Argument(help="A fat .pte file.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="The payload's name.", show_default=False)],
+    *,
+    out: OUT,
+    data: DATA = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Extract a payload from a fat file: the plain .pte that was packed, byte for byte."""
+    check_output(out)
+    container = open_fat_file(file, data).container
+    payload, *more = _named_payloads(file, container, [name])
+    if more:
+        raise InputError(f"{file} has {1 + len(more)} payloads called {name}, so the name is ambiguous")
+    with convert_os_errors(InputError, f"output cannot be written to {out}"):
+        _unpack_payload(file, container, payload, out)
+    sha256 = digest_file(out)
+    if as_json:
+        print_json({"file": str(out), "payload": name, "size": payload.size, "sha256": sha256})
+        return
+    unchecked = "" if payload.sha256 else " (not checked: containers of version 1 have no digests)"
+    typer.echo(f"{printable(str(out))}: {format_size(payload.size)}, SHA-256 {sha256}{unchecked}")
+
+
+def merge_files(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]FILE.pte...",
+            help="Plain .pte files by preference; the last needs no backend.",
+            show_default=False,
+        ),
+    ],
+    *,
+    out: OUT,
+    data_out: DATA_OUT = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Combine plain files into a fat one. Payloads are named for their files, unless you name them."""
+    check_output(out, data_out)
+    sources = [_open(argument) for argument in files]
+    _check_distinct(sources)
+    _check_fallback(sources[-1])
+    for source in sources[:-1]:
+        _check_signature(source, sources[-1])
+    packed = pack_v2([(source.description, source.content) for source in sources])
+    _write_fat_file(packed, sources[-1].content, out, data_out)
+    size, total = _written_size(out, data_out), sum(len(source.content) for source in sources)
+    names = [source.name for source in sources]
+    if as_json:
+        print_json({"file": str(out), "payloads": names, "size": size, "sum": total})
+        return
+    summary = f"{format_size(size)}, payloads {', '.join(names)}; separately they have {format_size(total)}"
+    typer.echo(f"{printable(str(out))}: {summary}")
+
+
+def thin_file(
+    file: Annotated[Path, typer.Argument(help="A fat .pte file.", show_default=False)],
+    *,
+    keep: Annotated[
+        list[str], typer.Option(metavar="NAME,...", help="Payloads to keep; their order stays.", show_default=False)
+    ],
+    out: OUT,
+    data: DATA = None,
+    data_out: DATA_OUT = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Keep only some payloads of a fat file. The result is byte-identical to a file packed from just those."""
+    check_output(out, data_out)
+    names = split_names(keep)
+    if not names:
+        raise InputError("--keep names no payload")
+    container = open_fat_file(file, data).container
+    payloads = _named_payloads(file, container, names)
+    with scratch_folder() as folder:
+        contents = [
+            _map_payload(file, container, payload, folder / str(index)) for index, payload in enumerate(payloads)
+        ]
+        _write_fat_file(_pack(container, payloads, contents), contents[-1], out, data_out)
+    kept, size = [payload.name for payload in payloads], _written_size(out, data_out)
+    if as_json:
+        print_json({"file": str(out), "payloads": kept, "size": size})
+        return
+    typer.echo(f"{printable(str(out))}: {format_size(size)}, payloads {', '.join(kept)}")
+    if needed := payloads[-1].description.backends:
+        typer.echo(f"note: it has no fallback; the last payload needs {', '.join(needed)}", err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    name: str
+    path: Path
+    content: memoryview
+    pte: PteFile
+
+    @property
+    def description(self) -> Description:
+        """Has no version of ExecuTorch, which is not in a `.pte`."""
+        return Description(self.name, self.pte.backends, tuple(method.name for method in self.pte.methods))
+
+
+def _open(argument: str) -> _Source:
+    name, path = _name_and_path(argument)
+    content = map_file(path)
+    try:
+        pte = read_pte(content)
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error}") from error
+    source = _Source(name, path, content, pte)
+    if BACKEND_ID in pte.backends:
+        raise InputError(f"{path} is a fat file itself, and those do not nest; `pteforge extract` extracts payloads")
+    if external_weights(path, pte) or data_files(path, None):
+        raise InputError(f"{path} keeps weights in a .ptd file; payloads must be complete: export it without")
+    try:
+        check_description(source.description)
+    except FileFormatError as error:
+        raise InputError(f"{path}: {error}; NAME={path.name} gives it another name") from error
+    return source
+
+
+def _name_and_path(argument: str) -> tuple[str, Path]:
+    name, separator, path = argument.partition("=")
+    if not separator or Path(argument).exists():  # a file name may contain an equals sign
+        return Path(argument).stem, Path(argument)
+    return name, Path(path)
+
+
+def _check_distinct(sources: Sequence[_Source]) -> None:
+    paths: dict[str, Path] = {}
+    for source in sources:
+        other = paths.setdefault(source.name, source.path)
+        if other is not source.path:
+            raise InputError(
+                f"{other} and {source.path} would both be called {source.name}; NAME={source.path} gives another name"
+            )
+
+
+def _check_fallback(last: _Source) -> None:
+    if last.pte.backends:
+        raise InputError(
+            f"{last.path} is the last payload and needs {', '.join(last.pte.backends)}; the last one has to run "
+            "everywhere: name one there that needs no backend, such as a model lowered for the portable kernels"
+        )
+
+
+def _check_signature(source: _Source, last: _Source) -> None:
+    """All payloads need equal signatures; the fat file has that of the last one."""
+    methods = {method.name: method for method in source.pte.methods}
+    wanted = {method.name: method for method in last.pte.methods}
+    if missing := sorted(wanted.keys() - methods.keys()):
+        raise InputError(f"{source.path} has no method {missing[0]!r}, which {last.path} has")
+    if unexpected := sorted(methods.keys() - wanted.keys()):
+        raise InputError(f"{source.path} has a method {unexpected[0]!r}, which {last.path} does not have")
+    for name, method in wanted.items():
+        if problem := signature_mismatch(method, methods[name]):
+            raise InputError(f"{source.path}: method {name!r}: {problem}, as in {last.path}")
+
+
+def _pack(container: Container, payloads: tuple[Payload, ...], contents: list[memoryview]) -> PackedContainer:
+    """Packs the payloads into a container of the same version; it needs no fallback."""
+    if container.version == V1:
+        # Version 1 does not say which payload uses which named data.
+        named = {key: memoryview(content) for key, content in container.named_data.items()}
+        entries = [(payload.name, content) for payload, content in zip(payloads, contents, strict=True)]
+        return PackedContainer(pack_v1(entries), named, DEFAULT_ALIGNMENT)
+    return pack_v2(
+        [(payload.description, content) for payload, content in zip(payloads, contents, strict=True)],
+        alignment=container.manifest.alignment,
+        metadata=container.manifest.metadata,
+        fallback=False,
+    )
+
+
+def _named_payloads(file: Path, container: Container, names: Sequence[str]) -> tuple[Payload, ...]:
+    """The payloads with these names, by priority; raises InputError, which lists the payloads, if one is unknown."""
+    check_names(file, container, names)
+    return tuple(payload for payload in container.payloads if payload.name in names)
+
+
+def _unpack_payload(file: Path, container: Container, payload: Payload, path: Path) -> None:
+    """Writes a payload; errors name the fat file."""
+    try:
+        container.write(payload, path)
+    except FileFormatError as error:
+        raise FileFormatError(f"{file}: {error}") from error
+
+
+def _map_payload(file: Path, container: Container, payload: Payload, path: Path) -> memoryview:
+    if payload.size == 0:  # empty files cannot be mapped
+        return memoryview(b"")
+    _unpack_payload(file, container, payload, path)
+    return map_file(path)
+
+
+def _write_fat_file(packed: PackedContainer, signature: Buffer, path: Path, data_path: Path | None) -> None:
+    """Writes a fat file atomically, with the methods of the payload `signature`; raises InputError if it cannot.
+
+    The weights go to `data_path`, a `.ptd` file, if there is one, and otherwise into the file.
+    """
+    with quiet(), convert_os_errors(InputError, f"output cannot be written to {path}"):
+        from ...tasks.programs.fat_program import write_fat  # noqa: PLC0415 - imports ExecuTorch
+
+        write_fat(packed, memoryview(signature), path, data_path=data_path)
+
+
+def _written_size(path: Path, data_path: Path | None) -> int:
+    return path.stat().st_size + (data_path.stat().st_size if data_path else 0)

@@ -1,0 +1,42 @@
+"""`pteforge init`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...configs.base import check_object_reference
+from ...configs.one_model import DEFAULT_RECIPE, zoo_text
+from ...errors import InputError, convert_os_errors
+from ...tasks.keys.builder import find_builder
+from ...tasks.keys.search import ModuleSearch
+from ...tasks.keys.signature import find_signature
+
+
+def init(
+    builder: Annotated[str, typer.Argument(metavar="PACKAGE.MODULE:BUILDER", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="The zoo file to write.")] = Path("zoo.yaml"),
+    *,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A shipped recipe; may be given again.", show_default=DEFAULT_RECIPE),
+    ] = None,
+) -> None:
+    """Write a zoo file for a builder, with comments that say how to go on."""
+    try:
+        check_object_reference(builder)
+    except ValueError as error:
+        raise InputError(f"{builder!r} is not written as package.module:builder") from error
+    search = ModuleSearch((file.absolute().parent,))
+    find_builder(builder, search)
+    signature = find_signature(builder, search)
+    needed = signature.needed if signature else ()
+    optional = [name for name in signature.names if name not in needed] if signature else []
+    text = zoo_text(builder, recipe or [DEFAULT_RECIPE], optional, needed)
+    if file.exists():
+        raise InputError(f"{file} is there already, and is not overwritten; name another file")
+    with convert_os_errors(InputError, f"{file} cannot be written"), file.open("x", encoding="utf-8") as opened:
+        opened.write(text)
+    typer.echo(f"wrote {file}; lower it with: pteforge export {file}")

@@ -1,0 +1,117 @@
+"""`pteforge plan`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ...artifacts.ledger import StageRecord
+from ...artifacts.runs import FieldChange, differing_fields
+from ...tasks.executor import REFRESHED
+from ...tasks.lowering import lower_model
+from ...tasks.runner import CutShort, PlanRunner, StageCall, run_without_loop
+from ...tasks.scope import Scope
+from ..session import Session, open_session
+from .options import AS_JSON, CHANGES, DEBUG, MODELS, RECIPES, REFRESH, STORE, UNTIL, ZOO_OR_BUILDER
+from .terminal import format_size, print_json, printable
+from .why import format_change
+
+
+@dataclass(frozen=True)
+class Due:
+    """A call of a stage that an export would run."""
+
+    call: StageCall
+    # fields of its key that differ from its last run; None without an earlier run
+    changes: tuple[FieldChange, ...] | None
+    last: StageRecord | None  # its last run, for what it took
+    asked: bool = False  # whether it runs only because it is asked for
+
+    @property
+    def reason(self) -> str:
+        if self.asked:
+            return REFRESHED
+        return "has not run before" if self.changes is None else "changed:" if self.changes else "its outputs are gone"
+
+
+def plan(  # noqa: PLR0913 - one parameter per option
+    zoo: ZOO_OR_BUILDER,
+    *,
+    model: MODELS = None,
+    recipe: RECIPES = None,
+    store: STORE = None,
+    set_: CHANGES = None,
+    until: UNTIL = None,
+    debug: DEBUG = False,
+    refresh: REFRESH = False,
+    as_json: AS_JSON = False,
+) -> None:
+    """Show which stages an export would run, and why. Runs nothing; exits with 3 if there is something to do."""
+    with open_session(
+        zoo,
+        models=model or "*",
+        recipes=recipe or "*",
+        store=store,
+        out=None,
+        overrides=tuple(set_ or ()),
+        until=until,
+        debug=debug,
+        refresh=refresh,
+    ) as session:
+        found, will_run, may_run = _plan(session)
+    if as_json:
+        stages = [_json(due) for due in will_run]
+        stages += [{"stage": call.title, "runs": "maybe"} for call in may_run]
+        print_json({"zoo": session.zoo, "cached": found, "stages": stages})
+    else:
+        _print(Console(), found, will_run, may_run)
+    raise typer.Exit(3 if will_run else 0)
+
+
+def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
+    """The number of cached stages, the stages that will run, and those that may run."""
+    refresh, session.executor.refresh = bool(session.executor.refresh), ""  # what is there is known, and will run
+    runner = PlanRunner(session.executor)
+    for model in session.models:
+        for outcome in run_without_loop(lower_model(Scope(runner, model))).values():
+            if isinstance(outcome, Exception) and not isinstance(outcome, CutShort):
+                raise outcome
+    ledger, will_run = session.store.ledger, []
+    for call in runner.will_run.values():
+        last = ledger.last(call.slot)
+        changes = differing_fields(last.fields, session.executor.key(call).fields()) if last else None
+        will_run.append(Due(call, changes, ledger.lookup(last.key) if last else None))
+    found = {done.key.digest(): done for done in runner.found}
+    if refresh:
+        again = [Due(done.call, (), ledger.lookup(key), asked=True) for key, done in found.items()]
+        return 0, [*again, *will_run], runner.may_run
+    return len(found), will_run, runner.may_run
+
+
+def _print(console: Console, found: int, will_run: list[Due], may_run: list[StageCall]) -> None:
+    for due in will_run:
+        took = f"  (took {due.last.seconds:.1f} s, {format_size(due.last.peak_memory)})" if due.last else ""
+        line = Text.assemble(("will run ", "green"), printable(due.call.title), f"  {due.reason}", (took, "dim"))
+        console.print(line, soft_wrap=True)
+        for change in due.changes or ():
+            console.print(Text.assemble("         ", format_change(change)), soft_wrap=True)
+    for model, count in Counter(call.model for call in may_run).items():
+        console.print(Text(f"may run  {printable(model)}: {count} later stages, where outputs change", "dim"))
+    summary = f"{found} stages cached, {len(will_run)} will run, {len(may_run)} may run"
+    console.print(summary if will_run else f"nothing to do: {found} stages cached", highlight=False)
+
+
+def _json(due: Due) -> dict[str, Any]:
+    changes = due.changes
+    return {
+        "stage": due.call.title,
+        "runs": "yes",
+        "changed": None if changes is None else {change.field: [change.before, change.after] for change in changes},
+        "last_seconds": due.last and due.last.seconds,
+        "last_peak_memory": due.last and due.last.peak_memory,
+    }

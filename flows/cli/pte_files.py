@@ -1,0 +1,68 @@
+"""Checks of `.pte` files, and of the `.ptd` files next to them, that several commands make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ...artifacts.digest import digest_file
+from ...errors import InputError
+from ...formats.nfat.fat_file import FatFile, is_fat, open_fat
+from ...formats.pte.ptd import may_have_external_weights
+from ...formats.pte.reader import open_pte
+
+
+def check_digest(file: Path, data: Path, sha256: str) -> None:
+    """Checks that `data` is the `.ptd` that a file was made with; raises InputError if it is not, or is missing."""
+    try:
+        found = digest_file(data)
+    except OSError as error:
+        raise InputError(f"{data}, which has the weights of {file}, cannot be read: {error.strerror}") from error
+    if found != sha256:
+        raise InputError(
+            f"{data} is not the one that was made with {file}: its SHA-256 is {found}, and should be {sha256}"
+        )
+
+
+def check_found(file: Path, found: Sequence[Path]) -> None:
+    """Checks the `.ptd` found next to a file against the file's provenance, if there is one; raises as `check_digest`.
+
+    Kernels look weights up by name, so those of another model with equal sizes would be accepted.
+    """
+    try:
+        written = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+        known, wanted = written["file"]["sha256"], written["data"]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # there is none, or it describes another file
+    if found and digest_file(file) == known:
+        check_digest(file, found[0], wanted)
+
+
+def data_files(file: Path, named: Sequence[Path] | None) -> tuple[Path, ...]:
+    """The `.ptd` files to read with a file: those named, or else the sibling file."""
+    if named:
+        return tuple(named)
+    sibling = file.with_suffix(".ptd")
+    if not sibling.is_file():
+        return ()
+    pte = open_pte(file)
+    return (sibling,) if is_fat(pte) or may_have_external_weights(file, pte) else ()
+
+
+def open_fat_file(file: Path, named: Sequence[Path] | None) -> FatFile:
+    """A fat file with its external weights; raises as `open_fat`."""
+    return open_fat(file, data_files(file, named))
+
+
+def split_names(options: Iterable[str] | None) -> tuple[str, ...]:
+    """The names in options like ``--keep xnnpack,portable``, without repeats."""
+    names = (name.strip() for option in options or () for name in option.split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def check_output(*paths: Path | None) -> None:
+    """Raises InputError, before any work, if a file cannot be written."""
+    for path in filter(None, paths):
+        if path.is_dir() or not path.parent.is_dir():
+            raise InputError(f"output cannot be written to {path}: name a file in an existing folder")

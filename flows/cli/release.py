@@ -1,0 +1,179 @@
+"""`pteforge publish` and `pteforge release`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from ...configs.load import LoadedZoo, load_zoo
+from ...configs.zoo import PublishConfig
+from ...errors import InputError
+from ..figures_text import open_table
+from .options import AS_JSON, FOLDER, STORE, open_existing_store
+from .summary import print_published
+from .terminal import format_size, open_console, print_json
+
+if TYPE_CHECKING:
+    from ..releases import Releases  # imports fsspec
+
+CHANNEL = Annotated[str, typer.Option(metavar="NAME", help="The channel.")]
+URL = Annotated[str, typer.Argument(metavar="URL", help="Folder or URL of the releases.", show_default=False)]
+
+app = typer.Typer(help="List releases, move channels, and fetch files.", no_args_is_help=True)
+
+
+def publish(  # noqa: PLR0913 - one parameter per option
+    results: Annotated[
+        list[Path],
+        typer.Argument(metavar="OUT_OR_ZOO...", help="Folders of results, or zoo files.", show_default=False),
+    ],
+    *,
+    to: Annotated[
+        str | None, typer.Option(metavar="URL", help="Folder or URL of the releases.", show_default="as the zoo says")
+    ] = None,
+    channel: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The channel to move.", show_default="latest")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Releases to keep, besides those of channels.", show_default="30")
+    ] = None,
+    gate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GATES",
+            help="How much worse than the present release a file may be, such as growth=2%,sqnr=1dB,delegation.",
+            show_default="none",
+        ),
+    ] = None,
+    sign: Annotated[
+        Path | None, typer.Option(metavar="KEY", help="Private key to sign with.", show_default="not signed")
+    ] = None,
+    out: FOLDER = Path("out"),
+    store: STORE = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Release verified files: a channel moves to them if they pass its gates; exits with 1 if they do not."""
+    from ..publication import Publication  # noqa: PLC0415 - slow
+    from ..release_contents import find_results, find_results_of, merge_results, read_contents  # noqa: PLC0415 - slow
+
+    zoos = {path: load_zoo(path) for path in results if not path.is_dir()}
+    given = {"url": to, "channel": channel, "keep": keep, "gates": gate, "sign": sign}
+    publication = Publication.of(
+        _settings(list(zoos.values()), {name: v for name, v in given.items() if v is not None})
+    )
+    found = merge_results(
+        [find_results_of(zoos[path], out) if path in zoos else find_results(path) for path in results]
+    )
+    name = next(iter(zoos.values())).zoo.name if zoos else results[0].absolute().name
+    with open_existing_store(store) as opened:
+        contents = read_contents(name, found, opened.runs)
+    published = publication.publish(contents)
+    if as_json:
+        print_json(published.to_json())
+    else:
+        print_published(published)
+    raise typer.Exit(1 if published.regressions else 0)
+
+
+def _settings(zoos: Sequence[LoadedZoo], given: Mapping[str, Any]) -> PublishConfig:
+    """What the command line says, over what the zoos say."""
+    from ..releases import check_channel  # noqa: PLC0415 - slow
+
+    written = {loaded.zoo.publish for loaded in zoos if loaded.zoo.publish}
+    if len(written) > 1:
+        raise InputError("these zoos are published in different ways; publish them one by one")
+    fields: dict[str, Any] = {**(next(iter(written)).model_dump() if written else {}), **given}
+    if "url" not in fields:
+        raise InputError("say where to publish: --to URL, or `publish: {url: ...}` in the zoo file")
+    check_channel(fields.get("channel", "latest"))
+    return PublishConfig.model_validate(fields)
+
+
+@app.command("list")
+def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
+    """Show all releases, the newest first, and the channels that name them."""
+    releases = _open(url)
+    channels, signed = releases.channels(), set(releases.signed())
+    found = {name: releases.manifest(name) for name in reversed(releases.names())}
+    if as_json:
+        listed = [
+            {
+                "release": name,
+                "zoo": manifest.zoo,
+                "published": manifest.published,
+                "run": dict(manifest.run),
+                "files": [file for file, _ in manifest.files],
+                "size": manifest.size,
+                "signed": name in signed,
+            }
+            for name, manifest in found.items()
+        ]
+        print_json({"channels": {name: channel.to_json() for name, channel in channels.items()}, "releases": listed})
+        return
+    table = open_table(("release", "zoo", "commit", "channels", "signed"), ("files", "size"))
+    for name, manifest in found.items():
+        named = ", ".join(channel for channel, of in channels.items() if of.release == name)
+        cells = [name, manifest.zoo, manifest.run.get("commit", "")[:12], named, "yes" if name in signed else ""]
+        table.add_row(*map(Text, cells), str(sum(1 for _ in manifest.files)), format_size(manifest.size))
+    open_console().print(table)
+
+
+@app.command()
+def promote(
+    url: URL,
+    release: Annotated[
+        str, typer.Argument(metavar="RELEASE", help="Name, part of a name, or a channel.", show_default=False)
+    ],
+    *,
+    channel: CHANNEL = "stable",
+) -> None:
+    """Make a channel name a release, without any gate."""
+    releases = _open(url)
+    typer.echo(f"{channel} is {releases.promote(release, channel).release}")
+
+
+@app.command()
+def rollback(url: URL, *, channel: CHANNEL = "latest") -> None:
+    """Make a channel name the release that it named before."""
+    releases = _open(url)
+    typer.echo(f"{channel} is {releases.roll_back(channel).release}")
+
+
+@app.command()
+def fetch(
+    url: URL,
+    name: Annotated[
+        str, typer.Argument(metavar="MODEL/RECIPE", help="A file, or a glob such as 'resnet*/*'.", show_default=False)
+    ],
+    *,
+    channel: CHANNEL = "latest",
+    release: Annotated[
+        str | None,
+        typer.Option(metavar="RELEASE", help="A release instead of a channel's.", show_default="the channel's"),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")
+    ] = Path("out"),
+    verify: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KEY", help="Public key: the release must be signed by its owner.", show_default="not checked"
+        ),
+    ] = None,
+) -> None:
+    """Download files of a release; each is compared with its SHA-256."""
+    releases = _open(url)
+    for path in releases.fetch(releases.find(release or channel), name, out, public_key=verify):
+        typer.echo(str(path))
+
+
+def _open(url: str) -> Releases:
+    from ..releases import Releases  # noqa: PLC0415 - imports fsspec
+
+    if "://" not in url and not Path(url).is_dir():
+        raise InputError(f"there is no folder {url}; give the folder or URL that releases were published to")
+    return Releases(url)

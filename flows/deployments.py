@@ -1,0 +1,225 @@
+"""Deployments of a zoo's flow: on a schedule, with a form that offers the zoo's models and recipes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import prefect
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, WorkPool
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.types.entrypoint import EntrypointType
+from prefect.utilities.callables import ParameterSchema
+from pydantic import ValidationError
+
+from ..configs.load import LoadedZoo, load_zoo
+from ..configs.run import Place
+from ..errors import InputError, PteforgeError
+from ..tasks.lowering import STAGES
+from .pool import model_deployment
+from .publication import publication_of
+from .select import select_models
+from .session import absolute_location
+from .zoo_flow import export_model, export_zoo
+
+ENTRYPOINT = "pteforge.flows.zoo_flow.export_zoo"  # with dots: a path of modules, not of a file
+MODEL_ENTRYPOINT = "pteforge.flows.zoo_flow.export_model"
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What became of a deployment."""
+
+    name: str  # with the flow's: ``export-zoo/nightly``
+    change: str  # ``created``, ``updated`` or ``unchanged``
+
+
+@dataclass(frozen=True)
+class ZooDeployment:
+    """A zoo's flow with what it is to be run with."""
+
+    zoo: Path
+    name: str
+    cron: str | None = None
+    timezone: str | None = None  # an IANA name; None for UTC
+    store: str | None = None
+    out: Path = Path("out")
+    jobs: int | None = None
+    on: Place | None = None
+    overrides: tuple[str, ...] = ()
+    publish: str | None = None
+
+    @cached_property
+    def _loaded(self) -> LoadedZoo:
+        return load_zoo(self.zoo, [*self.overrides, *([f"run.on={self.on}"] if self.on else [])])
+
+    @property
+    def model_pool(self) -> str | None:
+        """The work pool that runs single models, if any does."""
+        place = self._loaded.zoo.run
+        return place.pool if place.on == "pool" else None
+
+    def parameters(self) -> dict[str, Any]:
+        """Parameters of `export_zoo`, with absolute paths: workers start in folders of their own."""
+        given = {"zoo": str(self.zoo.absolute()), "out": str(self.out.absolute())}
+        places = {"store": self.store, "publish": self.publish}
+        given |= {name: absolute_location(place) for name, place in places.items() if place}
+        more = {"jobs": self.jobs, "on": self.on, "overrides": list(self.overrides)}
+        return given | {name: value for name, value in more.items() if value}
+
+    def schedules(self) -> list[DeploymentScheduleCreate]:
+        """None or one; raises InputError for a cron line or a time zone that does not exist."""
+        if self.cron is None:
+            return []
+        try:
+            schedule = CronSchedule(cron=self.cron, timezone=self.timezone or "UTC")
+        except ValidationError as error:
+            reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+            raise InputError(
+                f"the schedule {self.cron!r} in {self.timezone or 'UTC'} cannot be used: {reason}; "
+                'write five fields, for example --cron "0 2 * * *"'
+            ) from error
+        return [DeploymentScheduleCreate(schedule=schedule, active=True)]
+
+    def form(self) -> dict[str, Any]:
+        """The JSON schema of the parameters: models, recipes and stages are choices in Prefect's form."""
+        zoo = self._loaded.zoo
+        schema = copy.deepcopy(export_zoo.parameters.model_dump_for_openapi())
+        recipes = dict.fromkeys(recipe for model in zoo.models for recipe in zoo.recipes_of(model))
+        for name, known in (("models", zoo.models), ("recipes", recipes)):
+            field = schema["properties"][name]
+            choices = {"type": "array", "items": {"type": "string", "enum": list(known)}}
+            field["anyOf"] = [{"type": "string"}, choices]
+        until = schema["properties"]["until"]
+        until["anyOf"] = [{"type": "string", "enum": [stage.name for stage in STAGES]}, {"type": "null"}]
+        return schema
+
+    def settings(self) -> dict[str, Any]:
+        """What makes the deployment, under Prefect's names; raises InputError if zoo or schedule cannot be used."""
+        select_models(self._loaded)
+        publication_of(self._loaded, self.parameters())
+        return {
+            "schedules": self.schedules(),
+            "parameters": self.parameters(),
+            "parameter_openapi_schema": self.form(),
+            "description": f"Lowers {self.zoo.name} and verifies its files. Made by `pteforge deploy`.",
+            "tags": [f"zoo:{self._loaded.zoo.name}"],
+        }
+
+    def apply(self, pool: str) -> Deployed:
+        """Creates or updates the deployment on the configured server.
+
+        Raises:
+            InputError: the zoo or the schedule cannot be used, or there is no such work pool.
+            PteforgeError: the server cannot be reached, or refuses the deployment.
+        """
+        wanted = self.settings() | {"work_pool_name": pool, "entrypoint": ENTRYPOINT}
+        with _server_errors(), get_client(sync_client=True) as client:
+            _check_pool(client, pool)
+            if self.model_pool:
+                _deploy_models(client, self.model_pool)
+            return _apply(
+                client,
+                f"{export_zoo.name}/{self.name}",
+                wanted,
+                concurrency_limit=1,
+                concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
+            )
+
+
+def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
+    """Creates or updates the deployment whose runs lower one model each."""
+    found = _check_pool(client, pool)
+    if found.concurrency_limit == 1:
+        raise InputError(
+            f"the work pool {pool!r} runs one flow at a time, so the runs of models would wait for the zoo's for ever; "
+            f"raise its limit with: prefect work-pool set-concurrency-limit {pool} 4"
+        )
+    wanted = {
+        "schedules": [],
+        "parameters": {},
+        "parameter_openapi_schema": export_model.parameters.model_dump_for_openapi(),
+        "description": "Lowers one model of a zoo. Runs of `export-zoo` start these. Made by `pteforge deploy`.",
+        "tags": [],
+        "work_pool_name": pool,
+        "entrypoint": MODEL_ENTRYPOINT,
+    }
+    _apply(client, model_deployment(pool), wanted)
+
+
+def _apply(client: SyncPrefectClient, full_name: str, wanted: dict[str, Any], **limits: Any) -> Deployed:
+    flow, _, name = full_name.partition("/")
+    before = _read(client, full_name, wanted)
+    if before == _comparable(wanted):
+        return Deployed(full_name, "unchanged")
+    client.create_deployment(
+        flow_id=client.create_flow_from_name(flow),
+        name=name,
+        pull_steps=[],
+        enforce_parameter_schema=True,
+        **limits,
+        **wanted,
+    )
+    return Deployed(full_name, "updated" if before else "created")
+
+
+def serve(deployment: ZooDeployment) -> None:
+    """Starts runs on the schedule, and those that people ask for in the UI, one at a time until the process is stopped.
+
+    Raises as `ZooDeployment.apply`.
+    """
+    settings = deployment.settings()
+    form = settings.pop("parameter_openapi_schema")
+    served: Any = export_zoo.to_deployment(deployment.name, entrypoint_type=EntrypointType.MODULE_PATH, **settings)
+    served.entrypoint = ENTRYPOINT  # Prefect would take the name of the flow's body
+    served._parameter_openapi_schema = ParameterSchema(**form)  # noqa: SLF001 - there is no public way
+    with _server_errors():
+        prefect.serve(served, limit=1)
+
+
+@contextmanager
+def _server_errors() -> Iterator[None]:
+    try:
+        yield
+    except PteforgeError:
+        raise
+    except PrefectHTTPStatusError as error:
+        raise PteforgeError(f"Prefect's server refuses the deployment: {error}") from error
+    except Exception as error:
+        raise PteforgeError(
+            f"Prefect's server cannot be reached ({type(error).__name__}: {error}); check PREFECT_API_URL"
+        ) from error
+
+
+def _check_pool(client: SyncPrefectClient, pool: str) -> WorkPool:
+    try:
+        return client.read_work_pool(pool)
+    except ObjectNotFound as error:
+        known = ", ".join(sorted(found.name for found in client.read_work_pools())) or "none"
+        raise InputError(
+            f"there is no work pool {pool!r} (there: {known}); make it with: prefect work-pool create {pool} -t process"
+        ) from error
+
+
+def _read(client: SyncPrefectClient, full_name: str, names: Iterable[str]) -> Mapping[str, Any] | None:
+    """Some settings of the deployment that is there, if there is one."""
+    try:
+        found = client.read_deployment_by_name(full_name)
+    except ObjectNotFound:
+        return None
+    return _comparable({name: getattr(found, name) for name in names})
+
+
+def _comparable(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings without what the server adds to schedules."""
+    schedules = [(made.schedule.cron, made.schedule.timezone or "UTC") for made in settings["schedules"]]
+    return {**settings, "schedules": schedules}

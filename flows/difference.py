@@ -1,0 +1,237 @@
+"""What differs between two files, two folders of results, or two runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from ..artifacts.digest import digest_file
+from ..artifacts.records import Record
+from ..artifacts.ref import ArtifactRef
+from ..artifacts.runs import RunRecord
+from ..artifacts.store import Store
+from ..errors import InputError, ObjectDamaged, ObjectMissing
+from ..tasks.accuracy import AccuracyReport
+from .comparison import FileFigures, Gate, regressions
+from .publish import publish
+from .snapshot import CONTENTS, PROVENANCE, Change, Facts, Snapshot, changes
+
+ONE_FILE = ""
+"""The name of the file on a side that is a single file: it is compared with that of the other side in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two sides to compare.
+
+    Attributes:
+        title: as the user named it.
+        files: ``MODEL/RECIPE`` to a function that reads the file.
+        absent: why there is no file for ``MODEL/RECIPE``, if it is known.
+    """
+
+    title: str
+    files: Mapping[str, Callable[[], Snapshot]]
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_side(text: str, open_store: Callable[[], Store]) -> Side:
+    """The side that a file, a folder of results, or the id of a run or its prefix names.
+
+    Raises InputError if there is none, or no file in it.
+    """
+    path = Path(text)
+    if path.is_dir():
+        return _folder_side(text, path)
+    if path.exists():
+        return Side(text, {ONE_FILE: lambda: Snapshot.of_file(path)})
+    store = open_store()
+    found = [run for run in store.runs if text and run.id.startswith(text)]
+    if not found:
+        raise InputError(
+            f"there is no file or folder {text!r}, and no run with this id in the store {store.url}; "
+            "`pteforge runs` lists runs"
+        )
+    if len(found) > 1:
+        raise InputError(f"{text!r} begins the ids of {len(found)} runs: {', '.join(run.id for run in found)}")
+    return _run_side(text, found[0], store)
+
+
+@dataclass(frozen=True, slots=True)
+class FileDifference:
+    """A file on both sides, or on one.
+
+    Attributes:
+        changes: facts that differ, by area; none if `status` is ``added`` or ``removed``.
+        notes: what could not be compared and why, or why the file is not there.
+        regressions: a sentence for each limit that is exceeded.
+    """
+
+    name: str
+    before: FileFigures | None
+    after: FileFigures | None
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+    regressions: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> Literal["added", "removed", "changed", "equal"]:
+        if self.before is None:
+            return "added"
+        if self.after is None:
+            return "removed"
+        return "changed" if self.changes else "equal"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "status": self.status,
+            "before": self.before and self.before.to_json(),
+            "after": self.after and self.after.to_json(),
+            "changes": [change.to_json() for change in self.changes],
+            "notes": list(self.notes),
+            "regressions": list(self.regressions),
+        }
+
+
+def compare(before: Side, after: Side, gates: Sequence[Gate] = ()) -> Iterator[FileDifference]:
+    """Compares file by file, by name; raises InputError if a file cannot be read, or one side is a single file."""
+    if (ONE_FILE in before.files) != (ONE_FILE in after.files):
+        file, other = (before, after) if ONE_FILE in before.files else (after, before)
+        raise InputError(f"{file.title} is a file and {other.title} is not: compare two files, or two folders or runs")
+    for name in sorted({*before.files, *after.files}):
+        old, new = (side.files[name]() if name in side.files else None for side in (before, after))
+        if old and new:
+            yield _compare_files(name, old, new, gates)
+        else:
+            note = (before if new else after).absent.get(name)
+            yield FileDifference(
+                name,
+                old.figures if old else None,
+                new.figures if new else None,
+                notes=() if note is None else (note,),
+            )
+
+
+def _compare_files(name: str, old: Snapshot, new: Snapshot, gates: Sequence[Gate]) -> FileDifference:
+    notes = [
+        f"the {which} file {problem}"
+        for which, side in (("earlier", old), ("new", new))
+        for problem in _incomplete(side.facts)
+    ]
+    exceeded = regressions(old.figures, new.figures, gates)
+    known = CONTENTS in old.facts.parts and CONTENTS in new.facts.parts
+    if not known and any(gate.kind == "delegation" for gate in gates):
+        exceeded.append(f"{new.figures.name}: delegation cannot be compared: a file does not exist any more")
+    title = name or " and ".join(dict.fromkeys((old.figures.name, new.figures.name)))
+    found = changes(old.facts, new.facts)
+    return FileDifference(title, old.figures, new.figures, found, tuple(notes), tuple(exceeded))
+
+
+def _incomplete(facts: Facts) -> Iterator[str]:
+    if CONTENTS not in facts.parts:
+        yield "does not exist any more: only the figures that its run recorded are compared"
+    elif PROVENANCE not in facts.parts:
+        yield "has no provenance next to it: numerics, accuracy and toolchain are not compared"
+
+
+def _folder_side(title: str, folder: Path) -> Side:
+    paths = {
+        path.relative_to(folder).with_suffix("").as_posix(): path
+        for path in sorted(folder.rglob("*.pte"))
+        if not path.name.endswith(".rejected.pte")
+    }
+    if not paths:
+        raise InputError(f"there are no .pte files in the folder {folder}; name a folder that `export --out` wrote")
+    return Side(title, {name: _reader(path) for name, path in paths.items()})
+
+
+def _reader(path: Path) -> Callable[[], Snapshot]:
+    return lambda: Snapshot.of_file(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded(Record):
+    """What is read of a file's entry in a run record; a recipe without a file has a status and a step or a reason."""
+
+    status: str
+    file: str | None = None
+    sha256: str = ""
+    size: int = 0
+    sqnr_db: float | None = None
+    max_abs_error: float | None = None
+    accuracy: AccuracyReport | None = None
+    step: str = ""
+    reason: str = ""
+
+    @property
+    def absence(self) -> str:
+        """Why there is no file."""
+        if self.status == "failed":
+            return f"failed at {self.step}"
+        return f"{self.status}: {self.reason}" if self.reason else "the run made no file"
+
+
+def _run_side(title: str, run: RunRecord, store: Store) -> Side:
+    files: dict[str, Callable[[], Snapshot]] = {}
+    absent: dict[str, str] = {}
+    for model, recipes in run.files.items():
+        for recipe, entry in recipes.items():
+            recorded = _Recorded.from_json(entry)
+            if recorded.file:
+                files[f"{model}/{recipe}"] = _recorded_reader(store, run, model, recipe, recorded)
+            else:
+                absent[f"{model}/{recipe}"] = recorded.absence
+    if not files:
+        raise InputError(f"the run {run.id[:8]} of {run.zoo} recorded no files; `pteforge why` says what it did")
+    return Side(title, files, absent)
+
+
+def _recorded_reader(
+    store: Store, run: RunRecord, model: str, recipe: str, recorded: _Recorded
+) -> Callable[[], Snapshot]:
+    """Reads a file where the run wrote it, else from the store, else only what the run recorded of it."""
+
+    def read() -> Snapshot:
+        path = Path(recorded.file or "")
+        if path.is_file() and digest_file(path) == recorded.sha256:
+            return Snapshot.of_file(path)
+        with TemporaryDirectory(prefix="pteforge-") as folder:
+            if rebuilt := _rebuild(store, _report(store, run, model, recipe), Path(folder)):
+                return Snapshot.of_file(rebuilt)
+        score = recorded.accuracy.worst if recorded.accuracy else None
+        figures = FileFigures(
+            model, recipe, recorded.sha256, recorded.size, recorded.sqnr_db, recorded.max_abs_error, score
+        )
+        return Snapshot.of_figures(figures)
+
+    return read
+
+
+def _report(store: Store, run: RunRecord, model: str, recipe: str) -> ArtifactRef | None:
+    """The provenance that the run made, if the ledger still knows the stage."""
+    stages = (stage for stage in run.models.get(model, ()) if stage.stage == "report" and recipe in stage.recipes)
+    key = next((stage.key for stage in stages), None)
+    record = store.ledger.lookup(key) if key else None
+    return record.outputs.get("provenance") if record else None
+
+
+def _rebuild(store: Store, report: ArtifactRef | None, folder: Path) -> Path | None:
+    """Writes a file as the run published it; None if the store lacks a part of it."""
+    if report is None:
+        return None
+    try:
+        store.fetch(report)
+        provenance = json.loads(store.local.read_artifact(report))
+        refs = {
+            role: ArtifactRef.from_json(provenance["artifacts"][role])
+            for role in ("file", "data")
+            if role in provenance["artifacts"]
+        }
+        return publish(store, refs["file"], refs.get("data"), provenance, folder, "file")
+    except (ObjectMissing, ObjectDamaged):
+        return None

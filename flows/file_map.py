@@ -1,0 +1,134 @@
+"""Maps of a produced file, without torch: which calls go to delegates, and what its bytes are."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import FileFormatError
+from ..formats.nfat.container import Container
+from ..formats.nfat.contents import Payload
+from ..formats.nfat.fat_file import FatFile, is_fat, open_fat
+from ..formats.pte.contents import Method, PteFile
+from ..formats.pte.describe import describe
+from ..formats.pte.reader import open_pte, read_pte
+from .drawings import Block
+
+_PROGRAM_LIMIT = 16 << 20  # bytes of a payload in a fat file that are read for its map
+_BLOCKS = 40  # blocks of a file that are drawn one by one
+
+
+@dataclass(frozen=True, slots=True)
+class MethodMap:
+    """Who runs the calls of a method.
+
+    Attributes:
+        delegates: backend and bytes of each delegate.
+        left: operators that no delegate runs, with the number of their calls.
+    """
+
+    name: str
+    delegates: tuple[tuple[str, int], ...]
+    left: tuple[tuple[str, int], ...]
+    delegate_calls: int
+    kernel_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadMap:
+    """The methods of a payload; its name is empty in a plain file.
+
+    Attributes:
+        problem: why the methods are not known.
+    """
+
+    name: str
+    methods: tuple[MethodMap, ...]
+    problem: str = ""
+
+    @property
+    def calls(self) -> int:
+        return sum(method.delegate_calls + method.kernel_calls for method in self.methods)
+
+    @property
+    def delegated(self) -> float | None:
+        """The share of calls that go to delegates; None where nothing is called."""
+        return sum(method.delegate_calls for method in self.methods) / self.calls if self.calls else None
+
+
+@dataclass(frozen=True, slots=True)
+class FileMap:
+    """A `.pte` and its `.ptd`: the payloads, best first, and all bytes by what they hold."""
+
+    payloads: tuple[PayloadMap, ...]
+    blocks: tuple[Block, ...]
+
+
+def map_of(path: Path, data: Path | None) -> FileMap:
+    """Maps a file; reads only what describes it. Raises InputError if a file cannot be read."""
+    pte = open_pte(path)
+    blocks = _merged([*_blocks(pte), *([Block("external", data.name, data.stat().st_size)] if data else [])])
+    if not is_fat(pte):
+        return FileMap((PayloadMap("", _methods(pte)),), blocks)
+    fat = open_fat(path, [data] if data else [])
+    return FileMap(tuple(_payload(fat, payload) for payload in fat.container.payloads), blocks)
+
+
+def _payload(fat: FatFile, payload: Payload) -> PayloadMap:
+    try:
+        return PayloadMap(payload.name, _methods(_program(fat.container, payload)))
+    except FileFormatError as error:
+        return PayloadMap(payload.name, (), str(error))
+
+
+def _program(container: Container, payload: Payload) -> PteFile:
+    """Reads what a payload contains, without its weights: only the start of the payload is copied, the rest is zero."""
+    content, position = mmap.mmap(-1, payload.size), 0  # zero pages take no memory
+    for chunk in container.chunks(payload):
+        if position > _PROGRAM_LIMIT:
+            break
+        end = min(position + len(chunk), max(position, _PROGRAM_LIMIT))
+        content[position:end] = chunk[: end - position]
+        position += len(chunk)
+    return read_pte(content)
+
+
+def _methods(pte: PteFile) -> tuple[MethodMap, ...]:
+    return tuple(_method(method) for method in pte.methods if not method.constant)
+
+
+def _method(method: Method) -> MethodMap:
+    left = sorted(zip(method.operators, method.operator_calls, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return MethodMap(
+        name=method.name,
+        delegates=tuple((delegate.id, delegate.extent.size) for delegate in method.delegates),
+        left=tuple((name, calls) for name, calls in left if calls),
+        delegate_calls=method.instructions.delegate_calls,
+        kernel_calls=method.instructions.kernel_calls,
+    )
+
+
+def _blocks(pte: PteFile) -> Iterator[Block]:
+    """The program and each segment; bytes between them are padding."""
+    described = describe(pte)
+    names = {named["segment"]: named["key"] for named in described["named_data"]}
+    yield Block("program", "program", pte.program_size)
+    for index, segment in enumerate(described["segments"]):
+        held = segment["holds"]
+        kind = held[0] if len(held) == 1 else "several" if held else "unused"
+        yield Block(kind, names.get(index, " and ".join(held).replace("_", " ") or "unused"), segment["size"])
+    rest = pte.size - pte.program_size - sum(segment["size"] for segment in described["segments"])
+    if rest > 0:
+        yield Block("padding", "padding", rest)
+
+
+def _merged(blocks: list[Block]) -> tuple[Block, ...]:
+    """The largest blocks, and one for the rest of each kind."""
+    ordered = sorted(blocks, key=lambda block: -block.size)
+    rest: dict[str, list[int]] = {}
+    for block in ordered[_BLOCKS:]:
+        rest.setdefault(block.kind, []).append(block.size)
+    others = (Block(kind, f"{len(sizes)} smaller ones", sum(sizes)) for kind, sizes in rest.items())
+    return (*ordered[:_BLOCKS], *others)

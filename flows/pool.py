@@ -1,0 +1,94 @@
+"""A run on a Prefect work pool: each model is a flow run of its own, `export-model`, wherever a worker takes it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from prefect import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.deployments import arun_deployment
+from prefect.exceptions import ObjectNotFound
+
+from ..errors import InputError
+from ..tasks.model import PlannedModel
+from .session import BLOCK, Session
+from .zoo import conclude_elsewhere
+
+_POLLS_PER_SECOND = 10  # of all runs together: the server is asked for each
+
+
+def model_deployment(pool: str) -> str:
+    """The deployment whose runs lower one model each on a pool. It serves all zoos: runs bring their parameters."""
+    return f"export-model/{pool}"
+
+
+async def lower_in_pool(session: Session) -> None:
+    """Has the models that have no outcome yet lowered by runs on the session's work pool, and publishes their files.
+
+    A run that crashes, or is cancelled, fails its model only. If Prefect fails, models are left without an outcome.
+
+    Raises:
+        InputError: the pool has no deployment for models.
+    """
+    rest = [model for model in session.models if model.name not in session.outcomes]
+    if not rest:
+        return
+    assert session.place.pool  # noqa: S101 - validated with the zoo
+    session.executor.refresh = ""  # the models' runs refresh; what they have made is found here
+    with session.without_prefect_if_it_fails():
+        await _check_deployment(session.place.pool)
+    await asyncio.gather(*(_lower(session, model, max(1, len(rest) / _POLLS_PER_SECOND)) for model in rest))
+
+
+async def _lower(session: Session, model: PlannedModel, interval: float) -> None:
+    run = None
+    if not session.server_lost:
+        with session.without_prefect_if_it_fails():
+            run = await arun_deployment(
+                model_deployment(session.place.pool or ""),
+                parameters=_parameters(session, model),
+                tags=[f"zoo:{session.zoo}", f"model:{model.name}"],
+                poll_interval=interval,
+            )
+    if run:
+        await asyncio.to_thread(_conclude, session, model, run)
+
+
+def _parameters(session: Session, model: PlannedModel) -> dict[str, Any]:
+    """Parameters of the model's run: those of this one, but files go to the worker's own folder for the run.
+
+    This run writes them, from the store, and releases them.
+    """
+    given = {name: value for name, value in session.parameters.items() if name not in ("models", "publish")}
+    store = given["store"] if str(given["store"]).startswith(BLOCK) else session.store.url
+    return given | {"model": model.name, "store": store, "out": "out", "on": "local"}
+
+
+def _conclude(session: Session, model: PlannedModel, run: FlowRun) -> None:
+    """Takes what the run did from its record in the store, which is then part of this run's."""
+    state = run.state
+    problem = f"its run {run.name!r} ended as {state.name}: {state.message}" if state else "its run did not end"
+    if state and state.is_completed():
+        problem = (
+            f"its run {run.name!r} completed, and its stages are not in the store {session.store.url} under the keys "
+            "of this run; let workers have this run's store, and the same versions and code"
+        )
+    conclude_elsewhere(session, model, session.store.runs.take(run.id.hex), problem)
+
+
+async def _check_deployment(pool: str) -> None:
+    async with get_client() as client:
+        try:
+            await client.read_deployment_by_name(model_deployment(pool))
+        except ObjectNotFound as error:
+            with suppress(ObjectNotFound):
+                await client.read_work_pool(pool)
+                raise InputError(
+                    f"the work pool {pool!r} has no deployment {model_deployment(pool)!r}; "
+                    f"make it with: pteforge deploy ZOO.yaml --pool {pool} --on pool"
+                ) from error
+            raise InputError(
+                f"there is no work pool {pool!r}; make it with: prefect work-pool create {pool} -t process"
+            ) from error

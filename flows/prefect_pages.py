@@ -1,0 +1,174 @@
+"""Tables and pages in Prefect's UI: scores, numerics of a model's files, and where a recipe loses quality."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from prefect import flow
+from prefect.artifacts import (
+    acreate_markdown_artifact,
+    acreate_table_artifact,
+    create_image_artifact,
+    create_markdown_artifact,
+)
+from prefect.events import emit_event
+
+from ..errors import first_line
+from ..tasks.figures import Worst
+from ..tasks.numerics import Rung
+from .bisect import Bisection
+from .figures_text import FIGURES, format_figures, format_size, format_sqnr
+from .outcome import ModelOutcome, RecipeOutcome, ZooOutcome
+from .prefect_settings import local_run, send_what_is_queued
+
+if TYPE_CHECKING:
+    from .release_records import Published
+
+_NODES = 20
+
+
+def artifact_key(kind: str, name: str) -> str:
+    """A valid key that is equal in every run, from a kind, such as ``accuracy``, and the name of a model or recipe."""
+    return f"{kind}-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}"
+
+
+async def show_zoo(outcome: ZooOutcome) -> None:
+    """Adds the summary of a zoo to the current run: a table of models by recipes, and what failed."""
+    key, description = artifact_key("zoo", outcome.zoo), f"The files of {outcome.zoo}"
+    await acreate_markdown_artifact("\n".join(_summary(outcome)), key=key, description=description)
+
+
+def announce(zoo: str, published: Published) -> None:
+    """Emits the event `pteforge.published`, or `pteforge.regression` if gates hold the release back."""
+    emit_event(
+        "pteforge.regression" if published.regressions else "pteforge.published",
+        resource={"prefect.resource.id": f"pteforge.zoo.{zoo}", "prefect.resource.name": zoo},
+        payload=json.loads(published.encode()),
+    )
+
+
+async def show_scores(outcome: ModelOutcome) -> None:
+    """Adds a table of a model's scores to the current run, with a row per file or payload, if any was scored."""
+    rows: list[dict[str, Any]] = [
+        {
+            "recipe": recipe.recipe,
+            "payload": score.payload,
+            "score": score.score,
+            "eager": recipe.accuracy.eager,
+            "floor": recipe.accuracy.floor,
+            "max drop": recipe.accuracy.max_drop,
+        }
+        for recipe in outcome.recipes
+        if recipe.accuracy
+        for score in recipe.accuracy.file.scores
+    ]
+    if rows:
+        key = artifact_key("accuracy", outcome.model)
+        await acreate_table_artifact(rows, key=key, description=f"Accuracy of {outcome.model}")
+
+
+async def show_ladders(outcome: ModelOutcome) -> None:
+    """Adds a table to the current run, with a row per rung of each recipe that has a ladder."""
+    rows: list[dict[str, Any]] = [
+        {"recipe": recipe.recipe, **_row(rung)}
+        for recipe in outcome.recipes
+        if recipe.ladder
+        for rung in recipe.ladder.rungs
+    ]
+    if rows:
+        key = artifact_key("numerics", outcome.model)
+        await acreate_table_artifact(rows, key=key, description=f"{outcome.model}: each program against eager")
+
+
+def show_bisection(found: Bisection, plot: bytes | None) -> None:
+    """Adds a page of tables, and the plot as an image in a data URL.
+
+    Artifacts belong to runs, so a flow that does nothing else creates them.
+    """
+    key, description = artifact_key("bisect", found.name), f"Where {found.name} loses quality"
+
+    @flow(name="bisect", flow_run_name=f"bisect {found.name}", persist_result=False)
+    def show() -> None:
+        create_markdown_artifact("\n".join(_page(found)), key=key, description=description)
+        if plot:
+            url = f"data:image/png;base64,{b64encode(plot).decode()}"
+            create_image_artifact(url, key=f"{key}-plot", description=description)
+
+    with local_run(server=None):
+        show()
+        send_what_is_queued()
+
+
+def _summary(outcome: ZooOutcome) -> Iterator[str]:
+    failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
+    yield f"# {_escaped(outcome.zoo)}\n"
+    yield f"{len(outcome.files)} files verified{failed}; {outcome.ran} stages run, {outcome.cached} cached.\n"
+    recipes = dict.fromkeys(recipe.recipe for _, recipe in outcome.recipes)
+    yield from _table(
+        [
+            {"model": model.model} | dict.fromkeys(recipes) | {made.recipe: _cell(made) for made in model.recipes}
+            for model in outcome.models
+        ]
+    )
+    if outcome.failures:
+        yield "\n## Failures\n"
+    for model in outcome.models:
+        failures = {recipe.failure.step: recipe.failure for recipe in model.recipes if recipe.failure}
+        for failure in failures.values():
+            yield f"- {_escaped(f'{model.model} {failure.step}: {first_line(failure.problem)}')}"
+
+
+def _cell(recipe: RecipeOutcome) -> str:
+    if recipe.failure:
+        return f"failed at {recipe.failure.step}"
+    if not (recipe.path and recipe.figures):
+        return recipe.status
+    return f"{recipe.status}, {format_size(recipe.size)}, {format_sqnr(recipe.figures.overall)}"
+
+
+def _row(rung: Rung) -> dict[str, Any]:
+    return {"rung": rung.label, "method": rung.method, **_figures(rung.figures), "problem": rung.problem}
+
+
+def _figures(worst: Worst | None) -> dict[str, Any]:
+    return dict(zip(FIGURES, format_figures(worst) if worst else [None] * len(FIGURES), strict=True))
+
+
+def _page(found: Bisection) -> Iterator[str]:
+    loss = found.loss
+    yield f"# {found.name}\n"
+    yield f"**{loss.rung.label}** (method {loss.rung.method}) {loss.reason}.\n" if loss else "Loses no quality.\n"
+    yield from _table([_row(rung) for rung in found.ladder.rungs])
+    if found.nodes:
+        yield f"\n## Operators that lose most in {loss.rung.label}\n" if loss else ""
+        yield from _table(
+            [
+                {
+                    "source": " + ".join(node.sources),
+                    "operator": node.operator,
+                    **_figures(node.own),
+                    "module": node.module,
+                    "line": node.line,
+                    "problem": node.problem,
+                }
+                for node in found.nodes.losing[:_NODES]
+            ]
+        )
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    names = list(rows[0]) if rows else []
+    yield f"| {' | '.join(map(_escaped, names))} |"
+    yield f"|{'---|' * len(names)}"
+    for row in rows:
+        cells = ("" if value is None else _escaped(str(value)) for value in row.values())
+        yield f"| {' | '.join(cells)} |"
+
+
+def _escaped(text: str) -> str:
+    """Text as Markdown shows it in a table, and not as HTML."""
+    return re.sub(r"([\\`*_|<\[\]])", r"\\\1", text.replace("\n", " "))

@@ -1,0 +1,296 @@
+"""Stages as Prefect tasks. What goes into a task is a value, so that any of Prefect's task runners can run it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import threading
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Self
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import FlowRunContext, TaskRunContext
+from prefect.states import Cancelled, Completed, Failed
+from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.transactions import CommitMode, transaction
+
+from ..artifacts.locations import open_store
+from ..artifacts.ref import ArtifactRef
+from ..errors import PteforgeError, StageError, StageFailed, StoreError, StoreUnusable, first_line
+from ..tasks.executor import Executor
+from ..tasks.keys.key import StageKey
+from ..tasks.runner import Done, NullObserver, SharingRunner, StageCall
+from ..tasks.stage import Progressed
+from ..tasks.workers import Workers
+from .session import Session
+from .throttle import Throttle, samples_done
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where stages run and what they share, as a value: each process that runs stage tasks opens it for itself."""
+
+    store: str
+    jobs: int
+    run: str  # id of the driver's run
+    refresh: str = ""  # see `Executor`
+
+
+_runs: dict[tuple[str, int], PrefectRunner | None] = {}
+"""This process's runs, by id; None for those that have ended. By process, too: one that was forked must not use its
+parent's. Parameters of flows and tasks are values: Prefect sends those of the flow, and of the task around, along with
+each submitted task."""
+_executors: dict[tuple[str, int, int], Executor] = {}  # for runs of other processes: by store, jobs and process
+_opening = threading.Lock()
+
+
+def runner_of(run: str) -> PrefectRunner | None:
+    """The runner of a run of this process."""
+    return _runs.get((run, os.getpid()))
+
+
+def _executor(site: Site) -> Executor:
+    """This process's executor for runs of other processes, opened at the first call; its workers end with it."""
+    place = site.store, site.jobs, os.getpid()
+    with _opening:
+        if place not in _executors:
+            workers = Workers(jobs=site.jobs)
+            atexit.register(workers.stop)
+            _executors[place] = Executor(open_store(site.store), workers)
+        executor = copy(_executors[place])
+        executor.refresh = site.refresh
+        return executor
+
+
+def _worth_retrying(task: Any, run: TaskRun, state: State[Any]) -> bool:
+    """A store that was out of reach may be back; a stage that failed fails again."""
+    del task, run
+    try:
+        state.result()
+    except StoreError as error:
+        return isinstance(error, StoreUnusable)
+    except Exception:  # noqa: BLE001 - whatever it is, trying again does not help
+        return False
+    return False
+
+
+def run_stage_call(title: str, work: bytes) -> Any:
+    """Runs one stage, unless the ledger has it; a hit ends in the state `Cached`, as Prefect's own cache hits do.
+
+    Args:
+        title: name of the run.
+        work: JSON: the call, its site, its key as the driver has it, and the result that the ledger had. Bytes, since
+            Prefect and Dask look into everything else.
+
+    Returns:
+        The result as JSON: see `_to_json`.
+
+    Raises:
+        StageFailed: this process's code or toolchain is not the driver's.
+    """
+    del title
+    asked = json.loads(work)
+    call = StageCall.decode(asked["call"].encode())
+    add_tags(f"model:{call.model}", *(f"recipe:{recipe}" for recipe in call.recipes))
+    if asked["found"]:
+        add_tags(f"stage:{call.stage.name}")
+        return Completed(name="Cached", message=f"found by stage key {asked['key']}", data=asked["found"])
+    site = Site(**asked["site"])
+    if (site.run, os.getpid()) in _runs and not runner_of(site.run):
+        return Cancelled(message="the run has ended")
+    runner = runner_of(site.run)
+    executor = runner.session.executor if runner else _executor(site)
+    try:
+        _check_key(executor.key(call), asked["fields"])
+        done = executor.run(call, runner.session if runner else NullObserver(), _log_sometimes())
+    except StoreUnusable:
+        raise  # it may be back: Prefect tries again
+    except PteforgeError as error:
+        if runner and runner.session.aborted:
+            return Cancelled(message="the run was cancelled")
+        return _failed(error)
+    if done.cached:
+        return Completed(name="Cached", message=f"found by stage key {done.key.digest()}", data=_to_json(done))
+    return _to_json(done)
+
+
+def _failed(error: PteforgeError) -> State[Any]:
+    """A failed state with one line of message; all of it, and the end of the process's log, are in the run's log."""
+    message = first_line(error)
+    logged = [str(error)] if str(error) != message else []
+    if isinstance(error, StageError) and error.log_tail:
+        logged.append(error.log_tail)
+    if logged:
+        get_run_logger().error("%s", "\n".join(logged))
+    return Failed(message=message, data=error)
+
+
+# The task has another name than its body, so that pickles name the body and do not carry it with its module's locks.
+stage_task = task(
+    name="stage",
+    task_run_name="{title}",
+    cache_policy=NO_CACHE,  # the ledger decides: unlike Prefect's cache it knows when an output is gone or damaged
+    persist_result=False,
+    retries=2,
+    retry_delay_seconds=[1, 5],
+    retry_condition_fn=_worth_retrying,
+    log_prints=False,
+)(run_stage_call)
+
+
+def runs_in_process() -> bool:
+    """Whether the current flow's task runner runs tasks in this process."""
+    context = FlowRunContext.get()
+    return context is None or isinstance(context.task_runner, ThreadPoolTaskRunner)
+
+
+class PrefectRunner(SharingRunner):
+    """Submits stages to the task runner of the flow that is running, those that can run at once and no more.
+
+    As a context manager it is known by its run's id, so that tasks in this process use its session's executor.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session.executor)
+        self.session = session
+        self._site = Site(session.store.url, session.jobs, session.id, session.executor.refresh)
+        self._slots = asyncio.Semaphore(session.submitted_at_once)
+        self._futures: dict[ArtifactRef, Any] = {}  # who made what, for the edges of the graph in the UI
+        self._in_process = runs_in_process()
+
+    def __enter__(self) -> Self:
+        _runs[self._site.run, os.getpid()] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _runs[self._site.run, os.getpid()] = None
+
+    async def run(self, call: StageCall) -> Done:
+        """Submits the stage as a task; without Prefect, once that has failed, runs it here."""
+        async with self._slots:
+            if not self.session.server_lost:
+                with self.session.without_prefect_if_it_fails():  # if it was our failure after all, it comes again
+                    return await self._submit(call)
+            return await asyncio.to_thread(self.engine.run, call, self.session)
+
+    async def _submit(self, call: StageCall) -> Done:
+        """Asks the ledger first, so that hits wait for no concurrency limit."""
+        found = await asyncio.to_thread(self.engine.find, call)
+        key = found.key if found else await asyncio.to_thread(self.engine.key, call)
+        work = {
+            "call": call.encode().decode(),
+            "site": vars(self._site),
+            "key": key.digest(),
+            "fields": {} if found else _comparable(key),
+            "found": _to_json(found) if found else None,
+        }
+        earlier = {id(future): future for ref in call.inputs.values() if (future := self._futures.get(ref))}
+        # A transaction of its own: that of a model's task is async, which a failing sync task cannot roll back.
+        with transaction(commit_mode=CommitMode.EAGER):
+            future = _named(call.stage.name, limited=found is None).submit(
+                call.title, json.dumps(work).encode(), wait_for=list(earlier.values()) or None
+            )
+        try:
+            answer = await _result(future)
+        except PteforgeError as error:
+            if not self._in_process:  # else the task has told the session itself
+                self.session.failed(call, error)
+            raise
+        done = found or _from_json(call, answer, self.engine.key)
+        if found or not self._in_process:
+            self.session.finished(done)
+        self._futures |= dict.fromkeys(done.roles.values(), future)
+        return done
+
+
+@cache
+def _named(stage: str, *, limited: bool) -> Any:
+    """The task for a stage. Only stages that run wait for a slot of a concurrency limit on their tag."""
+    return stage_task.with_options(name=stage, tags=[f"stage:{stage}"] if limited else [])
+
+
+async def _result(future: Any) -> Any:
+    """The result of a Prefect future; while waiting, the event loop goes on."""
+    loop = asyncio.get_running_loop()
+    finished = loop.create_future()
+
+    def resolve() -> None:
+        if not finished.done():  # else it was cancelled
+            finished.set_result(None)
+
+    def finish(_future: Any) -> None:
+        loop.call_soon_threadsafe(resolve)
+
+    future.add_done_callback(finish)
+    await finished
+    return await asyncio.to_thread(future.result)
+
+
+def _to_json(done: Done) -> dict[str, Any]:
+    """A result as JSON. The params are those of the key, which may cover more of the user's code than was asked."""
+    return {
+        "params": done.call.params.model_dump(mode="json"),
+        "roles": {role: ref.to_json() for role, ref in done.roles.items()},
+        "cached": done.cached,
+        "seconds": done.seconds,
+        "peak_memory": done.peak_memory,
+        "reason": done.reason,
+    }
+
+
+def _from_json(call: StageCall, answer: dict[str, Any], key_of: Callable[[StageCall], StageKey]) -> Done:
+    call = replace(call, params=call.stage.Params.model_validate(answer["params"]))
+    roles = {role: ArtifactRef.from_json(ref) for role, ref in answer["roles"].items()}
+    figures = {name: answer[name] for name in ("cached", "seconds", "peak_memory", "reason")}
+    return Done(call, key_of(call), roles, **figures)
+
+
+def _comparable(key: StageKey) -> dict[str, Any]:
+    """The fields of a key that the machine decides, for a message that names the one that differs."""
+    return {"digest": key.digest(), "code": key.code, "versions": dict(key.versions)}
+
+
+def _check_key(here: StageKey, driver: dict[str, Any]) -> None:
+    """Raises StageFailed where this process would not do what the driver asked for."""
+    if here.digest() == driver["digest"]:
+        return
+    differing = [
+        f"{name}: {driver['versions'].get(name)} there, {here.versions.get(name)} here"
+        for name in sorted({*driver["versions"], *here.versions})
+        if driver["versions"].get(name) != here.versions.get(name)
+    ]
+    if here.code != driver["code"]:
+        differing.append(f"pteforge's code of stage {here.stage!r}")
+    raise StageFailed(
+        "this worker cannot run the driver's stage: its stage key differs "
+        f"({'; '.join(differing) or 'the zoo or its modules differ'}); install the same versions on both"
+    )
+
+
+def _log_sometimes() -> Progressed:
+    """Logs for the current task run how far a long stage is."""
+    throttle = Throttle()
+
+    def log(done: int, total: int | None) -> None:
+        if throttle.due():
+            get_run_logger().info(samples_done(done, total))
+
+    return log
+
+
+def add_tags(*tags: str) -> None:
+    """Tags the current task run from now on.
+
+    Before a run starts, Prefect asks its server for limits on the tags the run has, with a client of its own for each
+    set of tags: with model and recipe among them, one for each stage call. Limits on stages (``stage:compile``) are
+    what people need.
+    """
+    if context := TaskRunContext.get():
+        context.task_run.tags.extend(tags)

@@ -1,0 +1,173 @@
+"""What a release consists of: the results of an export with their provenance, and a card for each model."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..artifacts.digest import digest_bytes, digest_file
+from ..artifacts.runs import RunRecord
+from ..configs.load import LoadedZoo
+from ..errors import InputError, convert_os_errors
+from .comparison import FileFigures
+from .release_records import Content, ReleasedFile, ReleasedModel
+from .select import select_models
+
+_RUN = ("id", "started", "host", "version", "commit", "zoo_digest")
+
+Found = dict[str, dict[str, Path]]
+"""Model name -> recipe name -> its `.pte`."""
+
+
+@dataclass(frozen=True)
+class ReleaseContents:
+    """Models as they will be in a manifest, and where to read each of their contents: a file, or the bytes."""
+
+    zoo: str
+    run: Mapping[str, str]
+    models: Mapping[str, ReleasedModel]
+    sources: Mapping[Content, Path | bytes]
+
+    @property
+    def files(self) -> Iterator[tuple[str, ReleasedFile]]:
+        """``MODEL/RECIPE`` and its file."""
+        for model, released in self.models.items():
+            for recipe, file in released.recipes.items():
+                yield f"{model}/{recipe}", file
+
+
+def read_contents(zoo: str, found: Found, runs: Iterable[RunRecord]) -> ReleaseContents:
+    """Reads files and their provenance. Says which run they are of: the newest one of `runs` that had just these files.
+
+    Raises InputError if a file has no provenance, or is not the one that its provenance describes.
+    """
+    files = {
+        model: {recipe: _read_file(path) for recipe, path in sorted(paths.items())} for model, paths in found.items()
+    }
+    run = _find_run(files, runs)
+    zoo = run.zoo if run else zoo
+    models, sources = {}, dict[Content, Path | bytes]()
+    for model, recipes in files.items():
+        for recipe, released in recipes.items():
+            path = found[model][recipe]
+            sources |= dict(zip(released.contents, (path, path.with_suffix(".ptd")), strict=False))
+        text = write_card(zoo, model, recipes).encode()
+        card = Content(digest_bytes(text), len(text))
+        sources[card] = text
+        models[model] = ReleasedModel(card, recipes)
+    known = {name: getattr(run, name) for name in _RUN} if run else {"host": platform.node(), "version": __version__}
+    return ReleaseContents(zoo, dict.fromkeys(_RUN, "") | known, models, sources)
+
+
+def _find_run(files: Mapping[str, Mapping[str, ReleasedFile]], runs: Iterable[RunRecord]) -> RunRecord | None:
+    digests = {(model, recipe, file.file.sha256) for model in files for recipe, file in files[model].items()}
+    return next((run for run in runs if digests <= set(_files_of(run))), None)
+
+
+def _files_of(run: RunRecord) -> Iterator[tuple[str, str, str]]:
+    for model, recipes in run.files.items():
+        for recipe, made in recipes.items():
+            yield model, recipe, made.get("sha256", "")
+
+
+def find_results(out: Path) -> Found:
+    """All verified files below a folder that `pteforge export` wrote to; raises InputError if there are none."""
+    found: Found = {}
+    for path in sorted(out.glob("*/*.pte")):
+        if not path.name.endswith(".rejected.pte"):
+            found.setdefault(path.parent.name, {})[path.stem] = path
+    if not found:
+        raise InputError(
+            f"there are no files in {out}, which should have MODEL/RECIPE.pte; run `pteforge export` first"
+        )
+    return found
+
+
+def find_results_of(loaded: LoadedZoo, out: Path) -> Found:
+    """The files of a zoo's models and recipes below a folder; raises InputError if one is missing."""
+    found = {
+        model.name: {recipe.name: out / model.name / f"{recipe.name}.pte" for recipe in model.recipes}
+        for model in select_models(loaded)
+        if model.recipes
+    }
+    if missing := [str(path) for paths in found.values() for path in paths.values() if not path.is_file()]:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise InputError(f"there is no file {missing[0]}{more}; run `pteforge export` first, or give its --out folder")
+    return found
+
+
+def merge_results(folders: Sequence[Found]) -> Found:
+    """Results of several folders; raises InputError if a file is in two of them."""
+    merged: Found = {}
+    for found in folders:
+        for model, paths in found.items():
+            known = merged.setdefault(model, {})
+            if both := sorted(paths.keys() & known.keys()):
+                raise InputError(f"{model}/{both[0]} is given twice: {known[both[0]]} and {paths[both[0]]}")
+            known |= paths
+    return merged
+
+
+def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile]) -> str:
+    """A model card in Markdown. It says nothing about the release, so that equal files have equal cards."""
+    rows = ["| recipe | backends | methods | size | SQNR | max abs error | accuracy |", "|---|---|---|---|---|---|---|"]
+    notes = []
+    for recipe, released in recipes.items():
+        rows.append(f"| {' | '.join(_cells(recipe, released))} |")
+        files = [(".pte", released.file), *([(".ptd", released.data)] if released.data else [])]
+        notes += [
+            f"- `{recipe}{ending}`: {content.size} bytes, SHA-256 `{content.sha256}`" for ending, content in files
+        ]
+        notes += [f"  - without the payload `{name}`" for name in released.provenance.get("left_out", ())]
+    toolchain = next(iter(recipes.values())).figures.toolchain
+    versions = "\n".join(f"- {name} {version}" for name, version in sorted(toolchain.items()))
+    return f"""# {model}
+
+From the zoo `{zoo}`, lowered to ExecuTorch by pteforge. Each file was run on the ExecuTorch runtime and compared with
+the model in PyTorch; figures are the worst over all inputs.
+
+{chr(10).join(rows)}
+
+## Files
+
+{chr(10).join(notes)}
+
+## Made with
+
+{versions}
+"""
+
+
+def _cells(recipe: str, released: ReleasedFile) -> list[str]:
+    figures, file = released.figures, released.provenance["file"]
+    sqnr = "exact" if figures.sqnr_db is None else f"{figures.sqnr_db:.1f} dB"
+    error = "" if figures.max_abs_error is None else f"{figures.max_abs_error:.2g}"
+    score = "" if figures.score is None else f"{figures.score:.4g}"
+    backends = ", ".join(file["backends"]) or "portable kernels"
+    return [f"`{recipe}`", backends, ", ".join(file["methods"]), f"{released.size} bytes", sqnr, error, score]
+
+
+def _read_file(path: Path) -> ReleasedFile:
+    described = path.with_suffix(".json")
+    with convert_os_errors(InputError, f"cannot read {described}", "publish a folder that `pteforge export` made"):
+        text = described.read_bytes()
+    try:
+        provenance = json.loads(text)
+        file = _content(path, provenance["file"])
+        data = _content(path.with_suffix(".ptd"), provenance["data"]) if provenance["data"] else None
+        return ReleasedFile(file, data, FileFigures.of_file(path), provenance)
+    except (ValueError, TypeError, LookupError) as error:
+        raise InputError(f"{described} is not a file's provenance: {error}; run `pteforge export` again") from error
+
+
+def _content(path: Path, described: Mapping[str, Any]) -> Content:
+    with convert_os_errors(InputError, f"cannot read {path}", "run `pteforge export` again"):
+        content = Content(digest_file(path), path.stat().st_size)
+    if content.sha256 != described["sha256"]:
+        raise InputError(f"{path} was changed after it was verified: its SHA-256 is not {described['sha256']}")
+    return content

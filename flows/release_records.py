@@ -1,0 +1,136 @@
+"""What is stored of a release: manifests and channels, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import StringConstraints
+
+from ..artifacts.digest import Digest
+from ..artifacts.records import Record
+from ..configs.base import NAME_PATTERN
+from .comparison import FileFigures
+
+VERSION = 1
+"""Of the format: readers refuse other versions. A new attribute with a default does not need a new one."""
+
+_Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]  # files are named after it
+
+
+@dataclass(frozen=True, slots=True)
+class Content(Record):
+    """A file by its SHA-256, and its size in bytes."""
+
+    sha256: Digest
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedFile(Record):
+    """A `.pte`, its `.ptd` if it has one, its figures, and what `pteforge export` wrote next to it."""
+
+    file: Content
+    data: Content | None
+    figures: FileFigures
+    provenance: Mapping[str, Any]
+
+    @property
+    def contents(self) -> tuple[Content, ...]:
+        return (self.file, self.data) if self.data else (self.file,)
+
+    @property
+    def size(self) -> int:
+        return sum(content.size for content in self.contents)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedModel(Record):
+    """A model's files by recipe, and its card in Markdown."""
+
+    card: Content
+    recipes: Mapping[_Name, ReleasedFile]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest(Record):
+    """One release.
+
+    Attributes:
+        published: when, ISO 8601 in UTC.
+        run: id, start, host, pteforge's version, git commit and zoo digest of the run that made the files, as in
+            `artifacts.runs.RunRecord`; empty texts where that is not known.
+        models: by name.
+    """
+
+    version: int
+    zoo: str
+    published: str
+    run: Mapping[str, str]
+    models: Mapping[_Name, ReleasedModel]
+
+    @property
+    def files(self) -> Iterator[tuple[str, ReleasedFile]]:
+        """``MODEL/RECIPE`` and its file."""
+        for model, released in self.models.items():
+            for recipe, file in released.recipes.items():
+                yield f"{model}/{recipe}", file
+
+    @property
+    def contents(self) -> Iterator[Content]:
+        """Everything that the release consists of; a content may come several times."""
+        for model in self.models.values():
+            yield model.card
+        for _, file in self.files:
+            yield from file.contents
+
+    @property
+    def size(self) -> int:
+        """Bytes of all different contents."""
+        return sum({content.sha256: content.size for content in self.contents}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Channel(Record):
+    """The release that a channel names.
+
+    Attributes:
+        sha256: of its manifest.
+        moved: when the channel began to name it, ISO 8601 in UTC.
+        previous: releases that the channel named before, the newest first.
+    """
+
+    release: _Name
+    sha256: Digest
+    moved: str
+    previous: tuple[_Name, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Published(Record):
+    """What became of an attempt to publish.
+
+    Attributes:
+        new: whether the release was made now; if not, just these files had been released before.
+        moved: whether the channel names it because of this attempt.
+        regressions: why the channel stays where it is: a sentence per file and gate.
+        missing: ``MODEL/RECIPE`` in the channel's release before this attempt that this release lacks.
+        removed: old releases.
+    """
+
+    url: str
+    release: str
+    channel: str
+    new: bool
+    moved: bool
+    regressions: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """What became of it on one line, with the regressions if there are any."""
+        where = f"{self.release} at {self.url}"
+        if self.regressions:
+            return f"{where} is not {self.channel!r}, which stays where it is: {'; '.join(self.regressions)}"
+        return f"{where} is {self.channel!r}{'' if self.moved else ' already'}"

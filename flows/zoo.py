@@ -1,0 +1,194 @@
+"""Lowers the models of a zoo, from the ledger or with a runner, and publishes their files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..artifacts.runs import RunRecord
+from ..errors import InputError, ObjectDamaged, ObjectMissing, StoreError
+from ..tasks.accuracy import AccuracyReport
+from ..tasks.codecs.payload import payload_sha256
+from ..tasks.figures import Figures
+from ..tasks.lowering import LoweredRecipe, lower_model
+from ..tasks.model import PlannedModel
+from ..tasks.numerics import Ladder
+from ..tasks.runner import CutShort, LedgerRunner, NotCached, SharingRunner, run_without_loop
+from ..tasks.scope import History, Scope
+from ..tasks.stages.gate import Gate
+from ..tasks.stages.ladder import Ladder as LadderStage
+from ..tasks.stages.serialize import Serialize
+from .outcome import Failure, ModelOutcome, RecipeOutcome, Status, not_applicable
+from .publish import keep_rejected, publish, publish_debug_files
+from .session import Session
+
+_ATTEMPTS = 3  # an input may be missing or damaged: the stage that made it runs again
+
+Results = dict[str, LoweredRecipe | Exception]
+"""Recipe name -> result or error."""
+
+
+def find_models(session: Session) -> None:
+    """Concludes every model whose stages are all in the ledger. Needs no event loop, no torch and no Prefect."""
+    for model in session.models:
+        if model.name in session.outcomes:
+            continue
+        scope = Scope(LedgerRunner(session.executor), model)
+        try:
+            results = run_without_loop(lower_model(scope))
+            if not any(isinstance(result, NotCached | StoreError) for result in results.values()):
+                conclude(session, scope, results)
+        except (NotCached, ObjectMissing, ObjectDamaged):
+            continue  # some stages have to run
+        except InputError as error:
+            conclude(session, scope, _all_failed(model, error))
+
+
+async def lower_rest(session: Session, runner: SharingRunner) -> None:
+    """Lowers the models that have no outcome yet."""
+    rest = [model for model in session.models if model.name not in session.outcomes]
+    await asyncio.gather(*(lower_one(session, model, runner) for model in rest))
+
+
+async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner) -> ModelOutcome:
+    """Lowers a model and publishes its files. Failures are part of the outcome."""
+    for _ in range(_ATTEMPTS):
+        scope = Scope(runner, model)
+        try:
+            results = await lower_model(scope)
+            if not any(map(_lost_an_input, (scope, *scope.recipes.values()))):
+                return await asyncio.to_thread(conclude, session, scope, results)
+        except Exception as error:  # noqa: BLE001 - the boundary of a model: the others continue
+            results = _all_failed(model, error)
+            if not isinstance(error, ObjectMissing | ObjectDamaged):
+                break
+        runner.forget_finished()
+    try:
+        return await asyncio.to_thread(conclude, session, scope, results)
+    except Exception as error:  # noqa: BLE001 - as above: the disk may be full
+        failure = Failure.of(model.name, error)
+        recipes = tuple(RecipeOutcome(recipe.name, "failed", failure=failure) for recipe in model.recipes)
+        outcome = ModelOutcome(model.name, (*recipes, *not_applicable(model.not_applicable)), ran=0, cached=0)
+        session.add(outcome, ())
+        return outcome
+
+
+def conclude(session: Session, scope: Scope, results: Results) -> ModelOutcome:
+    """Publishes a model's files, and records the outcome of each recipe and stage.
+
+    Raises:
+        ObjectMissing, ObjectDamaged: an object of a file cannot be read from the store.
+        StoreError: the store or the folder for results cannot be written.
+    """
+    model, history = scope.model, History(scope)
+    recipes = tuple(_conclude_recipe(session, scope, recipe.name, results[recipe.name]) for recipe in model.recipes)
+    history.remember()
+    outcome = ModelOutcome(model.name, (*recipes, *not_applicable(model.not_applicable)), history.ran, history.cached)
+    session.add(outcome, history.outcomes())
+    return outcome
+
+
+def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord | None, problem: str) -> None:
+    """Publishes what another run made of a model, from the ledger that it shares with this one.
+
+    Args:
+        session: this run.
+        model: the model that the other run was to lower.
+        record: the other run's; it says why recipes failed.
+        problem: why a recipe failed that the record says nothing of.
+    """
+    scope = Scope(LedgerRunner(session.executor), model)
+    try:
+        results = run_without_loop(lower_model(scope))
+    except (NotCached, StoreError, InputError) as error:
+        results = _all_failed(model, error)
+    files = record.files.get(model.name, {}) if record else {}
+    recipes = []
+    for recipe in model.recipes:
+        entry, result = files.get(recipe.name, {}), results[recipe.name]
+        if isinstance(result, Exception) and not isinstance(result, CutShort):
+            recipes.append(_failed_elsewhere(session, scope, recipe.name, entry, problem))
+        else:
+            found = _conclude_recipe(session, scope, recipe.name, result)
+            recipes.append(replace(found, status="cached" if entry.get("status") == "cached" else "made"))
+    stages = record.models.get(model.name, ()) if record else ()
+    ran = sum(stage.status == "ran" for stage in stages)
+    cached = sum(stage.status == "cached" for stage in stages)
+    session.add(ModelOutcome(model.name, (*recipes, *not_applicable(model.not_applicable)), ran, cached), stages)
+
+
+def _failed_elsewhere(
+    session: Session, scope: Scope, recipe: str, entry: Mapping[str, Any], problem: str
+) -> RecipeOutcome:
+    """A recipe that another run did not finish, from what that run's record says; it is not there if the run died."""
+    if entry.get("status") != "failed":
+        return RecipeOutcome(recipe, "failed", failure=Failure(scope.model.name, problem, "", bad_input=False))
+    told = str(entry["problem"])
+    rejected = None
+    made = scope.recipes[recipe].find(Serialize.name) if recipe in scope.recipes else None
+    if entry["rejected"] and made:
+        rejected = keep_rejected(
+            session.store, made.outputs.file, made.outputs.data, session.out / scope.model.name, recipe
+        )
+        told = told.replace(entry["rejected"], str(rejected))
+    failure = Failure(entry["step"], told, entry["log_tail"], entry["bad_input"])
+    return RecipeOutcome(recipe, "failed", failure=failure, rejected=rejected)
+
+
+def _all_failed(model: PlannedModel, error: Exception) -> Results:
+    return {recipe.name: error for recipe in model.recipes}
+
+
+def _lost_an_input(scope: Scope) -> bool:
+    return any(isinstance(error, ObjectMissing | ObjectDamaged) for error in scope.failed.values())
+
+
+def _conclude_recipe(
+    session: Session, model_scope: Scope, recipe: str, result: LoweredRecipe | Exception
+) -> RecipeOutcome:
+    scope = model_scope.recipes.get(recipe, model_scope)
+    status: Status = "cached" if all(done.cached for done in scope.done.values()) else "made"
+    seconds = sum(done.seconds for done in scope.done.values())
+    if isinstance(result, CutShort):
+        return RecipeOutcome(recipe, status, seconds=seconds, until=scope.plan.until or "")
+    if isinstance(result, Exception):
+        return replace(_failed(session, scope, recipe, result), ladder=ladder_of(scope))
+    return replace(_publish(session, scope, recipe, result), status=status, seconds=seconds, ladder=ladder_of(scope))
+
+
+def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe) -> RecipeOutcome:
+    store, folder = session.store, session.out / scope.model.name
+    assert scope.recipe  # noqa: S101 - there is a result
+    provenance = scope.read_json(lowered.report.provenance)
+    path = publish(store, lowered.file, lowered.data, {**provenance, "run": session.identity}, folder, recipe)
+    data = path.with_suffix(".ptd") if lowered.data else None
+    publish_debug_files(store, lowered.debugging, folder, recipe, [spec.name for spec in scope.recipe.specializations])
+    return RecipeOutcome(
+        recipe=recipe,
+        status="made",
+        path=path,
+        data=data,
+        size=path.stat().st_size + (data.stat().st_size if data else 0),
+        sha256=payload_sha256(lowered.file, store.local),
+        figures=Figures.from_json(provenance["verification"]["figures"]),
+        left_out=scope.why_left_out(provenance["left_out"]),
+        accuracy=AccuracyReport.from_json(provenance["accuracy"]) if "accuracy" in provenance else None,
+    )
+
+
+def _failed(session: Session, scope: Scope, recipe: str, error: Exception) -> RecipeOutcome:
+    """The outcome of a failed recipe. A file that only missed its accuracy gate is kept, to inspect."""
+    failure, made = Failure.of(scope.step_of(error), error), scope.find(Serialize.name)
+    if made is None or error not in [raised for step, raised in scope.failed.items() if step.stage == Gate.name]:
+        return RecipeOutcome(recipe, "failed", failure=failure)
+    folder = session.out / scope.model.name
+    path = keep_rejected(session.store, made.outputs.file, made.outputs.data, folder, recipe)
+    failure = replace(failure, problem=f"{failure.problem}; the file is kept as {path}")
+    return RecipeOutcome(recipe, "failed", failure=failure, rejected=path)
+
+
+def ladder_of(scope: Scope) -> Ladder | None:
+    made = scope.find(LadderStage.name)
+    return Ladder.from_json(scope.read_json(made.outputs.numerics)) if made else None

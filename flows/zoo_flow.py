@@ -1,0 +1,273 @@
+"""The Prefect flows: a zoo, and one model of it."""
+
+from __future__ import annotations
+
+__package__ = "pteforge.flows"  # as it is; but `prefect deploy FILE:export_zoo` loads the file by its path
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect import flow, get_client, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import FlowRunPolicy
+from prefect.context import SyncClientContext
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Failed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from ..configs.run import Place
+from ..errors import InputError, ReleaseHeldBack, ZooFailed, first_line
+from ..tasks.model import PlannedModel
+from .machines import check_place, on_cluster
+from .pool import lower_in_pool
+from .prefect_pages import announce, show_ladders, show_scores, show_zoo
+from .prefect_runner import PrefectRunner, add_tags, runner_of, runs_in_process
+from .session import Session, joined, open_session, prepared
+from .zoo import find_models, lower_one, lower_rest
+from .zoo_progress import progress_shown
+
+_TASKS_AT_ONCE = 64  # threads that wait for workers
+_MODELS_AT_ONCE = 16  # they mostly wait; how many stages run at once is the workers' to decide
+
+
+async def _export_zoo(  # noqa: PLR0913 - one parameter per option of the command line
+    zoo: Path,
+    *,
+    models: str | list[str] = "*",
+    recipes: str | list[str] = "*",
+    store: str | None = None,
+    out: Path = Path("out"),
+    overrides: tuple[str, ...] = (),
+    jobs: int | None = None,
+    until: str | None = None,
+    debug: bool = False,
+    on: Place | None = None,
+    publish: str | None = None,
+    refresh: bool = False,
+) -> Any:
+    """Lowers a zoo: every model with every recipe, each file verified against eager on the ExecuTorch runtime.
+
+    Models and recipes that fail do not keep others from being made.
+
+    Args:
+        zoo: the zoo file.
+        models: glob of model names; several as a list, or with commas between.
+        recipes: glob of recipe names; several as a list, or with commas between.
+        store: URL or folder of the artifact store; None for the user's own.
+        out: folder for the produced files.
+        overrides: ``KEY=VALUE`` each, as ``--set``.
+        jobs: stages at once; None for one per core.
+        until: name of the last stage to run; None to make the files.
+        debug: whether to keep stack traces in the files and write debug files next to them.
+        on: where stages run; None for what the zoo says.
+        publish: folder or URL to release the files at; None for the one that the zoo has, if any.
+        refresh: whether stages run again that are cached, each once; so does Prefect's `PREFECT_TASKS_REFRESH_CACHE`.
+
+    Returns:
+        A state, `Cached` if no stage had to run; its result is the JSON of `flows.outcome.ZooOutcome`.
+
+    Raises:
+        ZooFailed: files were not made. Prefect's retries apply, and go on from what is cached, unless all failures are
+            due to the user's input.
+        InputError: the zoo or an argument cannot be used. Prefect's retries do not apply.
+        ReleaseHeldBack: the files are worse than the present release by more than the gates allow. Nor do they here.
+    """
+    async with AsyncExitStack() as stack:
+        stack.push_async_exit(_refuse_to_retry)
+        session = prepared.get()
+        own = session is None
+        if session is None:
+            session = stack.enter_context(
+                open_session(
+                    Path(zoo),
+                    models=models,
+                    recipes=recipes,
+                    store=store,
+                    out=Path(out),
+                    overrides=overrides,
+                    jobs=jobs,
+                    until=until,
+                    debug=debug,
+                    on=on,
+                    publish=publish,
+                    refresh=refresh,
+                )
+            )
+            session.id = UUID(flow_run.id).hex
+            if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
+                session.executor.refresh = session.id
+            stack.enter_context(session.recorded())
+            await asyncio.to_thread(find_models, session)
+            check_place(session)
+            if not session.complete and runs_in_process() and session.place.on == "local":
+                session.workers.start()
+            await asyncio.to_thread(session.check_names)
+        elif flow_run.run_count > 1:
+            session.forget_failures()
+        await _tag_run(session)
+        async with progress_shown(session):
+            await _lower(session)
+        outcome = session.outcome()
+        with session.without_prefect_if_it_fails():
+            await show_zoo(outcome)
+        if outcome.failures:
+            raise ZooFailed(
+                f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
+                bad_input=outcome.exit_code == 2,
+            )
+        message = f"{outcome.summary}; {outcome.ran} stages run, {outcome.cached} cached"
+        # The command line publishes its own session, whatever becomes of Prefect.
+        if own and (published := await asyncio.to_thread(session.publish)):
+            with session.without_prefect_if_it_fails():
+                announce(session.zoo, published)
+            if published.regressions:
+                raise ReleaseHeldBack(published.describe())
+            message += f"; {published.describe()}"
+        return Completed(name=None if outcome.ran else "Cached", message=message, data=outcome.to_json())
+
+
+async def _export_model(  # noqa: PLR0913 - as above
+    zoo: Path,
+    model: str,
+    *,
+    recipes: str | list[str] = "*",
+    store: str | None = None,
+    out: Path = Path("out"),
+    overrides: tuple[str, ...] = (),
+    jobs: int | None = None,
+    until: str | None = None,
+    debug: bool = False,
+    on: Place | None = None,
+    refresh: bool = False,
+) -> Any:
+    """Lowers one model of a zoo with its recipes, and verifies the files. All else is as in `export_zoo`."""
+    return await _export_zoo(
+        zoo,
+        models=model,
+        recipes=recipes,
+        store=store,
+        out=out,
+        overrides=overrides,
+        jobs=jobs,
+        until=until,
+        debug=debug,
+        on=on,
+        refresh=refresh,
+    )
+
+
+async def _lower(session: Session) -> None:
+    """Lowers all models of a session, each as a task of the current flow."""
+    slots = asyncio.Semaphore(_MODELS_AT_ONCE)
+
+    async def lower(model: PlannedModel) -> None:
+        async with slots:
+            with session.without_prefect_if_it_fails():
+                run_model: Any = model_task.with_options(task_run_name=f"model {model.name}")
+                await run_model(model.name, session.id, return_state=True)
+
+    # An async flow has an async client. Without a sync one in their context, sync tasks would each make two of
+    # their own: 50 ms of CPU time apiece, most of it for TLS certificates.
+    with (
+        _workers_stopped_on_abort(session),
+        on_cluster(session),
+        PrefectRunner(session) as runner,
+        _sync_client(session),
+    ):
+        if session.place.on == "pool":
+            await lower_in_pool(session)
+        await asyncio.gather(*map(lower, session.models))
+        await lower_rest(session, runner)
+
+
+async def _lower_model(name: str, run: str) -> Any:
+    """One model: awaited in the flow's own loop and never submitted; its stages are.
+
+    Ends in `Cached` where no stage had to run, in `NotApplicable` where no recipe that is asked for applies to it.
+    """
+    add_tags(f"model:{name}")
+    runner = runner_of(run)
+    assert runner  # noqa: S101 - the flow waits for its models
+    session = runner.session
+    model = next(model for model in session.models if model.name == name)
+    try:
+        outcome = session.outcomes.get(name) or await lower_one(session, model, runner)
+    except asyncio.CancelledError:
+        return Cancelled(message="the run was cancelled")
+    with session.without_prefect_if_it_fails():
+        await show_scores(outcome)
+        await show_ladders(outcome)
+    if failed := [recipe for recipe in outcome.recipes if recipe.failure]:
+        if session.aborted:
+            return Cancelled(message="the run was cancelled")
+        return Failed(message="; ".join(f"{r.recipe}: {first_line(r.failure.problem)}" for r in failed if r.failure))
+    message = [f"{outcome.ran} stages run, {outcome.cached} found"]
+    message += [f"{recipe} does not apply: {reason}" for recipe, reason in model.not_applicable.items()]
+    state = None if outcome.ran else "Cached" if model.recipes else "NotApplicable"
+    return Completed(name=state, message="; ".join(message), data=len(model.recipes))
+
+
+@contextmanager
+def _workers_stopped_on_abort(session: Session) -> Iterator[None]:
+    """Stops the worker processes if the flow is interrupted or cancelled."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:
+        session.abort()
+        raise
+
+
+@contextmanager
+def _sync_client(session: Session) -> Iterator[None]:
+    """A client for the flow's sync tasks; a server that does not answer it is lost."""
+    with ExitStack() as stack:
+        with session.without_prefect_if_it_fails():
+            stack.enter_context(SyncClientContext.get_or_create())
+        yield
+
+
+async def _tag_run(session: Session) -> None:
+    """Gives the flow run the tag of its zoo."""
+    tags = sorted({*flow_run.tags, f"zoo:{session.zoo}"})
+    with session.without_prefect_if_it_fails():
+        async with get_client() as client:
+            await client.update_flow_run(UUID(flow_run.id), tags=tags)
+
+
+async def _refuse_to_retry(_type: Any, error: BaseException | None, _traceback: Any) -> None:
+    """Takes the flow run's retries away where trying again cannot help: bad input, a release that is held back."""
+    if not (isinstance(error, InputError | ReleaseHeldBack) or (isinstance(error, ZooFailed) and error.bad_input)):
+        return
+    with suppress(Exception):  # Prefect's: then it tries again in vain
+        async with get_client() as client:
+            policy = FlowRunPolicy(retries=0, retry_delay=0)
+            await client.update_flow_run(UUID(flow_run.id), empirical_policy=policy)
+
+
+def _run_name() -> str:
+    """The zoo file and the selection, such as ``export zoo.yaml resnet*``."""
+    given = flow_run.parameters
+    chosen = [joined(given.get(name) or "*") for name in ("model", "models", "recipes")]
+    return " ".join(["export", Path(given["zoo"]).name, *(text for text in chosen if text != "*")])
+
+
+# Flows and tasks have other names than their bodies, so that pickles name the bodies and do not carry them.
+model_task = task(name="model", cache_policy=NO_CACHE, persist_result=False, retries=0)(_lower_model)
+export_zoo = flow(
+    name="export-zoo",
+    flow_run_name=_run_name,
+    task_runner=ThreadPoolTaskRunner(max_workers=_TASKS_AT_ONCE),  # type: ignore[arg-type]  # Prefect's own example
+    persist_result=False,
+)(_export_zoo)
+export_model = flow(
+    name="export-model",
+    flow_run_name=_run_name,
+    task_runner=ThreadPoolTaskRunner(max_workers=_TASKS_AT_ONCE),  # type: ignore[arg-type]  # as above
+    persist_result=False,
+)(_export_model)

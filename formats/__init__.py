@@ -1,0 +1,1 @@
+"""Readers and writers of file formats: `.pte`, `.ptd` and NFAT containers. No torch and no store."""

@@ -1,0 +1,179 @@
+"""Containers with the blobs that they point into: reading both versions, rebuilding payloads, writing version 2."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from mmap import mmap
+from pathlib import Path
+
+from ...artifacts.digest import Digest, digest_bytes
+from ...artifacts.files import staging_file
+from ...errors import FileFormatError
+from .contents import BYTE_ALIGNMENT, Blob, Manifest, Payload, Source, parts_digest
+from .limits import check_manifest
+from .manifest import read_manifest, write_manifest
+from .v1 import MAGIC, read_v1
+from .v1 import VERSION as V1
+
+Buffer = bytes | bytearray | memoryview | mmap
+
+VERSION = 2
+MAX_INLINE = (1 << 32) - 1
+
+_START = struct.Struct("<4sIII")
+_MAGIC_AND_VERSION = struct.Struct("<4sI")
+_CHUNK = 1 << 20
+_ZEROS = memoryview(bytes(_CHUNK))
+
+
+def read_container(content: Buffer, blobs: Mapping[Digest, Buffer] | None = None) -> Container:
+    """Reads a container of version 1 or 2; looks blobs up by key, and only when a payload needs them.
+
+    The content is the whole container and nothing else; it is kept, not copied.
+
+    Raises:
+        FileFormatError: not a container, of an unknown version, cut short or damaged.
+    """
+    view = memoryview(content).cast("B")
+    if len(view) < _MAGIC_AND_VERSION.size or view[: len(MAGIC)] != MAGIC:
+        raise FileFormatError(f"not an NFAT container: it starts with {bytes(view[: len(MAGIC)])!r}")
+    _, version = _MAGIC_AND_VERSION.unpack_from(view)
+    if version == V1:
+        manifest, inline = read_v1(view)
+    elif version == VERSION:
+        manifest, inline = read_v2(view)
+    else:
+        raise FileFormatError(f"an NFAT container of version {version}; this pteforge reads {V1} and {VERSION}")
+    return Container(version, manifest, inline, blobs or {})
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container that was read. In version 1, `inline` is the data section."""
+
+    version: int
+    manifest: Manifest
+    inline: memoryview
+    named_data: Mapping[Digest, Buffer]
+
+    @property
+    def payloads(self) -> tuple[Payload, ...]:
+        """The payloads by preference, best first."""
+        return self.manifest.payloads
+
+    def payload(self, name: str) -> Payload:
+        for payload in self.payloads:
+            if payload.name == name:
+                return payload
+        names = ", ".join(payload.name for payload in self.payloads)
+        raise FileFormatError(f"there is no payload {name}; there are: {names}")
+
+    def rebuild(self, payload: Payload) -> bytes:
+        return b"".join(self._verified(payload))
+
+    def write(self, payload: Payload, destination: Path) -> None:
+        """Writes a payload to a file atomically; creates the folder if needed.
+
+        Raises FileFormatError if a blob is missing or bytes are damaged; then `destination` is unchanged.
+        """
+        with staging_file(destination.parent) as (part, file):
+            for chunk in self._verified(payload):
+                file.write(chunk)
+            file.flush()
+            part.replace(destination)
+
+    def verify(self, payload: Payload) -> None:
+        for _ in self._verified(payload):
+            pass
+
+    def chunks(self, payload: Payload) -> Iterator[memoryview]:
+        """A payload's bytes in order, not verified as a whole. All blobs are looked up first.
+
+        Raises:
+            FileFormatError: a blob is missing or has another size, the payload needs an extension, or its description
+                is damaged.
+        """
+        if payload.features:
+            raise FileFormatError(
+                f"payload {payload.name} needs extensions that this pteforge does not know ({payload.features:#x})"
+            )
+        expected, sha256 = payload.parts_sha256, payload.sha256
+        if expected and sha256:
+            found = parts_digest(payload.size, sha256, payload.extents, self.inline, self.manifest.blobs)
+            if found != expected:
+                raise FileFormatError(f"payload {payload.name} is damaged: its parts do not have SHA-256 {expected}")
+        blobs = {index: self._blob(self.manifest.blobs[index], payload) for index in payload.blobs}
+        return self._chunks(payload, blobs)
+
+    def _chunks(self, payload: Payload, blobs: Mapping[int, memoryview]) -> Iterator[memoryview]:
+        for extent in payload.extents:
+            if extent.source is Source.ZEROS:
+                for start in range(0, extent.size, _CHUNK):
+                    yield _ZEROS[: extent.size - start]
+            else:
+                source = self.inline if extent.source is Source.INLINE else blobs[extent.blob]
+                yield extent.stored.of(source)
+
+    def _verified(self, payload: Payload) -> Iterator[memoryview]:
+        """Yields the same as `chunks`; raises FileFormatError after the last one if the SHA-256 is wrong."""
+        sha256 = hashlib.sha256()
+        for chunk in self.chunks(payload):
+            sha256.update(chunk)
+            yield chunk
+        if payload.sha256 not in (None, sha256.hexdigest()):
+            raise self._damaged(payload)
+
+    def _blob(self, blob: Blob, payload: Payload) -> memoryview:
+        found = self.named_data.get(blob.digest)
+        if found is None:
+            raise FileFormatError(
+                f"payload {payload.name} needs the blob {blob.digest}, which is not in the file's named data; "
+                "is it in a .ptd file that was not given?"
+            )
+        view = memoryview(found).cast("B")
+        if len(view) != blob.size:
+            raise FileFormatError(
+                f"payload {payload.name} needs the blob {blob.digest} of {blob.size} bytes; it has {len(view)}"
+            )
+        return view
+
+    def _damaged(self, payload: Payload) -> FileFormatError:
+        for index in payload.blobs:
+            blob = self.manifest.blobs[index]
+            if digest_bytes(self._blob(blob, payload)) != blob.digest:
+                return FileFormatError(f"payload {payload.name} is damaged: the blob {blob.digest} has other bytes")
+        return FileFormatError(f"payload {payload.name} is damaged: its bytes do not have SHA-256 {payload.sha256}")
+
+
+def write_v2(manifest: Manifest, inline: bytes | bytearray) -> bytes:
+    check_manifest(manifest, len(inline))
+    container = assemble(write_manifest(manifest), inline)
+    read_v2(memoryview(container))  # the written sizes have limits, too
+    return container
+
+
+def assemble(table: bytes, inline: bytes | bytearray) -> bytes:
+    """A container of a manifest's bytes, which are not checked, and an inline section."""
+    if len(inline) > MAX_INLINE:
+        raise FileFormatError(f"an inline section of {len(inline)} bytes; {MAX_INLINE} are possible")
+    padding = bytes(-(_START.size + len(table)) % BYTE_ALIGNMENT)
+    return b"".join([_START.pack(MAGIC, VERSION, len(table), len(inline)), table, padding, inline])
+
+
+def read_v2(content: memoryview) -> tuple[Manifest, memoryview]:
+    """The manifest of a version 2 container, and its inline section; raises FileFormatError if it is damaged."""
+    if len(content) < _START.size:
+        raise FileFormatError(f"the container is cut short: {len(content)} bytes, its start has {_START.size}")
+    _, _, manifest_size, inline_size = _START.unpack_from(content)
+    manifest_end = _START.size + manifest_size
+    inline_start = manifest_end + -manifest_end % BYTE_ALIGNMENT
+    if inline_start + inline_size != len(content):
+        raise FileFormatError(f"the container has {len(content)} bytes and says {inline_start + inline_size}")
+    if any(content[manifest_end:inline_start]):
+        raise FileFormatError("the bytes between the manifest and the inline section are not zero")
+    manifest = read_manifest(content[_START.size : manifest_end])
+    check_manifest(manifest, inline_size)
+    return manifest, content[inline_start:]

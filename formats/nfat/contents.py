@@ -1,0 +1,145 @@
+"""The contents of an NFAT container as plain values. README.md specifies what they mean."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from ...artifacts.digest import Digest
+from ..pte.contents import Extent
+
+BACKEND_ID = "NfatBackend"
+"""Id of the delegate that runs a container."""
+
+DEFAULT_ALIGNMENT = 128
+"""Bytes: ExecuTorch's alignment of segments, and of blobs, in a file."""
+
+BYTE_ALIGNMENT = 16
+"""The alignment of addresses that ExecuTorch's loaders promise; positions and offsets are equal modulo this."""
+
+
+class Source(IntEnum):
+    """The kinds of places that an extent's bytes come from."""
+
+    ZEROS = 0
+    INLINE = 1
+    BLOB = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MappedExtent:
+    """An extent of a payload, and where its bytes are: `Extent` of the schema, with its size.
+
+    Attributes:
+        position: offset in the payload.
+        offset: in its source; 0 for zeros.
+        blob: index of the blob; 0 for other sources.
+    """
+
+    position: int
+    size: int
+    source: Source
+    offset: int = 0
+    blob: int = 0
+
+    @property
+    def stored(self) -> Extent:
+        """The extent of the bytes in their source."""
+        return Extent(self.offset, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """`size` bytes outside the container. Their key in named data is `digest`."""
+
+    digest: Digest
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The facts by which people and runtimes choose a payload.
+
+    Attributes:
+        name: for example ``xnnpack``.
+        backends: ids of the runtime backends that it needs.
+        executorch_version: version that made it; empty if unknown.
+    """
+
+    name: str
+    backends: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    executorch_version: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A specialization in a container.
+
+    Attributes:
+        sha256: SHA-256 of the file; None in containers of version 1, which do not have it.
+        extents: by position; empty if `features` is not 0, since their meaning is then unknown.
+        features: extensions that a reader has to know to use it; none is known.
+        parts_sha256: see `parts_digest`; None if the container does not have it.
+    """
+
+    description: Description
+    size: int
+    sha256: Digest | None
+    extents: tuple[MappedExtent, ...]
+    features: int = 0
+    parts_sha256: Digest | None = None
+
+    @property
+    def name(self) -> str:
+        return self.description.name
+
+    @property
+    def blobs(self) -> tuple[int, ...]:
+        """Indices of the blobs that it points into, ascending."""
+        return tuple(sorted({extent.blob for extent in self.extents if extent.source is Source.BLOB}))
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The description of a container.
+
+    Attributes:
+        payloads: by preference, best first.
+        alignment: of blobs in their file, in bytes.
+    """
+
+    payloads: tuple[Payload, ...]
+    blobs: tuple[Blob, ...] = ()
+    alignment: int = DEFAULT_ALIGNMENT
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+EXTENT = struct.Struct("<QQII")
+"""Position, offset, source and blob: the layout in a manifest."""
+
+_SIZE = struct.Struct("<Q")
+
+
+def parts_digest(
+    size: int,
+    sha256: Digest,
+    extents: Sequence[MappedExtent],
+    inline: bytes | bytearray | memoryview,
+    blobs: Sequence[Blob],
+) -> Digest:
+    """SHA-256 of a payload's size and SHA-256, its extents, and the inline bytes or blob digest of each extent."""
+    view = memoryview(inline)
+    digest = hashlib.sha256(_SIZE.pack(size) + bytes.fromhex(sha256))
+    for extent in extents:
+        digest.update(EXTENT.pack(extent.position, extent.offset, extent.source, extent.blob))
+    for extent in extents:
+        if extent.source is Source.INLINE:
+            digest.update(extent.stored.of(view))
+        elif extent.source is Source.BLOB:
+            digest.update(bytes.fromhex(blobs[extent.blob].digest))
+    return Digest(digest.hexdigest())

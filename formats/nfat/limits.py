@@ -1,0 +1,141 @@
+"""The rules for manifests and their limits, as README.md specifies them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ...errors import FileFormatError
+from .contents import BYTE_ALIGNMENT, Blob, Description, Manifest, MappedExtent, Payload, Source
+
+MAX_MANIFEST = 1 << 24
+MAX_PAYLOADS = 64
+MAX_BACKENDS = 64
+MAX_METHODS = 1024
+MAX_NOTES = 1024
+MAX_SIZE = 1 << 48
+MAX_ALIGNMENT = 1 << 16
+MAX_NAME = 64
+MAX_WORD = 255
+MAX_METHOD = 1024
+MAX_TEXT = 65535
+
+MAX_ZEROS = 1 << 24
+"""Total bytes of a payload's zero extents."""
+
+_EXPANSION = 4
+
+
+def check_manifest(manifest: Manifest, inline_size: int) -> None:
+    """Raises FileFormatError, which names the payload and the rule, if a manifest breaks a rule of version 2."""
+    _count("payloads", manifest.payloads, MAX_PAYLOADS, least=1)
+    alignment = manifest.alignment
+    if not BYTE_ALIGNMENT <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise FileFormatError(f"an alignment of {alignment} is not a power of two from 16 to {MAX_ALIGNMENT}")
+    for index, blob in enumerate(manifest.blobs):
+        if not 1 <= blob.size <= MAX_SIZE:
+            raise FileFormatError(f"blob {index} has {blob.size} bytes; 1 to {MAX_SIZE} are possible")
+    _check_metadata("the container", manifest.metadata)
+    names: set[str] = set()
+    for payload in manifest.payloads:
+        check_description(payload.description)
+        if payload.name in names:
+            raise FileFormatError(f"two payloads are called {payload.name!r}")
+        names.add(payload.name)
+        if not 1 <= payload.size <= MAX_SIZE:
+            raise FileFormatError(f"payload {payload.name} has {payload.size} bytes; 1 to {MAX_SIZE} are possible")
+        if payload.features == 0:
+            _check_extents(payload, manifest.blobs, inline_size)
+            _check_expansion(payload, manifest.blobs, inline_size)
+
+
+def check_description(description: Description) -> None:
+    """Checks a payload's texts; raises FileFormatError naming the payload and the field."""
+    name = description.name
+    _check_word("a payload's name", name, MAX_NAME, least=1)
+    _count(f"backends of payload {name}", description.backends, MAX_BACKENDS)
+    for backend in description.backends:
+        _check_word(f"a backend of payload {name}", backend, MAX_WORD, least=1)
+    if list(description.backends) != sorted(set(description.backends)):
+        raise FileFormatError(f"the backends of payload {name} are not sorted, or one is repeated")
+    _count(f"methods of payload {name}", description.methods, MAX_METHODS)
+    for method in description.methods:
+        _check_text(f"a method of payload {name}", method, MAX_METHOD, least=1)
+    _check_word(f"ExecuTorch version of payload {name}", description.executorch_version, MAX_WORD)
+    _check_metadata(f"payload {name}", description.metadata)
+
+
+def _check_metadata(owner: str, metadata: Mapping[str, str]) -> None:
+    _count(f"metadata of {owner}", metadata, MAX_NOTES)
+    for key, value in metadata.items():
+        _check_text(f"a metadata key of {owner}", key, MAX_WORD, least=1)
+        _check_text(f"metadata {key!r} of {owner}", value, MAX_TEXT)
+
+
+def _check_extents(payload: Payload, blobs: Sequence[Blob], inline_size: int) -> None:
+    extents = payload.extents
+    if not extents:
+        raise FileFormatError(f"payload {payload.name} has no extents")
+    end = 0
+    for extent in extents:
+        if extent.position != end:
+            raise FileFormatError(f"payload {payload.name} has an extent at {extent.position} where {end} comes next")
+        if extent.size < 1:
+            raise FileFormatError(
+                f"payload {payload.name}: the extent at {extent.position} does not come before what follows it"
+            )
+        end += extent.size
+    if end != payload.size:
+        raise FileFormatError(f"payload {payload.name} has {payload.size} bytes, its extents {end}")
+    for extent in extents:
+        problem = _extent_problem(extent, blobs, inline_size)
+        if problem:
+            raise FileFormatError(f"payload {payload.name}: the extent at {extent.position} {problem}")
+
+
+def _check_expansion(payload: Payload, blobs: Sequence[Blob], inline_size: int) -> None:
+    """Keeps a small container from describing a payload that would fill the reader's memory or disk."""
+    zeros = sum(extent.size for extent in payload.extents if extent.source is Source.ZEROS)
+    if zeros > MAX_ZEROS:
+        raise FileFormatError(f"payload {payload.name} has {zeros} bytes of zeros; {MAX_ZEROS} are possible")
+    most = _EXPANSION * (inline_size + sum(blobs[index].size for index in payload.blobs))
+    if payload.size - zeros > most:
+        raise FileFormatError(
+            f"payload {payload.name} has {payload.size - zeros} bytes; with what is stored for it, {most} are possible"
+        )
+
+
+def _extent_problem(extent: MappedExtent, blobs: Sequence[Blob], inline_size: int) -> str:
+    if extent.source is not Source.BLOB and extent.blob:
+        return f"names blob {extent.blob} and is not of a blob"
+    if extent.source is Source.ZEROS:
+        return f"is of zeros and names the offset {extent.offset}" if extent.offset else ""
+    if extent.source is Source.BLOB and extent.blob >= len(blobs):
+        return f"is of blob {extent.blob}; there are {len(blobs)}"
+    available = blobs[extent.blob].size if extent.source is Source.BLOB else inline_size
+    if extent.stored.end > available:
+        return f"needs {extent.size} bytes at {extent.offset}; its source has {available}"
+    misaligned = (extent.offset - extent.position) % BYTE_ALIGNMENT
+    return f"is at {extent.offset} of its source: not aligned as in the payload" if misaligned else ""
+
+
+def _count(what: str, items: Collection[object], most: int, *, least: int = 0) -> None:
+    if not least <= len(items) <= most:
+        raise FileFormatError(f"{len(items)} {what}; {least} to {most} are possible")
+
+
+def _check_word(what: str, text: str, most: int, *, least: int = 0) -> None:
+    if not least <= len(text) <= most or not all(" " < letter <= "~" for letter in text):
+        raise FileFormatError(
+            f"{what} is {text[: most + 1]!r}; {least} to {most} printable ASCII characters without blanks are possible"
+        )
+
+
+def _check_text(what: str, text: str, most: int, *, least: int = 0) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise FileFormatError(f"{what} is not text: {error}") from error
+    if not least <= size <= most:
+        raise FileFormatError(f"{what} has {size} bytes; {least} to {most} are possible")
+    if "\0" in text:
+        raise FileFormatError(f"{what} has a NUL")

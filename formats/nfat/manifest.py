@@ -1,0 +1,223 @@
+"""The manifest of a version 2 container: written as a flatbuffer, read with every offset checked."""
+
+# mypy: disallow-untyped-calls=False
+# flatbuffers and the code that its compiler generates are untyped.
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import IntEnum
+
+from flatbuffers import Builder  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
+
+from ...artifacts.digest import Digest
+from ...errors import FileFormatError
+from ..pte.contents import Extent
+from ..pte.tables import U32, U64, Flatbuffer, TableView
+from . import nfat_generated as generated
+from . import slots_generated as slots
+from .contents import EXTENT, Blob, Description, Manifest, MappedExtent, Payload, Source
+from .limits import MAX_BACKENDS, MAX_MANIFEST, MAX_METHOD, MAX_METHODS, MAX_NOTES, MAX_PAYLOADS, MAX_WORD
+
+_BLOB = struct.Struct("<Q32s")
+_SHA256_SIZE = 32
+
+
+def read_manifest(content: memoryview) -> Manifest:
+    """Reads a manifest; raises FileFormatError if it is damaged. `limits.check_manifest` checks its meaning."""
+    if not 8 <= len(content) <= MAX_MANIFEST:
+        raise FileFormatError(f"a manifest of {len(content)} bytes; 8 to {MAX_MANIFEST} are possible")
+    if content[4:8] != slots.IDENTIFIER:
+        raise FileFormatError(
+            f"a manifest with identifier {bytes(content[4:8])!r}, which should be {slots.IDENTIFIER!r}"
+        )
+    try:
+        return _Reader(content).manifest()
+    except FileFormatError as error:
+        # Messages of `pte.tables` are about programs.
+        raise FileFormatError(f"damaged manifest: {str(error).removeprefix('damaged program: ')}") from error
+
+
+def write_manifest(manifest: Manifest) -> bytes:
+    """The flatbuffer; equal manifests have equal bytes. Nothing is checked: see `limits.check_manifest`."""
+    builder = Builder(1024)
+    payloads = _offsets(
+        builder,
+        generated.ManifestStartPayloadsVector,
+        [_write_payload(builder, payload) for payload in manifest.payloads],
+    )
+    generated.ManifestStartBlobsVector(builder, len(manifest.blobs))
+    for blob in reversed(manifest.blobs):
+        generated.CreateBlob(builder, blob.size, bytes.fromhex(blob.digest))
+    blobs = builder.EndVector()
+    metadata = _write_notes(builder, generated.ManifestStartMetadataVector, manifest.metadata)
+    generated.ManifestStart(builder)
+    generated.ManifestAddPayloads(builder, payloads)
+    generated.ManifestAddBlobs(builder, blobs)
+    generated.ManifestAddAlignment(builder, manifest.alignment)
+    generated.ManifestAddMetadata(builder, metadata)
+    builder.Finish(generated.ManifestEnd(builder), file_identifier=slots.IDENTIFIER)
+    return bytes(builder.Output())
+
+
+class _Reader:
+    def __init__(self, content: memoryview) -> None:
+        self._tables = Flatbuffer(content)
+        self._extents_left = len(content) // EXTENT.size
+
+    def manifest(self) -> Manifest:
+        root = self._tables.root()
+        return Manifest(
+            payloads=tuple(self._payload(node) for node in self._nodes(root, slots.Manifest.PAYLOADS, MAX_PAYLOADS)),
+            blobs=tuple(
+                Blob(Digest(sha256.hex()), size)
+                for size, sha256 in _BLOB.iter_unpack(self._structs(root, slots.Manifest.BLOBS, _BLOB))
+            ),
+            alignment=root.number(slots.Manifest.ALIGNMENT, U32, 16),
+            metadata=self._metadata(root, slots.Manifest.METADATA),
+        )
+
+    def _payload(self, node: TableView) -> Payload:
+        size = node.number(slots.Payload.SIZE, U64)
+        features = node.number(slots.Payload.FEATURES, U64)
+        sha256 = self._digest(node, slots.Payload.SHA256)
+        if sha256 is None:
+            raise FileFormatError("a SHA-256 of 0 bytes")
+        description = Description(
+            name=node.text(slots.Payload.NAME),
+            backends=tuple(self._texts(node, slots.Payload.BACKENDS, MAX_BACKENDS, MAX_WORD)),
+            methods=tuple(self._texts(node, slots.Payload.METHODS, MAX_METHODS, MAX_METHOD)),
+            executorch_version=node.text(slots.Payload.EXECUTORCH_VERSION),
+            metadata=self._metadata(node, slots.Payload.METADATA),
+        )
+        return Payload(
+            description,
+            size,
+            sha256,
+            () if features else tuple(self._extents(node, size)),
+            features,
+            self._digest(node, slots.Payload.PARTS_SHA256),
+        )
+
+    def _digest(self, node: TableView, slot: IntEnum) -> Digest | None:
+        extent = node.extent(slot)
+        if extent.size not in (0, _SHA256_SIZE):
+            raise FileFormatError(f"a SHA-256 of {extent.size} bytes")
+        return Digest(bytes(extent.of(self._tables.content)).hex()) if extent.size else None
+
+    def _extents(self, node: TableView, size: int) -> Iterator[MappedExtent]:
+        """The extents with sizes, which are 0 or negative if positions do not ascend."""
+        structs = self._structs(node, slots.Payload.EXTENTS, EXTENT)
+        self._extents_left -= len(structs) // EXTENT.size
+        if self._extents_left < 0:
+            raise FileFormatError("payloads have more extents than fit into the manifest")
+        for start in range(0, len(structs), EXTENT.size):
+            position, offset, source, blob = EXTENT.unpack_from(structs, start)
+            following = start + EXTENT.size
+            end = U64.packer_type.unpack_from(structs, following)[0] if following < len(structs) else size
+            yield MappedExtent(position, end - position, _source(source), offset, blob)
+
+    def _structs(self, node: TableView, slot: IntEnum, layout: struct.Struct) -> memoryview:
+        vector = node.extent(slot)
+        structs = Extent(vector.offset, vector.size * layout.size)
+        self._tables.charge(structs.offset, structs.size)
+        return structs.of(self._tables.content)
+
+    def _texts(self, node: TableView, slot: IntEnum, most: int, longest: int) -> Iterator[str]:
+        vector = node.extent(slot)
+        _check_count(slot, vector.size, most)
+        for item in range(vector.offset, vector.offset + 4 * vector.size, 4):
+            position = item + self._tables.number(U32, item)
+            text = Extent(position + 4, self._tables.number(U32, position))
+            self._tables.charge(text.offset, text.size)
+            if text.size > longest:
+                raise FileFormatError(f"a text of {text.size} bytes in {slot.name.lower()}; {longest} are possible")
+            yield _text(text.of(self._tables.content), slot)
+
+    def _metadata(self, node: TableView, slot: IntEnum) -> dict[str, str]:
+        notes = [
+            (note.text(slots.Note.KEY), note.text(slots.Note.VALUE)) for note in self._nodes(node, slot, MAX_NOTES)
+        ]
+        metadata = dict(notes)
+        if len(metadata) != len(notes):
+            raise FileFormatError("a metadata key is repeated")
+        return metadata
+
+    def _nodes(self, node: TableView, slot: IntEnum, most: int) -> Sequence[TableView]:
+        _check_count(slot, node.extent(slot).size, most)
+        return list(node.children(slot))
+
+
+def _check_count(slot: IntEnum, count: int, most: int) -> None:
+    if count > most:
+        raise FileFormatError(f"{count} {slot.name.lower()}; {most} are possible")
+
+
+def _source(number: int) -> Source:
+    try:
+        return Source(number)
+    except ValueError:
+        raise FileFormatError(f"an extent has source {number}, which is unknown") from None
+
+
+def _text(content: memoryview, slot: IntEnum) -> str:
+    try:
+        return str(content, "utf-8")
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"text in {slot.name.lower()} is not UTF-8: {error}") from error
+
+
+def _write_payload(builder: Builder, payload: Payload) -> int:
+    description = payload.description
+    name = builder.CreateString(description.name)
+    version = builder.CreateString(description.executorch_version)
+    sha256 = builder.CreateByteVector(bytes.fromhex(payload.sha256 or ""))
+    parts = builder.CreateByteVector(bytes.fromhex(payload.parts_sha256)) if payload.parts_sha256 else None
+    backends = _write_texts(builder, generated.PayloadStartBackendsVector, description.backends)
+    methods = _write_texts(builder, generated.PayloadStartMethodsVector, description.methods)
+    metadata = _write_notes(builder, generated.PayloadStartMetadataVector, description.metadata)
+    generated.PayloadStartExtentsVector(builder, len(payload.extents))
+    for extent in reversed(payload.extents):
+        generated.CreateExtent(builder, extent.position, extent.offset, extent.source, extent.blob)
+    extents = builder.EndVector()
+    generated.PayloadStart(builder)
+    generated.PayloadAddName(builder, name)
+    generated.PayloadAddSize(builder, payload.size)
+    generated.PayloadAddSha256(builder, sha256)
+    generated.PayloadAddExtents(builder, extents)
+    generated.PayloadAddBackends(builder, backends)
+    generated.PayloadAddMethods(builder, methods)
+    generated.PayloadAddExecutorchVersion(builder, version)
+    generated.PayloadAddFeatures(builder, payload.features)
+    generated.PayloadAddMetadata(builder, metadata)
+    if parts is not None:
+        generated.PayloadAddPartsSha256(builder, parts)
+    written: int = generated.PayloadEnd(builder)
+    return written
+
+
+_StartVector = Callable[[Builder, int], int]
+
+
+def _write_notes(builder: Builder, start: _StartVector, metadata: Mapping[str, str]) -> int:
+    notes = []
+    for key, value in sorted(metadata.items()):
+        texts = builder.CreateString(key), builder.CreateString(value)
+        generated.NoteStart(builder)
+        generated.NoteAddKey(builder, texts[0])
+        generated.NoteAddValue(builder, texts[1])
+        notes.append(generated.NoteEnd(builder))
+    return _offsets(builder, start, notes)
+
+
+def _write_texts(builder: Builder, start: _StartVector, texts: Sequence[str]) -> int:
+    return _offsets(builder, start, [builder.CreateString(text) for text in texts])
+
+
+def _offsets(builder: Builder, start: _StartVector, offsets: Sequence[int]) -> int:
+    start(builder, len(offsets))
+    for offset in reversed(offsets):
+        builder.PrependUOffsetTRelative(offset)
+    written: int = builder.EndVector()
+    return written

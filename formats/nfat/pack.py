@@ -1,0 +1,185 @@
+"""Several `.pte` files as one container of version 2, in which equal bytes are stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...artifacts.digest import Digest, digest_bytes
+from ...errors import FileFormatError, InputError
+from ..pte.contents import Extent, PteFile
+from ..pte.reader import read_pte
+from .container import Buffer, Container, read_container, write_v2
+from .contents import (
+    BACKEND_ID,
+    BYTE_ALIGNMENT,
+    DEFAULT_ALIGNMENT,
+    Blob,
+    Description,
+    Manifest,
+    MappedExtent,
+    Payload,
+    Source,
+    parts_digest,
+)
+from .limits import check_description
+from .sharing import Block, Placement, Section, StoragePlan, plan_storage, sections
+
+
+@dataclass(frozen=True, slots=True)
+class PackedContainer:
+    """A container, and the blobs to store with it.
+
+    Attributes:
+        blobs: named data by key; views of the packed payloads.
+        alignment: of blobs in their file, in bytes.
+    """
+
+    container: bytes
+    blobs: Mapping[Digest, memoryview]
+    alignment: int
+
+    @property
+    def size(self) -> int:
+        return len(self.container) + sum(len(blob) for blob in self.blobs.values())
+
+    def open(self) -> Container:
+        return read_container(self.container, self.blobs)
+
+
+def pack_v2(
+    payloads: Sequence[tuple[Description, Buffer]],
+    *,
+    alignment: int = DEFAULT_ALIGNMENT,
+    metadata: Mapping[str, str] | None = None,
+    fallback: bool = True,
+) -> PackedContainer:
+    """Packs payloads; the same payloads in the same order give the same bytes.
+
+    Args:
+        payloads: descriptions and `.pte` files, by preference. Only the needed pages of mapped files are read.
+        alignment: of blobs in their file, a power of two of at least 16.
+        metadata: free-form text about the container.
+        fallback: whether the last payload has to run without backends, as in all published files.
+
+    Raises:
+        InputError: there is no fallback, or a payload is a fat file itself; as FileFormatError if a payload is not a
+            `.pte` or a description breaks one of the format's limits.
+    """
+    descriptions = [
+        replace(description, backends=tuple(sorted(set(description.backends)))) for description, _ in payloads
+    ]
+    contents = [memoryview(content).cast("B") for _, content in payloads]
+    for description in descriptions:
+        check_description(description)
+    if fallback and (not descriptions or descriptions[-1].backends):
+        raise InputError("the last payload of a fat file has to be one that needs no backend, such as portable")
+    all_sections = [
+        section
+        for index, (description, content) in enumerate(zip(descriptions, contents, strict=True))
+        for section in sections(index, _read(description, content))
+    ]
+    return pack_sections(descriptions, contents, all_sections, alignment, metadata or {})
+
+
+def pack_sections(
+    descriptions: Sequence[Description],
+    contents: Sequence[memoryview],
+    all_sections: Collection[Section],
+    alignment: int,
+    metadata: Mapping[str, str],
+) -> PackedContainer:
+    """Packs files of any kind, by preference; the sections, in any order, together cover all of their bytes."""
+    stored = _Storage(contents, plan_storage(contents, all_sections))
+    blobs = tuple(Blob(digest, len(blob)) for digest, blob in stored.blobs.items())
+    manifest = Manifest(
+        tuple(
+            _payload(description, content, stored.extents(index), stored.inline, blobs)
+            for index, (description, content) in enumerate(zip(descriptions, contents, strict=True))
+        ),
+        blobs,
+        alignment,
+        metadata,
+    )
+    return PackedContainer(write_v2(manifest, stored.inline), stored.blobs, alignment)
+
+
+class _Storage:
+    """The inline section and the blobs of a plan, in the order of storing, and where payloads' bytes are in them."""
+
+    def __init__(self, contents: Sequence[memoryview], plan: StoragePlan) -> None:
+        self.inline = bytearray()
+        self.blobs: dict[Digest, memoryview] = {}
+        self._plan = plan
+        self._sources: dict[tuple[int, Extent], tuple[Source, int, Digest | None]] = {}
+        for run, blocks in plan.blocks.items():
+            for block in blocks:
+                self._store(contents[run.payload], run.payload, block)
+        self._indices = {digest: index for index, digest in enumerate(self.blobs)}
+
+    def _store(self, content: memoryview, payload: int, block: Block) -> None:
+        stored = block.extent.of(content)
+        if block.inline:
+            self.inline += bytes((block.extent.offset - len(self.inline)) % BYTE_ALIGNMENT)
+            self._sources[payload, block.extent] = Source.INLINE, len(self.inline), None
+            self.inline += stored
+        else:
+            digest = digest_bytes(stored)
+            self.blobs.setdefault(digest, stored)
+            self._sources[payload, block.extent] = Source.BLOB, 0, digest
+
+    def extents(self, payload: int) -> tuple[MappedExtent, ...]:
+        found: list[MappedExtent] = []
+        placements = [placement for placement in self._plan.placements if placement.payload == payload]
+        placements.sort(key=lambda placement: placement.extent)
+        for extent in (extent for placement in placements for extent in self._extents_of(placement)):
+            if found and _continues(found[-1], extent):
+                found[-1] = replace(found[-1], size=found[-1].size + extent.size)
+            else:
+                found.append(extent)
+        return tuple(found)
+
+    def _extents_of(self, placement: Placement) -> Iterator[MappedExtent]:
+        position = placement.extent.offset
+        if placement.run is None:
+            yield MappedExtent(position, placement.extent.size, Source.ZEROS)
+            return
+        for block, used in self._plan.blocks_of(placement):
+            source, offset, digest = self._sources[placement.run.payload, block.extent]
+            yield MappedExtent(
+                position=position + used.offset - placement.position,
+                size=used.size,
+                source=source,
+                offset=offset + used.offset - block.extent.offset,
+                blob=self._indices[digest] if digest else 0,
+            )
+
+
+def _continues(first: MappedExtent, second: MappedExtent) -> bool:
+    if (first.source, first.blob) != (second.source, second.blob):
+        return False
+    return first.source is Source.ZEROS or first.stored.end == second.offset
+
+
+def _payload(
+    description: Description,
+    content: memoryview,
+    extents: Sequence[MappedExtent],
+    inline: bytes | bytearray,
+    blobs: Sequence[Blob],
+) -> Payload:
+    sha256 = digest_bytes(content)
+    parts_sha256 = parts_digest(len(content), sha256, extents, inline, blobs)
+    return Payload(description, len(content), sha256, tuple(extents), parts_sha256=parts_sha256)
+
+
+def _read(description: Description, content: memoryview) -> PteFile:
+    try:
+        pte = read_pte(content)
+    except FileFormatError as error:
+        raise FileFormatError(f"payload {description.name}: {error}") from error
+    if BACKEND_ID in (*pte.backends, *description.backends):
+        raise InputError(
+            f"payload {description.name} is a fat file itself, and those do not nest: extract its payloads"
+        )
+    return pte

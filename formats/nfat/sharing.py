@@ -1,0 +1,323 @@
+"""Which bytes payloads have in common, and how they are stored: small runs in the container, large ones as blobs."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from ..pte.contents import Extent, PteFile
+from ..pte.extents import MIN_SHAREABLE, shareable_extents
+from .contents import BYTE_ALIGNMENT
+from .limits import MAX_ZEROS
+
+MIN_BLOB = 4096
+"""Smaller runs are inline: mapping takes whole pages."""
+
+_MIN_SAVING = 64
+"""A section is split only if that saves at least 1/64 of it."""
+
+_MAX_UNUSED = 16
+"""A payload that points into a blob uses all but 1/16 of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a payload that should stay contiguous: the program, a segment, or the bytes between them.
+
+    Attributes:
+        extent: in the payload.
+        shareable: extents in it that other payloads may also contain, by offset and without overlaps.
+    """
+
+    payload: int
+    extent: Extent
+    shareable: tuple[Extent, ...] = field(default=(), compare=False)
+
+    @property
+    def candidates(self) -> Sequence[Extent]:
+        """The extents to look for in other payloads, from the largest."""
+        whole = (self.extent,) if self.extent.size >= MIN_SHAREABLE else ()
+        return (*whole, *self.shareable)
+
+
+def sections(payload: int, pte: PteFile) -> Iterator[Section]:
+    """All bytes of a payload with the given index, by offset."""
+    shareable = shareable_extents(pte)
+    position = index = 0
+    for extent in sorted([Extent(0, pte.program_size), *(segment for segment in pte.segments if segment.size)]):
+        if extent.offset > position:
+            yield Section(payload, Extent(position, extent.offset - position))
+        while index < len(shareable) and shareable[index].offset < extent.offset:
+            index += 1
+        first = index
+        while index < len(shareable) and shareable[index].end <= extent.end:
+            index += 1
+        yield Section(payload, extent, tuple(inner for inner in shareable[first:index] if inner != extent))
+        position = extent.end
+    if position < pte.size:
+        yield Section(payload, Extent(position, pte.size - position))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """Bytes that are stored: an extent of a payload, within a section."""
+
+    payload: int
+    extent: Extent
+    section: Section
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The place where an extent of a payload is stored.
+
+    Attributes:
+        extent: in the payload.
+        run: contains its bytes; None for zeros.
+        position: of its bytes in the run's payload; 0 for zeros.
+    """
+
+    payload: int
+    extent: Extent
+    run: StoredRun | None
+    position: int = 0
+
+    @property
+    def original(self) -> bool:
+        return self.run is not None and (self.run.payload, self.position) == (self.payload, self.extent.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive bytes of a run that are stored together, inline or as a blob; `extent` is in the run's payload."""
+
+    extent: Extent
+    inline: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePlan:
+    """The place of each stored byte; the placements of all payloads are in the order of storing."""
+
+    placements: tuple[Placement, ...]
+    blocks: dict[StoredRun, tuple[Block, ...]]
+
+    def blocks_of(self, placement: Placement) -> Iterator[tuple[Block, Extent]]:
+        """The blocks that contain a placement's bytes, and the extent of them in each, by offset; none for zeros."""
+        if placement.run is None:
+            return
+        blocks, start, end = self.blocks[placement.run], placement.position, placement.position + placement.extent.size
+        first = bisect_right(blocks, start, key=lambda block: block.extent.offset) - 1
+        last = bisect_right(blocks, end - 1, key=lambda block: block.extent.offset)
+        for block in blocks[first:last]:
+            offset = max(block.extent.offset, start)
+            yield block, Extent(offset, min(block.extent.end, end) - offset)
+
+
+def plan_storage(contents: Sequence[memoryview], sections: Collection[Section]) -> StoragePlan:
+    """Decides which bytes are shared and how they are stored; the sections cover all contents, in any order."""
+    deduplicator = _Deduplicator(contents, sections)
+    bans: set[_Ban] = set()
+    while True:
+        placements = deduplicator.placements(bans)
+        uses = _uses(placements)
+        new_bans = {ban for run, by_payload in uses.items() for ban in _unprofitable(run, by_payload)}
+        if new_bans <= bans:
+            break
+        bans |= new_bans
+    runs = [placement.run for placement in placements if placement.original and placement.run]
+    return StoragePlan(tuple(placements), {run: _blocks(run, _partial_uses(run, uses[run])) for run in runs})
+
+
+_Ban = tuple[int, Section]
+"""A payload, and a section of another one that it must not point into."""
+
+_UNIQUE = b"unique"
+_ALL_ZERO = b"zeros"
+
+
+class _Deduplicator:
+    """Finds equal bytes, starting with the largest section, so that small ones become extents of large ones."""
+
+    def __init__(self, contents: Sequence[memoryview], sections: Collection[Section]) -> None:
+        self._contents = contents
+        self._sections = sorted(sections, key=lambda section: (-section.extent.size, section.payload, section.extent))
+        self._sizes = Counter(extent.size for section in sections for extent in section.candidates)
+        self._digests: dict[tuple[int, Extent], bytes] = {}
+        self._zeros_left: dict[int, int] = {}
+
+    def placements(self, bans: Collection[_Ban] = ()) -> list[Placement]:
+        known: defaultdict[bytes, list[Placement]] = defaultdict(list)
+        found: list[Placement] = []
+        self._zeros_left = dict.fromkeys(range(len(self._contents)), MAX_ZEROS)
+        for section in self._sections:
+            banned = {target for payload, target in bans if payload == section.payload}
+            placements = list(self._place(section, known, banned))
+            for placement in placements:
+                if placement.original:
+                    self._learn(placement, section, known)
+            found += placements
+        return found
+
+    def _place(
+        self, section: Section, known: dict[bytes, list[Placement]], banned: Collection[Section]
+    ) -> Iterator[Placement]:
+        if whole := self._match(section.payload, section.extent, known, banned):
+            matches = [whole]
+        else:
+            found = (self._match(section.payload, extent, known, banned) for extent in section.shareable)
+            matches = [match for match in found if match]
+            if sum(match.extent.size for match in matches) * _MIN_SAVING < section.extent.size:
+                matches = []
+        position = section.extent.offset
+        for match in self._joined(matches):
+            yield from self._rest(section, position, match.extent.offset)
+            yield match if match.run else self._zeros(section, match.extent)
+            position = match.extent.end
+        yield from self._rest(section, position, section.extent.end)
+
+    def _match(
+        self, payload: int, extent: Extent, known: dict[bytes, list[Placement]], banned: Collection[Section]
+    ) -> Placement | None:
+        """The place where equal bytes are stored already; None if there is none that can be used here."""
+        digest = self._digest(payload, extent)
+        if digest == _ALL_ZERO:
+            return Placement(payload, extent, None)
+        for there in known.get(digest, ()):
+            aligned = (there.extent.offset - extent.offset) % BYTE_ALIGNMENT == 0
+            if aligned and there.run is not None and there.run.section not in banned:
+                return Placement(payload, extent, there.run, there.extent.offset)
+        return None
+
+    def _learn(self, stored: Placement, section: Section, known: dict[bytes, list[Placement]]) -> None:
+        for extent in section.candidates:
+            if stored.extent.offset <= extent.offset and extent.end <= stored.extent.end:
+                digest = self._digest(section.payload, extent)
+                if digest not in (_UNIQUE, _ALL_ZERO):
+                    known[digest].append(Placement(section.payload, extent, stored.run, extent.offset))
+
+    def _joined(self, matches: Sequence[Placement]) -> Iterator[Placement]:
+        """Joins matches that are neighbours where they are stored, with equal bytes between them."""
+        last: Placement | None = None
+        for match in matches:
+            joined = last and self._join(last, match)
+            if last and not joined:
+                yield last
+            last = joined or match
+        if last:
+            yield last
+
+    def _join(self, first: Placement, second: Placement) -> Placement | None:
+        gap = Extent(first.extent.end, second.extent.offset - first.extent.end)
+        shift = second.extent.offset - first.extent.offset
+        if first.run != second.run or (first.run and first.position + shift != second.position):
+            return None
+        here = self._bytes(first.payload, gap)
+        if first.run is None:
+            equal = is_zero(here)
+        else:
+            equal = here == self._bytes(first.run.payload, Extent(first.position + first.extent.size, gap.size))
+        if not equal:
+            return None
+        both = Extent(first.extent.offset, shift + second.extent.size)
+        return Placement(first.payload, both, first.run, first.position)
+
+    def _rest(self, section: Section, start: int, end: int) -> Iterator[Placement]:
+        """Bytes that no other payload has; they are stored for this one."""
+        if start == end:
+            return
+        rest = Extent(start, end - start)
+        yield self._zeros(section, rest) if is_zero(self._bytes(section.payload, rest)) else _stored(section, rest)
+
+    def _zeros(self, section: Section, extent: Extent) -> Placement:
+        """Zeros, which are stored like other bytes once the payload has as many as the format allows."""
+        if extent.size > self._zeros_left[section.payload]:
+            return _stored(section, extent)
+        self._zeros_left[section.payload] -= extent.size
+        return Placement(section.payload, extent, None)
+
+    def _digest(self, payload: int, extent: Extent) -> bytes:
+        """Equal for equal bytes; `_UNIQUE` if no other candidate can be equal."""
+        digest = self._digests.get((payload, extent))
+        if digest is None:
+            content = self._bytes(payload, extent)
+            if is_zero(content):
+                digest = _ALL_ZERO
+            else:
+                digest = hashlib.sha256(content).digest() if self._sizes[extent.size] > 1 else _UNIQUE
+            self._digests[payload, extent] = digest
+        return digest
+
+    def _bytes(self, payload: int, extent: Extent) -> memoryview:
+        return extent.of(self._contents[payload])
+
+
+def _stored(section: Section, extent: Extent) -> Placement:
+    return Placement(section.payload, extent, StoredRun(section.payload, extent, section), extent.offset)
+
+
+_PAGE = bytes(1 << 14)
+
+
+def is_zero(content: memoryview) -> bool:
+    """Whether all bytes are zero; stops at the first page that has another."""
+    # Compared as bytes, because memoryviews are compared item by item.
+    pages = (bytes(content[start : start + len(_PAGE)]) for start in range(0, len(content), len(_PAGE)))
+    return all(page == _PAGE[: len(page)] for page in pages)
+
+
+_Uses = dict[int, list[Extent]]
+"""The extents of a run that other payloads use, by payload; in the run's payload."""
+
+
+def _uses(placements: Iterable[Placement]) -> defaultdict[StoredRun, _Uses]:
+    found: defaultdict[StoredRun, _Uses] = defaultdict(dict)
+    for placement in placements:
+        if placement.run and placement.payload != placement.run.payload:
+            used = Extent(placement.position, placement.extent.size)
+            found[placement.run].setdefault(placement.payload, []).append(used)
+    return found
+
+
+def _partial_uses(run: StoredRun, uses: _Uses) -> _Uses:
+    """The uses of payloads that would map much of the run without using it."""
+    if run.extent.size < MIN_BLOB:
+        return {}
+    enough = run.extent.size - run.extent.size // _MAX_UNUSED
+    return {payload: extents for payload, extents in uses.items() if _covered(extents) < enough}
+
+
+def _unprofitable(run: StoredRun, uses: _Uses) -> Iterable[_Ban]:
+    """Bans the payloads that use so little of a run that it should stay in one piece."""
+    partial = _partial_uses(run, uses)
+    shared = _covered([extent for extents in partial.values() for extent in extents])
+    return [(payload, run.section) for payload in partial] if shared * _MIN_SAVING < run.extent.size else []
+
+
+def _covered(extents: Iterable[Extent]) -> int:
+    covered = end = 0
+    for extent in sorted(extents):
+        covered += max(extent.end - max(end, extent.offset), 0)
+        end = max(end, extent.end)
+    return covered
+
+
+def _blocks(run: StoredRun, partial: _Uses) -> tuple[Block, ...]:
+    """The blocks of a run: its unaligned start, and blobs that begin and end where payloads' uses do."""
+    start, end = run.extent.offset, run.extent.end
+    aligned = min(start + -start % BYTE_ALIGNMENT, end)
+    if end - aligned < MIN_BLOB:
+        return (Block(run.extent, inline=True),)
+    head = [Block(Extent(start, aligned - start), inline=True)] if aligned > start else []
+    used = [extent for extents in partial.values() for extent in extents]
+    inner = {extent.offset - extent.offset % BYTE_ALIGNMENT for extent in used}
+    inner |= {extent.end + -extent.end % BYTE_ALIGNMENT for extent in used}
+    borders = [aligned]
+    for border in sorted(inner):
+        if borders[-1] + MIN_BLOB <= border <= end - MIN_BLOB:
+            borders.append(border)
+    return (*head, *(Block(Extent(first, second - first), inline=False) for first, second in pairwise([*borders, end])))

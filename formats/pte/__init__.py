@@ -1,0 +1,1 @@
+"""`.pte` files: what they contain (`reader`, `contents`, `describe`), and `.ptd` files (`ptd`)."""

@@ -1,0 +1,225 @@
+"""The contents of a `.pte` file as plain values. Offsets count bytes from the start of the file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from .schema_generated import ScalarType
+
+_Bytes = TypeVar("_Bytes", bytes, memoryview)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Extent:
+    """`size` bytes of a file, from `offset` on."""
+
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+    def of(self, content: _Bytes) -> _Bytes:
+        return content[self.offset : self.end]
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """An element type.
+
+    Attributes:
+        name: torch's name without ``torch.``, for example ``float32``.
+        itemsize: bytes per element, as the runtime counts them (1 for types smaller than a byte).
+    """
+
+    name: str
+    itemsize: int
+
+
+DTYPES = {
+    ScalarType.BYTE: Dtype("uint8", 1),
+    ScalarType.CHAR: Dtype("int8", 1),
+    ScalarType.SHORT: Dtype("int16", 2),
+    ScalarType.INT: Dtype("int32", 4),
+    ScalarType.LONG: Dtype("int64", 8),
+    ScalarType.HALF: Dtype("float16", 2),
+    ScalarType.FLOAT: Dtype("float32", 4),
+    ScalarType.DOUBLE: Dtype("float64", 8),
+    ScalarType.BOOL: Dtype("bool", 1),
+    ScalarType.QINT8: Dtype("qint8", 1),
+    ScalarType.QUINT8: Dtype("quint8", 1),
+    ScalarType.QINT32: Dtype("qint32", 4),
+    ScalarType.BFLOAT16: Dtype("bfloat16", 2),
+    ScalarType.QUINT4X2: Dtype("quint4x2", 1),
+    ScalarType.QUINT2X4: Dtype("quint2x4", 1),
+    ScalarType.BITS16: Dtype("bits16", 2),
+    ScalarType.FLOAT8E5M2: Dtype("float8_e5m2", 1),
+    ScalarType.FLOAT8E4M3FN: Dtype("float8_e4m3fn", 1),
+    ScalarType.FLOAT8E5M2FNUZ: Dtype("float8_e5m2fnuz", 1),
+    ScalarType.FLOAT8E4M3FNUZ: Dtype("float8_e4m3fnuz", 1),
+    ScalarType.UINT16: Dtype("uint16", 2),
+    ScalarType.UINT32: Dtype("uint32", 4),
+    ScalarType.UINT64: Dtype("uint64", 8),
+}
+"""Every element type of the schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor value of a method.
+
+    Attributes:
+        shape: sizes; upper bounds if `dynamism` is ``bound``, meaningless if it is ``unbound``.
+        dim_order: dimensions from outermost to innermost in memory.
+        dynamism: whether the shape may change between calls.
+        nbytes: bytes of a tensor of that shape.
+        name: fully qualified name; empty if the file does not have it.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    dim_order: tuple[int, ...]
+    dynamism: Literal["static", "bound", "unbound"]
+    nbytes: int
+    name: str = ""
+
+
+ScalarKind = Literal[
+    "none",
+    "int",
+    "bool",
+    "double",
+    "string",
+    "int_list",
+    "double_list",
+    "bool_list",
+    "tensor_list",
+    "optional_tensor_list",
+]
+
+Plain = int | float | str | tuple[int, ...] | tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarSpec:
+    """A value of a method that is not a tensor.
+
+    Attributes:
+        value: the constant, or for an input the value it was traced with. Items of ``int_list``, ``tensor_list`` and
+            ``optional_tensor_list`` are indices of the method's values, -1 for none.
+    """
+
+    kind: ScalarKind
+    value: Plain
+
+
+ValueSpec = TensorSpec | ScalarSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantTensor:
+    """Tensor data in the file.
+
+    Attributes:
+        tensor: the first tensor that uses it.
+        extent: its bytes, without padding.
+        segment: index of the segment that contains it; None if it is inside the flatbuffer.
+        mutable: whether it is the initial state of a tensor that methods change.
+    """
+
+    tensor: TensorSpec
+    extent: Extent
+    segment: int | None
+    mutable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NamedData:
+    """A blob that delegates find by its key. Several keys may name one segment."""
+
+    key: str
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    """A part of a method that a backend runs.
+
+    Attributes:
+        segment: index of that segment.
+        extent: its data, without the named data it uses.
+    """
+
+    id: str
+    location: Literal["inline", "segment"]
+    segment: int | None
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionCounts:
+    """Instructions of a method by kind."""
+
+    kernel_calls: int = 0
+    delegate_calls: int = 0
+    moves: int = 0
+    jumps: int = 0
+    frees: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """An entry point of the program.
+
+    Attributes:
+        outputs: in order, including inputs that are passed through.
+        operators: operators with overload, for example ``aten::add.out``, in the file's order.
+        operator_calls: number of calls of each of `operators`.
+        planned_memory: bytes of each planned buffer, without the reserved first entry.
+        delegated: whether it is a single delegate call that takes all inputs and returns all outputs in their order.
+    """
+
+    name: str
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    operators: tuple[str, ...]
+    operator_calls: tuple[int, ...]
+    delegates: tuple[Delegate, ...]
+    planned_memory: tuple[int, ...]
+    instructions: InstructionCounts
+    delegated: bool = False
+
+    @property
+    def constant(self) -> bool:
+        """Whether it takes no inputs and runs no instructions: its outputs are constants."""
+        return not self.inputs and self.instructions == InstructionCounts()
+
+
+@dataclass(frozen=True, slots=True)
+class PteFile:
+    """A `.pte` file.
+
+    Attributes:
+        version: schema version of the program.
+        program_size: bytes of the flatbuffer at the file's start, including the extended header.
+        segment_base: where segments start; 0 if the file has no extended header.
+        segments: data after the flatbuffer, in the file's order, without the padding after each.
+        constants: tensor data in the file, by offset.
+        external: the tensors whose data is in another file, by name.
+    """
+
+    size: int
+    version: int
+    program_size: int
+    segment_base: int
+    methods: tuple[Method, ...]
+    segments: tuple[Extent, ...]
+    constants: tuple[ConstantTensor, ...]
+    external: tuple[TensorSpec, ...]
+    named_data: tuple[NamedData, ...]
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        return tuple(sorted({delegate.id for method in self.methods for delegate in method.delegates}))

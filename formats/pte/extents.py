@@ -1,0 +1,41 @@
+"""Which extents of a `.pte` are worth storing as objects of their own, so that other files can share them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from .contents import Extent, PteFile
+
+MIN_SHAREABLE = 1024
+"""Smaller extents are not stored separately: an object costs more than it saves."""
+
+
+def shareable_extents(pte: PteFile) -> tuple[Extent, ...]:
+    """Extents to store separately, by offset and without overlaps. They do not cover the file.
+
+    These are the tensors, exactly their own bytes so that they equal the weights of programs; the other bytes of
+    segments; delegate data inside the flatbuffer; and the bytes outside of program and segments.
+    """
+    delegates = (delegate for method in pte.methods for delegate in method.delegates)
+    data = _without_overlaps(
+        [
+            *(constant.extent for constant in pte.constants),
+            *(delegate.extent for delegate in delegates if delegate.location == "inline"),
+        ]
+    )
+    in_program = [extent for extent in data if extent.offset < pte.program_size]
+    after_program = [extent for extent in (*data, *pte.segments) if extent.size and extent.offset >= pte.program_size]
+    borders = {pte.program_size, pte.size}
+    borders.update(border for extent in after_program for border in (extent.offset, extent.end))
+    found = [*in_program, *(Extent(start, end - start) for start, end in pairwise(sorted(borders)))]
+    return tuple(extent for extent in found if extent.size >= MIN_SHAREABLE)
+
+
+def _without_overlaps(extents: Iterable[Extent]) -> list[Extent]:
+    """Sorts by offset. Keeps the first of overlapping extents, and the longest of those that start together."""
+    kept: list[Extent] = []
+    for extent in sorted(extents, key=lambda extent: (extent.offset, -extent.size)):
+        if extent.size and (not kept or extent.offset >= kept[-1].end):
+            kept.append(extent)
+    return kept

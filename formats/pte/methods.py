@@ -1,0 +1,308 @@
+"""Reading the methods of a program, their values, and where the data of their tensors is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+from typing import Any, Literal
+
+from ...errors import FileFormatError
+from . import schema_generated as schema
+from .contents import (
+    DTYPES,
+    ConstantTensor,
+    Delegate,
+    Dtype,
+    Extent,
+    InstructionCounts,
+    Method,
+    ScalarKind,
+    ScalarSpec,
+    TensorSpec,
+    ValueSpec,
+)
+from .tables import BOOL, F64, I8, I32, I64, U8, U32, U64, TableView, pick
+
+MAX_DIMENSIONS = 16
+"""Limit per tensor: `kTensorDimensionLimit` of the runtime."""
+
+_DYNAMISM: dict[int, Literal["static", "bound", "unbound"]] = {
+    schema.TensorShapeDynamism.STATIC: "static",
+    schema.TensorShapeDynamism.DYNAMIC_BOUND: "bound",
+    schema.TensorShapeDynamism.DYNAMIC_UNBOUND: "unbound",
+}
+
+_LISTS: dict[int, tuple[ScalarKind, IntEnum, Any]] = {
+    schema.KernelTypes.INTLIST: ("int_list", schema.IntList.ITEMS, I64),
+    schema.KernelTypes.DOUBLELIST: ("double_list", schema.DoubleList.ITEMS, F64),
+    schema.KernelTypes.BOOLLIST: ("bool_list", schema.BoolList.ITEMS, BOOL),
+    schema.KernelTypes.TENSORLIST: ("tensor_list", schema.TensorList.ITEMS, I32),
+    schema.KernelTypes.OPTIONALTENSORLIST: ("optional_tensor_list", schema.OptionalTensorList.ITEMS, I32),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorData:
+    """The location of a tensor's data, as the file states it.
+
+    Attributes:
+        index: of the constant, or of the tensor in the mutable segment; 0 if the file has no data for it.
+        mutable_group: index of the mutable segment; None for a constant.
+        external: whether the data is in another file, under the tensor's name.
+    """
+
+    tensor: TensorSpec
+    index: int
+    mutable_group: int | None
+    external: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MethodContents:
+    """A method, and all tensor data that its values refer to."""
+
+    method: Method
+    data: tuple[TensorData, ...]
+
+
+def read_method(plan: TableView, segments: Sequence[Extent], inline: Sequence[Extent]) -> MethodContents:
+    """Reads one execution plan; `inline` lists the delegate data inside the flatbuffer.
+
+    Raises FileFormatError if the plan refers to something that does not exist.
+    """
+    name = plan.text(schema.ExecutionPlan.NAME)
+    values = list(plan.children(schema.ExecutionPlan.VALUES))
+    operators = tuple(map(_operator, plan.children(schema.ExecutionPlan.OPERATORS)))
+    delegates = tuple(_delegate(node, segments, inline) for node in plan.children(schema.ExecutionPlan.DELEGATES))
+    calls, instructions = _count(plan, len(operators), len(delegates))
+    method = Method(
+        name=name,
+        inputs=_specs(plan, schema.ExecutionPlan.INPUTS, values),
+        outputs=_specs(plan, schema.ExecutionPlan.OUTPUTS, values),
+        operators=operators,
+        operator_calls=tuple(calls[index] for index in range(len(operators))),
+        delegates=delegates,
+        planned_memory=plan.numbers(schema.ExecutionPlan.NON_CONST_BUFFER_SIZES, I64)[1:],
+        instructions=instructions,
+        delegated=instructions == InstructionCounts(delegate_calls=1) and _passes_everything_on(plan),
+    )
+    return MethodContents(method, tuple(data for data in map(_tensor_data, values) if data is not None))
+
+
+def read_constants(
+    program: TableView, segments: Sequence[Extent], uses: Iterable[TensorData]
+) -> tuple[ConstantTensor, ...]:
+    """The tensor data in the file that methods use, each once, by offset; FileFormatError if it is not there."""
+    inline = [node.extent(schema.Buffer.STORAGE) for node in program.children(schema.Program.CONSTANT_BUFFER)]
+    constants = _group(program.child(schema.Program.CONSTANT_SEGMENT), segments)
+    mutable = [_group(node, segments) for node in program.children(schema.Program.MUTABLE_DATA_SEGMENTS)]
+    found: dict[tuple[int | None, int], ConstantTensor] = {}
+    for use in uses:
+        if use.external:
+            continue
+        if use.mutable_group is not None:
+            constant = _in_segment(pick(mutable, use.mutable_group, "mutable segment"), use)
+        elif inline:
+            constant = _in_flatbuffer(pick(inline, use.index, "constant"), use)
+        else:
+            constant = _in_segment(constants, use)
+        known = found.setdefault((use.mutable_group, use.index), constant)
+        if known.extent.size < constant.extent.size:
+            found[use.mutable_group, use.index] = constant
+    return tuple(sorted(found.values(), key=lambda constant: constant.extent))
+
+
+def _specs(plan: TableView, slot: schema.ExecutionPlan, values: Sequence[TableView]) -> tuple[ValueSpec, ...]:
+    return tuple(_value(pick(values, index, "value")) for index in plan.numbers(slot, I32))
+
+
+def _operator(node: TableView) -> str:
+    name, overload = node.text(schema.Operator.NAME), node.text(schema.Operator.OVERLOAD)
+    return f"{name}.{overload}" if overload else name
+
+
+def _delegate(node: TableView, segments: Sequence[Extent], inline: Sequence[Extent]) -> Delegate:
+    backend = node.text(schema.BackendDelegate.ID)
+    processed = node.child(schema.BackendDelegate.PROCESSED)
+    if processed is None:
+        raise FileFormatError(f"damaged program: a delegate of {backend!r} has no data")
+    index = processed.number(schema.BackendDelegateDataReference.INDEX, U32)
+    match processed.number(schema.BackendDelegateDataReference.LOCATION, I8):
+        case schema.DataLocation.INLINE:
+            return Delegate(backend, "inline", None, pick(inline, index, "inline delegate data"))
+        case schema.DataLocation.SEGMENT:
+            return Delegate(backend, "segment", index, pick(segments, index, "segment"))
+        case location:
+            raise FileFormatError(
+                f"a delegate of {backend!r} has its data at location {location}, unknown to the schema"
+            )
+
+
+def _count(plan: TableView, operators: int, delegates: int) -> tuple[Counter[int], InstructionCounts]:
+    calls: Counter[int] = Counter()
+    kinds: Counter[int] = Counter()
+    for chain in plan.children(schema.ExecutionPlan.CHAINS):
+        for instruction in chain.children(schema.Chain.INSTRUCTIONS):
+            kind = instruction.number(schema.Instruction.INSTR_ARGS_TYPE, U8)
+            kinds[kind] += 1
+            match kind:
+                case schema.InstructionArguments.KERNELCALL:
+                    index = _arguments(instruction).number(schema.KernelCall.OP_INDEX, I32)
+                    calls[pick(range(operators), index, "operator")] += 1
+                case schema.InstructionArguments.DELEGATECALL:
+                    index = _arguments(instruction).number(schema.DelegateCall.DELEGATE_INDEX, I32)
+                    pick(range(delegates), index, "delegate")
+                case (
+                    schema.InstructionArguments.MOVECALL
+                    | schema.InstructionArguments.JUMPFALSECALL
+                    | schema.InstructionArguments.FREECALL
+                ):
+                    pass
+                case _:
+                    raise FileFormatError(f"an instruction is of kind {kind}, which the schema does not know")
+    return calls, InstructionCounts(
+        kernel_calls=kinds[schema.InstructionArguments.KERNELCALL],
+        delegate_calls=kinds[schema.InstructionArguments.DELEGATECALL],
+        moves=kinds[schema.InstructionArguments.MOVECALL],
+        jumps=kinds[schema.InstructionArguments.JUMPFALSECALL],
+        frees=kinds[schema.InstructionArguments.FREECALL],
+    )
+
+
+def _passes_everything_on(plan: TableView) -> bool:
+    """Whether the only instruction, a delegate call, has the method's inputs and outputs as arguments, in their order.
+
+    A method that returns one value twice has one of the delegate's two equal outputs in both places. Every output of a
+    partition is used, so an unused one can only be the other of the two.
+    """
+    (call,) = (
+        instruction
+        for chain in plan.children(schema.ExecutionPlan.CHAINS)
+        for instruction in chain.children(schema.Chain.INSTRUCTIONS)
+    )
+    inputs, outputs = plan.numbers(schema.ExecutionPlan.INPUTS, I32), plan.numbers(schema.ExecutionPlan.OUTPUTS, I32)
+    arguments = _arguments(call).numbers(schema.DelegateCall.ARGS, I32)
+    written = arguments[len(inputs) :]
+    if arguments[: len(inputs)] != inputs or len(written) != len(outputs):
+        return False
+    in_place = {output for output, argument in zip(outputs, written, strict=True) if output == argument}
+    return set(outputs) <= in_place
+
+
+def _arguments(instruction: TableView) -> TableView:
+    arguments = instruction.child(schema.Instruction.INSTR_ARGS)
+    if arguments is None:
+        raise FileFormatError("damaged program: an instruction names its kind and has no arguments")
+    return arguments
+
+
+def _tensor_data(value: TableView) -> TensorData | None:
+    """None for values that are not tensors or get their data at run time."""
+    if value.number(schema.EValue.VAL_TYPE, U8) != schema.KernelTypes.TENSOR:
+        return None
+    tensor = _member(value)
+    info = tensor.child(schema.Tensor.EXTRA_TENSOR_INFO)
+    external = (
+        info is not None and info.number(schema.ExtraTensorInfo.LOCATION, I8) == schema.TensorDataLocation.EXTERNAL
+    )
+    index = tensor.number(schema.Tensor.DATA_BUFFER_IDX, U32)
+    if index == 0 and not external:
+        return None
+    group = None
+    if tensor.child(schema.Tensor.ALLOCATION_INFO) is not None:
+        group = 0 if info is None else info.number(schema.ExtraTensorInfo.MUTABLE_DATA_SEGMENTS_IDX, U64)
+    return TensorData(_tensor(tensor), index, group, external)
+
+
+def _value(value: TableView) -> ValueSpec:
+    member = value.number(schema.EValue.VAL_TYPE, U8)
+    if member == schema.KernelTypes.TENSOR:
+        return _tensor(_member(value))
+    return _scalar(member, value)
+
+
+def _tensor(tensor: TableView) -> TensorSpec:
+    shape = tensor.numbers(schema.Tensor.SIZES, I32)
+    if len(shape) > MAX_DIMENSIONS or any(size < 0 for size in shape):
+        raise FileFormatError(f"damaged program: a tensor has shape {shape[: MAX_DIMENSIONS + 1]}")
+    order = tensor.numbers(schema.Tensor.DIM_ORDER, U8)
+    if sorted(order) != list(range(len(shape))):
+        raise FileFormatError(f"damaged program: a tensor of shape {shape} has dim order {order[: MAX_DIMENSIONS + 1]}")
+    dtype = _dtype(tensor.number(schema.Tensor.SCALAR_TYPE, I8))
+    dynamism = tensor.number(schema.Tensor.SHAPE_DYNAMISM, I8)
+    if dynamism not in _DYNAMISM:
+        raise FileFormatError(
+            f"damaged program: a tensor has shape dynamism {dynamism}, which the schema does not know"
+        )
+    info = tensor.child(schema.Tensor.EXTRA_TENSOR_INFO)
+    name = "" if info is None else info.text(schema.ExtraTensorInfo.FULLY_QUALIFIED_NAME)
+    return TensorSpec(dtype.name, shape, order, _DYNAMISM[dynamism], prod(shape) * dtype.itemsize, name)
+
+
+def _dtype(number: int) -> Dtype:
+    try:
+        return DTYPES[schema.ScalarType(number)]
+    except ValueError:
+        raise FileFormatError(f"a tensor has scalar type {number}, which the schema does not know") from None
+
+
+def _scalar(member: int, value: TableView) -> ScalarSpec:
+    match member:
+        case schema.KernelTypes.NONE | schema.KernelTypes.NULL:
+            return ScalarSpec("none", None)
+        case schema.KernelTypes.INT:
+            return ScalarSpec("int", _member(value).number(schema.Int.INT_VAL, I64))
+        case schema.KernelTypes.BOOL:
+            return ScalarSpec("bool", _member(value).number(schema.Bool.BOOL_VAL, BOOL, default=False))
+        case schema.KernelTypes.DOUBLE:
+            return ScalarSpec("double", _member(value).number(schema.Double.DOUBLE_VAL, F64, 0.0))
+        case schema.KernelTypes.STRING:
+            return ScalarSpec("string", _member(value).text(schema.String.STRING_VAL))
+    if member not in _LISTS:
+        raise FileFormatError(f"a value is of kind {member}, which the schema does not know")
+    kind, slot, flags = _LISTS[member]
+    return ScalarSpec(kind, _member(value).numbers(slot, flags))
+
+
+def _member(value: TableView) -> TableView:
+    member = value.child(schema.EValue.VAL)
+    if member is None:
+        raise FileFormatError("damaged program: a value names its kind and has none")
+    return member
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A segment of tensor data; `offsets` count from its start, one per tensor."""
+
+    index: int
+    segment: Extent
+    offsets: tuple[int, ...]
+
+
+def _group(node: TableView | None, segments: Sequence[Extent]) -> _Group:
+    offsets = () if node is None else node.numbers(schema.SubsegmentOffsets.OFFSETS, U64)
+    if node is None or not offsets:
+        return _Group(0, Extent(0, 0), ())
+    index = node.number(schema.SubsegmentOffsets.SEGMENT_INDEX, U32)
+    return _Group(index, pick(segments, index, "segment"), offsets)
+
+
+def _in_segment(group: _Group, use: TensorData) -> ConstantTensor:
+    start = pick(group.offsets, use.index, "constant")
+    if start + use.tensor.nbytes > group.segment.size:
+        raise FileFormatError(
+            f"damaged program: a tensor of {use.tensor.nbytes} bytes at {start} does not fit segment {group.index} "
+            f"of {group.segment.size} bytes"
+        )
+    extent = Extent(group.segment.offset + start, use.tensor.nbytes)
+    return ConstantTensor(use.tensor, extent, group.index, use.mutable_group is not None)
+
+
+def _in_flatbuffer(data: Extent, use: TensorData) -> ConstantTensor:
+    if use.tensor.nbytes > data.size:
+        raise FileFormatError(f"damaged program: a tensor needs {use.tensor.nbytes} bytes, its data has {data.size}")
+    return ConstantTensor(use.tensor, Extent(data.offset, use.tensor.nbytes), None, mutable=False)

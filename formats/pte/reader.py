@@ -1,0 +1,152 @@
+"""Reading `.pte` files without ExecuTorch. Every byte is untrusted."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import FileFormatError, InputError
+from . import schema_generated as schema
+from .contents import Extent, NamedData, PteFile, TensorSpec
+from .methods import TensorData, read_constants, read_method
+from .tables import U32, U64, Flatbuffer, TableView, pick
+
+
+def open_pte(path: Path) -> PteFile:
+    """Reads what a file contains; only the pages that describe it are touched.
+
+    Raises InputError if the file cannot be read, as FileFormatError if it is not a valid `.pte`.
+    """
+    view = map_file(path)
+    with naming(path):
+        return read_pte(view)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Puts the file's path in front of the messages of FileFormatErrors."""
+    try:
+        yield
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error}") from error
+
+
+def map_file(path: Path) -> memoryview:
+    """A file's bytes, mapped; raises InputError if it cannot be read, as FileFormatError if it is empty."""
+    try:
+        with path.open("rb") as file:
+            # Never closed explicitly: views and tracebacks may still refer to it.
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise FileFormatError(f"{path}: the file is empty") from error
+
+
+def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
+    """Reads what the bytes of a whole `.pte` file describe; keeps no reference to them.
+
+    Raises:
+        FileFormatError: not a `.pte`, of another version, cut short or damaged. The data of tensors and delegates has
+            to exist but is not read.
+    """
+    view = memoryview(content).cast("B")
+    header = _read_header(view)
+    program = Flatbuffer(view[: header.program_size]).root()
+    segments = tuple(_segments(program, header, len(view)))
+    inline = [
+        node.extent(schema.BackendDelegateInlineData.DATA)
+        for node in program.children(schema.Program.BACKEND_DELEGATE_DATA)
+    ]
+    methods = [read_method(plan, segments, inline) for plan in program.children(schema.Program.EXECUTION_PLAN)]
+    data = [data for contents in methods for data in contents.data]
+    return PteFile(
+        size=len(view),
+        version=program.number(schema.Program.VERSION, U32),
+        program_size=header.program_size,
+        segment_base=header.segment_base,
+        methods=tuple(contents.method for contents in methods),
+        segments=segments,
+        constants=read_constants(program, segments, data),
+        external=_external(data),
+        named_data=tuple(_named_data(program, segments)),
+    )
+
+
+_POSITION = 8
+_MAGIC = b"eh00"
+_FIELDS = struct.Struct("<4sIQQ")
+_SEGMENTS_SIZE = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """Bytes of the flatbuffer, including this header, and where segments start (0: there are none)."""
+
+    program_size: int
+    segment_base: int
+
+
+def _read_header(content: memoryview) -> _Header:
+    size = len(content)
+    if size < _POSITION or bytes(content[4:_POSITION]) != schema.IDENTIFIER:
+        found = bytes(content[4:_POSITION])
+        raise FileFormatError(
+            f"not a .pte file of a known version: bytes 4 to 8 are {found!r} and should be {schema.IDENTIFIER!r}"
+        )
+    if bytes(content[_POSITION : _POSITION + len(_MAGIC)]) != _MAGIC:
+        return _Header(size, 0)
+    if size < _POSITION + _FIELDS.size:
+        raise FileFormatError(f"the file is cut short: {size} bytes end inside the extended header")
+    _, length, program_size, segment_base = _FIELDS.unpack_from(content, _POSITION)
+    if length < _FIELDS.size:
+        raise FileFormatError(f"damaged file: an extended header of {length} bytes is too short")
+    if not _POSITION + _FIELDS.size <= program_size <= size:
+        raise FileFormatError(f"the file is damaged or cut short: {size} bytes, the program alone has {program_size}")
+    if segment_base and not program_size <= segment_base <= size:
+        raise FileFormatError(f"the file is damaged or cut short: {size} bytes, segments start at {segment_base}")
+    if length >= _FIELDS.size + _SEGMENTS_SIZE.size and size >= _POSITION + length:
+        (segments_size,) = _SEGMENTS_SIZE.unpack_from(content, _POSITION + _FIELDS.size)
+        if segment_base + segments_size > size:
+            raise FileFormatError(
+                f"the file is cut short: {size} bytes, segments need {segments_size} from {segment_base} on"
+            )
+    return _Header(program_size, segment_base)
+
+
+def _external(data: Sequence[TensorData]) -> tuple[TensorSpec, ...]:
+    named = {use.tensor.name: use.tensor for use in data if use.external}
+    return tuple(named[name] for name in sorted(named))
+
+
+def _segments(program: TableView, header: _Header, size: int) -> Iterator[Extent]:
+    """The segments, which have to lie in the file, after the program, without overlaps."""
+    segments = [
+        Extent(
+            header.segment_base + node.number(schema.DataSegment.OFFSET, U64), node.number(schema.DataSegment.SIZE, U64)
+        )
+        for node in program.children(schema.Program.SEGMENTS)
+    ]
+    end = header.program_size
+    for segment in sorted(segment for segment in segments if segment.size):
+        if segment.offset < end:
+            raise FileFormatError(f"damaged file: the segment at {segment.offset} overlaps what ends at {end}")
+        end = segment.end
+    for index, segment in enumerate(segments):
+        if segment.end > size:
+            raise FileFormatError(
+                f"the file is damaged or cut short: segment {index} has {segment.size} bytes at {segment.offset}, "
+                f"the file {size}"
+            )
+    yield from segments
+
+
+def _named_data(program: TableView, segments: Sequence[Extent]) -> Iterator[NamedData]:
+    for node in program.children(schema.Program.NAMED_DATA):
+        index = node.number(schema.NamedData.SEGMENT_INDEX, U32)
+        pick(segments, index, "segment")
+        yield NamedData(node.text(schema.NamedData.KEY), index)

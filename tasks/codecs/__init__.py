@@ -1,0 +1,1 @@
+"""Codecs of artifacts: programs, delegates, values, payloads. All but `payload` import torch."""

@@ -1,0 +1,335 @@
+"""The canonical digest of a program: equal for programs that lower to the same bytes, however they were made."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+import torch
+from executorch.exir._serialize._cord import FileBackedData
+from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+from executorch.exir.dialects.backend._ops import BackendOpOverload
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+from executorch.exir.tensor import TensorSpec
+from torch._export.verifier import Verifier
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, ExportGraphSignature
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ...artifacts.digest import Digest, digest_bytes, digest_json
+from ...errors import StoreError
+from .pickler import lasting_operator, verifier_options
+from .storages import StorageTable
+
+_SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
+_NAMED = (torch.dtype, torch.layout, torch.memory_format, torch.device)
+_SPEC_FIELDS = (
+    "dtype",
+    "shape",
+    "layout",
+    "is_sparse",
+    "const",
+    "alignment",
+    "requires_grad",
+    "stride",
+    "dim_order",
+    "shape_dynamism",
+    "mem_id",
+    "mem_obj_id",
+    "mem_offset",
+    "device",
+    "device_index",
+)
+
+
+class CanonicalValues:
+    """Canonical forms of values; symbols and storages are numbered in order of first appearance."""
+
+    def __init__(self, storages: StorageTable) -> None:
+        self.storages = storages
+        self.symbols: dict[sympy.Symbol, str] = {}
+        self._aliases: dict[int, int] = {}
+        self._expressions: dict[Any, Any] = {}
+        self._annotating = False
+
+    def value(self, value: Any) -> Any:  # noqa: PLR0911 - one return per kind of value
+        """Canonical form of anything that a node can hold; raises TypeError for other values."""
+        if value is None or isinstance(value, (bool, str)) or type(value) is int:
+            return value
+        if isinstance(value, float):
+            return ["float", value.hex()]
+        if isinstance(value, (list, tuple)):
+            return ["sequence", *map(self.value, value)]
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value)
+        if isinstance(value, _SYMBOLIC):
+            return self.expression(value.node.expr)
+        if isinstance(value, dict):
+            return ["mapping", *([self.value(key), self.value(item)] for key, item in value.items())]
+        if isinstance(value, enum.Enum):
+            return ["enum", type(value).__qualname__, value.name]
+        if isinstance(value, _NAMED):
+            return ["torch", str(value)]
+        return self._rare(value)
+
+    def _rare(self, value: Any) -> Any:
+        if isinstance(value, (bytes, bytearray)):
+            return ["bytes", digest_bytes(value)]
+        if isinstance(value, complex):
+            return ["complex", value.real.hex(), value.imag.hex()]
+        if isinstance(value, (set, frozenset)):
+            return ["set", *sorted(map(self.value, value), key=repr)]
+        if isinstance(value, slice):
+            return ["slice", self.value(value.start), self.value(value.stop), self.value(value.step)]
+        return self._foreign(value)
+
+    def _foreign(self, value: Any) -> Any:
+        if isinstance(value, sympy.Basic):
+            return self.expression(value)
+        if isinstance(value, torch.fx.Node):
+            return None  # in `meta`; arguments are the caller's
+        if isinstance(value, TensorSpec):
+            return self._spec(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = ([field.name, self.value(getattr(value, field.name))] for field in dataclasses.fields(value))
+            return ["dataclass", type(value).__qualname__, *fields]
+        if callable(value):
+            return self.target(value)
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        if self._annotating:
+            return ["instance", name]
+        raise TypeError(f"no canonical form for a value of {name}: {value!r:.80}")
+
+    def annotation(self, value: Any) -> Any:
+        """Canonical form of an entry that a pass or partitioner left in `meta`; unknown objects count by type."""
+        self._annotating = True
+        try:
+            return self.value(value)
+        finally:
+            self._annotating = False
+
+    def target(self, target: Any) -> Any:
+        if isinstance(target, EdgeOpOverload):
+            dialect = "backend" if isinstance(target, BackendOpOverload) else "edge"
+            return [dialect, str(target._op)]  # noqa: SLF001 - dialect operators wrap the torch operator
+        if isinstance(target, OpOverload):
+            return ["operator", str(lasting_operator(target))]
+        if isinstance(target, HigherOrderOperator):
+            return ["higher_order_operator", target.name()]
+        name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
+        if name is None:
+            raise TypeError(f"no canonical form for the callable {target!r:.80}")
+        return ["callable", str(target.__module__), name]
+
+    def expression(self, expression: Any) -> Any:
+        key = (type(expression), expression)  # True equals 1
+        known = self._expressions.get(key)
+        if known is None:
+            known = self._expressions[key] = self._renamed(expression)
+        return known
+
+    def _renamed(self, expression: Any) -> Any:
+        if isinstance(expression, (bool, int)) or getattr(expression, "is_Integer", False):
+            return int(expression)
+        for symbol in sorted(expression.free_symbols, key=str):
+            self.symbols.setdefault(symbol, f"{symbol.name[:1]}{len(self.symbols)}")
+        names = {symbol: sympy.Symbol("$" + self.symbols[symbol]) for symbol in expression.free_symbols}
+        return ["expression", str(expression.xreplace(names))]
+
+    def tensor(self, tensor: torch.Tensor) -> Any:
+        """Type and layout; for real tensors also the digest of the bytes, and which tensors share them."""
+        if isinstance(tensor, FakeTensor):
+            constant = None if tensor.constant is None else self.tensor(tensor.constant)
+            return [*self._layout(tensor), constant]
+        if is_traceable_wrapper_subclass(tensor):
+            names, context = tensor.__tensor_flatten__()
+            parts = ([name, self.tensor(getattr(tensor, name))] for name in names)
+            return ["wrapper", type(tensor).__module__, type(tensor).__qualname__, self.value(context), *parts]
+        form = self._layout(tensor)
+        if tensor.device.type == "meta":
+            return form
+        storage = tensor.untyped_storage()
+        if storage.nbytes() == 0:
+            return [*form, "", 0]
+        alias = self._aliases.setdefault(self.storages.number(storage), len(self._aliases))
+        return [*form, self.storages.digest(storage), alias]
+
+    def _layout(self, tensor: torch.Tensor) -> list[Any]:
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"no canonical form for a tensor of layout {tensor.layout}")
+        numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+        form = [number if type(number) is int else self.value(number) for number in numbers]
+        return ["tensor", str(tensor.dtype), tensor.device.type, tensor.requires_grad, form]
+
+    def _spec(self, spec: TensorSpec) -> Any:
+        storage = getattr(spec, "storage", None)
+        real = isinstance(storage, torch.UntypedStorage) and storage.device.type == "cpu"
+        content = self.storages.digest(storage) if real else None
+        return ["spec", type(spec).__name__, content, *(self.value(getattr(spec, name, None)) for name in _SPEC_FIELDS)]
+
+
+_PROVENANCE = frozenset(
+    {
+        "debug_handle",
+        "desc",
+        "eager_input_vals",
+        "from_node",
+        "nn_module_stack",
+        "seq_nr",
+        "source_fn_stack",
+        "stack_trace",
+        "tensor_meta",
+        "val",
+    }
+)
+"""Keys of `Node.meta` that describe a node's origin or repeat `val`, which is covered separately."""
+
+_GRAPH_META = ("edge_dialect", "input_mem_buffer_sizes", "non_const_buffer_device", "non_const_buffer_sizes")
+
+
+def program_digest(program: ExportedProgram, storages: StorageTable | None = None) -> Digest:
+    """SHA-256 of all that matters for lowering; raises StoreError if something has no canonical form."""
+    try:
+        return digest_json(_Form(storages or StorageTable()).program(program))
+    except TypeError as error:
+        raise StoreError(
+            f"the program cannot be stored, it holds something that has no canonical digest: {error}"
+        ) from error
+
+
+class _Form:
+    """Canonical form of one program; each program inside a delegate has its own."""
+
+    def __init__(self, storages: StorageTable) -> None:
+        self._storages = storages
+        self._values = CanonicalValues(storages)
+
+    def program(self, program: ExportedProgram) -> Any:
+        nodes = {node.name: number for number, node in enumerate(_nodes(program.graph_module))}
+        tensors = self._values.value
+        return {
+            "graph": self._graph_module(program.graph_module),
+            "signature": self._signature(program.graph_signature, nodes),
+            "state": [[name, tensors(tensor)] for name, tensor in sorted(program.state_dict.items())],
+            "constants": [[name, tensors(constant)] for name, constant in sorted(program.constants.items())],
+            "ranges": self._ranges(program),
+            "calls": [
+                [entry.fqn, str(entry.signature.in_spec), str(entry.signature.out_spec)]
+                for entry in program.module_call_graph
+                if entry.signature is not None
+            ],
+            "verifiers": [self._verifier(verifier) for verifier in program.verifiers],
+        }
+
+    def _graph_module(self, module: GraphModule) -> Any:
+        numbers: dict[Node, int] = {}
+        rows = []
+        for node in _nodes(module):
+            numbers[node] = len(numbers)
+            rows.append(self._node(module, node, numbers))
+        meta = {key: self._values.value(module.meta[key]) for key in _GRAPH_META if key in module.meta}
+        return {"nodes": rows, "meta": meta}
+
+    def _node(self, module: GraphModule, node: Node, numbers: dict[Node, int]) -> list[Any]:
+        row: list[Any] = [node.op]
+        if node.op in ("get_attr", "call_module"):
+            row.append(self._attribute(module, str(node.target)))
+        elif node.op not in ("placeholder", "output"):
+            row.append(self._values.value(node.target))
+        row.append([self._argument(argument, numbers) for argument in node.args])
+        row.append([[key, self._argument(argument, numbers)] for key, argument in sorted(node.kwargs.items())])
+        if node.op != "output":
+            row.append(self._values.value(node.meta.get("val")))
+            row.append(
+                [[key, self._values.annotation(node.meta[key])] for key in sorted(node.meta.keys() - _PROVENANCE)]
+            )
+        return row
+
+    def _argument(self, argument: Any, numbers: dict[Node, int]) -> Any:
+        if isinstance(argument, Node):
+            return ["node", numbers[argument]]
+        if isinstance(argument, (list, tuple)):
+            return ["sequence", *(self._argument(item, numbers) for item in argument)]
+        if isinstance(argument, dict):
+            return ["mapping", *([key, self._argument(item, numbers)] for key, item in argument.items())]
+        if isinstance(argument, slice):
+            bounds = (argument.start, argument.stop, argument.step)
+            return ["slice", *(self._argument(bound, numbers) for bound in bounds)]
+        return self._values.value(argument)
+
+    def _attribute(self, module: GraphModule, name: str) -> Any:
+        attribute: Any = module
+        for part in name.split("."):
+            attribute = getattr(attribute, part)
+        if isinstance(attribute, LoweredBackendModule):
+            return self._delegate(attribute)
+        if isinstance(attribute, GraphModule):
+            return self._graph_module(attribute)
+        return [name, self._values.value(attribute)]
+
+    def _delegate(self, delegate: LoweredBackendModule) -> Any:
+        return {
+            "backend": delegate.backend_id,
+            "payload": self._storages.bytes_digest(delegate.processed_bytes),
+            "compile_specs": [[spec.key, self._values.value(spec.value)] for spec in delegate.compile_specs],
+            "named_data": _named_data(delegate.named_data_store_output),
+            "program": _Form(self._storages).program(delegate.original_module),
+        }
+
+    def _signature(self, signature: ExportGraphSignature, nodes: dict[str, int]) -> Any:
+        def argument(given: Any) -> Any:
+            name = str(getattr(given, "name", ""))
+            value = [name, self._values.value(given.value)] if isinstance(given, ConstantArgument) else None
+            return [type(given).__name__, nodes.get(name, name) if value is None else value]
+
+        inputs = [[spec.kind.name, argument(spec.arg), spec.target, spec.persistent] for spec in signature.input_specs]
+        outputs = [[spec.kind.name, argument(spec.arg), spec.target] for spec in signature.output_specs]
+        return [inputs, outputs]
+
+    def _ranges(self, program: ExportedProgram) -> Any:
+        known = self._values.symbols
+        return sorted(
+            [known[symbol], str(bounds.lower), str(bounds.upper)]
+            for symbol, bounds in program.range_constraints.items()
+            if symbol in known
+        )
+
+    def _verifier(self, verifier: type[Verifier]) -> Any:
+        options = verifier_options(verifier)
+        return [
+            verifier.dialect,
+            *(["set", *sorted(map(str, set(option)))] if isinstance(option, list) else option for option in options),
+        ]
+
+
+def _nodes(module: GraphModule) -> Iterator[Node]:
+    """All nodes but unused `getitem`s, which saving and loading with torch adds."""
+    return (node for node in module.graph.nodes if node.users or node.target is not operator.getitem)
+
+
+def _named_data(output: NamedDataStoreOutput | None) -> Any:
+    if output is None:
+        return None
+    digests = [
+        buffer.sha256().hex() if isinstance(buffer, FileBackedData) else digest_bytes(buffer)
+        for buffer in output.buffers
+    ]
+
+    def entries(mapping: dict[str, Any]) -> Any:
+        return [
+            [key, digests[entry.buffer_index], entry.alignment, repr(entry.tensor_layout)]
+            for key, entry in sorted(mapping.items())
+        ]
+
+    return [
+        entries(output.pte_data),
+        [[tag, entries(mapping)] for tag, mapping in sorted(output.external_data.items())],
+    ]

@@ -1,0 +1,160 @@
+"""Results of backends as artifacts, without pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from executorch.exir._serialize._cord import FileBackedData
+from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+from executorch.exir._serialize.data_serializer import DataEntry
+from executorch.exir.scalar_type import ScalarType
+from executorch.exir.tensor_layout import TensorLayout
+
+from ...artifacts.local_store import LocalStore
+from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
+from ...errors import StoreError
+from .storages import map_storage
+from .values import TreeDecoder, TreeEncoder
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class DelegateResult:
+    """A backend's result for one partition.
+
+    Attributes:
+        compile_specs: key and value of each compile spec, in order.
+        named_data: the delegate's part of the named data store; after loading, its buffers are files of the store.
+        debug_handle_map: the backend's node ids to debug handles of the edge program.
+        delegate_info_meta: further information from the backend: a tree that `save_value` takes.
+    """
+
+    backend_id: str
+    processed_bytes: bytes
+    compile_specs: tuple[tuple[str, bytes], ...] = ()
+    named_data: NamedDataStoreOutput | None = None
+    debug_handle_map: Mapping[int, Any] | Mapping[str, Any] | None = None
+    delegate_info_meta: Any = None
+
+
+@dataclass(frozen=True)
+class Delegates:
+    """Results of one `preprocess_multimethod`: per method, one result per partition, in partition order."""
+
+    methods: Mapping[str, tuple[DelegateResult, ...]] = field(default_factory=dict)
+
+
+def keep_named_data(output: NamedDataStoreOutput, store: LocalStore) -> NamedDataStoreOutput:
+    """The same data with files of the store as buffers, which take no memory."""
+    blobs = [store.put_bytes(_content(buffer)) for buffer in output.buffers]
+    return replace(output, buffers=[_stored(blob, store) for blob in blobs])
+
+
+def save_delegates(delegates: Delegates, *, kind: str, store: LocalStore) -> ArtifactRef:
+    """Stores delegates; payloads and named data are separate blobs. Raises StoreError as `save_value` does."""
+    encoder = _DelegateEncoder(store)
+    methods = [[name, [encoder.result(result) for result in results]] for name, results in delegates.methods.items()]
+    body = {"format": _FORMAT, "methods": methods, "storages": encoder.trees.storages}
+    return store.put_manifest(ArtifactManifest(kind, tuple(encoder.trees.blobs), body))
+
+
+def load_delegates(ref: ArtifactRef, store: LocalStore) -> Delegates:
+    """Inverse of `save_delegates`; raises ObjectMissing, ObjectDamaged, or StoreError for another artifact."""
+    manifest = store.manifest(ref)
+    match manifest.body:
+        case {"format": 1, "methods": list() as methods, "storages": list() as storages}:
+            decoder = _DelegateDecoder(store, manifest, storages)
+            return Delegates({name: tuple(map(decoder.result, results)) for name, results in methods})
+    raise StoreError(
+        f"the {ref.kind} {ref.root.digest} holds no delegates of format {_FORMAT}; "
+        "the stage that makes it has to run again"
+    )
+
+
+class _DelegateEncoder:
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self.trees = TreeEncoder(store.put_bytes)
+
+    def result(self, result: DelegateResult) -> dict[str, Any]:
+        return {
+            "backend": result.backend_id,
+            "payload": self.trees.blob(result.processed_bytes),
+            "compile_specs": self._tree(result, "compile specs", [list(spec) for spec in result.compile_specs]),
+            "named_data": None if result.named_data is None else self._named_data(result.named_data),
+            "debug_handle_map": self._tree(result, "debug handle map", result.debug_handle_map),
+            "info": self._tree(result, "delegate info", result.delegate_info_meta),
+        }
+
+    def _tree(self, result: DelegateResult, what: str, value: Any) -> Any:
+        try:
+            return self.trees.encode(value)
+        except StoreError as error:
+            raise StoreError(f"the {what} that {result.backend_id} gives cannot be stored: {error}") from error
+
+    def _named_data(self, output: NamedDataStoreOutput) -> dict[str, Any]:
+        buffers = [self._buffer(buffer) for buffer in output.buffers]
+        external = [[tag, _entries(entries)] for tag, entries in output.external_data.items()]
+        return {"buffers": buffers, "pte": _entries(output.pte_data), "external": external}
+
+    def _buffer(self, buffer: bytes | FileBackedData) -> int:
+        """A buffer's blob; buffers from `keep_named_data` are not read again."""
+        if isinstance(buffer, FileBackedData):
+            blob = BlobRef(buffer.sha256().hex(), len(buffer))
+            if self._store.contains(blob):
+                return self.trees.published(blob)
+        return self.trees.blob(_content(buffer))
+
+
+def _content(buffer: bytes | FileBackedData) -> bytes:
+    return buffer.to_bytes() if isinstance(buffer, FileBackedData) else buffer
+
+
+def _stored(blob: BlobRef, store: LocalStore) -> FileBackedData:
+    return FileBackedData(str(store.path(blob)), sha256=bytes.fromhex(blob.digest))
+
+
+def _entries(entries: Mapping[str, DataEntry]) -> list[Any]:
+    return [[key, entry.buffer_index, entry.alignment, _layout(entry.tensor_layout)] for key, entry in entries.items()]
+
+
+def _layout(layout: TensorLayout | None) -> Any:
+    return None if layout is None else [int(layout.scalar_type), list(layout.sizes), [int(n) for n in layout.dim_order]]
+
+
+class _DelegateDecoder:
+    def __init__(self, store: LocalStore, manifest: ArtifactManifest, storages: list[int]) -> None:
+        self._store = store
+        self._blobs = manifest.blobs
+        mapped = [map_storage(store.path(self._blobs[number]), self._blobs[number].size) for number in storages]
+        self._trees = TreeDecoder(mapped, self._read)
+
+    def result(self, stored: Mapping[str, Any]) -> DelegateResult:
+        named_data = stored["named_data"]
+        return DelegateResult(
+            backend_id=stored["backend"],
+            processed_bytes=self._read(stored["payload"]),
+            compile_specs=tuple((key, value) for key, value in self._trees.decode(stored["compile_specs"])),
+            named_data=None if named_data is None else self._named_data(named_data),
+            debug_handle_map=self._trees.decode(stored["debug_handle_map"]),
+            delegate_info_meta=self._trees.decode(stored["info"]),
+        )
+
+    def _read(self, number: int) -> bytes:
+        return self._store.read(self._blobs[number])
+
+    def _named_data(self, stored: Mapping[str, Any]) -> NamedDataStoreOutput:
+        buffers = [_stored(self._blobs[number], self._store) for number in stored["buffers"]]
+        external = {tag: _read_entries(entries) for tag, entries in stored["external"]}
+        return NamedDataStoreOutput(buffers, _read_entries(stored["pte"]), external)
+
+
+def _read_entries(entries: list[Any]) -> dict[str, DataEntry]:
+    return {key: DataEntry(index, alignment, _read_layout(layout)) for key, index, alignment, layout in entries}
+
+
+def _read_layout(layout: Any) -> TensorLayout | None:
+    return None if layout is None else TensorLayout(ScalarType(layout[0]), layout[1], layout[2])

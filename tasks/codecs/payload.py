@@ -1,0 +1,247 @@
+"""`.pte` and `.ptd` files and containers in the store: pieces that artifacts share, rebuilt byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...artifacts.digest import Digest, digest_bytes, parse_digest
+from ...artifacts.files import staging_file
+from ...artifacts.local_store import LocalStore
+from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
+from ...errors import ObjectMissing, StoreError
+from ...formats.nfat.sharing import is_zero
+from ...formats.pte.contents import Extent
+from ...formats.pte.extents import MIN_SHAREABLE, shareable_extents
+
+if TYPE_CHECKING:
+    from ...formats.nfat.pack import PackedContainer
+
+# Readers of file formats import flatbuffers, and that numpy. Functions that need them import them, so that rebuilding
+# a file does not.
+
+
+def save_payload(content: bytes | memoryview, *, kind: str = "payload/pte", store: LocalStore) -> ArtifactRef:
+    """Stores a whole `.pte` as a composite artifact; equal bytes have equal refs. Raises FileFormatError."""
+    from ...formats.pte.reader import read_pte  # noqa: PLC0415
+
+    view = memoryview(content).cast("B")
+    return save_pieces(view, shareable_extents(read_pte(view)), kind=kind, store=store)
+
+
+def save_data_file(content: memoryview, store: LocalStore) -> ArtifactRef:
+    """Stores a whole `.ptd` as a composite artifact, kind payload/ptd. Raises FileFormatError."""
+    from ...formats.pte.ptd import ptd_extents  # noqa: PLC0415
+
+    extents = sorted({extent for _, extent in ptd_extents(content) if extent.size >= MIN_SHAREABLE})
+    return save_pieces(content, extents, kind="payload/ptd", store=store)
+
+
+def save_pieces(view: memoryview, extents: Iterable[Extent], *, kind: str, store: LocalStore) -> ArtifactRef:
+    """Stores a file of any format as pieces; the extents, sorted and disjoint, become objects of their own."""
+    pieces: list[Piece] = []
+    compressor = zlib.compressobj(9)
+    compressed: list[bytes] = []
+    position = 0
+
+    def add_remainder(end: int) -> None:
+        if end > position:
+            compressed.append(compressor.compress(view[position:end]))
+            pieces.append(Remainder(end - position))
+
+    for extent in extents:
+        add_remainder(extent.offset)
+        content = extent.of(view)
+        pieces.append(Zeros(extent.size) if is_zero(content) else store.put_bytes(content))
+        position = extent.end
+    add_remainder(len(view))
+    compressed.append(compressor.flush())
+    layout = FileLayout(len(view), digest_bytes(view), store.put_bytes(b"".join(compressed)), tuple(pieces))
+    return store.put_manifest(layout.to_manifest(kind), identity=layout.sha256)  # zlib builds differ, the file does not
+
+
+def write_payload(ref: ArtifactRef, store: LocalStore, destination: Path) -> None:
+    """Rebuilds a file at `destination` atomically; creates the folder if needed.
+
+    Raises:
+        ObjectMissing, ObjectDamaged: an object cannot be used; `destination` is unchanged.
+        StoreError: `ref` is not a file stored as pieces.
+        OSError: the file cannot be written.
+    """
+    layout = _layout(ref, store)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with staging_file(destination.parent) as (part, file):
+        sha256 = hashlib.sha256()
+        for chunk in _chunks(layout, store):
+            file.write(chunk)
+            sha256.update(chunk)
+        file.flush()
+        _check(sha256.hexdigest(), ref, layout, store)
+        part.replace(destination)
+
+
+def read_payload(ref: ArtifactRef, store: LocalStore) -> bytes:
+    layout = _layout(ref, store)
+    content = b"".join(_chunks(layout, store))
+    _check(digest_bytes(content), ref, layout, store)
+    return content
+
+
+def payload_sha256(ref: ArtifactRef, store: LocalStore) -> Digest:
+    """SHA-256 of the file, from the manifest alone; raises StoreErrors as `write_payload` does."""
+    return _layout(ref, store).sha256
+
+
+def save_packed(packed: PackedContainer, store: LocalStore) -> ArtifactRef:
+    container = store.put_bytes(packed.container)
+    blobs = [store.put_bytes(blob) for blob in packed.blobs.values()]
+    objects = tuple(dict.fromkeys((container, *blobs)))
+    body = {"alignment": packed.alignment, "keys": [blob.digest for blob in blobs]}
+    return store.put_manifest(ArtifactManifest("payload/nfat", objects, body))
+
+
+def load_packed(ref: ArtifactRef, store: LocalStore) -> PackedContainer:
+    """Inverse of `save_packed`; blobs are mapped. Raises StoreErrors as `write_payload` does."""
+    from ...formats.nfat.pack import PackedContainer  # noqa: PLC0415
+    from ...formats.pte.reader import map_file  # noqa: PLC0415
+
+    manifest = store.manifest(ref)
+    objects = {blob.digest: blob for blob in manifest.blobs}
+    match manifest.body:
+        case {"alignment": int() as alignment, "keys": list() as keys} if objects and objects.keys() >= set(keys):
+            blobs = {key: map_file(store.path(objects[key])) for key in keys}
+            return PackedContainer(store.read(manifest.blobs[0]), blobs, alignment)
+    raise StoreError(f"object {ref.root.digest} in {store.root}: not a packed container")
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """The next `size` bytes of the remainder."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """`size` zero bytes."""
+
+    size: int
+
+
+Piece = Remainder | Zeros | BlobRef
+"""A piece of a file; a `BlobRef` stands for the whole object."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """The pieces of a file in the store.
+
+    Attributes:
+        remainder: the object with all bytes that are not worth an object of their own, compressed with zlib.
+        pieces: the whole file, in order.
+    """
+
+    size: int
+    sha256: Digest
+    remainder: BlobRef
+    pieces: tuple[Piece, ...]
+
+    @property
+    def remainder_size(self) -> int:
+        """Bytes of the remainder before compression."""
+        return sum(piece.size for piece in self.pieces if isinstance(piece, Remainder))
+
+    def to_manifest(self, kind: str) -> ArtifactManifest:
+        blobs = dict.fromkeys([self.remainder, *(piece for piece in self.pieces if isinstance(piece, BlobRef))])
+        index = {blob: position for position, blob in enumerate(blobs)}
+        pieces = [_piece_to_json(piece, index) for piece in self.pieces]
+        return ArtifactManifest(kind, tuple(blobs), {"size": self.size, "sha256": self.sha256, "extents": pieces})
+
+    @classmethod
+    def from_manifest(cls, manifest: ArtifactManifest) -> FileLayout:
+        match manifest.body:
+            case {"size": int() as size, "sha256": str() as sha256, "extents": list() as pieces} if manifest.blobs:
+                read = tuple(_piece_from_json(piece, manifest.blobs) for piece in pieces)
+                if sum(piece.size for piece in read) == size:
+                    return cls(size, parse_digest(sha256), manifest.blobs[0], read)
+        raise ValueError("not the manifest of a file stored as pieces")
+
+
+def _piece_to_json(piece: Piece, index: dict[BlobRef, int]) -> list[Any]:
+    match piece:
+        case Remainder(size):
+            return ["glue", size]
+        case Zeros(size):
+            return ["zeros", size]
+        case BlobRef():
+            return ["blob", index[piece]]
+
+
+def _piece_from_json(value: Any, blobs: tuple[BlobRef, ...]) -> Piece:
+    match value:
+        case ["glue", int() as size] if size > 0:
+            return Remainder(size)
+        case ["zeros", int() as size] if size > 0:
+            return Zeros(size)
+        case ["blob", int() as position] if 0 <= position < len(blobs):
+            return blobs[position]
+    raise ValueError(f"not a piece: {value!r}")
+
+
+_CHUNK = 1 << 20
+_ZEROS = bytes(_CHUNK)
+
+
+def _layout(ref: ArtifactRef, store: LocalStore) -> FileLayout:
+    try:
+        return FileLayout.from_manifest(store.manifest(ref))
+    except ValueError as error:
+        raise StoreError(f"object {ref.root.digest} in {store.root}: {error}") from error
+
+
+def _chunks(layout: FileLayout, store: LocalStore) -> Iterator[bytes | memoryview]:
+    remainder = memoryview(_decompress(store.read(layout.remainder), layout.remainder_size))
+    for piece in layout.pieces:
+        match piece:
+            case Remainder(size):
+                yield remainder[:size]
+                remainder = remainder[size:]
+            case Zeros(size):
+                for start in range(0, size, _CHUNK):
+                    yield memoryview(_ZEROS)[: size - start]
+            case BlobRef():
+                yield from _blob_chunks(piece, store)
+
+
+def _decompress(compressed: bytes, size: int) -> bytes:
+    """At most `size` bytes, so that a damaged remainder cannot take more memory than the file."""
+    try:
+        return zlib.decompressobj().decompress(compressed, size) if size else b""
+    except zlib.error:
+        return b""  # then the file's digest is wrong, and `_check` finds the damaged object
+
+
+def _blob_chunks(blob: BlobRef, store: LocalStore) -> Iterator[bytes]:
+    try:
+        with store.path(blob).open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+    except FileNotFoundError:
+        raise ObjectMissing(blob.digest, str(store.root)) from None
+
+
+def _check(sha256: str, ref: ArtifactRef, layout: FileLayout, store: LocalStore) -> None:
+    if sha256 == layout.sha256:
+        return
+    # The store verified each object once. Hash them again to find the one that has changed since.
+    for blob in (ref.root, *layout.to_manifest(ref.kind).blobs):
+        store.objects.distrust(blob.digest)
+        store.path(blob)
+    raise StoreError(
+        f"the pieces of the {ref.kind} artifact {ref.root.digest} in {store.root} do not make the file they should "
+        f"(SHA-256 {sha256}, not {layout.sha256}); the stage that makes it has to run again"
+    )

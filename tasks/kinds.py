@@ -1,0 +1,53 @@
+"""All kinds of artifacts, as annotations of the inputs and outputs of stages (see `tasks.stage.Roles`)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ..artifacts.ref import ArtifactRef
+
+
+class Kind:
+    """The kinds that a field admits."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
+# ExportedPrograms: each a graph, and one object for each weight storage.
+AtenProgram = Annotated[ArtifactRef, Kind("program/aten")]
+QuantizedProgram = Annotated[ArtifactRef, Kind("program/quantized")]
+EdgeProgram = Annotated[ArtifactRef, Kind("program/edge")]
+PartitionedProgram = Annotated[ArtifactRef, Kind("program/partitioned")]
+ToLower = Annotated[ArtifactRef, Kind("program/aten", "program/quantized")]
+ToEmit = Annotated[ArtifactRef, Kind("program/edge", "program/partitioned")]
+ToCompare = Annotated[ArtifactRef, Kind("program/aten", "program/quantized", "program/edge")]
+Rung = Annotated[ArtifactRef, Kind("program/aten", "program/quantized", "program/edge", "payload/pte")]
+
+# What the lowering knows of a model besides its programs.
+State = Annotated[ArtifactRef, Kind("program/state")]  # names of the buffers that a method changes
+Examples = Annotated[ArtifactRef, Kind("examples")]  # flat inputs, eager's flat outputs, sequences of calls
+Samples = Annotated[ArtifactRef, Kind("samples")]  # flat inputs for calibration
+MethodNames = Annotated[ArtifactRef, Kind("model/methods")]
+Constants = Annotated[ArtifactRef, Kind("model/constants")]  # values of constant methods
+Observed = Annotated[ArtifactRef, Kind("model/observed")]  # modules and distributions that the user's code loaded
+
+# Backends' results and files.
+Delegates = Annotated[ArtifactRef, Kind("delegates")]
+PteFile = Annotated[ArtifactRef, Kind("payload/pte")]
+PtdFile = Annotated[ArtifactRef, Kind("payload/ptd")]
+Container = Annotated[ArtifactRef, Kind("payload/nfat")]
+
+# Reports, all JSON.
+Numerics = Annotated[ArtifactRef, Kind("report/numerics")]  # tasks.numerics.Ladder
+NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.numerics.NodeLosses
+Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.figures.Figures
+Scores = Annotated[ArtifactRef, Kind("report/scores")]  # tasks.accuracy.Scores
+Accuracy = Annotated[ArtifactRef, Kind("report/accuracy")]  # tasks.accuracy.AccuracyReport
+Provenance = Annotated[ArtifactRef, Kind("report/provenance")]
+
+# What ExecuTorch's developer tools read.
+EtRecord = Annotated[ArtifactRef, Kind("debug/etrecord")]
+DebugHandles = Annotated[ArtifactRef, Kind("debug/handles")]
+DelegateMap = Annotated[ArtifactRef, Kind("debug/delegates")]
+DebugSources = Annotated[ArtifactRef, Kind("debug/sources")]

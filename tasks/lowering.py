@@ -1,0 +1,483 @@
+"""How a model is lowered: the DAG of its stages, to be read from top to bottom."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from ..artifacts.digest import canonical_json
+from ..artifacts.ref import ArtifactRef
+from ..configs.sources import BuilderSource
+from ..errors import InputError, SourceError
+from ..formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
+from .keys.versions import host_capability
+from .model import PlannedRecipe, PlannedSpecialization, params_of
+from .runner import CutShort, NotCached, UserCode, first_of, outcomes_of, together
+from .scope import Scope
+from .stage import Stage
+from .stage_params import (
+    compile_params,
+    edge_params,
+    export_params,
+    fields_of,
+    pass_params,
+    report_params,
+    source_transform_params,
+)
+from .stages.baseline import Baseline
+from .stages.bisect import Bisect
+from .stages.calibration import Calibration
+from .stages.compile import Compile
+from .stages.edge import Edge
+from .stages.evaluate import Evaluate
+from .stages.export import Export
+from .stages.gate import Gate
+from .stages.ladder import Ladder, RungParams
+from .stages.pack import Pack, PackedPayload
+from .stages.partition import Partition
+from .stages.preprocess import Preprocess
+from .stages.quantize import Quantize
+from .stages.report import Report
+from .stages.serialize import Serialize
+from .stages.source_transform import SourceTransform
+from .stages.verify import Verify
+
+STAGES: tuple[type[Stage], ...] = (
+    Export,
+    SourceTransform,
+    Calibration,
+    Quantize,
+    Edge,
+    Partition,
+    Preprocess,
+    Compile,
+    Pack,
+    Serialize,
+    Ladder,
+    Bisect,
+    Verify,
+    Baseline,
+    Evaluate,
+    Gate,
+    Report,
+)
+"""Every stage, in the order in which a model goes through them; ``--until`` goes by it."""
+
+
+def check_stage(name: str) -> str:
+    """The name of a stage; raises InputError with a close one, or with all names, where there is none."""
+    known = [stage.name for stage in STAGES]
+    if name in known:
+        return name
+    if close := difflib.get_close_matches(str(name).lower().removeprefix("to_"), known, n=1):
+        raise InputError(f"there is no stage {name!r}; did you mean {close[0]!r}?")
+    raise InputError(f"there is no stage {name!r}; stages: {', '.join(known)}")
+
+
+def stages_after(until: str | None) -> frozenset[str]:
+    """Names of the stages after one; none where everything is to run."""
+    names = [stage.name for stage in STAGES]
+    return frozenset(names[names.index(until) + 1 :]) if until else frozenset()
+
+
+Exports = Mapping[str, Export.Outputs]
+"""Method name to its export, in the model's order."""
+
+Programs = Mapping[str, ArtifactRef]
+"""Method name to a program."""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The result of a specialization: its Edge programs by method, and the payload."""
+
+    edges: Mapping[str, Edge.Outputs]
+    compiled: Compile.Outputs
+
+
+@dataclass(frozen=True)
+class LoweredRecipe:
+    """The result of a recipe."""
+
+    file: ArtifactRef  # the `.pte`, verified
+    data: ArtifactRef | None  # the `.ptd` with its external weights, if there is one
+    payloads: Mapping[str, Payload]  # by specialization, those that were made
+    report: Report.Outputs
+    debugging: Mapping[str, Compile.Outputs]  # debug outputs, by payload (empty for a plain file's)
+
+
+async def lower_model(run: Scope) -> dict[str, LoweredRecipe | Exception]:
+    """Lowers every recipe of a model; a recipe that fails does not keep the others from being made."""
+    if not run.model.recipes:
+        return {}
+    exports = await export_methods(run)
+    recipes = {recipe.name: run.of_recipe(recipe, stages_after(recipe.until)) for recipe in run.model.recipes}
+    return await outcomes_of({name: lower_recipe(scope, exports) for name, scope in recipes.items()})
+
+
+async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
+    """Lowers a model with one recipe: payloads, the file, its proofs, and the provenance."""
+    recipe = run.plan
+    recipe.check_methods(exports)
+    try:
+        payloads = await make_payloads(run, exports)
+        file = await serialize(run, exports, payloads)
+    except (NotCached, CutShort):
+        raise
+    except Exception:
+        with suppress(CutShort):
+            await compare_programs(run, exports)  # as far as the recipe came: for whoever looks for what is wrong
+        raise
+    proofs = {
+        "figures": verify(run, exports, file),
+        "accuracy": score(run, file),
+        "numerics": compare_programs(run, exports),
+    }
+    proven: dict[str, Any] = await together(proofs)
+    debugging = debug_outputs(recipe, payloads)
+    debug_refs: dict[str, Any] = {
+        role: {payload: getattr(compiled, role) for payload, compiled in debugging.items()}
+        for role in ("etrecord", "debug_handles", "delegate_map", "debug_sources")
+    }
+    report = await run(
+        Report,
+        report_params(run, payloads),
+        Report.Inputs(
+            file=file.file,
+            data=file.data,
+            examples={method: export.examples for method, export in exports.items()},
+            **proven,
+            **debug_refs,
+        ),
+    )
+    return LoweredRecipe(file.file, file.data, payloads, report, debugging)
+
+
+async def make_payloads(run: Scope, exports: Exports) -> dict[str, Payload]:
+    """Prepares every method's ATen program, and lowers them for each specialization at once."""
+    recipe = run.plan
+    transformed = await together({method: transform(run, method, export) for method, export in exports.items()})
+    programs = await together(
+        {method: quantize(run, method, transformed[method], export) for method, export in exports.items()}
+    )
+    forks = {spec.name: lower_specialization(run, spec, exports, programs) for spec in recipe.specializations}
+    outcomes = await outcomes_of(forks)
+    failures = [
+        outcome
+        for spec in recipe.specializations
+        if isinstance(outcome := outcomes[spec.name], Exception)
+        and (spec.required or not recipe.fat or isinstance(outcome, NotCached | CutShort))
+    ]
+    if failures:
+        raise first_of(failures)
+    return {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Payload)}
+
+
+async def lower_specialization(
+    run: Scope, spec: PlannedSpecialization, exports: Exports, programs: Programs
+) -> Payload:
+    """Lowers all methods for one backend, into one payload."""
+    edges = await together({method: to_edge(run, spec, method, program) for method, program in programs.items()})
+    delegating = [method for method in programs if spec.target_of(method).delegates]
+    parts = await together({method: partition(run, spec, method, edges) for method in delegating})
+    partitioned = {method: part.program for method, part in parts.items()}
+    delegates = await preprocess(run, spec, partitioned) if partitioned else None
+    linked = {method: partitioned.get(method, edge.program) for method, edge in edges.items()}
+    recipe = run.plan
+    compiled = await run(
+        Compile,
+        compile_params(recipe, spec, programs),
+        Compile.Inputs(
+            program=linked,
+            constants=next(iter(exports.values())).constants,
+            delegates=delegates,
+            edge={method: edge.program for method, edge in edges.items()} if recipe.debugs else {},
+        ),
+        payload=spec.name,
+    )
+    return Payload(edges, compiled)
+
+
+async def export_methods(run: Scope) -> Exports:
+    """Exports every method; which there are is known when the first one has been exported."""
+    first = await export(run, None)
+    methods = run.methods(first.methods)
+    others = await together({method: export(run, method) for method in methods[1:]})
+    if unknown := sorted(set(run.model.calibration) - set(methods)):
+        raise SourceError(f"calibration names the methods {unknown}; the model has {methods}")
+    return {methods[0]: first, **others}
+
+
+async def export(run: Scope, method: str | None) -> Export.Outputs:
+    """Exports one method; None for the model's first one, whose name is not known yet."""
+    outputs: Export.Outputs = await run(
+        Export,
+        export_params(run, method, run.model.watch_name(method)),
+        method=method or "",
+        user_code=UserCode(run.model.watch_name(method), run.model.source) if run.model.source else None,
+    )
+    return outputs
+
+
+async def transform(run: Scope, method: str, export: Export.Outputs) -> ArtifactRef:
+    """The program of a method: exported again after its module was transformed, where the recipe transforms it."""
+    if not run.plan.recipe.source_transforms:
+        return export.program
+    params, user_code = source_transform_params(run, method)
+    outputs: SourceTransform.Outputs = await run(SourceTransform, params, method=method, user_code=user_code)
+    return outputs.program
+
+
+async def quantize(run: Scope, method: str, program: ArtifactRef, export: Export.Outputs) -> ArtifactRef:
+    """The program of a method, quantized on its calibration data or examples where the recipe quantizes it."""
+    recipe, model = run.plan, run.model
+    if not recipe.quantizes(method):
+        return program
+    samples = None
+    if method in model.calibration:
+        dataset = model.calibration[method]
+        source = dataset and BuilderSource(builder=dataset.dataset, kwargs=dataset.kwargs, files=dataset.files)
+        params = Calibration.Params(
+            source=fields_of(model, source) if source else {},
+            seed=model.seed,
+            samples=dataset.samples if dataset else 0,
+        )
+        samples = (await run(Calibration, params, method=method)).samples
+    outputs: Quantize.Outputs = await run(
+        Quantize,
+        Quantize.Params(quantizers=recipe.quantizers),
+        Quantize.Inputs(program=program, examples=export.examples, samples=samples),
+        method=method,
+    )
+    return outputs.program
+
+
+async def to_edge(run: Scope, spec: PlannedSpecialization, method: str, program: ArtifactRef) -> Edge.Outputs:
+    params = edge_params(run.plan, spec, method)
+    if passes := run.plan.edge_options(spec, method).passes:
+        params = params.model_copy(update={"passes": tuple(pass_params(run.model, method, passes))})
+    outputs: Edge.Outputs = await run(Edge, params, Edge.Inputs(program=program), method=method, payload=spec.name)
+    return outputs
+
+
+async def partition(
+    run: Scope, spec: PlannedSpecialization, method: str, edges: Mapping[str, Edge.Outputs]
+) -> Partition.Outputs:
+    """One method's partitions, unlinked. Methods that share state see which buffers the others change."""
+    recipe = run.plan
+    shares = recipe.recipe.compile.share_mutable_buffers
+    outputs: Partition.Outputs = await run(
+        Partition,
+        Partition.Params(target=params_of(spec.target_of(method)), edge=edge_params(recipe, spec, method)),
+        Partition.Inputs(
+            program=edges[method].program,
+            state={other: edge.state for other, edge in edges.items() if shares and other != method},
+        ),
+        method=method,
+        payload=spec.name,
+    )
+    return outputs
+
+
+async def preprocess(run: Scope, spec: PlannedSpecialization, partitioned: Programs) -> ArtifactRef:
+    params = Preprocess.Params(targets=spec.delegating(partitioned))
+    outputs: Preprocess.Outputs = await run(
+        Preprocess, params, Preprocess.Inputs(program=partitioned), payload=spec.name
+    )
+    return outputs.delegates
+
+
+async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload]) -> Serialize.Outputs:
+    """The file: the only payload, or a container of several behind an outer program."""
+    recipe = run.plan
+    output, fallback = recipe.recipe.output, recipe.specializations[-1]
+    compiled = payloads[fallback.name].compiled
+    outputs: Serialize.Outputs = await run(
+        Serialize,
+        Serialize.Params(
+            form=output.form,
+            methods=tuple(exports),
+            backends=(BACKEND_ID,) if recipe.fat else fallback.backends,
+            external_data=output.external_data,
+        ),
+        Serialize.Inputs(
+            payload=compiled.payload,
+            container=await pack(run, exports, payloads) if recipe.fat else None,
+            data=compiled.data if output.external_data and not recipe.fat else None,
+        ),
+    )
+    return outputs
+
+
+async def pack(run: Scope, exports: Exports, payloads: Mapping[str, Payload]) -> ArtifactRef:
+    recipe = run.plan
+    present = [spec for spec in recipe.specializations if spec.name in payloads]
+    outputs: Pack.Outputs = await run(
+        Pack,
+        Pack.Params(
+            payloads=tuple(PackedPayload(name=spec.name, backends=spec.backends) for spec in present),
+            methods=tuple(exports),
+            alignment=max(BYTE_ALIGNMENT, recipe.recipe.compile.segment_alignment),
+            executorch_version=version("executorch"),
+        ),
+        Pack.Inputs(payload={name: payload.compiled.payload for name, payload in payloads.items()}),
+    )
+    return outputs.container
+
+
+async def verify(run: Scope, exports: Exports, file: Serialize.Outputs) -> ArtifactRef:
+    outputs: Verify.Outputs = await run(
+        Verify,
+        Verify.Params(bounds=run.plan.bounds, host=host_capability()),
+        Verify.Inputs(
+            file=file.file,
+            data=file.data,
+            examples={method: export.examples for method, export in exports.items()},
+            constants=next(iter(exports.values())).constants,
+        ),
+    )
+    return outputs.figures
+
+
+async def score(run: Scope, file: Serialize.Outputs) -> ArtifactRef | None:
+    """The accuracy of the file, held against the recipe's gate, if it has one."""
+    gate, model, host = run.plan.gate, run.model, host_capability()
+    if gate is None:
+        return None
+    evaluator = fields_of(model, gate.evaluator)
+    params = Evaluate.Params(evaluator=evaluator, seed=model.seed, host=host)
+    scoring = {"scores": run(Evaluate, params, Evaluate.Inputs(file=file.file, data=file.data))}
+    if gate.max_drop is not None:
+        exported = next(done.call.params for step, done in run.done.items() if step.stage == Export.name)
+        source = exported.source
+        eager = Baseline.Params(source=source, evaluator=evaluator, seed=model.seed, host=host)
+        scoring["baseline"] = run(Baseline, eager)
+    scores = {role: outputs.scores for role, outputs in (await together(scoring)).items()}
+    bounds = Gate.Params(evaluator=gate.evaluator.builder, floor=gate.floor, max_drop=gate.max_drop)
+    outputs: Gate.Outputs = await run(Gate, bounds, Gate.Inputs(**scores))
+    return outputs.accuracy
+
+
+async def compare_programs(run: Scope, exports: Exports) -> ArtifactRef | None:
+    """The ladder of numerics: how far each program on the way to the file is from eager.
+
+    Made where the recipe changes numerics on purpose, or asks for it. The file does not depend on it.
+    """
+    recipe = run.plan
+    changes = bool(recipe.recipe.source_transforms) or any(map(recipe.quantizes, exports))
+    if not (changes or recipe.recipe.verify.ladder):
+        return None
+    try:
+        return (await ladder(run, exports)).numerics
+    except (NotCached, CutShort):
+        raise
+    except Exception:  # noqa: BLE001 - the scope has it; a file is none the worse for it
+        return None
+
+
+async def ladder(run: Scope, exports: Exports) -> Ladder.Outputs:
+    """Compares the programs that were made with eager, one rung each."""
+    recipe = run.plan
+    made: dict[str, ArtifactRef] = {}
+    rungs = []
+    for rung, programs in ladder_rungs(run, exports):
+        rungs.append(rung)
+        made |= {rung.role(method).removeprefix("rung/"): ref for method, ref in programs.items()}
+    split = run.find(Compile.name) if recipe.recipe.output.payload_is_split else None
+    outputs: Ladder.Outputs = await run(
+        Ladder,
+        Ladder.Params(
+            rungs=tuple(rungs),
+            methods=tuple(exports),
+            drawn_inputs=recipe.bounds.drawn_inputs,
+            host=host_capability(),
+        ),
+        Ladder.Inputs(
+            examples={method: export.examples for method, export in exports.items()},
+            rung=made,
+            data=split.outputs.data if split else None,
+        ),
+    )
+    return outputs
+
+
+def ladder_rungs(run: Scope, exports: Exports) -> Iterator[tuple[RungParams, Programs]]:
+    """Every rung of a recipe, with those of its programs that were made."""
+    recipe = run.plan
+    yield RungParams(name="exported"), {method: export.program for method, export in exports.items()}
+    if recipe.recipe.source_transforms:
+        yield RungParams(name="transformed"), _made(run, SourceTransform, exports)
+    if any(map(recipe.quantizes, exports)):
+        yield RungParams(name="quantized"), _made(run, Quantize, exports)
+    sharing: dict[str, list[str]] = {}  # specializations whose Edge programs are the same
+    for spec in recipe.specializations:
+        params = [
+            [edge_params(recipe, spec, method).model_dump(), recipe.edge_options(spec, method).model_dump(mode="json")]
+            for method in exports
+        ]
+        sharing.setdefault(canonical_json(params).decode(), []).append(spec.name)
+    for names in sharing.values():
+        rung = RungParams(name="edge", specializations=tuple(names) if recipe.fat else ())
+        yield rung, _made(run, Edge, exports, payload=names[0])
+    for spec in recipe.specializations:
+        compiled = run.find(Compile.name, payload=spec.name)
+        rung = RungParams(name="payload", specializations=(spec.name,) if recipe.fat else ())
+        yield rung, dict.fromkeys(exports, compiled.outputs.payload) if compiled else {}
+
+
+async def lower_to_ladder(run: Scope) -> dict[str, Ladder.Outputs | Exception]:
+    """Lowers a model's recipes up to the ladder, without verification, so it also works on files that fail it."""
+    exports = await export_methods(run)
+
+    async def climb(scope: Scope) -> Ladder.Outputs:
+        scope.plan.check_methods(exports)
+        try:
+            await make_payloads(scope, exports)
+        except (NotCached, CutShort):
+            raise
+        except Exception:  # noqa: BLE001, S110 - the scope has it; the ladder shows the programs that were made
+            pass
+        return await ladder(scope, exports)
+
+    scopes = {recipe.name: run.of_recipe(recipe, stages_after(recipe.until)) for recipe in run.model.recipes}
+    return await outcomes_of({name: climb(scope) for name, scope in scopes.items()})
+
+
+async def bisect_rung(run: Scope, before: RungParams, after: RungParams, method: str) -> Bisect.Outputs:
+    """Compares the operators of `after`, a rung that is not a payload, with those of the rung `before`."""
+    climbed = run.find(Ladder.name)
+    assert climbed  # noqa: S101 - the caller has looked at it
+    inputs = climbed.call.inputs
+    exported_again = after.name == "transformed"
+    transformed = RungParams(name="transformed").role(method)
+    origin = transformed if transformed in inputs and not exported_again else RungParams(name="exported").role(method)
+    outputs: Bisect.Outputs = await run(
+        Bisect,
+        Bisect.Params(exported_anew=exported_again, host=host_capability()),
+        Bisect.Inputs(
+            before=inputs[before.role(method)],
+            after=inputs[after.role(method)],
+            origin=inputs[origin],
+            examples=inputs[f"examples/{method}"],
+        ),
+        method=method,
+        payload="+".join(after.specializations) or after.name,
+    )
+    return outputs
+
+
+def debug_outputs(recipe: PlannedRecipe, payloads: Mapping[str, Payload]) -> dict[str, Compile.Outputs]:
+    """By payload, what has the debug outputs, in debug mode; the payload of a plain file has an empty name."""
+    if not recipe.debugs:
+        return {}
+    return {name if recipe.fat else "": payload.compiled for name, payload in payloads.items()}
+
+
+def _made(run: Scope, stage: type[Stage], methods: Exports, *, payload: str = "") -> dict[str, ArtifactRef]:
+    """Programs of a stage by method, of those that it made."""
+    done = {method: run.find(stage.name, method=method, payload=payload) for method in methods}
+    return {method: found.outputs.program for method, found in done.items() if found}

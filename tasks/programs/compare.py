@@ -1,0 +1,85 @@
+"""Figures of outputs, compared with eager's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...errors import VerificationFailed
+from ..figures import Case
+
+_COARSE = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_SILENT_DB = -300.0  # stands for minus infinity: eager returns zeros and the runtime does not
+
+
+def compare_all(outputs: Sequence[Any], references: Sequence[Any], *, method: str, label: str) -> Iterator[Case]:
+    """Figures of all outputs of one execution, against eager's.
+
+    Raises:
+        VerificationFailed: their number is not that of eager's, or one cannot be compared.
+    """
+    if len(outputs) != len(references):
+        raise VerificationFailed(
+            f"method {method!r} gives {len(outputs)} outputs on {label}, eager gives {len(references)}"
+        )
+    for position, (output, reference) in enumerate(zip(outputs, references, strict=True)):
+        yield compare(output, reference, method=method, label=label, output_position=position)
+
+
+def compare(output: Any, reference: Any, *, method: str, label: str, output_position: int) -> Case:
+    """Figures of one output.
+
+    Raises:
+        VerificationFailed: their types, shapes or dtypes differ, or NaN and infinity are in other places.
+    """
+    case = Case(method, label, output_position, 0.0, 0.0, None)
+    where = case.where
+    if not isinstance(reference, torch.Tensor):
+        if output != reference:
+            raise VerificationFailed(f"{where}: it gives {output!r}, eager gives {reference!r}")
+        return case
+    if not isinstance(output, torch.Tensor):
+        raise VerificationFailed(f"{where}: it gives {type(output).__name__}, eager gives a tensor")
+    if (output.shape, output.dtype) != (reference.shape, reference.dtype):
+        raise VerificationFailed(
+            f"{where}: it gives {output.dtype} {tuple(output.shape)}, "
+            f"eager gives {reference.dtype} {tuple(reference.shape)}"
+        )
+    ours, eager = output.to(torch.float64), reference.to(torch.float64)
+    finite = torch.isfinite(eager)
+    if not torch.equal(finite, torch.isfinite(ours)) or not _same_not_finite(ours[~finite], eager[~finite]):
+        raise VerificationFailed(f"{where}: NaN or infinity where eager has none, or the other way round")
+    classified, agreeing = _top1(output, reference)
+    rounded_to = _COARSE.get(reference.dtype, "")
+    case = replace(case, classified=classified, agreeing=agreeing, rounded_to=rounded_to)
+    return _figures(ours[finite], eager[finite], case)
+
+
+def _top1(output: torch.Tensor, reference: torch.Tensor) -> tuple[int, int]:
+    """The number of rows of a classifier's output, and of those whose largest element is where the reference's is."""
+    if reference.dim() != 2 or reference.shape[1] < 2 or not reference.is_floating_point():
+        return 0, 0
+    return len(reference), int((output.argmax(1) == reference.argmax(1)).sum())
+
+
+def _same_not_finite(ours: torch.Tensor, eager: torch.Tensor) -> bool:
+    same_values = torch.equal(torch.nan_to_num(ours, nan=0.0), torch.nan_to_num(eager, nan=0.0))
+    return bool(same_values and torch.equal(torch.isnan(ours), torch.isnan(eager)))
+
+
+def _figures(ours: torch.Tensor, eager: torch.Tensor, case: Case) -> Case:
+    difference = (ours - eager).abs()
+    error = difference.max().item() if difference.numel() else 0.0
+    if not error:
+        return case
+    peak = eager.abs().max().item()
+    if not peak:
+        return replace(case, max_abs_error=error, max_relative_error=error, sqnr_db=_SILENT_DB)
+    # Values are scaled to at most 1 before they are squared, so that sums neither overflow nor vanish.
+    ratio = (eager / peak).square().sum().item() / (difference / error).square().sum().item()
+    decibels = 10 * math.log10(ratio) + 20 * (math.log10(peak) - math.log10(error))
+    return replace(case, max_abs_error=error, max_relative_error=error / peak, sqnr_db=max(decibels, _SILENT_DB))

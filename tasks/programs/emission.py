@@ -1,0 +1,124 @@
+"""Emission of a payload: exir's configuration for our options, memory planning, and the call itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
+from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, greedy, naive
+from executorch.exir.passes import MemoryPlanningPass, ToOutVarPass
+from executorch.exir.passes.propagate_device_config import PropagateDeviceConfig
+from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass, HintBasedSymShapeEvalPass
+from executorch.exir.program import ExecutorchProgramManager
+from torch.export import ExportedProgram
+
+from ...configs.recipe import CompileOptions
+from ..stages.compile import Compile, MethodMemory
+from ..upstream.shape_bounds import declared_bounds
+from . import kernels  # noqa: F401 - the forms of quantized operators that files name
+from .debugging import add_stack_traces, without_stack_traces
+from .graphs import find_edge_operators
+from .linking import file_of
+
+
+class _PlanningOnce(MemoryPlanningPass):  # type: ignore[misc]  # executorch is untyped here
+    """Memory planning of one method of several that share their state.
+
+    `to_executorch` calls `run_multimethod` of each method's pass (exir/program/_program.py). All of them have one
+    collection of state, so the first call places all of it and leaves nothing to the others.
+    """
+
+    def run_multimethod(self) -> None:
+        """Plans the state that has not been planned yet."""
+        super().run_multimethod()
+        self.state.mutable_buffers.clear()
+        self.state.maybe_mutable_buffers.clear()
+        self.state.graph_modules.clear()
+
+
+def memory_planning(
+    params: Compile.Params, methods: Collection[str]
+) -> MemoryPlanningPass | dict[str, MemoryPlanningPass]:
+    """One pass for all methods, or one for each method where any has options of its own."""
+    options = params.options
+    usual = MethodMemory(alloc_graph_input=options.alloc_graph_input, alloc_graph_output=options.alloc_graph_output)
+    if not params.methods:
+        return _planning(MemoryPlanningPass, usual, options)
+    passes = {method: _planning(_PlanningOnce, params.methods.get(method, usual), options) for method in methods}
+    first, *others = passes.values()
+    for other in others:
+        other.state = first.state
+    return passes
+
+
+_ALGORITHMS = {"greedy": greedy, "naive": naive}
+
+
+def _planning(kind: type[MemoryPlanningPass], memory: MethodMemory, options: CompileOptions) -> MemoryPlanningPass:
+    return kind(
+        memory_planning_algo=MemoryPlanningAlgorithmSuite([_ALGORITHMS[options.memory_planning_algo]]),
+        allow_lifetime_and_storage_overlap=options.allow_lifetime_and_storage_overlap,
+        alloc_graph_input=memory.alloc_graph_input,
+        alloc_graph_output=memory.alloc_graph_output,
+        alloc_mutable_buffers=options.alloc_mutable_buffers,
+        share_mutable_buffers=options.share_mutable_buffers,
+        alignment=options.tensor_alignment,
+    )
+
+
+SYM_SHAPE_EVAL = {"constraint_based": ConstraintBasedSymShapeEvalPass, "hint_based": HintBasedSymShapeEvalPass}
+"""Value of the option `sym_shape_eval` to pass."""
+
+
+def backend_config(params: Compile.Params, methods: Collection[str]) -> ExecutorchBackendConfig:
+    """Exir's configuration for our options.
+
+    Raises:
+        TargetError: an operator that the options name is not registered.
+    """
+    options = params.options
+    return ExecutorchBackendConfig(
+        extract_delegate_segments=options.extract_delegate_segments,
+        segment_alignment=options.segment_alignment,
+        constant_tensor_alignment=options.constant_tensor_alignment,
+        delegate_alignment=options.delegate_alignment,
+        external_constants=file_of if params.external_data else False,
+        emit_stacktrace=options.emit_stacktrace,
+        emit_mutable_buffer_names=options.emit_mutable_buffer_names,
+        memory_planning_pass=memory_planning(params, methods),
+        enable_non_cpu_memory_planning=options.enable_non_cpu_memory_planning,
+        propagate_device_config=PropagateDeviceConfig(
+            skip_h2d_for_method_inputs=options.skip_h2d_for_method_inputs,
+            skip_d2h_for_method_outputs=options.skip_d2h_for_method_outputs,
+        ),
+        to_out_var_pass=ToOutVarPass(ignore_to_out_var_failure=options.ignore_to_out_var_failure),
+        sym_shape_eval_pass=SYM_SHAPE_EVAL[options.sym_shape_eval](),
+        remove_view_copy=options.remove_view_copy,
+        do_quant_fusion_and_const_prop=options.do_quant_fusion_and_const_prop,
+        run_reinplace_pass=options.run_reinplace_pass,
+        reinplace_extra_ops=frozenset(find_edge_operators(options.reinplace_extra_ops)) or None,
+    )
+
+
+@declared_bounds()
+def to_executorch(manager: EdgeProgramManager, config: ExecutorchBackendConfig) -> ExecutorchProgramManager:
+    """Memory planning and emission of all methods. Passes change `manager`, so it is not usable afterwards."""
+    programs = [manager.exported_program(method) for method in manager.methods]
+    with torch.set_grad_enabled(not any(map(_writes_gradients, programs))):
+        emitted = manager.to_executorch(without_stack_traces(config))
+    if config.emit_stacktrace:
+        add_stack_traces(emitted, config)
+    return emitted
+
+
+def _writes_gradients(program: ExportedProgram) -> bool:
+    """Whether a value that depends on parameters is written to a buffer.
+
+    Passes execute the writes, and autograd rejects those. With gradients disabled they succeed, but then no tensor of
+    the file says that it requires gradients; so they are disabled only where they must be.
+    """
+    signature = program.graph_signature
+    written = {*signature.buffers_to_mutate, *signature.user_inputs_to_mutate}
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    return any(node.name in written and node.meta["val"].requires_grad for node in output.all_input_nodes)

@@ -1,0 +1,53 @@
+"""The functions that worker processes call, from JSON to JSON, and the global state that they start from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .graphs import check_operators as check_operator_names
+from .module_transforms import make_config
+
+
+@contextmanager
+def fresh_state() -> Iterator[None]:
+    """Sets global state that tracing and eager depend on as in a fresh process, and restores it at the end.
+
+    That is: one thread (the order of sums depends on their number), gradients enabled, no inference mode, no autocast,
+    float32 as default dtype. The random generators and the current folder are restored, too.
+    """
+    threads, dtype, seeded = torch.get_num_threads(), torch.get_default_dtype(), random.getstate()
+    seeded_numpy = np.random.get_state()  # noqa: NPY002 - bodies seed the global generator, so it is the one to keep
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    try:
+        with (
+            chdir(Path.cwd()),
+            torch.random.fork_rng(devices=[]),
+            torch.inference_mode(mode=False),
+            torch.set_grad_enabled(True),
+            torch.autocast("cpu", enabled=False),
+        ):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        random.setstate(seeded)
+        np.random.set_state(seeded_numpy)  # noqa: NPY002 - as above
+
+
+def check_operators(names: Any) -> Any:
+    """Checks pairs of an operator's name and the field that has it; raises TargetError for an unknown one."""
+    check_operator_names(names)
+
+
+def check_transforms(transforms: Any) -> Any:
+    """Checks pairs of a torchao config's name and its fields; raises TargetError for one that torchao rejects."""
+    for name, fields in transforms:
+        make_config(name, fields)

@@ -1,0 +1,154 @@
+"""The private parts of executorch.exir 1.5.1, each behind a function of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from executorch.exir import EdgeCompileConfig
+from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from executorch.exir.pass_base import ExportedProgramPassBase
+from executorch.exir.pass_manager import ExportedProgramPassManager, PassType
+from executorch.exir.program import _program
+from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
+from torch.export import ExportedProgram
+
+from ..stages.edge import Edge
+from ..upstream.exir_decompositions import no_idle_decompositions
+from ..upstream.shape_bounds import declared_bounds
+from .graphs import find_operators
+from .state import exclude_from_partitions
+
+_METHOD = "forward"  # programs are handled one by one; the name only labels messages of exir
+
+
+def edge_config(params: Edge.Params) -> EdgeCompileConfig:
+    """Exir's edge configuration for our params; TargetError for an operator that is not registered."""
+    return EdgeCompileConfig(
+        _check_ir_validity=params.check_ir_validity,
+        _skip_dim_order=params.skip_dim_order,
+        _core_aten_ops_exception_list=find_operators(params.core_aten_exceptions),
+        preserve_ops=find_operators(params.preserve_operators),
+    )
+
+
+@declared_bounds()
+def to_edge_program(
+    program: ExportedProgram,
+    partitioners: Sequence[Partitioner],
+    config: EdgeCompileConfig,
+    passes: Sequence[PassType | ExportedProgramPassBase] = (),
+) -> ExportedProgram:
+    """The first half of `to_edge_transform_and_lower`: decompose what the partitioners do not keep, go to edge dialect.
+
+    Relies on `_gen_edge_manager_for_partitioners` (exir/program/_program.py).
+    """
+    with no_idle_decompositions():
+        manager = _program._gen_edge_manager_for_partitioners(  # noqa: SLF001 - see the module's docstring
+            {_METHOD: list(partitioners)}, {_METHOD: program}, config, None
+        )
+    if passes:
+        manager = manager.transform(ExportedProgramPassManager(list(passes)))
+    edge: ExportedProgram = manager.exported_program(_METHOD)
+    return edge
+
+
+@declared_bounds()
+def check_preserved_operators_found_delegates(
+    program: ExportedProgram, partitioners: Sequence[Partitioner], config: EdgeCompileConfig
+) -> None:
+    """The last part of `to_edge_transform_and_lower`: an operator kept for a backend must not be left over.
+
+    Relies on `_sanity_check_graph_for_non_decomp_ops` and its neighbours (exir/program/_program.py).
+
+    Raises:
+        RuntimeError: such an operator is neither delegated nor decomposed; no kernel would run it.
+    """
+    kept: set[torch._ops.OpOverload] = set()
+    for partitioner in partitioners:
+        operators, supported = partitioner.ops_to_not_decompose(program)
+        if supported is not None:
+            operators = _program._remove_invalid_ops_for_not_decompose(operators)  # noqa: SLF001 - as above
+        kept |= set(operators)
+        _program._sanity_check_graph_for_non_decomp_ops(  # noqa: SLF001 - as above
+            _METHOD, program, kept, supported, partitioner_name=type(partitioner).__name__, generate_error=True
+        )
+    if config._check_ir_validity:  # noqa: SLF001 - exir gives this public option a private name
+        verifier = EXIREdgeDialectVerifier(
+            edge_compile_config=config, class_only=True, preserve_ops=config.preserve_ops + sorted(kept, key=str)
+        )
+        verifier()(program.graph_module)
+
+
+class PteforgeUnlinked(BackendDetails):  # type: ignore[misc]  # executorch is untyped here
+    """Takes the place of a backend that has not preprocessed its partitions yet.
+
+    exir partitions and preprocesses in one call and looks backends up by class name. Delegation specs that name this
+    class make the call do only the first part: each partition becomes a lowered module without bytes, whose first
+    compile spec has the id of the backend.
+    """
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Leaves the partition as it is: `edge_program` stays in the lowered module."""
+        del edge_program, compile_specs
+        return PreprocessResult(processed_bytes=b"")
+
+    @classmethod
+    def copy_exported_program_for_preprocess(
+        cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> ExportedProgram:
+        """No copy: `preprocess` does not touch the program."""
+        del compile_specs
+        return edge_program
+
+
+UNLINKED = PteforgeUnlinked.__name__
+_BACKEND_ID = "pteforge.backend_id"
+
+
+class _Unlinking(Partitioner):  # type: ignore[misc]  # executorch is untyped here
+    """Another partitioner, with delegation specs that name `PteforgeUnlinked`, and without state of other methods."""
+
+    def __init__(self, partitioner: Partitioner, state: Collection[str]) -> None:
+        super().__init__()
+        self._partitioner = partitioner
+        self._state = state
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        result = self._partitioner(exported_program)
+        exclude_from_partitions(result.tagged_exported_program, self._state)
+        return PartitionResult(
+            tagged_exported_program=result.tagged_exported_program,
+            partition_tags={tag: _unlinked_spec(spec) for tag, spec in result.partition_tags.items()},
+        )
+
+
+def _unlinked_spec(spec: DelegationSpec) -> DelegationSpec:
+    backend = CompileSpec(_BACKEND_ID, spec.backend_id.encode())
+    return DelegationSpec(UNLINKED, [backend, *spec.compile_specs])
+
+
+def split_compile_specs(specs: Sequence[CompileSpec]) -> tuple[str, list[CompileSpec]]:
+    """The backend id and the compile specs of an unlinked partition."""
+    first, *others = specs
+    if first.key != _BACKEND_ID:
+        raise ValueError(f"not an unlinked partition: its first compile spec is {first.key!r}")
+    return first.value.decode(), others
+
+
+@declared_bounds()
+def to_partitioned_program(
+    program: ExportedProgram, partitioners: Sequence[Partitioner], state: Collection[str] = ()
+) -> ExportedProgram:
+    """Runs the partitioners of one target one after another; partitions become unlinked lowered modules.
+
+    `state` has names of buffers that other methods change, so that they are no constants.
+    """
+    for partitioner in partitioners:
+        spec = MethodProgramsPartitionerSpec({_METHOD: program}, {_METHOD: _Unlinking(partitioner, state)})
+        program = to_backend(spec)[_METHOD]
+    return program

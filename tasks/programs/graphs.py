@@ -1,0 +1,117 @@
+"""What programs contain: operators by name, lowered modules, control flow, operators that no kernel computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.dialects._ops import ops as exir_ops
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.graph_module import get_control_flow_submodules
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+from torch._inductor.decomposition import decompositions
+from torch.export import ExportedProgram
+
+from ...errors import SourceError, TargetError
+
+
+def find_operators(names: Sequence[str]) -> list[torch._ops.OpOverload]:
+    """Resolves names such as ``aten.hardswish.default``; an overload left out means ``default``.
+
+    Raises:
+        TargetError: no such operator is registered.
+    """
+    return [_find_operator(name) for name in names]
+
+
+def find_edge_operators(names: Sequence[str]) -> list[EdgeOpOverload]:
+    """The same in the edge dialect; raises TargetError as `find_operators`."""
+    found = []
+    for operator in find_operators(names):
+        namespace, name = operator.name().split("::")
+        packet = getattr(getattr(exir_ops.edge, namespace), name.partition(".")[0])
+        found.append(getattr(packet, operator._overloadname))  # noqa: SLF001 - torch has no public name for it
+    return found
+
+
+def _find_operator(name: str, where: str = "") -> torch._ops.OpOverload:
+    namespace, _, rest = name.partition(".")
+    operator, _, overload = rest.partition(".")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")
+    except (AttributeError, RuntimeError):
+        found = None
+    if not isinstance(found, torch._ops.OpOverload):  # noqa: SLF001 - torch has no public name for it
+        raise TargetError(
+            f"unknown operator {name!r}{where}; write it as namespace.operator.overload, "
+            "for example aten.hardswish.default"
+        )
+    return found
+
+
+def check_operators(named: Iterable[tuple[str, str]]) -> None:
+    """Raises TargetError for the first unknown operator, with the field that has it. Run before any stage starts."""
+    for name, field in named:
+        _find_operator(name, f" in {field}")
+
+
+def check_control_flow(method: str, program: ExportedProgram) -> None:
+    """Checks that a program, delegates linked, has no loop that would have to be emitted.
+
+    The emitter of executorch 1.5.1 knows cond, map and scan (exir/emit/_emitter.py, `_emit_control_flow`).
+
+    Raises:
+        SourceError: there is a ``while_loop``.
+    """
+    for module in program.graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        if any(node.target is torch.ops.higher_order.while_loop for node in module.graph.nodes):
+            raise SourceError(
+                f'method {method!r} has a while_loop, which executorch does not emit ("Unsupported control flow '
+                'operator: while_loop"); write it as a map or scan over a known number of steps, or run the loop '
+                "outside and make its body a method"
+            )
+
+
+def graph_modules(graph_module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
+    """A graph module, and those that its control flow calls, parents first."""
+    yield graph_module
+    for _, inner, _ in get_control_flow_submodules(graph_module):
+        yield from graph_modules(inner)
+
+
+def lowered_modules(program: ExportedProgram) -> Iterator[tuple[torch.fx.GraphModule, str, LoweredBackendModule]]:
+    """The program's lowered modules in graph order: the graph module that owns it, its attribute name, the module."""
+    for owner in graph_modules(program.graph_module):
+        for node in owner.graph.nodes:
+            if node.op == "call_function" and node.target is executorch_call_delegate:
+                name = node.args[0].target
+                yield owner, name, getattr(owner, name)
+
+
+_NAMESPACE = "torchao"
+
+
+def decompose_affine(program: ExportedProgram) -> ExportedProgram:
+    """The ATen program with torchao's affine quantization decomposed, so that portable kernels can run it.
+
+    The decompositions are torchao's own; it registers them for torch.compile (torchao/utils.py).
+    """
+    table = {
+        operator: function
+        for operator, function in decompositions.items()
+        if isinstance(operator, torch._ops.OpOverload) and operator.namespace == _NAMESPACE  # noqa: SLF001 - has no public name
+    }
+    return program.run_decompositions(table)
+
+
+def check_no_affine(method: str, program: ExportedProgram) -> None:
+    """Checks that backends took all affine operators of torchao; TargetError where some are left."""
+    targets = [node.target for node in program.graph.nodes if isinstance(node.target, EdgeOpOverload)]
+    if left := sorted({str(target._op) for target in targets if target.namespace == _NAMESPACE}):  # noqa: SLF001 - names the operator as users know it
+        raise TargetError(
+            f"method {method!r}: no backend took all of {', '.join(left)}, and ExecuTorch has no kernels for them; "
+            "quantize those layers in a way that the target knows, or leave them out of source_transforms"
+        )

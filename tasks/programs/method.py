@@ -1,0 +1,61 @@
+"""Exporting one method of the user's model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from ...configs.definition import MethodDefinition
+from ...errors import SourceError
+from ..stages.export import MethodParams
+from .dynamic_shapes import check_entries, to_dims
+from .eager import run_eager
+from .model_source import BuiltModel
+from .prepared import convert_prepared, for_inference, is_prepared
+
+
+def choose_method(model: BuiltModel, params: MethodParams) -> str:
+    """The name of the method that params name, its module in inference mode.
+
+    Raises:
+        SourceError: the model does not define what the params name.
+    """
+    methods = list(model.definition.methods)
+    name = params.method or methods[0]
+    if name not in methods:
+        raise SourceError(f"the model has no method {name!r}; it has {methods}")
+    if unknown := set(params.dynamic_shapes or ()) - set(methods):
+        raise SourceError(f"dynamic_shapes names the methods {sorted(unknown)}; the model has {methods}")
+    if model.program is None:
+        for_inference(model.definition.methods[name].module)
+    return name
+
+
+def export_method(name: str, method: MethodDefinition, params: MethodParams, stage: str = "") -> ExportedProgram:
+    """Exports a method with its first example. A module that PT2E has prepared is converted before.
+
+    Observers and fake quantization could not be converted after the export. `stage` is the state of the module, for
+    messages: `` after source_transforms``.
+
+    Raises:
+        SourceError: it does not take its example inputs or its dynamic shapes, or was prepared and never trained.
+    """
+    example = method.example_inputs[0]
+    shapes: Any = method.dynamic_shapes
+    if name in (params.dynamic_shapes or {}):
+        entries = params.dynamic_shapes[name]
+        check_entries(entries, example, f"method {name!r}")
+        shapes = to_dims(entries)
+    module = method.module
+    if is_prepared(module):
+        module = convert_prepared(module, f"method {name!r}")
+    try:
+        return torch.export.export(module, example, dynamic_shapes=shapes, strict=params.strict)
+    except Exception as error:
+        # Distinguishes example inputs that do not fit the model from a model that cannot be exported.
+        run_eager(method.module, (example, {}), f"its own example inputs of method {name!r}{stage}")
+        if shapes is not None and isinstance(error, torch._dynamo.exc.UserError):  # noqa: SLF001 - has no public name
+            raise SourceError(f"method {name!r} cannot be exported with its dynamic shapes: {error}") from error
+        raise

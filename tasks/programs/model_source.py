@@ -1,0 +1,159 @@
+"""Building a model from its source, inside the worker: the user's code runs here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import random
+import sys
+import sysconfig
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+
+from ...artifacts.digest import canonical_json
+from ...artifacts.ref import ArtifactRef
+from ...configs.definition import MethodDefinition, ModelDefinition
+from ...errors import SourceError
+from ..keys.source import observed_distributions, observed_modules
+from ..stage import Workspace
+
+_OWN_CODE = Path(__file__).parents[1]
+
+
+def user_code_error(what: str, error: Exception) -> SourceError:
+    """The error to raise for an exception of the user's code; `what` is, for example, ``builder nets:small``."""
+    return SourceError(f"{what} failed: {type(error).__name__}: {error}{_where(error)}")
+
+
+def _where(error: Exception) -> str:
+    """The last line of the user's own code in the traceback, if there is any: `` (nets.py:12)``."""
+    not_theirs = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, str(_OWN_CODE), "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [(Path(frame.filename), frame.lineno) for frame in frames if not frame.filename.startswith(not_theirs)]
+    if not lines:
+        return ""
+    path, number = lines[-1]
+    return f" ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{number})"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCode:
+    """What is loaded after a certain moment."""
+
+    modules: frozenset[str]  # names in ``sys.modules`` at that moment
+    path: tuple[str, ...]  # ``sys.path`` at that moment
+
+    @classmethod
+    def from_now(cls) -> LoadedCode:
+        """From this moment on."""
+        return cls(frozenset(sys.modules), tuple(sys.path))
+
+    def save(self, work: Workspace) -> ArtifactRef:
+        """Stores the local modules and installed packages that have been loaded since (model/observed)."""
+        before = set(self.modules)
+        modules = observed_modules(before, work.python_path, self.path)
+        names = sorted({*modules, *observed_distributions(before, work.python_path)})
+        return work.store.put_artifact("model/observed", canonical_json(names))
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model ready to export."""
+
+    definition: ModelDefinition  # its methods; for a `.pt2` file the module of its one method runs the exported program
+    program: ExportedProgram | None = None  # the program of a `.pt2` file, which needs no export
+    keyword_inputs: Mapping[str, Any] | None = None  # keyword example inputs of a `.pt2` file
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds torch, numpy and random: random weights and inputs are the same in every run."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - builders use the global generator, so it is the one to seed
+    random.seed(seed)
+
+
+def build_model(source: Mapping[str, Any], seed: int, work: Workspace) -> BuiltModel:
+    """Builds a model in the zoo file's folder, everything seeded.
+
+    Raises:
+        SourceError: the builder fails, or the `.pt2` file cannot be read.
+    """
+    os.chdir(work.folder)
+    seed_everything(seed)
+    return load_program_file(work.program_file) if work.program_file else build(source["builder"], source["kwargs"])
+
+
+def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
+    """Calls a builder: ``pkg.mod:name`` of a callable, or of a class with get_eager_model and get_example_inputs.
+
+    Raises:
+        SourceError: it cannot be imported, raises, or does not return a model definition.
+    """
+    try:
+        made = pkgutil.resolve_name(builder)(**arguments)
+        definition = _eager_model(made) if hasattr(made, "get_eager_model") else _definition(builder, made)
+    except SourceError:
+        raise
+    except Exception as error:
+        raise user_code_error(f"builder {builder}", error) from error
+    check_definition(f"builder {builder}", definition)
+    return BuiltModel(definition)
+
+
+def load_program_file(path: Path) -> BuiltModel:
+    """Reads a `.pt2` file; raises SourceError if it cannot be read, or was saved without example inputs."""
+    try:
+        program = torch.export.load(path)
+    except Exception as error:
+        raise SourceError(f"{path.name} is not a program that torch {torch.__version__} can load: {error}") from error
+    if program.example_inputs is None:
+        raise SourceError(
+            f"{path.name} holds no example inputs, so nothing could be verified; save it as torch.export.export made it"
+        )
+    args, kwargs = program.example_inputs
+    method = MethodDefinition(module=program.module(), example_inputs=[tuple(args)])
+    return BuiltModel(ModelDefinition({"forward": method}), program, kwargs)
+
+
+def _eager_model(made: Any) -> ModelDefinition:
+    """From an object with the interface of executorch.examples.models.model_base.EagerModelBase."""
+    shapes = made.get_dynamic_shapes() if hasattr(made, "get_dynamic_shapes") else None
+    method = MethodDefinition(made.get_eager_model(), [tuple(made.get_example_inputs())], shapes)
+    return ModelDefinition({"forward": method})
+
+
+def _definition(builder: str, made: Any) -> ModelDefinition:
+    match made:
+        case ModelDefinition():
+            return made
+        case (torch.nn.Module() as module, tuple() as inputs):
+            return ModelDefinition({"forward": MethodDefinition(module, [inputs])})
+        case (torch.nn.Module() as module, list() as examples):
+            return ModelDefinition({"forward": MethodDefinition(module, examples)})
+    raise SourceError(
+        f"builder {builder} returned {type(made).__name__}; it must return a pteforge.ModelDefinition, "
+        "or a pair of an nn.Module and a tuple of example inputs"
+    )
+
+
+def check_definition(what: str, definition: ModelDefinition) -> None:
+    """Checks a definition; raises SourceError, whose message begins with `what` it is."""
+    if not definition.methods:
+        raise SourceError(f"{what} defines no method")
+    for name, method in definition.methods.items():
+        if not name.isidentifier():
+            raise SourceError(f"{what}: method name {name!r} is not a Python identifier")
+        if not isinstance(method.module, torch.nn.Module):
+            raise SourceError(f"{what}: method {name!r} has a {type(method.module).__name__} as its module")
+        examples: Sequence[Any] = method.example_inputs
+        if not examples or not all(isinstance(example, tuple) for example in examples):
+            raise SourceError(f"{what}: example_inputs of {name!r} must be a list of tuples, at least one")
+    if clash := set(definition.methods) & set(definition.constant_methods):
+        raise SourceError(f"{what}: {sorted(clash)} are methods and constant methods at once")

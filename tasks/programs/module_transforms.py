@@ -1,0 +1,278 @@
+"""Source transforms of copies of modules: torchao's `quantize_`, and users' functions."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from fnmatch import fnmatchcase
+from types import NoneType, UnionType
+from typing import Any, ForwardRef, Union, get_args, get_origin
+
+import torch
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torchao.core.config import AOBaseConfig
+from torchao.quantization import granularity, quantize_
+from torchao.quantization.granularity import Granularity
+from torchao.utils import TorchAOBaseTensor, unwrap_tensor_subclass
+
+from ...configs.base import did_you_mean
+from ...errors import SourceError, TargetError
+from ..stage import CallableParams
+from ..stages.source_transform import TorchaoParams
+from ..torchao_configs import PACKAGES, snake_case
+from .model_source import BuiltModel, user_code_error
+
+
+def make_config(name: str, fields: Mapping[str, Any]) -> AOBaseConfig:
+    """A config of torchao's `quantize_`.
+
+    Args:
+        name: name of its class.
+        fields: its fields as JSON: data types and members of enums by name; granularities by name in snake case, alone
+            (``per_row``) or as the only key of a mapping to their size or axis (``{per_group: 32}``).
+
+    Raises:
+        TargetError: there is no such class or field, a value is not of the field's type, or torchao refuses it.
+    """
+    package = next((known for known in PACKAGES if hasattr(importlib.import_module(known), name)), PACKAGES[0])
+    found = getattr(importlib.import_module(package), name, None)
+    if not (isinstance(found, type) and issubclass(found, AOBaseConfig) and dataclasses.is_dataclass(found)):
+        raise TargetError(f"torchao.quantization has no config {name!r}")
+    types = {field.name: field.type for field in dataclasses.fields(found)}
+    values = {}
+    for field, written in fields.items():
+        if field not in types:
+            raise TargetError(f"torchao's {name} has no field {field!r}{did_you_mean(field, tuple(types))}")
+        values[field] = _value(written, tuple(_members(types[field])), f"torchao's {name}: {field}")
+    if "set_inductor_config" in types:
+        # It is for torch.compile, and would change settings of the whole process.
+        values.setdefault("set_inductor_config", False)
+    try:
+        config: AOBaseConfig = found(**values)
+    except Exception as error:
+        raise TargetError(f"torchao's {name} refuses {dict(fields)}: {type(error).__name__}: {error}") from error
+    return config
+
+
+def group_size(config: AOBaseConfig) -> int | None:
+    """How many weights of a row share a scale; None where that is no fixed number."""
+    for name, value in vars(config).items():
+        size = value.group_size if isinstance(value, granularity.PerGroup) else value if name == "group_size" else None
+        if isinstance(size, int) and size > 0:
+            return size
+    return None
+
+
+def _value(written: Any, types: tuple[Any, ...], what: str) -> Any:
+    """The value of a field of these types that a JSON value stands for."""
+    for kind in types:
+        if kind in (NoneType, bool, int, str) and type(written) is kind:
+            return written
+        if kind is float and type(written) in (int, float):
+            return float(written)
+        if kind is torch.dtype and isinstance(written, str):
+            return _data_type(written, what)
+        if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(written, str):
+            return _member(written, kind, what)
+        if _is_granularity(kind) and isinstance(written, str | dict):
+            return _granularity(written, what)
+        if get_origin(kind) is list and isinstance(written, list):
+            return [_value(member, tuple(_members(get_args(kind)[0])), what) for member in written]
+    expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in types)
+    raise TargetError(f"{what} must be {expected}, not {written!r}")
+
+
+def _data_type(written: str, what: str) -> torch.dtype:
+    found = getattr(torch, written.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        names = sorted(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))
+        raise TargetError(f"{what}: {written!r} is no data type of torch{did_you_mean(written, names)}")
+    return found
+
+
+def _member(written: str, kind: type[Enum], what: str) -> Enum:
+    names = {member.name.lower(): member for member in kind}
+    if written.lower() not in names:
+        raise TargetError(f"{what}: {kind.__name__} has no {written!r}{did_you_mean(written, tuple(names))}")
+    return names[written.lower()]
+
+
+def _granularity(written: str | dict[str, Any], what: str) -> Granularity:
+    classes = {
+        snake_case(name): found
+        for name, found in vars(granularity).items()
+        if isinstance(found, type) and issubclass(found, Granularity) and found is not Granularity
+    }
+    name, *others = [written] if isinstance(written, str) else list(written)
+    if others or name not in classes:
+        raise TargetError(
+            f"{what} is a granularity, such as per_row or {{per_group: 32}}; {written!r} is none"
+            f"{did_you_mean(name, tuple(classes))}"
+        )
+    sizes = () if isinstance(written, str) else (_tuple(written[name]),)
+    if any(type(size) is not int for size in (sizes[0] if sizes and isinstance(sizes[0], tuple) else sizes)):
+        raise TargetError(f"{what}: {name} takes whole numbers, not {written[name]!r}")  # type: ignore[index]  # a str has no sizes
+    try:
+        made: Granularity = classes[name](*sizes)
+    except TypeError as error:
+        raise TargetError(f"{what}: {error}; write it as {{{name}: NUMBER}}") from error
+    return made
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _is_granularity(kind: Any) -> bool:
+    if isinstance(kind, ForwardRef):
+        return isinstance(getattr(granularity, kind.__forward_arg__, None), type)
+    return isinstance(kind, type) and issubclass(kind, Granularity)
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _members(member)
+    else:
+        yield annotation
+
+
+Transforms = Sequence[TorchaoParams | CallableParams]
+"""What is done to a module, one after another."""
+
+_KINDS: dict[str, type[nn.Module]] = {"linear": nn.Linear, "embedding": nn.Embedding}
+_ROOT = "module"
+
+
+def transformed(module: nn.Module, transforms: Transforms) -> tuple[nn.Module, frozenset[int]]:
+    """A transformed copy of a module, ready for export.
+
+    A layer that an earlier transform has quantized is left alone by the later ones.
+
+    Returns:
+        The copy in inference mode, tensor subclasses unwrapped; and the positions of the transforms that did something,
+        which callables always do.
+
+    Raises:
+        SourceError: a callable cannot be had, raises, or returns something else than a module.
+        TargetError: torchao refuses a config, or cannot apply it to a layer.
+    """
+    # Both quantize_ and unwrap_tensor_subclass replace children only, and the module itself may be a layer.
+    holder = nn.Module()
+    holder.add_module(_ROOT, _copied(module, transforms))
+    matched = set()
+    for position, transform in enumerate(transforms):
+        what = f"source_transforms[{position}]"
+        if isinstance(transform, CallableParams):
+            holder.add_module(_ROOT, _called(transform, holder.get_submodule(_ROOT), what))
+            matched.add(position)
+        elif _quantize(holder, transform, what):
+            matched.add(position)
+    unwrap_tensor_subclass(holder)
+    return holder.get_submodule(_ROOT).eval(), frozenset(matched)
+
+
+def layer_names(module: nn.Module, kinds: Sequence[str]) -> dict[nn.Module, list[str]]:
+    """The layers of these kinds that are not quantized yet, with all their names; the module's own one is empty."""
+    classes = tuple(_KINDS[kind] for kind in kinds)
+    names: dict[nn.Module, list[str]] = {}
+    for name, layer in module.named_modules(remove_duplicate=False):
+        # The projection in nn.MultiheadAttention is computed by a function that takes its weight and not by the layer.
+        takes_part = isinstance(layer, classes) and not isinstance(layer, NonDynamicallyQuantizableLinear)
+        if takes_part and not isinstance(layer.weight, TorchAOBaseTensor):
+            names.setdefault(layer, []).append(name)
+    return names
+
+
+def _copied(module: nn.Module, transforms: Transforms) -> nn.Module:
+    # torchao puts new weights in the place of the old ones; only functions of the user's may write into them.
+    writing = any(isinstance(transform, CallableParams) for transform in transforms)
+    shared: dict[int, Any] = {} if writing else {id(parameter): parameter for parameter in module.parameters()}
+    try:
+        return copy.deepcopy(module, shared).eval()
+    except Exception as error:
+        raise SourceError(f"source_transforms need a copy of the model: {type(error).__name__}: {error}") from error
+
+
+def _called(transform: CallableParams, module: nn.Module, what: str) -> nn.Module:
+    name = transform.source["builder"]
+    try:
+        made = pkgutil.resolve_name(name)(module, **transform.source["kwargs"])
+    except Exception as error:
+        raise user_code_error(f"{what}: {name}", error) from error
+    if made is not None and not isinstance(made, nn.Module):
+        raise SourceError(f"{what}: {name} returned {type(made).__name__}; it must return a module, or None")
+    return module if made is None else made
+
+
+def _quantize(holder: nn.Module, transform: TorchaoParams, what: str) -> bool:
+    """Quantizes the layers that match; says whether there are any."""
+    chosen = _chosen(holder.get_submodule(_ROOT), transform)
+    if not chosen:
+        return False
+    config = make_config(transform.config, transform.fields)
+    _check_groups(chosen, group_size(config), what)
+    last = ""
+
+    def wanted(layer: nn.Module, _name: str) -> bool:
+        nonlocal last
+        if layer not in chosen or isinstance(layer.weight, TorchAOBaseTensor):
+            return False
+        last = chosen[layer]
+        return True
+
+    try:
+        quantize_(holder, config, wanted)
+    except Exception as error:
+        raise TargetError(
+            f"{what}: torchao cannot apply {transform.config} to layer {last!r}: {type(error).__name__}: {error}"
+        ) from error
+    return True
+
+
+def _chosen(module: nn.Module, transform: TorchaoParams) -> dict[nn.Module, str]:
+    """The layers to quantize, each with its first name."""
+    return {
+        layer: names[0]
+        for layer, names in layer_names(module, transform.layers).items()
+        if _any_match(names, transform.include) and not _any_match(names, transform.exclude)
+    }
+
+
+def _any_match(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _check_groups(layers: dict[nn.Module, str], group: int | None, what: str) -> None:
+    for layer, name in layers.items():
+        features = layer.weight.shape[-1]
+        if group is not None and features % group:
+            raise TargetError(
+                f"{what}: layer {name!r} has {features} input features, and groups of {group} do not divide them; "
+                "give another group size, or leave the layer out with `exclude`"
+            )
+
+
+_SHOWN = 12  # names of layers in a message
+
+
+def check_all_match(model: BuiltModel, name: str, transforms: Transforms, matched: frozenset[int]) -> None:
+    """Raises TargetError for a transform that matches no layer of this method, and of no other one either."""
+    idle = set(range(len(transforms))) - matched
+    for other, method in model.definition.methods.items():
+        if idle and other != name:
+            idle -= transformed(method.module, transforms)[1]
+    if idle:
+        position = min(idle)
+        layers = layer_names(model.definition.methods[name].module, getattr(transforms[position], "layers", ()))
+        names = [repr(layer) for found in layers.values() for layer in found]
+        shown = ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
+        raise TargetError(
+            f"source_transforms[{position}] matches no layer that earlier ones left, in no method of the model; "
+            f"method {name!r} has {shown or 'no layer of these kinds'}"
+        )

@@ -1,0 +1,40 @@
+"""The passes that recipes name by import path."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Sequence
+from typing import Any
+
+from executorch.exir.pass_base import ExportedProgramPassBase
+from executorch.exir.pass_manager import PassType
+from torch.export import ExportedProgram
+
+from ...errors import SourceError
+from ..stages.edge import PassParams
+from .model_source import user_code_error
+
+
+def recipe_passes(named: Sequence[PassParams], program: ExportedProgram) -> list[PassType | ExportedProgramPassBase]:
+    """The passes that callables make.
+
+    Raises:
+        SourceError: a callable cannot be imported, raises, or does not return passes.
+    """
+    return [
+        made for position, params in enumerate(named) for made in _made(params, program, f"edge.passes[{position}]")
+    ]
+
+
+def _made(params: PassParams, program: ExportedProgram, where: str) -> list[PassType | ExportedProgramPassBase]:
+    name = params.source["builder"]
+    given = () if params.method is None else (params.method, program)
+    try:
+        made: Any = pkgutil.resolve_name(name)(*given, **params.source["kwargs"])
+    except Exception as error:
+        raise user_code_error(f"{where} {name}", error) from error
+    passes = list(made) if isinstance(made, list | tuple) else [made]
+    for found in passes:
+        if not (callable(found) or isinstance(found, ExportedProgramPassBase)):
+            raise SourceError(f"{where} {name} gave a {type(found).__name__}, and not a pass")
+    return passes

@@ -1,0 +1,193 @@
+"""Runs payloads on the ExecuTorch runtime, and stored programs in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.runtime import Program, Runtime, Verification
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Interpreter, Node
+
+from ...artifacts.local_store import LocalStore
+from ...artifacts.ref import ArtifactRef
+from ...errors import FileFormatError, VerificationFailed
+from ...formats.nfat.fat_file import is_fat, open_fat
+from ...formats.pte.ptd import check_external_weights
+from ...formats.pte.reader import open_pte, read_pte
+from ..codecs.program import load_program
+from ..figures import Case
+from . import kernels  # noqa: F401 - those of quantized operators, too
+from .compare import compare_all
+from .inputs import prepend_mutated_inputs, stored_cases
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """A complete program."""
+
+    program: Path | bytes  # a `.pte` file, or its content
+    data: Path | None = None  # the `.ptd` file with its external weights; None where it has none
+
+    def load(self) -> Program:
+        """Loads it with all of ExecuTorch's checks; raises RuntimeError where one fails."""
+        return Runtime.get().load_program(
+            self.program, verification=Verification.InternalConsistency, data_path=self.data
+        )
+
+
+def missing_backends(backends: Iterable[str]) -> tuple[str, ...]:
+    """The backends that this machine's runtime lacks, sorted."""
+    return tuple(sorted(set(backends) - set(Runtime.get().backend_registry.registered_backend_names)))
+
+
+def run_method(payload: Loadable, method: str, stored: Mapping[str, Any], drawn: int) -> Iterator[Case]:
+    """Runs a method of a `.pte` file on its examples.
+
+    Raises:
+        VerificationFailed: the runtime cannot run it, or an output cannot be compared with eager's.
+    """
+    stateful = _sharing_state(payload)
+    for label, flat, expected in stored_cases(stored, drawn):
+        # Everything is loaded again, so that no state of an earlier execution is seen.
+        loaded = load_methods(payload, (*stateful, method))
+        yield from compare_all(execute(loaded, method, flat, label), expected, method=method, label=label)
+
+
+def run_sequences(payload: Loadable, sequences: Sequence[Any]) -> Iterator[Case]:
+    """Runs sequences of calls, each sequence on one loaded program: a method sees the state that others left.
+
+    Raises:
+        VerificationFailed: see `run_method`.
+    """
+    for number, calls in enumerate(sequences):
+        loaded = load_methods(payload, (*_sharing_state(payload), *(method for method, _, _ in calls)))
+        for position, (method, flat, expected) in enumerate(calls):
+            label = f"sequence {number}, call {position}"
+            yield from compare_all(execute(loaded, method, flat, label), expected, method=method, label=label)
+
+
+def load_methods(payload: Loadable, methods: Sequence[str]) -> Mapping[str, Any]:
+    """A file's methods, all loaded before any runs, since loading sets the initial values of shared state.
+
+    Raises:
+        VerificationFailed: the runtime cannot load one.
+    """
+    loaded: dict[str, Any] = {}
+    program = payload.load()
+    for method in methods:
+        try:
+            loaded[method] = program.load_method(method)
+        except (KeyError, RuntimeError) as error:
+            raise VerificationFailed(
+                f"the runtime cannot load method {method!r}: {error}; "
+                "its log says whether an operator, a backend or data is missing"
+            ) from error
+    return loaded
+
+
+def execute(loaded: Mapping[str, Any], method: str, flat: Sequence[Any], label: str) -> Sequence[Any]:
+    """Outputs of one execution; raises VerificationFailed where the runtime fails."""
+    try:
+        outputs: Sequence[Any] = loaded[method].execute(flat)
+    except RuntimeError as error:
+        shapes = [tuple(value.shape) if hasattr(value, "shape") else value for value in flat]
+        raise VerificationFailed(f"method {method!r} fails on {label}, with inputs of {shapes}: {error}") from error
+    return outputs
+
+
+def _sharing_state(payload: Loadable) -> tuple[str, ...]:
+    """Methods of a file that share their state, which has a memory arena of its own."""
+    program = payload.program
+    pte = read_pte(program) if isinstance(program, bytes) else open_pte(program)
+    return tuple(method.name for method in pte.methods if len(method.planned_memory) > 1)
+
+
+def runnable_payloads(
+    path: Path, data_files: Sequence[Path], not_run: dict[str, str]
+) -> Iterator[tuple[str, Loadable]]:
+    """Name and program of all that can run here: a plain file, whose name is empty, or payloads of a fat file.
+
+    Fills `not_run` with the payloads that this machine has no backend for: name to reason.
+
+    Raises:
+        VerificationFailed: the file is damaged, or a plain one needs a backend that is not here.
+        InputError: a `.ptd` file is missing or another file's; as FileFormatError where it is damaged.
+    """
+    try:
+        pte = open_pte(path)
+    except FileFormatError as error:
+        raise VerificationFailed(str(error)) from error
+    if not is_fat(pte):
+        if missing := missing_backends(pte.backends):
+            raise VerificationFailed(
+                f"the file needs {', '.join(missing)}, which this machine's ExecuTorch runtime does not have, "
+                "so nothing can be said of what it computes; as a specialization of a recipe with "
+                "`output: {form: fat}` it can be delivered together with payloads that are verified"
+            )
+        data = next(iter(data_files), None)
+        check_external_weights(path, pte, data)
+        yield "", Loadable(path, data)
+        return
+    container = open_fat(path, data_files).container
+    for payload in container.payloads:
+        content = container.rebuild(payload)  # checks the digest, also of payloads that cannot run
+        if missing := missing_backends(payload.description.backends):
+            not_run[payload.name] = f"needs {', '.join(missing)}, which this machine's runtime does not have"
+        else:
+            yield payload.name, Loadable(content)
+
+
+Watch = Callable[[Node, Any], Any]
+"""Called with each node and its value; returns the value that later nodes get."""
+
+
+class StoredProgram:
+    """A program of the store, run from its initial state each time."""
+
+    def __init__(self, ref: ArtifactRef, store: LocalStore) -> None:
+        """Loads nothing yet."""
+        self._ref = ref
+        self._store = store
+        self._module: GraphModule | None = None
+
+    @property
+    def module(self) -> GraphModule:
+        """The program with its state as attributes: parameters and buffers are not inputs. Nodes keep their names."""
+        if self._module is None:
+            self._module = unlifted(load_program(self._ref, self._store))
+        return self._module
+
+    def run(self, flat: Sequence[Any], watch: Watch | None = None) -> list[Any]:
+        """Flat outputs, preceded by the inputs that it writes to. `watch` may replace values; `flat` is unchanged."""
+        module = self.module
+        buffers = list(module.buffers())
+        versions = [buffer._version for buffer in buffers]  # noqa: SLF001 - the only way to see a write
+        inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in flat]
+        with torch.no_grad():
+            outputs = prepend_mutated_inputs(
+                inputs, lambda: list(_Watched(module, watch).run(*inputs, enable_io_processing=False))
+            )
+        outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in outputs]
+        if versions != [buffer._version for buffer in buffers]:  # noqa: SLF001 - as above
+            self._module = None  # loaded again from the store, which is never written to
+        return outputs
+
+
+def unlifted(program: ExportedProgram) -> GraphModule:
+    """The program as a module, without checks of inputs: those were made when the inputs were stored."""
+    module: GraphModule = program.module(check_guards=False)
+    return module
+
+
+class _Watched(Interpreter):  # type: ignore[misc]  # torch is untyped here
+    def __init__(self, module: GraphModule, watch: Watch | None) -> None:
+        super().__init__(module)
+        self._watch = watch
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        return value if self._watch is None else self._watch(n, value)

@@ -1,0 +1,53 @@
+"""Verification: runs every method of a file on the ExecuTorch runtime and compares it with eager."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...configs.verification import VerifyBounds
+from ...errors import VerificationFailed
+from ..figures import Case, Figures, summarize, violations
+from .running import Loadable, run_method, run_sequences, runnable_payloads
+
+
+def verify_file(
+    path: Path, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds, data_files: Sequence[Path] = ()
+) -> Figures:
+    """Runs a `.pte` file, plain or fat, on the examples that `export` stored for its methods.
+
+    Raises:
+        VerificationFailed: naming payload, method, case, output and figure of everything outside the bounds.
+        InputError: a `.ptd` file is missing or another file's; as FileFormatError where it is damaged.
+    """
+    cases: list[Case] = []
+    not_run: dict[str, str] = {}
+    for payload, program in runnable_payloads(path, data_files, not_run):
+        cases += _run_program(program, payload, examples, bounds)
+    return summarize(cases, not_run)
+
+
+def _run_program(
+    program: Loadable, payload: str, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds
+) -> list[Case]:
+    try:
+        cases = _bounded_cases(program, examples, bounds)
+    except VerificationFailed as error:
+        if not payload:
+            raise
+        raise VerificationFailed(f"payload {payload!r}: {error}") from error
+    return [replace(case, payload=payload) for case in cases]
+
+
+def _bounded_cases(program: Loadable, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds) -> list[Case]:
+    drawn = bounds.drawn_inputs
+    cases = [case for method, stored in examples.items() for case in run_method(program, method, stored, drawn)]
+    cases += [case for stored in examples.values() for case in run_sequences(program, stored.get("sequences", ()))]
+    if problems := [f"{case.where}: {line}" for case in cases for line in violations(case, bounds)]:
+        found = "; ".join(problems)
+        raise VerificationFailed(
+            f"the file does not compute what eager computes: {found} (the recipe's `verify` has the bounds)"
+        )
+    return cases

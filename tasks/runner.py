@@ -1,0 +1,357 @@
+"""The seam between the lowering and where its stages run: a call of a stage as a value, and what answers it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pydantic import TypeAdapter
+
+from ..artifacts.digest import Digest, canonical_json
+from ..artifacts.ref import ArtifactRef
+from ..artifacts.store import Store
+from ..configs.model import Limits
+from ..configs.sources import BuilderSource, Source
+from .keys.key import StageKey
+from .stage import (
+    UNKNOWN_DIGEST,
+    Stage,
+    find_stage,
+    from_roles,
+    unknown_roles,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StageId:
+    """Which call of a stage of a model, for people and for the ledger's slots."""
+
+    stage: str
+    method: str = ""  # the method that it is for; empty where it is for all, or for the model's first one in `export`
+    recipe: str = ""  # the recipe that it is for; empty where it is for all
+    payload: str = ""  # the payload that it is for; empty where it is for all, or the recipe has one only
+
+    @property
+    def part(self) -> str:
+        """The name within its recipe, such as ``edge/forward`` or, in a fat file, ``compile.vulkan``."""
+        return self._named("")
+
+    def __str__(self) -> str:
+        """The name within its model, such as ``edge/forward/xnnpack-fp32``."""
+        return self._named(self.recipe)
+
+    def slot(self, model: str) -> str:
+        """The name under which the ledger remembers the last key of this call of a model."""
+        return f"{model}/{self}"
+
+    def _named(self, recipe: str) -> str:
+        name = "/".join(filter(None, (self.stage, self.method, recipe)))
+        return f"{name}.{self.payload}" if self.payload else name
+
+
+@dataclass(frozen=True, slots=True)
+class UserCode:
+    """The user's code that a stage runs, so that its key can be made again once the stage has seen what that loads."""
+
+    watch_name: str  # name of the list of modules to watch in the ledger
+    source: Source  # the model's
+    # further functions that the stage's params have digests of, in their order
+    callables: tuple[BuilderSource, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StageCall:
+    """One execution of a stage as a value: all that a process on any machine needs, besides store and user's code."""
+
+    model: str
+    id: StageId  # which call of the model's
+    stage: type[Stage]
+    params: Any  # of the class `stage.Params`
+    inputs: Mapping[str, ArtifactRef]
+    limits: Limits
+    folder: Path  # see `Workspace`
+    python_path: tuple[Path, ...] = ()  # see `Workspace`
+    program_file: Path | None = None  # see `Workspace`
+    user_code: UserCode | None = None  # for stages whose keys watch what the user's code loads
+    recipes: tuple[str, ...] = ()  # those that need it
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} {self.id}"
+
+    @property
+    def slot(self) -> str:
+        return self.id.slot(self.model)
+
+    def encode(self) -> bytes:
+        """Canonical JSON."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _OWN_FORM}
+        return canonical_json(
+            {
+                **_PLAIN.dump_python(plain, mode="json"),
+                "stage": self.stage.name,
+                "params": self.params.model_dump(mode="json"),
+                "inputs": {role: ref.to_json() for role, ref in self.inputs.items()},
+            }
+        )
+
+    @classmethod
+    def decode(cls, content: bytes) -> StageCall:
+        value = json.loads(content)
+        stage = find_stage(value["stage"])
+        plain = _CALL_FIELDS.validate_python({name: part for name, part in value.items() if name not in _OWN_FORM})
+        return cls(
+            stage=stage,
+            params=stage.Params.model_validate(value["params"]),
+            inputs={role: ArtifactRef.from_json(ref) for role, ref in value["inputs"].items()},
+            **{f.name: getattr(plain, f.name) for f in fields(plain)},
+        )
+
+
+_OWN_FORM = {"stage", "params", "inputs"}  # fields whose types depend on the stage
+
+
+@dataclass(frozen=True)
+class _CallFields:
+    """The fields of `StageCall` that are the same for every stage."""
+
+    model: str
+    id: StageId
+    limits: Limits
+    folder: Path
+    python_path: tuple[Path, ...]
+    program_file: Path | None
+    user_code: UserCode | None
+    recipes: tuple[str, ...]
+
+
+_PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+_CALL_FIELDS: TypeAdapter[_CallFields] = TypeAdapter(_CallFields)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A finished stage."""
+
+    call: StageCall  # what was asked, with the params that the key has
+    key: StageKey
+    roles: Mapping[str, ArtifactRef]
+    cached: bool
+    seconds: float = 0.0  # how long the stage ran, now or when it was made
+    peak_memory: int = 0  # bytes its process used beyond the worker server's own, now or when it was made
+    reason: str = ""  # why it ran although its key may have been in the ledger; empty where that does not happen
+
+    @property
+    def outputs(self) -> Any:
+        """The artifacts, as the stage's `Outputs`."""
+        return from_roles(self.call.stage.Outputs, self.roles)
+
+
+class NotCached(Exception):
+    """The ledger does not have this stage: raised instead of running it."""
+
+
+class CutShort(Exception):
+    """Everything up to the stage that was asked for is done."""
+
+
+class Runner(Protocol):
+    """Answers calls of stages. The whole seam."""
+
+    @property
+    def store(self) -> Store: ...
+
+    async def __call__(self, call: StageCall) -> Done:
+        """Finds the result of a stage, or makes it.
+
+        Raises:
+            StageError: the stage failed.
+            StoreError: an input is gone or damaged, or the store cannot be used.
+            NotCached: it is not in the ledger, and this runner runs nothing.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """What runners look stages up with, and run them: `tasks.executor.Executor`."""
+
+    store: Store
+
+    def key(self, call: StageCall) -> StageKey: ...
+
+    def find(self, call: StageCall) -> Done | None: ...
+
+    def run(self, call: StageCall, observer: Observer) -> Done: ...
+
+
+@dataclass(eq=False)
+class EngineRunner:
+    """Base of the runners here, which all answer with one engine."""
+
+    engine: Engine
+
+    @property
+    def store(self) -> Store:
+        return self.engine.store
+
+
+class LedgerRunner(EngineRunner):
+    """Finds, and never runs: raises NotCached at the first stage that would have to run. Needs no event loop."""
+
+    async def __call__(self, call: StageCall) -> Done:
+        if found := self.engine.find(call):
+            return found
+        raise NotCached(call.title)
+
+
+@dataclass
+class PlanRunner(EngineRunner):
+    """Finds what the ledger has; in place of what it does not have, goes on with outputs that are not known yet."""
+
+    # by stage key, calls that are not in the ledger, although all their inputs are known
+    will_run: dict[Digest, StageCall] = field(default_factory=dict)
+    # calls with inputs from what will run. Early cutoff may spare them.
+    may_run: list[StageCall] = field(default_factory=list)
+    found: list[Done] = field(default_factory=list)  # results that the ledger has
+
+    async def __call__(self, call: StageCall) -> Done:
+        if any(ref.identity == UNKNOWN_DIGEST for ref in call.inputs.values()):
+            self.may_run.append(call)
+        elif found := self.engine.find(call):
+            self.found.append(found)
+            return found
+        else:
+            self.will_run.setdefault(self.engine.key(call).digest(), call)
+        unknown = StageKey(call.stage.name, UNKNOWN_DIGEST, {}, {}, {})
+        return Done(call, unknown, unknown_roles(call.stage.Outputs), cached=False)
+
+
+class SharingRunner(EngineRunner):
+    """Equal calls of one run are one call, whichever recipes and models they come from. Base of runners that run."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._calls: dict[Digest, asyncio.Task[Done]] = {}
+
+    async def __call__(self, call: StageCall) -> Done:
+        """Joins a call with an equal key that is running or done, or runs it."""
+        key = self.engine.key(call).digest()
+        task = self._calls.get(key)
+        if task is None:
+            task = self._calls[key] = asyncio.create_task(self.run(call))
+        return await asyncio.shield(task)
+
+    def forget_finished(self) -> None:
+        """Asks the ledger again from now on, since something that was made is gone."""
+        self._calls = {key: task for key, task in self._calls.items() if not task.done()}
+
+    async def run(self, call: StageCall) -> Done:
+        """Finds or makes the result of a call that nobody else asked for yet."""
+        raise NotImplementedError
+
+
+class LocalRunner(SharingRunner):
+    """Runs stages on this machine, from threads of its own."""
+
+    def __init__(self, engine: Engine, threads: int, observer: Observer | None = None) -> None:
+        super().__init__(engine)
+        self._observer = observer or NullObserver()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stages")
+
+    async def run(self, call: StageCall) -> Done:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self.engine.run, call, self._observer)
+
+
+class CallingThreadRunner(EngineRunner):
+    """Runs stages one after another in the calling thread, where Ctrl-C ends them at once. Needs no event loop."""
+
+    async def __call__(self, call: StageCall) -> Done:
+        return self.engine.run(call, NullObserver())
+
+
+class Observer(Protocol):
+    """Hears what happens in a run, from any thread."""
+
+    def started(self, call: StageCall) -> None:
+        """A stage begins to run."""
+
+    def progressed(self, call: StageCall, done: int, total: int | None) -> None:
+        """A stage has taken so many samples of so many."""
+
+    def finished(self, done: Done) -> None:
+        """A stage was run or found."""
+
+    def failed(self, call: StageCall, error: Exception) -> None:
+        """A stage failed."""
+
+
+class NullObserver:
+    """An observer that ignores everything."""
+
+    def started(self, call: StageCall) -> None: ...
+
+    def progressed(self, call: StageCall, done: int, total: int | None) -> None: ...
+
+    def finished(self, done: Done) -> None: ...
+
+    def failed(self, call: StageCall, error: Exception) -> None: ...
+
+
+async def together(calls: Mapping[str, Awaitable[T]]) -> dict[str, T]:
+    """All results, by name; raises the first failure, but only when all have come to their end."""
+    outcomes = await outcomes_of(calls)
+    failures = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
+    if failures:
+        raise first_of(failures)
+    return outcomes  # type: ignore[return-value]  # there are no exceptions among them
+
+
+def first_of(failures: list[Exception]) -> Exception:
+    """The failure to raise where there are several: a real one rather than that a run was cut short."""
+    return next((failure for failure in failures if not isinstance(failure, CutShort)), failures[0])
+
+
+async def outcomes_of(calls: Mapping[str, Awaitable[T]]) -> dict[str, T | Exception]:
+    """All results or what was raised instead, by name."""
+    if len(calls) < 2 or _one_by_one.get():
+        found: dict[str, T | Exception] = {}
+        for name, call in calls.items():
+            try:
+                found[name] = await call
+            except Exception as error:  # noqa: BLE001 - the caller decides what a failure means
+                found[name] = error
+        return found
+    gathered = await asyncio.gather(*calls.values(), return_exceptions=True)
+    for outcome in gathered:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
+            raise outcome
+    return dict(zip(calls, gathered, strict=True))  # type: ignore[arg-type]  # as above
+
+
+def run_without_loop(lowering: Coroutine[Any, Any, T]) -> T:
+    """Runs a lowering whose runner never waits (`LedgerRunner`, `PlanRunner`, `CallingThreadRunner`) in this thread.
+
+    Works in a notebook, too, whose own event loop is running.
+    """
+    token = _one_by_one.set(True)
+    try:
+        lowering.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        _one_by_one.reset(token)
+    raise RuntimeError("a runner that must not wait did")
+
+
+_one_by_one: ContextVar[bool] = ContextVar("one_by_one", default=False)
+"""Set while a lowering runs in one thread, so that its branches run one after another."""

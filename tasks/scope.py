@@ -1,0 +1,195 @@
+"""One model's use of a runner: makes the calls of its stages, and remembers what became of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..artifacts.ref import ArtifactRef
+from ..artifacts.runs import FieldChange, StageOutcome, differing_fields
+from ..artifacts.store import Store
+from ..errors import first_line
+from .model import PlannedModel, PlannedRecipe
+from .runner import CutShort, Done, NotCached, Runner, StageCall, StageId, UserCode
+from .stage import UNKNOWN_DIGEST, Params, Roles, Stage, to_roles
+
+_GONE = "nothing changed, but its outputs were not in the store any more"
+
+
+@dataclass
+class Scope:
+    """The runner as a model, or one recipe of it, uses it."""
+
+    runner: Runner
+    model: PlannedModel
+    recipe: PlannedRecipe | None = None  # None for what all recipes of the model share
+    skipped: frozenset[str] = frozenset()  # names of the stages after the last one to run
+    # what was run or found. A recipe's scope also has what all recipes share.
+    done: dict[StageId, Done] = field(default_factory=dict)
+    failed: dict[StageId, Exception] = field(default_factory=dict)
+    recipes: dict[str, Scope] = field(default_factory=dict)  # scopes of the model's recipes, by name, as they come
+
+    def of_recipe(self, recipe: PlannedRecipe, skipped: frozenset[str]) -> Scope:
+        scope = self.recipes[recipe.name] = Scope(self.runner, self.model, recipe, skipped, dict(self.done))
+        return scope
+
+    async def __call__(
+        self,
+        stage: type[Stage],
+        params: Params,
+        inputs: Roles | None = None,
+        *,
+        method: str = "",
+        payload: str = "",
+        user_code: UserCode | None = None,
+    ) -> Any:
+        recipe = self.recipe
+        if stage.name in self.skipped:
+            raise CutShort
+        name = self._id(stage.name, method, payload)
+        call = StageCall(
+            model=self.model.name,
+            id=name,
+            stage=stage,
+            params=params,
+            inputs=to_roles(inputs) if inputs else {},
+            limits=self.model.limits,
+            folder=self.model.folder,
+            python_path=self.model.python_path,
+            program_file=self.model.program_file,
+            user_code=user_code,
+            recipes=(recipe.name,) if recipe else tuple(each.name for each in self.model.recipes),
+        )
+        try:
+            self.done[name] = done = await self.runner(call)
+        except (NotCached, CutShort):
+            raise
+        except Exception as error:
+            self.failed[name] = error
+            raise
+        return done.outputs
+
+    @property
+    def plan(self) -> PlannedRecipe:
+        """The recipe, in its scope."""
+        assert self.recipe  # noqa: S101 - of a recipe's scope
+        return self.recipe
+
+    @property
+    def store(self) -> Store:
+        return self.runner.store
+
+    def find(self, stage: str, *, method: str = "", payload: str = "") -> Done | None:
+        """The result of one of this recipe's calls, where it was run or found."""
+        return self.done.get(self._id(stage, method, payload))
+
+    def _id(self, stage: str, method: str, payload: str) -> StageId:
+        recipe = self.recipe
+        return StageId(stage, method, recipe.name if recipe else "", payload if recipe and recipe.fat else "")
+
+    def read_json(self, ref: ArtifactRef) -> Any:
+        self.store.fetch(ref)
+        return json.loads(self.store.local.read_artifact(ref))
+
+    def methods(self, names: ArtifactRef) -> list[str]:
+        """Names of the model's methods, the first one first; a plan for a model never exported assumes one."""
+        if names.identity == UNKNOWN_DIGEST:
+            return ["forward"]
+        methods: list[str] = self.read_json(names)
+        return methods
+
+    def step_of(self, error: Exception) -> str:
+        """Name of the step that raised an error; the model's name where none did."""
+        return next((str(step) for step, raised in self.failed.items() if raised is error), self.model.name)
+
+    def why_left_out(self, names: Iterable[str]) -> dict[str, str]:
+        """Why specializations are not in the file that does not require them, by name."""
+        problems = {step.payload: f"{step}: {first_line(error)}" for step, error in self.failed.items() if step.payload}
+        unavailable = self.recipe.unavailable if self.recipe else {}
+        return {name: unavailable.get(name) or problems.get(name, "failed") for name in names}
+
+    def problems(self) -> dict[str, str]:
+        """Failed steps: the first line of the reason, by name."""
+        return {str(step): first_line(error) for step, error in self.failed.items()}
+
+
+class History:
+    """What a run's record says of one model's stages: why each ran. Compares keys with those of the slots' last use."""
+
+    def __init__(self, scope: Scope) -> None:
+        """Reads the last keys of a model's slots; `remember` replaces them."""
+        self._model = scope.model
+        scopes = (scope, *scope.recipes.values())
+        self._done: dict[str, list[tuple[StageId, Done]]] = {}  # by key: equal work of two recipes is one stage
+        self._failed: dict[int, list[tuple[StageId, Exception]]] = {}
+        for each in scopes:
+            for step, done in each.done.items():
+                steps = self._done.setdefault(done.key.digest(), [])
+                steps += [] if any(step == known for known, _ in steps) else [(step, done)]
+            for step, error in each.failed.items():
+                self._failed.setdefault(id(error), []).append((step, error))
+        self._ledger = scope.store.ledger
+        self._reasons = {key: self._reason(*steps[0]) for key, steps in self._done.items() if not steps[0][1].cached}
+
+    @property
+    def ran(self) -> int:
+        return sum(not steps[0][1].cached for steps in self._done.values())
+
+    @property
+    def cached(self) -> int:
+        return len(self._done) - self.ran
+
+    def remember(self) -> None:
+        """Notes which key each slot has now, so that the next run can say what differs."""
+        for steps in self._done.values():
+            fields = steps[0][1].key.fields()
+            for step, done in steps:
+                self._ledger.remember(step.slot(self._model.name), done.key.digest(), fields)
+
+    def outcomes(self) -> tuple[StageOutcome, ...]:
+        """Every stage that was run or found, or failed."""
+        return (
+            *(self._outcome(key, steps) for key, steps in self._done.items()),
+            *(self._failure(steps) for steps in self._failed.values()),
+        )
+
+    def _reason(self, step: StageId, done: Done) -> tuple[tuple[FieldChange, ...], str]:
+        last = self._ledger.last(step.slot(self._model.name))
+        if last is None:
+            return (), "had not run before"
+        differing = differing_fields(last.fields, done.key.fields())
+        return differing, "" if differing else done.reason or _GONE
+
+    def _outcome(self, key: str, steps: list[tuple[StageId, Done]]) -> StageOutcome:
+        step, done = steps[0]
+        differs, reason = self._reasons.get(key, ((), ""))
+        return StageOutcome(
+            slot=step.slot(self._model.name),
+            stage=step.stage,
+            method=None,
+            recipes=self._recipes(step for step, _ in steps),
+            status="cached" if done.cached else "ran",
+            key=done.key.digest(),
+            differs=differs,
+            seconds=done.seconds,
+            message=reason,
+        )
+
+    def _failure(self, steps: list[tuple[StageId, Exception]]) -> StageOutcome:
+        step, error = steps[0]
+        return StageOutcome(
+            slot=step.slot(self._model.name),
+            stage=step.stage,
+            method=None,
+            recipes=self._recipes(step for step, _ in steps),
+            status="failed",
+            key=None,
+            message=str(error),
+        )
+
+    def _recipes(self, steps: Iterable[StageId]) -> tuple[str, ...]:
+        """The recipes that need a stage; what is made for no recipe is needed by all."""
+        named = dict.fromkeys(step.recipe for step in steps)
+        return tuple(recipe.name for recipe in self._model.recipes) if "" in named else tuple(named)

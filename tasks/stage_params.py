@@ -1,0 +1,147 @@
+"""From a recipe to the params of the stages that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from ..artifacts.digest import canonical_json
+from ..configs.quantize import CallableTransform, TorchaoTransform
+from ..configs.sources import BuilderSource, ProgramSource
+from .keys.search import ModuleSearch
+from .keys.source import source_fields
+from .keys.versions import host_capability
+from .model import PlannedModel, PlannedRecipe, PlannedSpecialization, params_of
+from .runner import UserCode
+from .scope import Scope
+from .stage import CallableParams, TargetParams
+from .stages.compile import Compile, MethodMemory
+from .stages.edge import Edge, PassParams
+from .stages.export import Export
+from .stages.report import Report
+from .stages.source_transform import SourceTransform, TorchaoParams
+from .torchao_configs import class_name
+
+
+def export_params(run: Scope, method: str | None, watch_name: str) -> Export.Params:
+    """Params of `export`; a model in memory has no source, and its key is completed by whoever exports it."""
+    model = run.model
+    watched = run.store.ledger.watched(watch_name) if model.source else ()
+    return Export.Params(
+        source=fields_of(model, model.source, watched) if model.source else {},
+        method=method,
+        seed=model.seed,
+        strict=model.strict,
+        dynamic_shapes=model.dynamic_shapes,
+        drawn_inputs=model.random_inputs,
+        host=host_capability() if model.source else "",
+    )
+
+
+def source_transform_params(run: Scope, method: str) -> tuple[SourceTransform.Params, UserCode | None]:
+    """Params of `source_transform`, with digests of the user's code, and that code."""
+    model, transforms = run.model, run.plan.recipe.source_transforms
+    callables = tuple(
+        BuilderSource(builder=made.callable, kwargs=made.kwargs, files=made.files)
+        for made in transforms
+        if isinstance(made, CallableTransform)
+    )
+    called = [[made.builder, made.kwargs] for made in callables]
+    watch_name = canonical_json(["source_transform", model.watch_name(method), called]).decode()
+    shared = export_params(run, method, watch_name).model_dump(exclude={"drawn_inputs"})
+    sources = iter(callables)
+    params = SourceTransform.Params(
+        **shared,
+        transforms=tuple(
+            TorchaoParams(
+                config=class_name(made.torchao),
+                fields=made.params,
+                include=made.filter,
+                exclude=made.exclude,
+                layers=made.layers,
+            )
+            if isinstance(made, TorchaoTransform)
+            else CallableParams(source=fields_of(model, next(sources)))
+            for made in transforms
+        ),
+    )
+    return params, UserCode(watch_name, model.source, callables) if model.source else None
+
+
+def edge_params(recipe: PlannedRecipe, spec: PlannedSpecialization, method: str) -> Edge.Params:
+    """How a method becomes an Edge program, without the recipe's own passes: no later stage has to know of those."""
+    options, target = recipe.edge_options(spec, method), spec.target_of(method)
+    keeping, passing = target.decomposition_options(), target.pass_options()
+    return Edge.Params(
+        preserve_for=None if keeping is None else TargetParams(name=target.name, options=keeping),
+        passes_of=None if passing is None else TargetParams(name=target.name, options=passing),
+        preserve_operators=options.preserve_operators,
+        check_ir_validity=options.check_ir_validity,
+        skip_dim_order=options.skip_dim_order,
+        decompose_affine=bool(recipe.recipe.source_transforms) and not target.delegates,
+        core_aten_exceptions=options.core_aten_ops_exception_list,
+    )
+
+
+def pass_params(model: PlannedModel, method: str, passes: Any) -> Iterator[PassParams]:
+    """The recipe's own passes over one method, with digests of their code."""
+    for own in passes:
+        fields = fields_of(model, BuilderSource(builder=own.callable, kwargs=own.kwargs))
+        yield PassParams(source=fields, method=method if own.takes_program else None)
+
+
+def compile_params(recipe: PlannedRecipe, spec: PlannedSpecialization, methods: Collection[str]) -> Compile.Params:
+    """How the methods become one payload."""
+    layout = recipe.recipe.compile
+    memory = {}
+    for method, own in spec.methods.items():
+        takes, gives = own.alloc_graph_input, own.alloc_graph_output
+        if takes is not None or gives is not None:
+            memory[method] = MethodMemory(
+                alloc_graph_input=layout.alloc_graph_input if takes is None else takes,
+                alloc_graph_output=layout.alloc_graph_output if gives is None else gives,
+            )
+    return Compile.Params(
+        options=recipe.recipe.compile_options,
+        edge=_common([edge_params(recipe, spec, method) for method in methods]),
+        methods=memory,
+        state_order=tuple(methods) if layout.share_mutable_buffers else (),
+        external_data=recipe.recipe.output.payload_is_split,
+    )
+
+
+def report_params(run: Scope, payloads: Collection[str]) -> Report.Params:
+    """What the provenance says besides what the report reads."""
+    recipe = run.plan
+    lost = (spec.name for spec in recipe.specializations if spec.name not in payloads)
+    return Report.Params(
+        model=run.model.name,
+        recipe=recipe.name,
+        specializations={spec.name: params_of(spec.target) for spec in recipe.specializations},
+        left_out=(*recipe.unavailable, *lost),
+        stage_keys={step.part: done.key.digest() for step, done in run.done.items()},
+        versions=recipe.versions,
+        bounds=recipe.bounds,
+    )
+
+
+def _common(edges: list[Edge.Params]) -> Edge.Params:
+    """What holds for all of them. Where they differ, `edge` has checked each against its own."""
+    first, *others = edges
+    if all(params == first for params in others):
+        return first
+    kept = dict.fromkeys(operator for params in edges for operator in params.preserve_operators)
+    spared = dict.fromkeys(operator for params in edges for operator in params.core_aten_exceptions)
+    return Edge.Params(
+        preserve_operators=tuple(kept),
+        check_ir_validity=False,
+        skip_dim_order=all(params.skip_dim_order for params in edges),
+        core_aten_exceptions=tuple(spared),
+    )
+
+
+def fields_of(
+    model: PlannedModel, source: BuilderSource | ProgramSource, watched: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Key fields of the user's code."""
+    return source_fields(source, ModuleSearch(model.python_path), watched, folder=model.folder)

@@ -1,0 +1,120 @@
+"""XNNPACK's partitioner of executorch 1.5.1, extended in two ways.
+
+Control flow: upstream (backends/xnnpack/partition/xnnpack_partitioner.py) partitions only a method's own graph. Delete
+`_Branch` and the loop over branches once it also looks into ``cond``, ``map`` and ``scan``.
+
+Copies: where a value and a copy of it both leave a partition, XNNPACK's passes remove the copy, one value becomes two
+outputs of the delegate, and the backend fails ("already in the inputs", backends/xnnpack/xnnpack_preprocess.py). `scan`
+has such copies, since torch lets its body not return one value twice. Delete `leave_copies_outside` once upstream
+compiles ``return y, y.clone()``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir.backend.partitioner import PartitionResult
+from executorch.exir.dialects._ops import ops
+from executorch.exir.graph_module import get_control_flow_submodules
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import Graph, GraphModule, Node
+
+_TAG = "delegation_tag"
+_COPIES = (ops.edge.dim_order_ops._clone_dim_order.default, ops.edge.aten.clone.default)  # noqa: SLF001 - the operator's name
+
+
+class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # executorch is untyped here
+    """Also partitions the branches of ``cond`` and the bodies of ``map`` and ``scan``.
+
+    A branch takes weights as inputs, so they are not constants there: its linear layers and convolutions are decomposed
+    for the portable kernels, unless weights may be inputs of the delegate.
+    """
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool]]:
+        """Checks nodes in a branch against that branch.
+
+        A check against the method's program would mistake a branch's input for the method's weight of the same name.
+        """
+        operators, supported = super().ops_to_not_decompose(ep)
+
+        def check(node: Node) -> bool:
+            if node.graph is ep.graph_module.graph:
+                return bool(supported(node))
+            branch = _Branch(node.graph.owning_module)
+            return bool(super(ExtendedXnnpackPartitioner, self).ops_to_not_decompose(branch)[1](node))
+
+        return operators, check
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tags the method's own graph, then each branch with tags of its own; leaves surplus copies outside."""
+        result = super().partition(exported_program)
+        tags = dict(result.partition_tags)
+        branches = list(_branches(exported_program.graph_module))
+        for number, branch in enumerate(branches):
+            found = super().partition(_Branch(branch))
+            for node in branch.graph.nodes:
+                if tag := node.meta.get(_TAG):
+                    node.meta[_TAG] = f"branch{number}_{tag}"
+            tags |= {f"branch{number}_{tag}": spec for tag, spec in found.partition_tags.items()}
+        for module in (exported_program.graph_module, *branches):
+            leave_copies_outside(module.graph)
+        return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A nested graph with the attributes of an `ExportedProgram` that partitioners read: everything is an input."""
+
+    graph_module: GraphModule
+    graph_signature: ExportGraphSignature = field(default_factory=lambda: ExportGraphSignature([], []))
+    state_dict: dict[str, torch.Tensor] = field(default_factory=dict)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        return self.graph_module.graph
+
+
+def _branches(module: GraphModule) -> Iterator[GraphModule]:
+    for _, branch, _ in get_control_flow_submodules(module):
+        yield branch
+        yield from _branches(branch)
+
+
+def leave_copies_outside(graph: Graph) -> None:
+    """Untags copies in a tagged graph whose original, or another copy of it, also leaves the partition.
+
+    A copy that its own partition uses stays: without it, the partition would depend on its own result.
+    """
+    while surplus := [copy for copy in _surplus(graph) if copy.meta[_TAG] not in _user_tags(copy)]:
+        for copy in surplus:
+            del copy.meta[_TAG]
+
+
+def _surplus(graph: Graph) -> list[Node]:
+    """For each value that leaves its partition several times, all nodes but the first."""
+    leaving: dict[Node, list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if (tag := node.meta.get(_TAG)) is not None and any(tag != other for other in _user_tags(node)):
+            leaving[_original(node)].append(node)
+    return [copy for forms in leaving.values() for copy in forms[1:]]
+
+
+def _original(node: Node) -> Node:
+    """The node that this one copies within its partition, or the node itself."""
+    while node.target in _COPIES:
+        source = node.args[0]
+        if not isinstance(source, Node) or source.meta.get(_TAG) != node.meta[_TAG]:
+            break
+        node = source
+    return node
+
+
+def _user_tags(node: Node) -> list[str | None]:
+    return [user.meta.get(_TAG) for user in node.users]

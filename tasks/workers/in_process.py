@@ -1,0 +1,54 @@
+"""Stage bodies run in the calling process: no worker, no time limit, no memory bound."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ...errors import InputError, StageError, StageFailed
+from ..stage import Progressed, no_progress, reporter
+from .protocol import WorkerLimits, WorkerReport
+
+Result = TypeVar("Result")
+
+
+class InProcess:
+    """A `StageRunner` for one thread at a time: torch and ExecuTorch do not lower two programs at once."""
+
+    def run(
+        self,
+        function: str,
+        argument: Any,
+        limits: WorkerLimits,
+        *,
+        python_path: tuple[str, ...] = (),
+        progressed: Progressed = no_progress,
+    ) -> WorkerReport:
+        """Calls a function under the global torch state of a fresh process; raises StageFailed, with the cause."""
+        del limits, python_path  # what the caller can import is what its own `sys.path` says
+        module, _, name = function.partition(":")
+        body = getattr(importlib.import_module(module), name)
+        token = reporter.set(progressed)
+        try:
+            result, seconds = call_in_process(lambda: body(argument))
+        finally:
+            reporter.reset(token)
+        return WorkerReport(result, seconds, peak_memory=0, log=b"")
+
+
+def call_in_process(body: Callable[[], Result]) -> tuple[Result, float]:
+    """Returns a body's result and its seconds, under the global torch state of a fresh process; raises StageFailed."""
+    from ..programs.entry import fresh_state  # noqa: PLC0415 - torch
+
+    started = time.perf_counter()
+    with fresh_state():
+        try:
+            result = body()
+        except StageError:
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise StageFailed(problem, bad_input=isinstance(error, InputError)) from error
+    return result, time.perf_counter() - started

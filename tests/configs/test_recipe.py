@@ -1,0 +1,222 @@
+"""Recipes: shipped ones, the zoo's own ones, and ``extends``; options named after ExecuTorch's have its defaults."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+from pteforge.configs import CompileOptions, EdgeOptions, preset_names
+from pteforge.configs.recipe import Output
+from pteforge.configs.recipe_lookup import load_preset
+from pteforge.configs.verification import Verification, VerifyBounds
+
+BACKEND_CONFIG = "exir/capture/_config.py:ExecutorchBackendConfig"
+MEMORY_PLANNING = "exir/passes/memory_planning_pass.py:MemoryPlanningPass"
+DEVICES = "exir/passes/propagate_device_config.py:PropagateDeviceConfig"
+
+# Our options that are arguments or fields of passes.
+PASSES = {
+    MEMORY_PLANNING: {
+        *("alloc_graph_input", "alloc_graph_output", "alloc_mutable_buffers", "share_mutable_buffers"),
+        "allow_lifetime_and_storage_overlap",
+    },
+    DEVICES: {"skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs"},
+    "exir/passes/__init__.py:ToOutVarPass": {"ignore_to_out_var_failure"},
+}
+# Options that name something for which upstream's field takes an object, or that are none of its config's.
+BY_OTHER_NAMES = {"memory_planning_algo", "tensor_alignment", "sym_shape_eval", "generate_etrecord"}
+# Upstream's fields that take an object, which is made from options.
+OBJECTS = {"memory_planning_pass", "propagate_device_config", "sym_shape_eval_pass", "to_out_var_pass"}
+NOT_OURS = {
+    "passes",  # run over a program that is about to be emitted; passes of a recipe run on the edge program
+    "dynamic_memory_planning_mode",  # nobody reads it
+    "external_mutable_weights",  # for training on the device: no stage exports programs with gradients
+}
+EDGE = {
+    "check_ir_validity": "_check_ir_validity",
+    "skip_dim_order": "_skip_dim_order",
+    "core_aten_ops_exception_list": "_core_aten_ops_exception_list",
+    "preserve_operators": "preserve_ops",
+}
+
+
+def _upstream_defaults(place):
+    """Fields of a class of the installed ExecuTorch, or its `__init__`'s arguments, read without importing it."""
+    file, name = place.split(":")
+    root = importlib.util.find_spec("executorch").submodule_search_locations[0]
+    tree = ast.parse(Path(root, file).read_text(encoding="utf-8"))
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    for node in found.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            names = [argument.arg for argument in node.args.args[-len(node.args.defaults) :]]
+            return dict(zip(names, node.args.defaults, strict=True))
+    return {node.target.id: node.value for node in found.body if isinstance(node, ast.AnnAssign)}
+
+
+def test_every_field_of_the_backend_config_is_decided_on():
+    """A field that upstream adds is noticed: it becomes an option, or is left out on purpose."""
+    ours = set(CompileOptions.model_fields) - BY_OTHER_NAMES - set.union(*PASSES.values())
+    assert set(_upstream_defaults(BACKEND_CONFIG)) == ours | OBJECTS | NOT_OURS | {"external_constants"}
+
+
+def test_compile_options_are_those_of_the_backend_config():
+    """Leaving out an option, also one of a pass, means the same on both sides; by default weights are in the file."""
+    fields = _upstream_defaults(BACKEND_CONFIG)
+    ours = {name: getattr(CompileOptions(), name) for name in CompileOptions.model_fields.keys() & fields.keys()}
+    del ours["reinplace_extra_ops"]  # a set of objects there
+    assert {name: ast.literal_eval(fields[name]) for name in ours} == ours
+    assert ast.literal_eval(fields["external_constants"]) is Output().external_data is False
+    for place in (MEMORY_PLANNING, DEVICES):
+        defaults = _upstream_defaults(place)
+        for name in PASSES[place]:
+            assert ast.literal_eval(defaults[name]) is getattr(CompileOptions(), name)
+
+
+def test_edge_options_are_those_of_the_edge_config():
+    """Each field of EdgeCompileConfig is an option; switches have the same defaults, lists are empty."""
+    fields = _upstream_defaults("exir/capture/_config.py:EdgeCompileConfig")
+    assert set(fields) == set(EDGE.values())
+    for ours, theirs in EDGE.items():
+        default = getattr(EdgeOptions(), ours)
+        assert default == () or ast.literal_eval(fields[theirs]) is default
+
+
+MODELS = "models: {net: {source: 'p:net', recipes: [mine]}}\n"
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_shipped_recipes(name):
+    """Each shipped recipe says what it is for, and its name says its target and whether it quantizes.
+
+    Those that are fat fall back to the portable kernels.
+    """
+    recipe = load_preset(name).recipe
+    fallback = ["portable"] if recipe.output.form == "fat" else []
+    assert [specialization.target for specialization in recipe.specializations] == [name.split("-")[0], *fallback]
+    assert recipe.description
+    assert (recipe.verify.bounds == VerifyBounds()) is (name in {"portable-fp32", "xnnpack-fp32"})
+    assert (recipe.quantize is None and not recipe.source_transforms) is name.endswith(("fp32", "fp16"))
+
+
+def test_extends(load):
+    """A recipe starts from the one it extends: mappings merge, lists replace, through several steps.
+
+    A recipe that only serves as a base may lack specializations; one that extends its own name refines the shipped one.
+    All of a zoo's own recipes are loaded, used or not.
+    """
+    recipes = load(
+        """\
+        version: 1
+        models: {net: {source: "p:net", recipes: [xnnpack-fp32, mine, finer, whole]}}
+        recipes:
+          xnnpack-fp32: {extends: xnnpack-fp32, compile: {segment_alignment: 64}}
+          finer: {extends: xnnpack-fp32, compile: {delegate_alignment: 32}}
+          middle:
+            extends: xnnpack-fp32
+            compile: {segment_alignment: 4096, delegate_alignment: 64}
+            edge: {preserve_operators: [aten.linear.default]}
+            verify: {max_abs_error: 0.1}
+          mine:
+            extends: middle
+            description: my own
+            compile: {delegate_alignment: null}
+            edge: {preserve_operators: [aten.silu.default]}
+          base: {verify: {min_sqnr_db: 50}}
+          whole: {extends: base, specializations: [{target: portable}]}
+          unused: {specializations: [{target: portable}]}
+        """
+    ).zoo.recipes
+    mine = recipes["mine"]
+    assert mine.description == "my own"
+    assert [specialization.target for specialization in mine.specializations] == ["xnnpack"]
+    assert mine.compile == CompileOptions(segment_alignment=4096, delegate_alignment=None)
+    assert mine.edge.preserve_operators == ("aten.silu.default",)
+    assert mine.verify == Verification(max_abs_error=0.1)
+    assert recipes["xnnpack-fp32"].compile == CompileOptions(segment_alignment=64)
+    assert recipes["finer"].compile == CompileOptions(segment_alignment=64, delegate_alignment=32)
+    assert recipes["whole"].verify.min_sqnr_db == 50
+    assert "unused" in recipes
+
+
+PORTABLE = "specializations: [{target: portable}]"
+
+
+@pytest.mark.parametrize(
+    ("used", "recipes", "problem"),
+    [
+        # A recipe that only serves as a base may lack specializations; one that a model uses may not.
+        ("mine, base", "base: {verify: {min_sqnr_db: 50}}, mine: {extends: base, %s}",
+         "3:11: recipes.base.specializations: is missing; it has to be given"),
+        # However many recipes extend a base, a mistake in it is reported once, where it is.
+        ("mine", "base: {compile: {segment_alignment: 100}, %s}, mine: {extends: base}, other: {extends: base}",
+         "3:28: recipes.base.compile.segment_alignment: must be a power of two"),
+        # A recipe that excludes models which the zoo does not have, or gives no reason.
+        ("mine", "mine: {not_for: {nett: slow}, %s}", "3:28: recipes.mine.not_for.nett: no model matches 'nett'; did"),
+        ("mine", "mine: {not_for: {'r*': slow}, %s}", "3:28: recipes.mine.not_for.r*: no model matches 'r*'; known h"),
+        ("mine", "mine: {not_for: {net: ''}, %s}", "3:28: recipes.mine.not_for.net: "),
+        ("mine", "mine: {not_for: [net], %s}", "3:18: recipes.mine.not_for: must be a mapping"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_bases_and_exclusions(refused, used, recipes, problem):
+    """Each is one message, with the place where something has to change."""
+    models = f"models: {{net: {{source: 'p:net', recipes: [{used}]}}}}\n"
+    refused(f"zoo.yaml:{problem}", zoo=f"version: 1\n{models}recipes: {{{recipes % PORTABLE}}}\n")
+
+
+FAT = "output: {form: fat}, specializations"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field", "said"),
+    [
+        ("extends: other}, other: {extends: mine", "other.extends", "in a circle: mine -> other -> mine"),
+        ("extends: nope", "mine.extends", "there is no recipe 'nope'; known here: "),
+        ("extends: mine", "mine.extends", "there is no recipe 'mine'"),
+        ("extends: [a]", "mine.extends", "must be the name of one recipe"),
+        ("function: nowhere:paged", "mine.function", "nowhere:paged cannot be imported: ModuleNotFoundError"),
+        ("extend: a, specializations: [{target: t}]", "mine.extend", "unknown key 'extend'; did you mean 'extends'?"),
+        ("specializations: []", "mine.specializations", "is empty; a recipe needs at least one"),
+        ("specializations: [{target: a}, {target: b}]", "mine.specializations", "there are 2 (a, b); write one rec"),
+        ("specializations: [{}]", "mine.specializations[0].target", "is missing"),
+        ("specializations: [portable]", "mine.specializations[0]", "must be a mapping"),
+        (f"{FAT}: [{{target: a}}, {{target: a}}]", "mine.specializations", "'a' is there more than once; give each"),
+        (FAT + ": [{target: a}], compile: {share_mutable_buffers: true}", "mine", "each method of a fat file is a"),
+        (FAT + ": [{target: a, required: false}]", "mine.specializations", "it cannot be `required: false`"),
+        ("extends: xnnpack-fp32, output: {form: thin}", "mine.output.form", "'plain' or 'fat' (found 'thin')"),
+        ("extends: xnnpack-fp32, compile: {delegate_alignment: 0}", "mine.compile.delegate_alignment", "power of two"),
+        ("extends: xnnpack-fp32, verify: {drawn_inputs: -1}", "mine.verify.drawn_inputs", "equal to 0 (found -1)"),
+        ("extends: xnnpack-fp32, edge: {passe: []}", "mine.edge.passe", "unknown key 'passe'; did you mean 'passes'?"),
+    ],
+)
+def test_mistakes_in_recipes(refused, recipe, field, said):
+    """Each mistake in a recipe has one message, and it names the recipe."""
+    zoo = f"version: 1\n{MODELS}recipes: {{mine: {{{recipe}}}}}\n"
+    refused("zoo.yaml:3:", f" recipes.{field}: ", said, zoo=zoo)
+
+
+def test_models_that_a_recipe_is_not_for(load):
+    """The first glob that matches a model's name gives the reason; those of the extended recipe come first."""
+    base = "base: {specializations: [{target: portable}], not_for: {net: no such kernel}}"
+    mine = "mine: {extends: base, not_for: {'n*': no memory}}"
+    recipe = load(f"version: 1\n{MODELS}recipes: {{{base}, {mine}}}\n").zoo.recipes["mine"]
+    assert recipe.not_for == {"net": "no such kernel", "n*": "no memory"}
+    reasons = [recipe.reason_against(model) for model in ("net", "nets", "other")]
+    assert reasons == ["no such kernel", "no memory", None]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("decode: {delegate: false, target: xnnpack}", "excludes `target` and `options`"),
+        ("two words: {}", "'two words' is not a method name"),
+        ("decode: {delgate: false}", "unknown key 'delgate'; did you mean 'delegate'?"),
+    ],
+)
+def test_method_options(load, refused, options, problem):
+    """A method has options of its own; contradictions and unknown names are errors."""
+    zoo = f"version: 1\n{MODELS}recipes: {{mine: {{specializations: [{{target: xnnpack, methods: {{%s}}}}]}}}}\n"
+    own = "decode: {delegate: false, edge: {skip_dim_order: true}, alloc_graph_input: false}"
+    (made,) = load(zoo % own).zoo.recipes["mine"].specializations
+    assert made.methods["decode"].edge == EdgeOptions(skip_dim_order=True)
+    assert (made.methods["decode"].alloc_graph_input, made.methods["decode"].alloc_graph_output) == (False, None)
+    refused("zoo.yaml:3:", problem, zoo=zoo % options)

@@ -1,0 +1,146 @@
+"""What users rely on: the JSON Schema of zoo files, the presets and the public names."""
+
+import json
+from pathlib import Path
+
+import pteforge.configs
+import pytest
+from jsonschema import Draft202012Validator
+from pteforge.configs import Recipe, preset_names, zoo_schema
+from pteforge.configs.nodes import plain
+from pteforge.configs.recipe_lookup import load_preset, read_preset
+from pteforge.configs.yaml_nodes import parse_yaml
+
+STARTER = Path(__file__).parents[2] / "examples/zoo/starter.yaml"
+GOLDEN = Path(__file__).with_name("golden.json")
+
+
+@pytest.fixture(scope="module")
+def validator():
+    """A validator for the schema, which must itself be valid."""
+    schema = json.loads(json.dumps(zoo_schema()))
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+def _misfits(validator, text):
+    return [error.json_path for error in validator.iter_errors(plain(parse_yaml(text, "f.yaml")))]
+
+
+def _without_descriptions(schema):
+    if isinstance(schema, dict):
+        described = isinstance(schema.get("description"), str)
+        return {k: _without_descriptions(v) for k, v in schema.items() if not (described and k == "description")}
+    return [_without_descriptions(part) for part in schema] if isinstance(schema, list) else schema
+
+
+def _contract():
+    """What files may say, defaults, and presets apart from defaults, each as one line of JSON."""
+    schema = _without_descriptions(zoo_schema())
+    parts = {f"schema {name}": part for name, part in schema.pop("$defs").items()} | {"schema": schema}
+    parts["defaults"] = Recipe(specializations=[{"target": "portable"}]).model_dump(mode="json")
+    for name in preset_names():
+        parts[f"preset {name}"] = load_preset(name).recipe.model_dump(mode="json", exclude_defaults=True)
+    return {name: json.dumps(part, sort_keys=True) for name, part in parts.items()}
+
+
+def test_the_schema_and_presets_change_on_purpose_only():
+    """Users' files and the meaning of presets are a contract. After a wanted change, run this file as a script."""
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert {name: json.dumps(part, sort_keys=True) for name, part in golden.items()} == _contract()
+
+
+def test_shipped_files_fit(validator):
+    """The example that users start from is valid by the schema; shipped recipes could be written in a zoo."""
+    assert _misfits(validator, STARTER.read_text(encoding="utf-8")) == []
+    recipes = {name: plain(read_preset(name)) for name in preset_names()}
+    assert list(validator.iter_errors({"version": 1, "recipes": recipes})) == []
+
+
+def test_editors_offer_shipped_recipes():
+    """Wherever a recipe is named, the schema lists the shipped ones; a zoo's own are accepted, too."""
+    parts = zoo_schema()["$defs"]
+    named = [parts[part]["properties"]["recipes"]["anyOf"][0]["items"] for part in ("ModelConfig", "DefaultsSection")]
+    for schema in (*named, parts["Recipe"]["properties"]["extends"]):
+        assert schema["anyOf"][0]["enum"] == list(preset_names())
+        assert Draft202012Validator(schema).is_valid("my-own.recipe")
+        assert not Draft202012Validator(schema).is_valid("no name")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "models: {a: {source: 'p:a'}}",
+        "models: {a: {source: x.pt2, recipes: null, verify: null, dynamic_shapes: null}}",
+        "models: {a: {source: {builder: 'p:a', kwargs: {a: [1, null, {b: x}]}, files: [w]}}}",
+        "models: {a: {source: {program: x}, limits: {timeout: 10m, memory: 4GiB}}}",
+        "models: {a: {source: 'p:a', limits: {timeout: 2.5, memory: 4096}}}",
+        "models: {a: {source: 'p:a', dynamic_shapes: {f: [{0: {min: 1, max: 2}}, null, [{1: {min: 1, max: 2}}]]}}}",
+        "models: {a: {source: 'p:a', verify: {min_sqnr_db: null, max_abs_error: 1e-3}}}",
+        "recipes: {r: {extends: xnnpack-fp32, compile: {segment_alignment: 64}}}",
+        "recipes: {r: {specializations: [{target: t, options: {a: {b: 1}}, required: false}], output: {form: plain}}}",
+        "defaults: {recipes: [portable-fp32], model: {seed: 3, source: {kwargs: {a: 1}}}}",
+        "defaults: {recipes: [portable-fp32], model: {source: {program: x.pt2}}}",
+        "name: n\npython_path: [a, b]\ninclude: []\nrecipes:\ndefaults: {model: , recipes: [portable-fp32]}",
+    ],
+)
+def test_what_loads_fits(load, validator, text):
+    """Every spelling that the loader takes is valid by the schema."""
+    defaults = "" if "defaults:" in text else "defaults: {recipes: [portable-fp32]}\n"
+    models = "" if "models:" in text else "models: {a: {source: 'p:a'}}\n"
+    text = f"version: 1\n{defaults}{models}{text}\n"
+    load(text)
+    assert _misfits(validator, text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("models: {a: {sed: 1}}", "$.models"),
+        ("model: {}", "$"),
+        ("models: {'a b': {}}", "$.models"),
+        ("models: {a: {seed: x}}", "$.models"),
+        ("models: {a: {source: {build: x}}}", "$.models"),
+        ("models: {a: {limits: {timeout: soon}}}", "$.models"),
+        ("models: {a: {limits: {memory: 4Gi}}}", "$.models"),
+        ("models: {a: {dynamic_shapes: {f: [7]}}}", "$.models"),
+        ("models: {a: {recipes: []}}", "$.models"),
+        ("recipes: {r: {extend: x}}", "$.recipes"),
+        ("recipes: {r: {specializations: []}}", "$.recipes"),
+        ("recipes: {r: {output: {form: thin}}}", "$.recipes"),
+        ("defaults: {model: {recipes: [a]}}", "$.defaults"),
+        ("include: x", "$.include"),
+        ("version: 2", "$.version"),
+    ],
+)
+def test_what_does_not_load_does_not_fit(failure, validator, text, path):
+    """Mistakes that the loader reports are marked by the schema too, in the same section."""
+    text = text if text.startswith("version") else f"version: 1\n{text}\n"
+    failure(text)
+    assert _misfits(validator, text) == [path]
+
+
+def test_every_field_is_described():
+    """Editors show a description for each key a user may write."""
+    schema = zoo_schema()
+    for name, part in [("top", schema), *schema["$defs"].items()]:
+        for key, field in part.get("properties", {}).items():
+            assert field.get("description") or "$ref" in field, f"{name}.{key}"
+
+
+if __name__ == "__main__":
+    lines = ",\n".join(f"{json.dumps(name)}: {part}" for name, part in sorted(_contract().items()))
+    GOLDEN.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+NAMES = """
+Accuracy BuilderSource CompileOptions Dataset DimRange DynamicShapes EdgeOptions InputShape Limits LoadedZoo Locations
+MethodCall MethodDefinition MethodOptions ModelConfig ModelDefinition Output ProgramSource Quantize QuantizerChoice
+Recipe RunConfig Specialization VerifyBounds VerifyOverrides Zoo load_zoo preset_names zoo_schema
+"""
+
+
+def test_the_public_names():
+    """The package exports exactly these names, and all of them exist."""
+    assert pteforge.configs.__all__ == NAMES.split()
+    assert all(hasattr(pteforge.configs, name) for name in pteforge.configs.__all__)

@@ -1,0 +1,87 @@
+"""Copies between a store in a folder and every kind of store."""
+
+from __future__ import annotations
+
+import pytest
+from pteforge.artifacts.digest import digest_json
+from pteforge.artifacts.ledger import StageRecord
+from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.ref import ArtifactManifest
+from pteforge.artifacts.transfer import Transferred, transfer
+
+
+def commit(store, number):
+    """Records a stage with a log, and an output of two objects, one of which all stages share."""
+    blobs = store.local.put_bytes(b"shared"), store.local.put_bytes(f"weights {number}".encode())
+    ref = store.local.put_manifest(ArtifactManifest("program/aten", blobs, number))
+    log = store.local.put_artifact("log", f"log {number}".encode())
+    store.publish(ref)
+    store.publish(log)
+    fields = {"number": number}
+    record = StageRecord(digest_json(fields), fields, {"program": ref}, 1.0, 0, "2026-01-02T03:04:05", log.root)
+    store.ledger.commit(record)
+    return record
+
+
+@pytest.fixture
+def mine(tmp_path):
+    with open_store(str(tmp_path / "mine")) as store:
+        yield store
+
+
+def test_there_and_back(mine, place, tmp_path):
+    """What the other side lacks is copied, with logs, watch lists and slots; a second time there is nothing to do."""
+    records = [commit(mine, number) for number in range(3)]
+    mine.ledger.watch("builder", ["hidden", "late"])
+    mine.ledger.remember("net/export", records[0].key, {"number": 0})
+    with place.open("a") as theirs:
+        commit(theirs, 2)
+        commit(theirs, 3)
+        theirs.ledger.remember("net/edge", records[1].key, {})
+        assert transfer(mine, theirs) == Transferred(stages=2, present=1, lost=0)
+        assert transfer(mine, theirs) == Transferred(stages=0, present=3, lost=0)
+    with place.open("b") as theirs, open_store(str(tmp_path / "new")) as new:
+        assert transfer(theirs, new) == Transferred(stages=4, present=0, lost=0)
+        for record in records:
+            assert new.ledger.lookup(record.key) == record
+            new.fetch(record.outputs["program"])
+            assert new.local.read(record.log).startswith(b"log ")
+        assert new.ledger.watched("builder") == ("hidden", "late")
+        assert {slot.slot for slot in new.ledger.slots()} == {"net/export", "net/edge"}
+
+
+def test_what_is_there_stays(mine, place):
+    """The other side's own watch lists and slots are not replaced: its keys depend on them."""
+    mine.ledger.watch("builder", ["hidden"])
+    mine.ledger.remember("net/export", digest_json(1), {})
+    with place.open() as theirs:
+        theirs.ledger.watch("builder", ["other"])
+        theirs.ledger.remember("net/export", digest_json(2), {})
+        transfer(mine, theirs)
+        assert theirs.ledger.watched("builder") == ("other",)
+        assert theirs.ledger.last("net/export").key == digest_json(2)
+
+
+def test_damaged_stages_are_left_out(mine, place):
+    """A stage whose output is gone or damaged is counted, not copied; the other side never sees its record."""
+    gone, damaged, good = (commit(mine, number) for number in range(3))
+    for record, content in ((gone, None), (damaged, b"something else")):
+        path = mine.local.root / "objects" / record.log.digest[:2] / record.log.digest
+        path.chmod(0o644)
+        path.unlink() if content is None else path.write_bytes(content)
+    with place.open() as theirs:
+        assert transfer(mine, theirs) == Transferred(stages=1, present=0, lost=2)
+        assert [record.key for record in theirs.ledger] == [good.key]
+
+
+def test_lists_of_earlier_versions(mine):
+    """A watch list without its source's name, as earlier versions wrote it, is still read."""
+    mine.ledger._write(f"ledger/watch/{_name('builder')}", "watch/builder", b'["hidden"]')
+    assert mine.ledger.watched("builder") == ("hidden",)
+    assert list(mine.ledger.watch_lists()) == []
+
+
+def _name(source):
+    from pteforge.artifacts.digest import digest_bytes
+
+    return digest_bytes(source.encode())

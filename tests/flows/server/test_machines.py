@@ -1,0 +1,135 @@
+"""Stages that run elsewhere: models as runs on a work pool, stages on a Dask cluster that runs already."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pteforge
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(pteforge.__file__).parent
+PTEFORGE = Path(sys.executable).with_name("pteforge")
+
+
+@pytest.fixture
+def worker(project, prefect, on_server):
+    """A worker of the pool `models`, in a process of its own."""
+    prefect("work-pool", "create", "models", "--type", "process")
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "models"]
+    environment = project.environment(on_server) | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+    with (
+        (project.folder / "worker.log").open("wb") as log,
+        subprocess.Popen(command, cwd=project.folder, env=environment, stdout=log, stderr=log) as process,
+    ):
+        yield process
+        process.terminate()
+
+
+DEADLY = """
+import itertools, psutil
+
+def kills():
+    parents = psutil.Process().parents()
+    of_run = list(itertools.takewhile(lambda process: "PREFECT__FLOW_RUN_ID" in process.environ(), parents))
+    for process in reversed(of_run):  # first the flow run itself, which the worker started
+        process.kill()
+"""
+
+
+@pytest.mark.usefixtures("worker")
+def test_models_run_on_a_work_pool(project, on_server):
+    """Each model has a run of its own; one that fails, or is killed, fails alone. Files are written by the zoo's run.
+
+    The records of models' runs become part of the zoo's: `pteforge runs` lists one run.
+    """
+    project.write("deadly.py", DEADLY)
+    project.write_zoo(
+        {"linear": "nets:linear", "killed": "deadly:kills", "raises": "faulty:raises"}, ("portable-fp32",)
+    )
+    chosen = ("--on", "pool", "--set", "run.pool=models", "--out", "out", "--json")
+    for change in ("created", "unchanged"):
+        done = project.run("deploy", "zoo.yaml", "--pool", "models", "--on", "pool", "--name", "on-pool", env=on_server)
+        assert done.out.startswith(change), done.err
+    done = project.export(*chosen, env=on_server)
+    assert done.code == 1, done.err
+    models = {name: recipes["portable-fp32"] for name, recipes in done.json["models"].items()}
+    assert models["linear"]["status"] == "made"
+    assert set(project.files()) == {"linear/portable-fp32.pte", "linear/portable-fp32.json"}
+    assert "Crashed" in models["killed"]["problem"]
+    assert models["raises"]["step"].startswith("export")
+    assert done.json["stages"]["ran"] >= 6
+    (run,) = json.loads(project.run("runs", "--json").out)["runs"]
+    assert run["status"] == "failed"
+
+
+ON_A_CLUSTER = """
+import subprocess, sys
+from distributed import LocalCluster
+
+if __name__ == "__main__":
+    with LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster:
+        code = subprocess.run([*sys.argv[1:], "--set", f"run.address={cluster.scheduler_address}"]).returncode
+        print("finished on the cluster:", sum(entry[2] == "memory" for entry in cluster.scheduler.transition_log))
+    sys.exit(code)
+"""
+
+
+def test_stages_run_on_a_dask_cluster(project):
+    """A cluster that runs already gets all stages that are not cached, also those of a zoo that names it."""
+    project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
+    program = project.write("cluster.py", ON_A_CLUSTER)
+    done = subprocess.run(
+        [sys.executable, program, PTEFORGE, "export", "zoo.yaml", "--on", "dask", "--out", "out"],
+        cwd=project.folder,
+        env=project.environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ran = int(re.search(r"(\d+) stages run", done.stdout)[1])
+    finished = int(re.search(r"finished on the cluster: (\d+)", done.stdout)[1])
+    assert finished == ran > 0
+    assert set(project.files()) == {"linear/portable-fp32.pte", "linear/portable-fp32.json"}
+
+
+def test_prefects_own_forms(prefect):
+    """`prefect deploy` takes the flow by its file, and the example of a `prefect.yaml`."""
+    (example,) = (ROOT / "examples" / "prefect").glob("prefect.yaml")
+    prefect("work-pool", "create", "forge", "--type", "process", "--overwrite")
+    prefect("deploy", f"{ROOT / 'flows' / 'zoo_flow.py'}:export_zoo", "--name", "by-file", "--pool", "forge")
+    prefect("deploy", "--prefect-file", str(example), "--all")
+    known = json.loads(prefect("deployment", "inspect", "export-zoo/nightly", "--output", "json"))
+    assert known["entrypoint"] == "pteforge.flows.zoo_flow.export_zoo"
+    assert known["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+    assert "until" in known["parameter_openapi_schema"]["properties"]
+    by_file = json.loads(prefect("deployment", "inspect", "export-zoo/by-file", "--output", "json"))
+    assert by_file["parameter_openapi_schema"] == known["parameter_openapi_schema"]
+
+
+REGISTERED = """
+from pteforge.flows.blocks import PteforgeStore
+PteforgeStore(url="memory://", signing_key="k" * 40).save("shared")
+"""
+
+
+def test_a_block_names_a_store(project, prefect, on_server):
+    """After the type is registered, `--store block:NAME` opens the store; a name that is not there is one message."""
+    prefect("block", "register", "-m", "pteforge.flows.blocks")
+    url = f"file://{project.folder}/of-block"
+    saving = REGISTERED.replace("memory://", url)
+    subprocess.run([sys.executable, "-c", saving], env=project.environment(on_server), check=True, capture_output=True)
+    project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
+    done = project.run("plan", "zoo.yaml", "--store", "block:shared", env=on_server)
+    assert done.code == 3, done.err
+    assert (project.folder / "of-block").is_dir()
+    missing = project.run("plan", "zoo.yaml", "--store", "block:other", env=on_server)
+    assert missing.code == 2
+    assert "no block pteforge-store/other" in missing.err

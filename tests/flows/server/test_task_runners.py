@@ -1,0 +1,153 @@
+"""Stage tasks take values, so any of Prefect's task runners can have them: other processes make the same files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from pteforge.tests.flows.conftest import delivered
+
+pytestmark = pytest.mark.timeout(900)
+
+PTEFORGE = Path(sys.executable).with_name("pteforge")
+STARTER = Path(__file__).parents[3] / "examples" / "zoo" / "starter.yaml"
+
+# The driver: its task runner by name, the zoo, and where things go. Notes how large the submissions are.
+DRIVER = """
+import asyncio, json, sys
+import cloudpickle
+from pteforge.flows import prefect_runner
+from pteforge.flows.zoo_flow import export_zoo
+
+{import_}
+sizes, submit = [], prefect_runner.stage_task.__class__.submit
+
+def noting(task, *args, **kwargs):
+    sizes.append(len(cloudpickle.dumps((task, args))))
+    return submit(task, *args, **kwargs)
+
+prefect_runner.stage_task.__class__.submit = noting
+
+def main():
+    flow = export_zoo.with_options(task_runner={runner})
+    state = asyncio.run(flow(**json.loads(sys.argv[1]), return_state=True))
+    print(json.dumps({{"state": state.name, "largest": max(sizes), "submissions": len(sizes)}}))
+
+if __name__ == "__main__":
+    main()
+"""
+PROCESSES = DRIVER.format(
+    import_="from prefect.task_runners import ProcessPoolTaskRunner", runner="ProcessPoolTaskRunner(max_workers=2)"
+)
+DASK = DRIVER.format(import_="", runner="export_zoo.task_runner")  # replaced by the flow, as its parameter `on` says
+
+
+def run_driver(folder: Path, program: str, server: str, **parameters):
+    """Runs a driver in a process of its own; returns what it prints, and all processes that were ever below it."""
+    (folder / "driver.py").write_text(program)
+    given = {"zoo": str(STARTER), "store": str(folder / "store"), "out": str(folder / "out"), "jobs": 1, **parameters}
+    environment = {**os.environ, "PREFECT_API_URL": server, "PTEFORGE_TEST_RUN": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "driver.py", json.dumps(given)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Command lines of processes that a driver's run has started and not ended."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        try:
+            if process.environ().get("PTEFORGE_TEST_RUN") == str(folder):
+                found.append(" ".join(process.info["cmdline"] or []))
+        except psutil.Error:
+            continue
+    return found
+
+
+def export(folder: Path, store: Path, out: str) -> str:
+    """What the command line prints for an export, whose tasks run in threads."""
+    command = [PTEFORGE, "export", STARTER, "--store", store, "--out", folder / out]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def by_threads(tmp_path_factory):
+    """The starter zoo, made in threads: the folder with store and out."""
+    folder = tmp_path_factory.mktemp("threads")
+    export(folder, folder / "store", "out")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "on"), [(PROCESSES, "local"), (DASK, "dask")], ids=["process pool", "dask"])
+def test_other_processes_make_the_same_files(tmp_path, server, by_threads, program, on):
+    """Under a process pool and under Dask, files and provenance are byte for byte those that threads make.
+
+    What is submitted is small; what ran there is found here; no process is left behind.
+    """
+    done = run_driver(tmp_path, program, server, on=on)
+    assert done["state"] == "Completed"
+    assert done["largest"] <= 16 << 10
+    assert left_behind(tmp_path) == []
+    assert "; 0 stages run" in export(tmp_path, tmp_path / "store", "found")
+    assert delivered(tmp_path / "found") == delivered(tmp_path / "out") == delivered(by_threads / "out")
+
+
+def test_another_toolchain_is_refused(tmp_path, server):
+    """A process whose key for a stage is not the driver's does not run it, and names what differs."""
+    program = PROCESSES.replace(
+        "def main():",
+        "def main():\n"
+        "    key = prefect_runner.Executor.key\n"
+        "    def other(self, call):\n"
+        "        made = key(self, call)\n"
+        "        versions = {**made.versions, 'torch': '1.0'}\n"
+        "        return type(made)(made.stage, made.code, versions, made.inputs, made.params)\n"
+        "    prefect_runner.Executor.key = other",
+    )
+    done = run_driver(tmp_path, program, server, models="lstm", recipes="portable-fp32")
+    assert done["state"] == "Failed"
+    assert not (tmp_path / "out").exists() or not delivered(tmp_path / "out")
+
+
+CACHED = """
+import asyncio, json, sys, time
+from pteforge.flows import zoo_flow
+
+def main():
+    given = json.loads(sys.argv[1])
+    asyncio.run(zoo_flow.export_zoo(**given, return_state=True))
+    zoo_flow.find_models = lambda session: None  # so that every cached stage is submitted
+    asyncio.run(zoo_flow.export_zoo(**given, return_state=True))
+    before = time.process_time()
+    state = asyncio.run(zoo_flow.export_zoo(**given, return_state=True))
+    spent = time.process_time() - before
+    print(json.dumps({"spent": spent, **state.result()["stages"]}))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_cached_stages_cost_little(tmp_path, server, by_threads):
+    """What Prefect takes for showing a stage that is cached is at most 30 ms of CPU time, models' tasks included."""
+    done = run_driver(tmp_path, CACHED, server, store=str(by_threads / "store"))
+    assert done["ran"] == 0
+    assert done["cached"] == 78
+    assert done["spent"] / done["cached"] <= 0.030

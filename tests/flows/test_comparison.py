@@ -1,0 +1,96 @@
+"""The limits on how much worse a file may be than its predecessor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pteforge.errors import InputError
+from pteforge.flows.comparison import Delegation, FileFigures, Gate, parse_gates, regressions
+
+FAT = (Delegation("xnnpack", "forward", 1, 0), Delegation("portable", "forward", 0, 5))
+GOOD = FileFigures(
+    "net", "fat", "0" * 64, 1000, sqnr_db=40.0, max_abs_error=0.01, score=0.985, delegated=FAT, toolchain={"torch": "2"}
+)
+ALL = parse_gates("growth=2%, sqnr=1dB, score=0.5%, delegation")
+
+
+def test_forms_of_gates():
+    """A growth is a percentage, a score a percentage or a number, and a unit may follow a blank or be left out."""
+    gates = parse_gates("growth=2%, sqnr=1dB ,score=0.5%,delegation")
+    assert gates == (Gate("growth", 0.02), Gate("sqnr", 1.0), Gate("score", 0.005), Gate("delegation"))
+    assert parse_gates("score=0.005,sqnr=0.5 db") == (Gate("score", 0.005), Gate("sqnr", 0.5))
+    assert parse_gates("sqnr=.5") == (Gate("sqnr", 0.5),)
+
+
+@pytest.mark.parametrize(
+    "part", ["", "growth", "growth=", "growth=2", "growth=-2%", "sqnr=1%", "score=nan", "delegation=1", "speed=2%"]
+)
+def test_wrong_gates(part):
+    """A part that is not a limit is named, with the accepted forms."""
+    with pytest.raises(InputError) as refused:
+        parse_gates(f"sqnr=1dB,{part}")
+    assert str(refused.value).startswith(f"{part!r} is not a limit")
+    assert "growth=2%" in str(refused.value)
+
+
+def test_repeated_gate():
+    """Which of two limits counts would be a guess."""
+    with pytest.raises(InputError, match="'sqnr' is given more than once"):
+        parse_gates("sqnr=1dB,delegation,sqnr=2dB")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        GOOD,
+        replace(GOOD, size=1020, sqnr_db=39.0, score=0.98),
+        replace(GOOD, size=500, sqnr_db=None, score=1.0, delegated=(FAT[0], Delegation("portable", "forward", 0, 4))),
+        replace(GOOD, delegated=(*FAT, Delegation("portable", "encode", 0, 9))),
+    ],
+    ids=["equal", "at the limits", "better", "another method"],
+)
+def test_within_limits(after):
+    """What is not worse by more than the limit passes, also where decimals have no exact binary form."""
+    assert regressions(GOOD, after, ALL) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "telling"),
+    [
+        ({"size": 1031}, ["3.1 %", "1000 to 1031 bytes", "2 %"]),
+        ({"sqnr_db": 38.5}, ["1.5 dB", "40.0 dB to 38.5 dB", "1 dB"]),
+        ({"score": 0.975}, ["0.01", "0.985 to 0.975", "0.005"]),
+        ({"delegated": (Delegation("xnnpack", "forward", 2, 3), FAT[1])}, ["forward of payload xnnpack", "3", "had 0"]),
+        ({"delegated": FAT[1:]}, ["payload xnnpack", "gone"]),
+        ({"score": None}, ["the score cannot be compared", "0.985"]),
+        ({"sqnr_db": None, "max_abs_error": None}, ["SQNR cannot be compared", "new file"]),
+    ],
+)
+def test_regressions(change, telling):
+    """An exceeded limit, or one that cannot be checked, is one sentence: the file, how much, and what is allowed."""
+    (sentence,) = regressions(GOOD, replace(GOOD, **change), ALL)
+    assert sentence.startswith("net/fat: ")
+    for part in telling:
+        assert part in sentence
+    assert regressions(GOOD, replace(GOOD, **change), ()) == []
+
+
+def test_exact_outputs():
+    """No loss is allowed to be infinite; outputs that stay exact have lost nothing, and 0 dB is a figure."""
+    exact = replace(GOOD, sqnr_db=None)
+    (sentence,) = regressions(exact, GOOD, ALL)
+    assert "from exact to 40.0 dB" in sentence
+    assert regressions(exact, exact, ALL) == regressions(GOOD, exact, ALL) == []
+    assert regressions(replace(GOOD, sqnr_db=0.0), replace(GOOD, sqnr_db=-3.0), ALL) != []
+
+
+def test_plain_after_fat():
+    """A recipe that makes a plain file now has other payloads, none of which is comparable."""
+    assert regressions(GOOD, replace(GOOD, delegated=(Delegation("", "forward", 0, 5),)), ALL) == []
+
+
+def test_record():
+    """Figures survive their JSON."""
+    assert FileFigures.decode(GOOD.encode()) == GOOD
+    assert FileFigures.from_json(GOOD.to_json()) == GOOD

@@ -1,0 +1,82 @@
+"""One model without a zoo file: `pteforge export package.module:builder`, and `pteforge init` to start a file."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from pteforge.configs.load import load_zoo
+from pteforge.configs.one_model import model_name, recipe_names
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def lowered(lower_project):
+    return lower_project({"linear": "nets:linear"}, ("xnnpack-fp32",))
+
+
+def test_same_as_a_zoo(made, pteforge):
+    """A builder by name is the zoo that names it: everything is cached, and the files are the same."""
+    before = made.files()
+    for command in (("nets:linear",), ("nets:linear", "--recipe", "xnnpack-fp32"), (f"{made.folder}/nets:linear",)):
+        said = pteforge(made, "export", *command)
+        assert (said.code, said.err) == (0, "")
+        assert "1 files verified in out; 0 stages run, 8 cached" in said.out
+    assert made.files() == before
+    assert pteforge(made, "plan", "nets:linear", "--recipe", "portable-*").code == 3
+    assert pteforge(made, "plan", "nets:linear", "--set", "models.linear.source.kwargs.width=6").code == 3
+    known = pteforge(made, "runs", "--json", "--limit", "1").json["runs"][0]["parameters"]
+    assert (known["zoo"], known["recipes"]) == (f"{made.folder}/nets:linear", "xnnpack-fp32")
+
+
+def test_mistakes(project, pteforge):
+    """A builder that does not exist and a recipe that is not shipped are told with what is close, and no position."""
+    pteforge(project, "export", "nets:linaer").refused("error: nets:linaer: models.linaer.source: ", "mean 'linear'")
+    pteforge(project, "export", "nets:linear", "--recipe", "xnnpack-fp23").refused("mean 'xnnpack-fp32'")
+    pteforge(project, "export", "nest.yaml").refused("nest.yaml", "No such file")
+
+
+def test_init(made, pteforge):
+    """The file that `init` writes is a zoo whose files are those that are there; it says what the builder takes."""
+    said = pteforge(made, "init", "nets:linear", "new.yaml")
+    assert (said.code, said.out) == (0, "wrote new.yaml; lower it with: pteforge export new.yaml\n")
+    text = (made.folder / "new.yaml").read_text()
+    assert "# Arguments that it takes: width, dtype.\n" in text
+    assert "0 stages run, 8 cached" in pteforge(made, "export", "new.yaml").out
+    pteforge(made, "init", "nets:conv", "new.yaml").refused("new.yaml is there already")
+    assert (made.folder / "new.yaml").read_text() == text
+
+
+def test_comments_of_init_are_fields(made, pteforge):
+    """What the builder needs has a place; without their comment signs, the examples are fields of a zoo."""
+    pteforge(made, "init", "nets:conv", "other.yaml")
+    made.write("needy.py", "def build(width, depth=1): ...\n")
+    pteforge(made, "init", "needy:build", "needy.yaml", "--recipe", "portable-fp32")
+    assert yaml.safe_load((made.folder / "needy.yaml").read_text())["models"]["build"]["source"]["kwargs"] == {
+        "width": None
+    }
+    shown = re.sub(r"(?m)^( *)# ( *\w+:(?: .*)?)$", r"\1\2", (made.folder / "other.yaml").read_text())
+    assert shown.count("#") < (made.folder / "other.yaml").read_text().count("#") - 6
+    made.write("shown.yaml", shown)
+    zoo = load_zoo(made.folder / "shown.yaml").zoo
+    assert set(zoo.recipes) == {"xnnpack-fp32", "strict"}
+    assert zoo.models["conv"].calibration
+
+
+@pytest.mark.parametrize("builder", ["nets:linaer", "nest:linear", "linear", "nets.py"])
+def test_init_of_nothing(project, pteforge, builder):
+    """A builder that does not exist is an error, and no file is written."""
+    pteforge(project, "init", builder).refused(repr(builder))
+    assert not (project.folder / "zoo.yaml").exists()
+
+
+def test_names():
+    """Models are named by their builders; recipes by globs of the shipped ones, and what matches none stays."""
+    assert [model_name(f"nets:{name}") for name in ("linear", "Net.small", "_hidden", "größe", "_")] == [
+        *("linear", "Net.small", "hidden"),
+        *("gr--e", "model"),
+    ]
+    assert recipe_names("*") == ("xnnpack-fp32",)
+    assert recipe_names("portable-*,mine") == ("portable-fp32", "mine")

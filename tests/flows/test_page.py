@@ -1,0 +1,211 @@
+"""The page about a run: what is on it, that nothing on it is taken for HTML, and when it is written."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from pteforge.artifacts.locations import open_store
+from pteforge.flows.page import NAME, render, with_the_rest, write_page
+
+RECIPES = ("portable-fp32", "xnnpack-fp32", "fat")
+FAT = {"fat": {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}}
+EMPTY = {"meta", "rect", "polyline", "circle", "i", "br", "link", "img"}  # `i` has a closing tag, and no content
+HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>\"'\x1b[31m\x00\u202e"
+
+
+class Page(HTMLParser):
+    """The elements of a page; checks that each is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str]] = []  # of element, name, value
+        self.words: list[tuple[str, str]] = []  # classes around a text, and the text
+        self._classes: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in EMPTY:
+            self.open.append(tag)
+            self._classes.append(dict(attrs).get("class") or "")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        if tag not in EMPTY:
+            assert self.open.pop() == tag
+            self._classes.pop()
+
+    def handle_data(self, data):
+        if data.strip():
+            self.words.append((" ".join(self._classes), " ".join(data.split())))
+
+    @property
+    def text(self):
+        return " ".join(text for _, text in self.words)
+
+    def of_class(self, name):
+        """Texts inside elements of a class."""
+        return " ".join(text for classes, text in self.words if name in classes.split())
+
+    def values(self, name):
+        return [value for _, attribute, value in self.attributes if attribute == name]
+
+
+@pytest.fixture(scope="module")
+def lowered(lower_project):
+    return lower_project({"net": "residual:residual"}, RECIPES, FAT)
+
+
+@pytest.fixture
+def record(made):
+    """The record of the run, from a copy of its project."""
+    with open_store(str(made.store)) as store:
+        return store.runs.latest()
+
+
+def changed(record, **fields):
+    """The record with another entry for one of its files."""
+    files = {model: dict(recipes) for model, recipes in record.files.items()}
+    files["net"]["xnnpack-fp32"] = {**files["net"]["xnnpack-fp32"], **fields}
+    return replace(record, id="another", files=files)
+
+
+FAILED = {
+    "status": "failed",
+    "step": "partition/forward",
+    "problem": "no such operator",
+    "bad_input": False,
+    "log_tail": "first line\nlast line",
+    "rejected": None,
+}
+
+
+def test_the_run_writes_its_page(made, record):
+    """Header, a row per model, the map of each file and payload, a treemap with a text, and stage times."""
+    page = Page((made.out / NAME).read_text(encoding="utf-8"))
+    for word in (record.zoo, record.host, record.version, record.id, "completed", "3 files verified"):
+        assert word in page.text
+    assert page.tags["table"] == 2
+    assert page.tags["details"] == len(record.files)
+    assert "XnnpackBackend" in page.of_class("to-delegate")
+    assert "not delegated" in page.of_class("left")
+    assert "aten::" in page.of_class("kernel")  # portable kernels are what the portable recipe is for
+    treemaps = [value for value in page.values("aria-label") if value.startswith("Treemap")]
+    assert len(treemaps) == len(RECIPES)
+    assert all("program" in text for text in treemaps)
+    assert all(f"./net/{recipe}.pte" in page.values("href") for recipe in RECIPES)
+    for stage in record.models["net"]:
+        assert stage.step in page.text
+
+
+def test_the_page_needs_nothing_else(made):
+    """It has no script, and refers to nothing but the files next to it and places in itself."""
+    page = Page((made.out / NAME).read_text(encoding="utf-8"))
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert not page.values("src")
+    places = {f"#{value}" for value in page.values("id")}
+    assert all(link in places or (made.out / link).is_file() for link in page.values("href"))
+
+
+def test_changes_and_trends(made, record):
+    """Size and SQNR are compared with the last run that made the file; lines show earlier ones too."""
+    now = changed(record, size=1030, sqnr_db=40.0, max_abs_error=0.1)
+    failed = changed(record, **FAILED, file=None)
+    before = changed(record, size=1000, sqnr_db=42.5, max_abs_error=0.1)
+    page = Page(render(now, [failed, before], made.out))
+    assert page.of_class("worse") == "+3.0 % -2.5 dB"
+    labels = [value for value in page.values("aria-label") if "over the last" in value]
+    assert "size over the last 2 runs: from 1000 B to 1.0 KiB" in labels
+    assert "SQNR over the last 2 runs: from 42.5 dB to 40.0 dB" in labels
+    assert Page(render(record, [], made.out)).of_class("trend") == ""
+
+
+def test_failures_come_with_their_log(made, record):
+    """A failed step says why, for which recipe, and how its log ended; other files keep their place."""
+    page = Page(render(changed(record, **FAILED, file=None), [], made.out))
+    assert "no such operator" in page.of_class("failure")
+    assert "first line last line" in page.of_class("failure")
+    assert "2 files verified" in page.text
+    assert "1 failed" in page.text
+
+
+def test_a_missing_or_damaged_file_is_told(made, record):
+    """A file that is not there, or is none, does not keep the page from being made."""
+    (made.out / "net" / "fat.pte").unlink()
+    (made.out / "net" / "portable-fp32.pte").write_bytes(b"not a file" * 20)
+    text = Page(render(record, [], made.out)).text
+    assert text.count("The file cannot be read") == 2
+
+
+def test_all_text_is_escaped(made, record):
+    """Names, messages and logs from outside are text, whatever is in them."""
+    entries = {HOSTILE: {**FAILED, "step": HOSTILE, "problem": HOSTILE, "log_tail": HOSTILE}}
+    entries["odd"] = {**record.files["net"]["fat"], "left_out": {HOSTILE: HOSTILE}, "not_run": {HOSTILE: HOSTILE}}
+    stages = tuple(replace(stage, slot=f"net/{HOSTILE}") for stage in record.models["net"])
+    hostile = replace(
+        record,
+        zoo=HOSTILE,
+        host=HOSTILE,
+        commit=HOSTILE,
+        id=HOSTILE,
+        version=HOSTILE,
+        parameters={"models": HOSTILE},
+        files={HOSTILE: entries, "net": record.files["net"]},
+        models={HOSTILE: stages, "net": stages},
+    )
+    text = render(hostile, [], made.out)
+    page = Page(text)
+    assert not {"script", "img"} & set(page.tags)
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert "<script>alert(1)</script>" in page.text
+    assert not {"\x1b", "\x00", "\u202e"} & set(text)
+
+
+def test_an_equal_run_leaves_the_page(made, record):
+    """Times and cached stages are no change; another file is. Finding that out takes milliseconds."""
+    before = (made.out / NAME).stat().st_mtime_ns
+    with open_store(str(made.store)) as store:
+        cached = {recipe: {**entry, "status": "cached"} for recipe, entry in record.files["net"].items()}
+        later = replace(record, id="later", seconds=0.1, files={"net": cached})
+        start = time.process_time()
+        assert not write_page(later, store.runs, made.out)
+        assert time.process_time() - start < 0.05
+        assert (made.out / NAME).stat().st_mtime_ns == before
+        assert write_page(changed(record, sha256="0" * 64), store.runs, made.out)
+        (made.out / NAME).unlink()
+        assert write_page(record, store.runs, made.out)
+    assert [path.name for path in made.out.iterdir() if path.is_file()] == [NAME]
+
+
+def test_a_run_of_a_part_keeps_the_rest(record):
+    """The page has what earlier runs made of the rest, back to the last run of the whole zoo, in the zoo's order."""
+    entry = record.files["net"]["fat"]
+    whole = replace(record, id="whole", files={"first": {"fat": entry}, "net": record.files["net"]})
+    older = replace(record, id="older", files={"gone": {"fat": entry}})
+    part = replace(record, files={"net": {"fat": FAILED}}, parameters={**record.parameters, "models": "net"})
+    found = with_the_rest(part, [whole, older])
+    assert found.files == {"first": {"fat": entry}, "net": {**record.files["net"], "fat": FAILED}}
+    assert list(found.files) == ["first", "net"]
+    elsewhere = replace(whole, parameters={**record.parameters, "out": "/elsewhere"})
+    assert with_the_rest(part, [elsewhere]).files == part.files
+    assert with_the_rest(record, [older]).files == record.files
+
+
+def test_no_page_is_a_warning(made, lower, caplog):
+    """A run whose page cannot be written has made its files."""
+    (made.out / NAME).unlink()
+    (made.out / NAME).mkdir()
+    assert lower(made).outcome.exit_code == 0
+    assert "the page about the run is not written" in caplog.text

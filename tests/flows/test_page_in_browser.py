@@ -1,0 +1,113 @@
+"""The page about a run in headless Chromium: it fits a phone and a laptop, in light and in dark."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.runs import RunRecord, StageOutcome
+from pteforge.flows.page import render
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+CHROMIUM = shutil.which("chromium") or "chromium"
+QUIET = (
+    "--hide-scrollbars",
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+# Opens everything, and writes what a reader would meet to the root of the document around it.
+# The page itself allows no script.
+MEASURE = """<script>
+document.querySelectorAll("details").forEach((each) => { each.open = true; });
+const root = document.documentElement;
+const wide = [...document.querySelectorAll("body *")].filter((element) =>
+  element.getBoundingClientRect().right > root.clientWidth + 1 && !element.closest(".scroll, pre"));
+parent.document.documentElement.dataset.seen = JSON.stringify({
+  width: root.clientWidth,
+  content: root.scrollWidth,
+  wide: wide.map((element) => element.outerHTML.slice(0, 80)),
+  page: getComputedStyle(document.body).backgroundColor,
+});
+</script>"""
+# A window of headless Chromium is at least 500 pixels wide, a frame as narrow as a phone.
+FRAME = """<!doctype html><html><head><meta name="color-scheme" content="light dark"></head><body>
+<iframe style="border: 0; width: {width}px; height: 2000px" srcdoc="{page}"></iframe></body></html>"""
+
+
+@pytest.fixture
+def record():
+    """A run of 20 models with long names, of which each has a file that is not there, and a failure."""
+    log = "\n".join(f"{number}: {'long' * 60}" for number in range(40))
+    failed = {"status": "failed", "step": "export", "problem": "no " * 80, "bad_input": False, "log_tail": log}
+    made = {
+        "status": "made",
+        "file": "net.pte",
+        "data": None,
+        "size": 123456789,
+        "sha256": digest_bytes(b""),
+        "max_abs_error": 0.1,
+        "sqnr_db": 43.21,
+        "accuracy": None,
+        "not_run": {},
+        "left_out": {"vulkan": "it has an operator that is not supported " * 4},
+    }
+    models = [f"model_{number:02d}_{'with_a_long_name_' * 4}" for number in range(20)]
+    recipes = [f"recipe-{number}-with-a-long-name" for number in range(6)]
+    return RunRecord(
+        id="0" * 32,
+        zoo="zoo" * 30,
+        started="2026-11-22T20:00:00+00:00",
+        seconds=4321.0,
+        models={
+            name: tuple(
+                StageOutcome(f"{name}/{stage}/forward/{recipes[0]}.payload", stage, None, (), status, None, seconds=9.5)
+                for stage, status in (("edge", "ran"), ("partition", "cached"), ("preprocess", "failed"))
+            )
+            for name in models
+        },
+        status="failed",
+        commit="0" * 40,
+        files={name: dict.fromkeys(recipes[1:], made) | {recipes[0]: failed} for name in models},
+    )
+
+
+@pytest.fixture
+def seen(tmp_path):
+    """What Chromium sees of a page, in a window of some width, in light or in dark."""
+
+    def see(page, width, scheme):
+        page = re.sub(r"<meta http-equiv[^>]*>", "", page).replace("</body>", f"{MEASURE}</body>")
+        frame = FRAME.format(width=width, page=html.escape(page))
+        (tmp_path / "page.html").write_text(frame, encoding="utf-8")
+        done = subprocess.run(
+            [
+                *(CHROMIUM, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,2000"),
+                f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}",
+                *("--dump-dom", (tmp_path / "page.html").as_uri()),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        found = re.search(r'<html[^>]* data-seen="([^"]*)"', done.stdout)
+        return json.loads(html.unescape(found[1]))
+
+    return see
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_the_page_fits(record, seen, tmp_path, width, scheme):
+    """Nothing is wider than the window, whatever the names are; only tables and logs scroll in themselves."""
+    found = seen(render(record, [replace(record, id="1")], tmp_path), width, scheme)
+    assert found["width"] == width
+    assert (found["content"], found["wide"]) == (width, [])
+    dark = sum(map(int, re.findall(r"\d+", found["page"])[:3])) < 200
+    assert dark == (scheme == "dark")

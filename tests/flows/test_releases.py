@@ -1,0 +1,309 @@
+"""Releases: published from results, moved by channels if they pass gates, fetched whole or not at all."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from pteforge.artifacts.digest import digest_file
+from pteforge.artifacts.remote_files import RemoteFiles
+from pteforge.errors import InputError, ReleaseDamaged, ReleaseError, StoreUnusable
+from pteforge.flows.comparison import parse_gates
+from pteforge.flows.release_contents import find_results, read_contents
+from pteforge.flows.releases import Releases
+from pteforge.tests.contract.conftest import run_s3_server
+
+pytestmark = pytest.mark.timeout(600)
+
+WIDER = "models.net.source.kwargs.width=64"
+
+
+@pytest.fixture(scope="module")
+def lowered(lower_project):
+    """A zoo with a plain file, and one whose weights are in a `.ptd`."""
+    apart = {"output": {"external_data": True}, "specializations": [{"target": "portable"}]}
+    model = {"source": {"builder": "nets:linear", "kwargs": {"width": 8}}}
+    return lower_project({"net": model}, ("portable-fp32", "apart"), {"apart": apart})
+
+
+@pytest.fixture(scope="module")
+def grown(lowered, lower, tmp_path_factory):
+    """The same with a wider layer: its store has both."""
+    project = lowered[0].copy(tmp_path_factory.mktemp("grown") / "project")
+    assert lower(project, WIDER).outcome.exit_code == 0
+    return project
+
+
+@pytest.fixture(scope="module")
+def contents(lowered, grown):
+    """What releases of both are made of."""
+    return [read_contents("zoo", find_results(out), []) for out in (lowered[0].out, grown.out)]
+
+
+@pytest.fixture
+def releases(tmp_path):
+    return Releases(str(tmp_path / "releases"))
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """The folder that `releases` is about."""
+    return tmp_path / "releases"
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Makes a pair of keys."""
+
+    def make(name: str) -> tuple[Path, Path]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
+        encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+        private.write_bytes(key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
+        form = serialization.PublicFormat.SubjectPublicKeyInfo
+        public.write_bytes(key.public_key().public_bytes(encoding, form))
+        return private, public
+
+    return make
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_published_and_fetched(made, pteforge):
+    """Fetched files are those of the export, in its layout, with the model's card.
+
+    A release says which run made it. The same files are not released again.
+    """
+    done = pteforge(made, "publish", "out", "--to", "shared", "--json")
+    assert done.code == 0
+    assert (done.json["new"], done.json["moved"], done.json["channel"]) == (True, True, "latest")
+    again = pteforge(made, "publish", "zoo.yaml", "--to", "shared", "--json").json
+    assert (again["new"], again["moved"], again["release"]) == (False, False, done.json["release"])
+
+    assert pteforge(made, "release", "fetch", "shared", "net/*", "-o", "got").code == 0
+    got = files_in(made.folder / "got")
+    card = got.pop("net/card.md").decode()
+    assert got == {name: content for name, content in files_in(made.out).items() if name != "index.html"}
+    assert digest_file(made.out / "net" / "apart.ptd") in card
+    assert "| `portable-fp32` | portable kernels | forward |" in card
+
+    (listed,) = (known := pteforge(made, "release", "list", "shared", "--json").json)["releases"]
+    assert listed["files"] == ["net/apart", "net/portable-fp32"]
+    assert listed["zoo"] == "zoo"
+    (run,) = pteforge(made, "runs", "--json").json["runs"]
+    assert {name: run[name] for name in listed["run"]} == listed["run"]
+    assert known["channels"]["latest"]["release"] == listed["release"]
+    assert listed["release"] in pteforge(made, "release", "list", "shared").out
+
+
+def test_gates_hold_a_release_back(made, grown, pteforge):
+    """A grown file does not become `latest`: exit code 1, how much it grew, and the release is kept to be promoted.
+
+    `rollback` is one command, and goes back one step each time.
+    """
+    first = pteforge(made, "publish", "out", "--to", "shared", "--json").json["release"]
+    held = pteforge(made, "publish", str(grown.out), "--to", "shared", "--gate", "growth=2%")
+    assert held.code == 1
+    assert "net/portable-fp32: the file grew by" in held.err
+    assert "at most 2 % is allowed" in held.err
+    known = pteforge(made, "release", "list", "shared", "--json").json
+    second, oldest = (listed["release"] for listed in known["releases"])
+    assert oldest == first
+    assert known["channels"]["latest"]["release"] == first
+
+    for channel in ("stable", "latest"):
+        done = pteforge(made, "release", "promote", "shared", second[-6:], "--channel", channel)
+        assert done.out == f"{channel} is {second}\n"
+    assert pteforge(made, "release", "promote", "shared", first, "--channel", "latest").code == 0
+    for expected in (second, first):
+        assert pteforge(made, "release", "rollback", "shared").out == f"latest is {expected}\n"
+    pteforge(made, "release", "rollback", "shared").refused("named no release that is still there", first)
+    pteforge(made, "release", "rollback", "shared", "--channel", "beta").refused("no channel 'beta'", "latest, stable")
+    allowed = pteforge(made, "publish", str(grown.out), "--to", "shared", "--gate", "growth=900%", "--json").json
+    assert (allowed["release"], allowed["new"], allowed["moved"]) == (second, False, True)
+
+
+def test_a_crash_leaves_a_whole_release(contents, releases, stored, tmp_path, monkeypatch):
+    """A writer that dies at any write leaves the channel at a release of which everything is there.
+
+    What it was about to do can be done afterwards.
+    """
+    first, second = contents
+    before = releases.publish(first).release
+    called = RemoteFiles._call
+    outcomes = set()
+    for step in itertools.count(1):
+        folder = tmp_path / f"crash-{step}"
+        shutil.copytree(stored, folder)
+        left = iter(range(step))
+
+        def dying(files, participle, action, expected=None, left=left):
+            if participle == "written" and next(left, None) is None:
+                raise KeyboardInterrupt
+            return called(files, participle, action, expected)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RemoteFiles, "_call", dying)
+            try:
+                Releases(str(folder)).publish(second, keep=1)
+                died = False
+            except KeyboardInterrupt:
+                died = True
+        shutil.rmtree(folder / "leases", ignore_errors=True)  # a dead holder's lease expires
+        survivors = Releases(str(folder))
+        release = survivors.find("latest")
+        survivors.fetch(release, "*", folder / "got")
+        outcomes.add(release == before)
+        published = survivors.publish(second, keep=1)
+        assert published.release == survivors.find("latest") != before
+        assert set(survivors.names()) == {before, published.release}, "the one to roll back to is kept"
+        if not died:
+            break
+    assert outcomes == {True, False}
+    assert step > 20
+
+
+def test_old_releases_are_removed(contents, releases, stored):
+    """The newest are kept, and those that channels name or would go back to, with all of their files."""
+    first, second = contents
+    oldest = releases.publish(first).release
+    releases.promote(oldest, "stable")
+    made = [releases.publish(content, keep=2).release for content in (second, first, second, first, second)]
+    assert releases.names() == [oldest, *made[-2:]]
+    for name in releases.names():
+        assert len(releases.fetch(name, "*", stored / "got" / name)) == 2
+    releases.promote(made[-1], "stable")
+    releases.promote(made[-2], "stable")
+    needed = {content.sha256 for content in (*second.sources, *first.sources)}
+    (stored / "files" / ("0" * 64)).write_bytes(b"left by a writer that died")
+    assert releases.publish(second, keep=1).removed == (oldest,)
+    assert {path.name for path in (stored / "files").iterdir()} == needed
+
+
+def test_damage_is_noticed(contents, releases, stored, tmp_path):
+    """A file or a manifest with other bytes is refused, and nothing is written; publishing again mends lost files."""
+    release = releases.publish(contents[0]).release
+    content = next(content for content in contents[0].sources if content.size > 1000)
+    file, manifest = stored / "files" / content.sha256, stored / "releases" / f"{release}.json"
+    intact = file.read_bytes()
+    for damaged in (intact[:-1], intact[:-1] + b"?", b""):
+        file.write_bytes(damaged)
+        with pytest.raises(ReleaseDamaged, match="is damaged"):
+            releases.fetch(release, "*", tmp_path / "got")
+        assert content.sha256 not in map(digest_file, (tmp_path / "got").rglob("*.p*"))
+        assert list((tmp_path / "got").rglob("*.part")) == []
+    file.unlink()
+    with pytest.raises(ReleaseDamaged, match="is not at"):
+        releases.fetch(release, "*", tmp_path / "got")
+    with pytest.raises(ReleaseDamaged, match="is not at"):
+        releases.promote(release, "stable")
+    assert not releases.publish(contents[0]).new
+    assert file.read_bytes() == intact
+    manifest.write_bytes(manifest.read_bytes().replace(b"portable", b"portably"))
+    with pytest.raises(ReleaseDamaged, match="was changed after it was published"):
+        releases.fetch(release, "*", tmp_path / "got")
+    (stored / "channels" / "latest.json").write_text('{"release": "../../etc"}')
+    with pytest.raises(ReleaseDamaged, match="cannot be understood"):
+        releases.find("latest")
+
+
+def test_signatures(made, keys, pteforge):
+    """`fetch --verify` takes files of a release that the key's owner signed, and no others."""
+    (private, public), (_, other) = keys("ours"), keys("theirs")
+    pteforge(made, "publish", "out", "--to", "shared")
+    fetch = ("release", "fetch", "shared", "net/apart", "-o", "got", "--verify")
+    pteforge(made, *fetch, public).refused("is not signed", "--sign KEY")
+    signed = pteforge(made, "publish", "out", "--to", "shared", "--sign", private, "--json").json
+    assert signed["new"]
+    assert pteforge(made, *fetch, public).code == 0
+    refused = pteforge(made, *fetch, other)
+    assert refused.code == 1
+    assert f"does not fit {other}" in refused.err
+    manifests = sorted((made.folder / "shared" / "releases").iterdir())
+    (signature,) = (made.folder / "shared" / "signatures").iterdir()
+    signature.rename(signature.with_name(manifests[0].name))
+    done = pteforge(made, *fetch, public, "--release", manifests[0].stem)
+    assert (done.code, "does not fit" in done.err) == (1, True)
+    pteforge(made, "publish", "out", "--to", "shared", "--sign", "none.pem").refused("no key at none.pem", "openssl")
+
+
+def test_an_export_publishes(grown, tmp_path, pteforge):
+    """A whole run releases its files as the zoo says; one of a part does so only where it is asked to.
+
+    A release that is held back ends the export with 1.
+    """
+    made = grown.copy(tmp_path / "copy")
+    zoo = made.folder / "zoo.yaml"
+    made.write("zoo.yaml", f"{zoo.read_text()}publish: {{url: shared, channel: nightly, gates: 'growth=2%'}}\n")
+    published = pteforge(made, "export", "zoo.yaml", "--json").json["published"]
+    assert (published["channel"], published["moved"]) == ("nightly", True)
+    assert published["url"] == str(made.folder / "shared")
+    part = pteforge(made, "export", "zoo.yaml", "--recipe", "apart")
+    assert part.code == 0
+    assert "nothing is published: it was not a whole run (recipes)" in part.err
+    done = pteforge(made, "export", "zoo.yaml", "--recipe", "apart", "--publish", "elsewhere", "--json")
+    assert done.json["published"]["url"] == str(made.folder / "elsewhere")
+    held = pteforge(made, "export", "zoo.yaml", "--set", WIDER)
+    assert held.code == 1
+    assert "'nightly'" in held.err
+    assert "the file grew by" in held.err
+    assert "2 files verified" in held.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "telling"),
+    [
+        (("publish", "out"), ("--to URL", "publish: {url: ...}")),
+        (("publish", "out", "--to", "shared", "--gate", "growth=2"), ("'growth=2' is not a limit",)),
+        (("publish", "out", "out", "--to", "shared"), ("is given twice",)),
+        (("publish", "out", "--to", "shared", "--channel", "../up"), ("cannot be a channel",)),
+        (("publish", "store", "--to", "shared"), ("there are no files in store",)),
+        (("publish", "zoo.yaml", "--out", "empty", "--to", "shared"), ("there is no file empty/net/", "and 1 more")),
+        (("release", "list", "nowhere"), ("there is no folder nowhere",)),
+        (("release", "fetch", "store", "net/apart"), ("no channel or release 'latest'",)),
+        (("export", "zoo.yaml", "--until", "edge", "--publish", "shared"), ("--publish needs files",)),
+        (("export", "zoo.yaml", "--set", "publish={url: shared, gates: most}"), ("publish: 'most' is not a limit",)),
+        (("export", "zoo.yaml", "--set", "publish={to: shared}"), ("publish.to",)),
+    ],
+)
+def test_bad_input(arguments, telling, made, pteforge):
+    """Each is refused before anything is written, with what to do."""
+    pteforge(made, *arguments).refused(*telling)
+    assert not (made.folder / "shared").exists()
+
+
+def test_changed_results_are_refused(made, pteforge):
+    """A file that is not the verified one is not published, nor is one without provenance."""
+    file = made.out / "net" / "apart.ptd"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    pteforge(made, "publish", "out", "--to", "shared").refused("apart.ptd was changed after it was verified")
+    file.with_suffix(".json").unlink()
+    pteforge(made, "publish", "out", "--to", "shared").refused("cannot read", "apart.json")
+    assert not (made.folder / "shared").exists()
+
+
+@pytest.mark.slow
+def test_s3(contents, tmp_path, monkeypatch):
+    """The same with a real S3 server; one that is away is told as such."""
+    first, second = contents
+    with run_s3_server() as bucket:
+        monkeypatch.setenv("PTEFORGE_STORE_OPTIONS", json.dumps(bucket.options))
+        releases = Releases("s3://zoo/releases")
+        before = releases.publish(first).release
+        assert releases.publish(second, gates=parse_gates("growth=2%")).regressions
+        assert releases.find("latest") == before
+        assert releases.publish(second, keep=1).moved
+        assert releases.roll_back("latest").release == before
+        fetched = releases.fetch(before, "*", tmp_path)
+        assert {digest_file(path) for path in fetched} == {file.file.sha256 for _, file in first.files}
+    with pytest.raises(StoreUnusable, match="cannot be"):
+        releases.find("latest")
+    assert issubclass(StoreUnusable, InputError)
+    assert not issubclass(StoreUnusable, ReleaseError)

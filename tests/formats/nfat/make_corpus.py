@@ -1,0 +1,244 @@
+"""Containers that readers in any language have to accept or refuse: see corpus/README.md.
+
+Run it after adding a case: ``python tests/formats/nfat/make_corpus.py``.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.formats.nfat.container import assemble, write_v2
+from pteforge.formats.nfat.contents import Blob, Description, Manifest, MappedExtent, Payload, Source, parts_digest
+from pteforge.formats.nfat.limits import MAX_ZEROS
+from pteforge.formats.nfat.manifest import write_manifest
+from pteforge.formats.nfat.v1 import pack_v1
+
+CORPUS = Path(__file__).with_name("corpus")
+
+WEIGHTS = bytes(range(256)) * 32
+"""The only blob of all containers of version 2, which is in corpus/blobs/ under its key."""
+
+INLINE = b"inner program 1." + b"inner program 2!" + b"end"
+
+
+class Case(NamedTuple):
+    """A container, and what the error of a reader has to say; empty if readers accept it."""
+
+    name: str
+    content: bytes
+    problem: str = ""
+
+
+def _payload(name: str, extents: tuple[MappedExtent, ...], *backends: str) -> Payload:
+    parts = {Source.INLINE: INLINE, Source.BLOB: WEIGHTS}
+    content = b"".join(
+        bytes(each.size) if each.source is Source.ZEROS else parts[each.source][each.offset : each.offset + each.size]
+        for each in extents
+    )
+    description = Description(name, backends, ("forward",), "1.5.1", {"target": name})
+    parts = parts_digest(len(content), digest_bytes(content), extents, INLINE, BLOBS)
+    return Payload(description, len(content), digest_bytes(content), extents, parts_sha256=parts)
+
+
+BLOBS = (Blob(digest_bytes(WEIGHTS), len(WEIGHTS)),)
+
+FIRST = _payload(
+    "xnnpack",
+    (
+        MappedExtent(0, 16, Source.INLINE, 0),
+        MappedExtent(16, 48, Source.ZEROS),
+        MappedExtent(64, 4096, Source.BLOB, 1024, 0),
+        MappedExtent(4160, 3, Source.INLINE, 32),
+    ),
+    "XnnpackBackend",
+)
+LAST = _payload("portable", (MappedExtent(0, 16, Source.INLINE, 16), MappedExtent(16, 8176, Source.BLOB, 0, 0)))
+GOOD = Manifest((FIRST, LAST), BLOBS, 128, {"made-by": "hand"})
+
+
+def _bad(name: str, problem: str, manifest: Manifest, inline: bytes = INLINE) -> Case:
+    return Case(f"v2-{name}", assemble(write_manifest(manifest), inline), problem)
+
+
+def _first(**changes: object) -> Manifest:
+    """The good manifest with changes to its first payload."""
+    return replace(GOOD, payloads=(replace(FIRST, **changes), LAST))  # type: ignore[arg-type]  # any of its fields
+
+
+def _described(**changes: object) -> Manifest:
+    return _first(description=replace(FIRST.description, **changes))  # type: ignore[arg-type]  # any of its fields
+
+
+def _extent(index: int, **changes: object) -> Manifest:
+    """The good manifest with changes to one extent of its first payload; sizes are not written, only positions."""
+    extents = list(FIRST.extents)
+    extents[index] = replace(extents[index], **changes)  # type: ignore[arg-type]  # any of its fields
+    return _first(extents=tuple(extents))
+
+
+def cases() -> Iterator[Case]:
+    yield from _good()
+    yield from _bad_v1()
+    yield from _bad_starts()
+    yield from _bad_descriptions()
+    yield from _bad_extents()
+
+
+def _good() -> Iterator[Case]:
+    good = write_v2(GOOD, INLINE)
+    yield Case("v2-two-payloads", good)
+    yield Case("v2-fallback-only", write_v2(replace(GOOD, payloads=(LAST,)), INLINE))
+    yield Case("v2-no-fallback", write_v2(replace(GOOD, payloads=(FIRST,)), INLINE))
+    zeros = _payload("zeros", (MappedExtent(0, 5, Source.ZEROS),))
+    yield Case("v2-no-blobs-nothing-inline", write_v2(Manifest((zeros,)), b""))
+    whole = tuple(replace(each, parts_sha256=None) for each in GOOD.payloads)
+    yield Case("v2-no-parts-digest", write_v2(replace(GOOD, payloads=whole), INLINE))
+    half = MAX_ZEROS // 2
+    most = (MappedExtent(0, 8192, Source.BLOB), *_zeros(8192, half), *_zeros(8192 + half, half))
+    yield Case("v2-most-zeros", write_v2(replace(GOOD, payloads=(_payload("portable", most),)), b""))
+    yield Case("v2-four-times", write_v2(replace(GOOD, payloads=(_payload("portable", _repeated(4)),)), b""))
+    # A payload with an unknown extension: readers ignore its extents, and cannot use it.
+    yield _bad("feature", "", _first(features=1 << 63, extents=(MappedExtent(9, 1, Source.ZEROS, 5, 7),)))
+    yield Case("v1-two-payloads", pack_v1([("XnnpackBackend", b"first"), ("portable", b"second")]))
+    yield Case("v1-empty", pack_v1([]))
+    yield Case("v1-id-of-32", pack_v1([("B" * 32, b"x")]))
+    yield Case("v1-payload-of-0-bytes", pack_v1([("portable", b"")]))
+    yield Case("v1-padded", _v1([(b"A", 4, 3), (b"portable", 16, 2)], bytes(4) + b"aaa" + bytes(9) + b"bb" + bytes(4)))
+
+
+def _zeros(position: int, size: int) -> tuple[MappedExtent, ...]:
+    return (MappedExtent(position, size, Source.ZEROS),)
+
+
+def _repeated(times: int) -> tuple[MappedExtent, ...]:
+    return tuple(MappedExtent(index * len(WEIGHTS), len(WEIGHTS), Source.BLOB) for index in range(times))
+
+
+def _v1(entries: list[tuple[bytes, int, int]], section: bytes) -> bytes:
+    table = b"".join(struct.pack("<32sQQ", *entry) for entry in entries)
+    return struct.pack("<4sII", b"NFAT", 1, len(entries)) + table + section
+
+
+def _bad_v1() -> Iterator[Case]:
+    yield Case("v1-overlap", _v1([(b"A", 0, 4), (b"B", 3, 3)], b"aaabbb"), "overlaps")
+    yield Case("v1-behind-the-end", _v1([(b"A", 0, 7)], b"aaabbb"), "cut short")
+    yield Case("v1-offset-wraps", _v1([(b"A", 2**64 - 1, 2)], b"aaabbb"), "cut short")
+    yield Case("v1-size-wraps", _v1([(b"A", 1, 2**64 - 1)], b"\0aabbb"), "cut short")
+    yield Case("v1-hole", _v1([(b"A", 0, 3), (b"B", 4, 3)], b"aaa?bbb"), "no payload")
+    yield Case("v1-something-behind", _v1([(b"A", 0, 3)], b"aaa?"), "no payload")
+    yield Case("v1-large-gap", _v1([(b"A", 4096, 1)], bytes(4096) + b"a"), "no payload")
+    yield Case("v1-id-empty", _v1([(b"", 0, 1)], b"a"), "not a backend id")
+    yield Case("v1-id-behind-nul", _v1([(b"A\0B", 0, 1)], b"a"), "not a backend id")
+    yield Case("v1-id-not-ascii", _v1([(b"A\xff", 0, 1)], b"a"), "not a backend id")
+    yield Case("v1-count", struct.pack("<4sII", b"NFAT", 1, 2**32 - 1), "4294967295 payloads")
+    yield Case("v1-65-entries", _v1([(b"A", 0, 0)] * 65, b""), "65 payloads")
+    yield Case("v1-table-cut", _v1([(b"A", 0, 0)], b"")[:-1], "cut short")
+
+
+def _bad_starts() -> Iterator[Case]:
+    good = write_v2(GOOD, INLINE)
+    yield Case("empty", b"", "not an NFAT")
+    yield Case("version-0", b"NFAT" + bytes(28), "version 0")
+    yield Case("version-3", b"NFAT\3\0\0\0" + good[8:], "version 3")
+    yield Case("other-magic", b"NFAX" + good[4:], "not an NFAT")
+    yield Case("v2-start-cut", good[:15], "cut short")
+    yield Case("v2-end-cut", good[:-1], "says")
+    yield Case("v2-something-behind", good + b"\0", "says")
+    size = struct.unpack_from("<I", good, 8)[0]
+    yield Case("v2-manifest-size-huge", good[:8] + b"\xff" * 4 + good[12:], "says")
+    yield Case("v2-manifest-of-0", struct.pack("<4sIII", b"NFAT", 2, 0, 0), "a manifest of 0 bytes")
+    large = (1 << 24) + 16
+    yield Case("v2-inline-size-huge", struct.pack("<4sIII", b"NFAT", 2, size, 2**32 - 1) + good[16:], "says")
+    yield Case("v2-manifest-too-large", struct.pack("<4sIII", b"NFAT", 2, large, 0) + good[16:], "says")
+    padded = assemble(write_manifest(GOOD) + b"\0", INLINE)  # a byte too many in the manifest leaves 15 for padding
+    end = 16 + struct.unpack_from("<I", padded, 8)[0]
+    dirty = -end % 16
+    yield Case("v2-padding-not-zero", padded[:end] + b"\1" * dirty + padded[end + dirty :], "not zero")
+    yield Case("v2-identifier", good[:20] + b"NFM3" + good[24:], "identifier")
+    yield Case("v2-root-outside", good[:16] + struct.pack("<I", 2**32 - 1) + good[20:], "damaged manifest")
+    yield Case("v2-root-in-itself", good[:16] + bytes(4) + good[20:], "damaged manifest")
+    yield Case("v2-all-ones", assemble(b"\xff" * 4 + b"NFM2" + b"\xff" * 56, b""), "damaged manifest")
+    yield Case("v2-all-zeros", assemble(bytes(4) + b"NFM2" + bytes(56), b""), "damaged manifest")
+
+
+def _bad_descriptions() -> Iterator[Case]:
+    yield _bad("no-payloads", "0 payloads", replace(GOOD, payloads=()))
+    many = tuple(replace(LAST, description=Description(f"p{index}")) for index in range(65))
+    yield _bad("65-payloads", "65 payloads", replace(GOOD, payloads=many))
+    yield _bad("name-twice", "two payloads", replace(GOOD, payloads=(LAST, LAST)))
+    yield _bad("name-empty", "name", _described(name=""))
+    yield _bad("name-long", "name", _described(name="n" * 65))
+    yield _bad("name-not-ascii", "name", _described(name="naïve"))
+    yield _bad("name-blank", "name", _described(name="two words"))
+    yield _bad("backend-empty", "backend", _described(backends=("",)))
+    yield _bad("backend-long", "256 bytes", _described(backends=("B" * 256,)))
+    yield _bad("65-backends", "65 backends", _described(backends=("B",) * 65))
+    yield _bad("backends-unsorted", "not sorted", _described(backends=("XnnpackBackend", "VulkanBackend")))
+    yield _bad("backend-twice", "repeated", _described(backends=("XnnpackBackend", "XnnpackBackend")))
+    yield _bad("backend-longer-first", "not sorted", _described(backends=("XnnpackBackend", "Xnnpack")))
+    yield _bad("version-control", "version", _described(executorch_version="1.5\n"))
+    yield _bad("sha256-short", "SHA-256 of 31", _first(sha256="00" * 31))
+    yield _bad("sha256-missing", "SHA-256 of 0", _first(sha256=None))
+    yield _bad("parts-sha256-short", "SHA-256 of 31", _first(parts_sha256="00" * 31))
+    yield _bad("alignment-8", "alignment", replace(GOOD, alignment=8))
+    yield _bad("alignment-24", "alignment", replace(GOOD, alignment=24))
+    yield _bad("alignment-large", "alignment", replace(GOOD, alignment=1 << 17))
+    blob = GOOD.blobs[0]
+    yield _bad("blob-of-0", "blob 1 has 0", replace(GOOD, blobs=(blob, replace(blob, size=0))))
+    yield _bad("blob-huge", "blob 1 has", replace(GOOD, blobs=(blob, replace(blob, size=2**48 + 1))))
+
+
+def _last(extents: tuple[MappedExtent, ...]) -> Manifest:
+    """A manifest with one payload of these extents."""
+    size = extents[-1].position + extents[-1].size
+    return replace(GOOD, payloads=(replace(LAST, size=size, extents=extents),))
+
+
+def _bad_extents() -> Iterator[Case]:
+    yield _bad("no-extents", "no extents", _first(extents=()))
+    yield _bad("size-0", "has 0 bytes", _first(size=0, extents=FIRST.extents[:1]))
+    yield _bad("size-in-last-extent", "come before", _first(size=4160))
+    yield _bad("size-beyond-stored", "its source has", _first(size=2**40))
+    yield _bad("zeros-beyond-limit", "bytes of zeros", _last(_zeros(0, MAX_ZEROS + 1)))
+    parts = (*_zeros(0, MAX_ZEROS), MappedExtent(MAX_ZEROS, 16, Source.INLINE), *_zeros(MAX_ZEROS + 16, 1))
+    yield _bad("zeros-beyond-limit-in-parts", "bytes of zeros", _last(parts))
+    yield _bad("zeros-huge", "bytes of zeros", _last(_zeros(0, 2**48)))
+    five = _last(_repeated(5))
+    yield _bad("five-times", "are possible", five, b"")
+    unused = Blob(digest_bytes(b""), 2**40)
+    yield _bad("five-times-with-unused-blob", "are possible", replace(five, blobs=(*GOOD.blobs, unused)), b"")
+    inline = tuple(MappedExtent(16 * index, 16, Source.INLINE) for index in range(10))
+    yield _bad("inline-ten-times", "are possible", _last(inline))
+    yield _bad("size-huge", "are possible", _first(size=2**64 - 1))
+    yield _bad("starts-at-16", "where 0 comes next", _extent(0, position=16))
+    yield _bad("position-repeats", "come before", _extent(1, position=64))
+    yield _bad("position-descends", "come before", _extent(1, position=80))
+    yield _bad("position-huge", "come before", _extent(3, position=2**64 - 16))
+    yield _bad("zeros-with-offset", "names the offset", _extent(1, offset=16))
+    yield _bad("zeros-with-blob", "names blob", _extent(1, blob=1))
+    yield _bad("inline-with-blob", "names blob", _extent(0, blob=1))
+    yield _bad("inline-outside", "its source has", _extent(0, offset=32))
+    yield _bad("inline-offset-wraps", "its source has", _extent(0, offset=2**64 - 16))
+    yield _bad("blob-outside", "its source has", _extent(2, offset=4112))
+    yield _bad("blob-offset-wraps", "its source has", _extent(2, offset=2**64 - 16))
+    yield _bad("blob-unknown", "there are 1", _extent(2, blob=1))
+    yield _bad("blob-unknown-huge", "there are 1", _extent(2, blob=2**32 - 1))
+    yield _bad("source-unknown", "source 3", _extent(1, source=3))
+    yield _bad("misaligned", "not aligned", _extent(2, offset=1032))
+
+
+def write_corpus() -> None:
+    for case in cases():
+        folder = CORPUS / ("bad" if case.problem else "good")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{case.name}.nfat").write_bytes(case.content)
+    blobs = CORPUS / "blobs"
+    blobs.mkdir(exist_ok=True)
+    (blobs / digest_bytes(WEIGHTS)).write_bytes(WEIGHTS)
+
+
+if __name__ == "__main__":
+    write_corpus()

@@ -1,0 +1,88 @@
+"""The manifest is the schema's flatbuffer and round-trips."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pteforge.artifacts.digest import Digest
+from pteforge.formats.nfat import nfat_generated, slots_generated
+from pteforge.formats.nfat.container import read_v2, write_v2
+from pteforge.formats.nfat.contents import Blob, Description, Manifest, MappedExtent, Payload, Source
+from pteforge.formats.nfat.limits import check_manifest
+from pteforge.formats.nfat.manifest import read_manifest, write_manifest
+
+_INLINE_SIZE = 1 << 20
+
+_digests = st.binary(min_size=32, max_size=32).map(lambda value: Digest(value.hex()))
+_words = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
+_texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
+_metadata = st.dictionaries(_texts.filter(bool), _texts, max_size=4)
+
+
+@st.composite
+def _manifests(draw):
+    blobs = draw(st.lists(st.builds(Blob, _digests, st.integers(1, 2**48)), max_size=5))
+    names = draw(st.lists(_words, min_size=1, max_size=4, unique=True))
+    payloads = []
+    for name in names:
+        extents, position, left = [], 0, {}
+        for _ in range(draw(st.integers(1, 6))):
+            source = draw(st.sampled_from([Source.ZEROS, Source.INLINE, *([Source.BLOB] if blobs else [])]))
+            blob = draw(st.integers(0, len(blobs) - 1)) if source is Source.BLOB else 0
+            held = blobs[blob].size if source is Source.BLOB else _INLINE_SIZE
+            offset = 0 if source is Source.ZEROS else position % 16
+            spent = left.setdefault((source, blob), 4 * held)  # the most that a payload may take from a source
+            if offset >= held or not spent:
+                source, blob, offset = Source.ZEROS, 0, 0
+                size = draw(st.integers(1, 2**20))
+            else:
+                size = draw(st.integers(1, min(held - offset, 2**20, spent)))
+                left[source, blob] -= size
+            extents.append(MappedExtent(position, size, source, offset, blob))
+            position += size
+        description = Description(
+            name,
+            tuple(sorted(draw(st.sets(_words, max_size=3)))),
+            tuple(draw(st.lists(_texts.filter(bool), max_size=3))),
+            draw(st.one_of(st.just(""), _words)),
+            draw(_metadata),
+        )
+        parts = draw(st.one_of(st.none(), _digests))
+        payloads.append(Payload(description, position, draw(_digests), tuple(extents), parts_sha256=parts))
+    return Manifest(tuple(payloads), tuple(blobs), draw(st.sampled_from([16, 128, 65536])), draw(_metadata))
+
+
+@given(_manifests())
+def test_round_trip(manifest):
+    """What flatc's code wrote is read as it was by our bounded reader, and equal manifests have equal bytes."""
+    check_manifest(manifest, _INLINE_SIZE)
+    content = write_manifest(manifest)
+    assert read_manifest(memoryview(content)) == manifest
+    assert write_manifest(manifest) == content
+
+
+def test_fields_of_the_future_and_of_the_past(monkeypatch):
+    """A reader ignores fields that a later schema adds at the end of a table; those that are left out have defaults."""
+    for table, fields in (("Payload", len(slots_generated.Payload)), ("Manifest", len(slots_generated.Manifest))):
+
+        def start(builder, fields=fields):
+            builder.StartObject(fields + 1)
+            builder.PrependUint32Slot(fields, 7, 0)
+
+        monkeypatch.setattr(nfat_generated, f"{table}Start", start)
+    for field in ("Backends", "Methods", "ExecutorchVersion", "Metadata"):
+        monkeypatch.setattr(nfat_generated, f"PayloadAdd{field}", lambda *_: None)
+    for field in ("Blobs", "Alignment", "Metadata"):
+        monkeypatch.setattr(nfat_generated, f"ManifestAdd{field}", lambda *_: None)
+    payload = Payload(Description("portable"), 5, Digest("0" * 64), (MappedExtent(0, 5, Source.ZEROS),))
+    assert read_manifest(memoryview(write_manifest(Manifest((payload,))))) == Manifest((payload,), alignment=16)
+
+
+def test_start_of_the_container():
+    """Sixteen bytes, the manifest, zeros up to a multiple of sixteen, and the inline section to the end."""
+    payload = Payload(Description("portable"), 5, Digest("0" * 64), (MappedExtent(0, 5, Source.INLINE),))
+    manifest = Manifest((payload,))
+    content = write_v2(manifest, b"inner")
+    table = write_manifest(manifest)
+    start = b"NFAT\2\0\0\0" + len(table).to_bytes(4, "little") + b"\5\0\0\0"
+    assert content == start + table + bytes(-len(table) % 16) + b"inner"
+    read, inline = read_v2(memoryview(content))
+    assert (read, bytes(inline)) == (manifest, b"inner")

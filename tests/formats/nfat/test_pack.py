@@ -1,0 +1,191 @@
+"""Real payloads in one container: rebuilt byte for byte, stored once, described, verified."""
+
+import hashlib
+import struct
+from dataclasses import replace
+
+import pytest
+from pteforge.artifacts.digest import Digest, digest_bytes
+from pteforge.errors import FileFormatError, InputError
+from pteforge.formats.nfat.container import read_container, write_v2
+from pteforge.formats.nfat.contents import Description, Source
+from pteforge.formats.nfat.pack import pack_v2
+from pteforge.formats.pte.reader import read_pte
+from pteforge.tests.mutations import damage_inline
+
+
+def test_payloads_come_back(payloads, packed, tmp_path):
+    """Payloads keep priority, description and digest, and are rebuilt as bytes and as files.
+
+    Each has the digest of its parts that the specification defines.
+    """
+    container = packed.open()
+    assert container.version == 2
+    assert [payload.description for payload in container.payloads] == [description for description, _ in payloads]
+    assert container.manifest.metadata == {"made-by": "pteforge"}
+    for payload, (_, content) in zip(container.payloads, payloads, strict=True):
+        assert payload.sha256 == digest_bytes(content)
+        assert payload.parts_sha256 == _specified(container, payload)
+        assert container.rebuild(payload) == content
+        container.verify(payload)
+        destination = tmp_path / "out" / f"{payload.name}.pte"
+        container.write(payload, destination)
+        assert destination.read_bytes() == content
+        assert [path.name for path in destination.parent.iterdir() if path.suffix == ".part"] == []
+    assert container.payload("portable") is container.payloads[-1]
+    with pytest.raises(FileFormatError, match=r"no payload vulkan; there are: xnnpack, portable"):
+        container.payload("vulkan")
+
+
+def test_weights_are_stored_once(payloads, packed):
+    """The payloads share linear weights but not the convolution's, whose layout differs; no weights are inline."""
+    conv = 16 * 8 * 9 * 4
+    assert packed.size <= max(len(content) for _, content in payloads) + conv + 16384
+    assert len(packed.container) < 20000
+    assert all(len(blob) >= 4096 - 16 for blob in packed.blobs.values())
+
+
+def test_extents(payloads, packed):
+    """A segment, which ExecuTorch loads at once, is one range of one blob or inline, and needs no copy.
+
+    Bytes keep their alignment to 16 in their source, and blobs start at multiples of 128.
+    """
+    container = packed.open()
+    assert packed.alignment == container.manifest.alignment == 128
+    for payload, (_, content) in zip(container.payloads, payloads, strict=True):
+        pte = read_pte(content)
+        starts = [extent.position for extent in payload.extents]
+        for segment in (each for each in pte.segments if each.size):
+            assert not any(segment.offset < start < segment.offset + segment.size for start in starts)
+        assert not any(0 < start < pte.program_size for start in starts)
+        stored = [extent for extent in payload.extents if extent.source is not Source.ZEROS]
+        assert all((extent.position - extent.offset) % 16 == 0 for extent in stored)
+
+
+def test_packing_is_deterministic(payloads, packed):
+    """The same payloads make the same bytes, from mapped files or from memory."""
+    again = pack_v2(
+        [(description, memoryview(content)) for description, content in payloads], metadata={"made-by": "pteforge"}
+    )
+    assert again == packed
+
+
+def test_the_last_payload_has_to_be_a_fallback(payloads):
+    """A file without a fallback is only made on request."""
+    with pytest.raises(InputError, match="needs no backend"):
+        pack_v2(payloads[::-1])
+    with pytest.raises(InputError, match="needs no backend"):
+        pack_v2([])
+    packed = pack_v2(payloads[:1], fallback=False)
+    assert packed.open().rebuild(packed.open().payloads[0]) == payloads[0][1]
+    with pytest.raises(FileFormatError, match="0 payloads"):
+        pack_v2([], fallback=False)
+
+
+def test_payloads_that_are_refused(payloads):
+    """A payload that is not a `.pte`, or says that it needs the delegate of fat files, is refused by name."""
+    with pytest.raises(FileFormatError, match=r"payload broken: not a \.pte"):
+        pack_v2([(Description("broken", ("X",)), b"not a program"), payloads[-1]])
+    with pytest.raises(InputError, match="payload nested is a fat file itself"):
+        pack_v2([(Description("nested", ("NfatBackend",)), payloads[0][1]), payloads[-1]])
+
+
+@pytest.mark.parametrize(
+    ("description", "problem"),
+    [
+        (Description("two words"), "name"),
+        (Description("portable"), "two payloads"),
+        (Description("x", backends=("B" * 256,)), "a backend of payload x"),
+        (Description("x", methods=("",)), "a method of payload x"),
+        (Description("x", methods=("nul\0",)), "NUL"),
+        (Description("x", methods=("m" * 1025,)), "1025 bytes"),
+        (Description("x", methods=("m",) * 1025), "1025 methods"),
+        (Description("x", metadata={"": "empty"}), "metadata key of payload x"),
+        (Description("x", metadata={"key": "v" * 65536}), "65536 bytes"),
+        (Description("x", metadata={"key": "\ud800"}), "is not text"),
+    ],
+)
+def test_descriptions_have_limits(payloads, description, problem):
+    """Descriptions that readers would refuse are refused when packed, naming payload and field."""
+    with pytest.raises(FileFormatError, match=problem):
+        pack_v2([(description, payloads[0][1]), payloads[-1]])
+
+
+def test_backends_are_a_set(payloads):
+    """Order and repetition of backends do not change the container."""
+    (description, content), portable = payloads
+    packed = [
+        pack_v2([(replace(description, backends=backends), content), portable]).container
+        for backends in (("B", "A"), ("A", "B", "A"))
+    ]
+    assert packed[0] == packed[1]
+    assert read_container(packed[0]).payloads[0].description.backends == ("A", "B")
+
+
+def test_wrong_blob(packed):
+    """A blob of the wrong size makes only those payloads unusable that need it, and is named."""
+    container = packed.open()
+    xnnpack, portable = container.payloads
+    only_xnnpack = {container.manifest.blobs[index].digest for index in set(xnnpack.blobs) - set(portable.blobs)}
+    digest = only_xnnpack.pop()
+    short = read_container(packed.container, {**packed.blobs, digest: packed.blobs[digest][:-1]})
+    assert short.rebuild(portable)
+    with pytest.raises(FileFormatError, match=f"payload xnnpack needs the blob {digest} of"):
+        short.verify(xnnpack)
+
+
+def test_damage_is_found_and_named(packed, tmp_path):
+    """Every use of a payload with a damaged blob is an error that names it, and writes no file."""
+    container = packed.open()
+    portable = container.payloads[-1]
+    digest = container.manifest.blobs[portable.blobs[0]].digest
+    changed = bytearray(packed.blobs[digest])
+    changed[len(changed) // 2] ^= 1
+    damaged = read_container(packed.container, {**packed.blobs, digest: changed})
+    destination = tmp_path / "portable.pte"
+    for use in (damaged.rebuild, damaged.verify, lambda payload: damaged.write(payload, destination)):
+        with pytest.raises(FileFormatError, match=f"payload portable is damaged: the blob {digest} has other bytes"):
+            use(portable)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damage_of_the_inline_section_is_found(packed):
+    """The payload whose inline bytes changed is refused, the other one is not."""
+    damaged = damage_inline(packed, "xnnpack").open()
+    damaged.verify(damaged.payload("portable"))
+    with pytest.raises(FileFormatError, match="do not have SHA-256"):
+        damaged.verify(damaged.payload("xnnpack"))
+
+
+def _specified(container, payload) -> str:
+    """The digest of a payload's parts, computed as the specification says."""
+    described = struct.pack("<Q", payload.size) + bytes.fromhex(payload.sha256)
+    for extent in payload.extents:
+        described += struct.pack("<QQII", extent.position, extent.offset, extent.source, extent.blob)
+    for extent in payload.extents:
+        if extent.source is Source.INLINE:
+            described += bytes(container.inline[extent.offset : extent.offset + extent.size])
+        if extent.source is Source.BLOB:
+            described += bytes.fromhex(container.manifest.blobs[extent.blob].digest)
+    return hashlib.sha256(described).hexdigest()
+
+
+def test_damaged_descriptions_are_found(packed):
+    """A wrong digest of parts makes its payload unusable, and no other one.
+
+    An extent of another blob is found so without reading any blob.
+    """
+    container = packed.open()
+    first, last = container.payloads
+    wrong = replace(first, parts_sha256=Digest("ab" * 32))
+    damaged = read_container(
+        write_v2(replace(container.manifest, payloads=(wrong, last)), bytes(container.inline)), packed.blobs
+    )
+    damaged.verify(damaged.payload(last.name))
+    for use in (damaged.rebuild, damaged.verify):
+        with pytest.raises(FileFormatError, match="its parts do not have SHA-256 abab"):
+            use(damaged.payload(first.name))
+    assert len(container.manifest.blobs) > 1
+    turned = replace(container, manifest=replace(container.manifest, blobs=container.manifest.blobs[::-1]))
+    with pytest.raises(FileFormatError, match="its parts do not have SHA-256"):
+        next(turned.chunks(first))

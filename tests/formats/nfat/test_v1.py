@@ -1,0 +1,45 @@
+"""Version 1 is upstream's proposal, byte for byte."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pteforge.errors import InputError
+from pteforge.formats.nfat.container import read_container
+from pteforge.formats.nfat.v1 import pack_v1
+
+_IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=32)
+
+
+def test_multiple():
+    """Several payloads follow each other in the order of the table, without gaps."""
+    container = pack_v1([("A", b"aaa"), ("B", b"bbbb"), ("C", b"cc")])
+    table = [struct.unpack_from("<32sQQ", container, 12 + 48 * index) for index in range(3)]
+    assert table == [(b"A".ljust(32, b"\0"), 0, 3), (b"B".ljust(32, b"\0"), 3, 4), (b"C".ljust(32, b"\0"), 7, 2)]
+    assert struct.unpack_from("<4sII", container) == (b"NFAT", 1, 3)
+    assert container[12 + 3 * 48 :] == b"aaabbbbcc"
+
+
+@pytest.mark.parametrize(
+    ("ids", "problem"),
+    [
+        *(([backend_id], "cannot be a backend id") for backend_id in ("", "two words", "ümlaut", "nul\0", "A" * 33)),
+        (["A"] * 65, "65 payloads"),
+    ],
+)
+def test_invalid_ids(ids, problem):
+    """Ids are printable ASCII without blanks, of at most 32 characters, and no more of them than readers accept."""
+    with pytest.raises(InputError, match=problem):
+        pack_v1([(backend_id, b"x") for backend_id in ids])
+
+
+@given(st.lists(st.tuples(_IDS, st.binary(max_size=200)), max_size=8))
+def test_round_trip(entries):
+    """Every payload comes back under its id, in order; only `portable` needs no backend."""
+    container = read_container(pack_v1(entries))
+    assert container.version == 1
+    assert [(payload.name, container.rebuild(payload)) for payload in container.payloads] == entries
+    for payload in container.payloads:
+        assert payload.description.backends == (() if payload.name == "portable" else (payload.name,))
+        container.verify(payload)

@@ -1,0 +1,240 @@
+"""The one way in which tests lower models in their own process.
+
+Stages run as workers run them: their calls cross JSON, their artifacts a store on disk. Errors are raised as they are.
+Tests use this through the fixtures `stages` and `lower`, and import recipes from here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pteforge.artifacts.local_store import LocalStore
+from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.ref import ArtifactRef
+from pteforge.artifacts.store import Store
+from pteforge.configs.model import ModelConfig
+from pteforge.configs.recipe import Recipe
+from pteforge.configs.verification import resolve_gate
+from pteforge.errors import InputError
+from pteforge.tasks.codecs.payload import read_payload
+from pteforge.tasks.codecs.program import load_program
+from pteforge.tasks.codecs.values import load_value
+from pteforge.tasks.executor import Executor, run_stage
+from pteforge.tasks.keys.search import ModuleSearch
+from pteforge.tasks.lowering import lower_model
+from pteforge.tasks.model import PlannedModel
+from pteforge.tasks.recipe_checks import plan_recipe
+from pteforge.tasks.runner import CutShort, Done, StageCall, run_without_loop
+from pteforge.tasks.scope import Scope
+from pteforge.tasks.stage import Params, Stage, Workspace, from_roles, to_roles
+from pteforge.tasks.stages.export import Export
+from pteforge.tasks.targets.find import find_target
+from pteforge.tasks.workers.in_process import InProcess
+
+ZOO = Path(__file__).parent / "zoo"
+
+
+def recipe(*targets: str | Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """A recipe for targets by name, or for specializations with options: several are packed into a fat file."""
+    specializations = [{"target": target} if isinstance(target, str) else dict(target) for target in targets]
+    form = {"output": {"form": "fat"}} if len(targets) > 1 else {}
+    return {"specializations": specializations} | form | fields
+
+
+def checked_recipe(*targets: str | Mapping[str, Any], **fields: Any) -> Recipe:
+    """The same, as `pteforge.export` takes it."""
+    return Recipe.model_validate(recipe(*targets, **fields))
+
+
+PORTABLE = recipe("portable")
+XNNPACK = recipe("xnnpack")
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A model after all stages of one recipe, which is called "tested".
+
+    Attributes:
+        steps: result by step, without the recipe's name: "compile", "edge/forward".
+        store: where outputs are.
+    """
+
+    steps: Mapping[str, Done]
+    store: LocalStore
+
+    @property
+    def outputs(self) -> Mapping[str, Mapping[str, ArtifactRef]]:
+        """Step to outputs by role."""
+        return {name: done.roles for name, done in self.steps.items()}
+
+    @property
+    def file(self) -> bytes:
+        """The produced `.pte`."""
+        return read_payload(self.outputs["serialize"]["file"], self.store)
+
+    @property
+    def payloads(self) -> Mapping[str, bytes]:
+        """What is packed into the `.pte` by specialization; each is a complete one by itself."""
+        return {
+            name.removeprefix("compile.").removeprefix("compile"): read_payload(roles["payload"], self.store)
+            for name, roles in self.outputs.items()
+            if name.startswith("compile")
+        }
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What `report` says."""
+        return self.json("report", "provenance")
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What `verify` says of the file."""
+        return self.provenance["verification"]["figures"]
+
+    def json(self, step: str, role: str) -> Any:
+        """An output that is JSON."""
+        return json.loads(self.store.read_artifact(self.outputs[step][role]))
+
+    def program(self, step: str) -> Any:
+        """The program that a step made."""
+        return load_program(self.outputs[step]["program"], self.store)
+
+    def value(self, step: str, role: str) -> Any:
+        """An output that is a tree of tensors and plain values."""
+        return load_value(self.outputs[step][role], self.store)
+
+
+class BodyRunner:
+    """Runs bodies in this process, from calls that have crossed JSON."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._keys = Executor(store, InProcess())
+
+    async def __call__(self, call: StageCall) -> Done:
+        roles = run_stage({"call": call.encode().decode(), "store": str(self.store.local.root)})
+        return Done(call, self._keys.key(call), {r: ArtifactRef.from_json(ref) for r, ref in roles.items()}, False)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Runs stages against one store, in one folder."""
+
+    store: LocalStore
+    folder: Path
+
+    def lower(
+        self, source: str | Mapping[str, Any], recipe: Mapping[str, Any], *, until: str | None = None, **config: Any
+    ) -> Lowered:
+        """Everything from the source to the report, or to a stage, as a zoo of one model with one recipe would."""
+        made = Recipe.model_validate(recipe)
+        planned = plan_recipe(
+            "tested",
+            made,
+            made.verify,
+            ModuleSearch((ZOO,)),
+            lambda problem, field: InputError(f"{field}: {problem}"),
+            resolve_gate(made.accuracy, None),
+        )
+        model = PlannedModel.of_config(
+            "model",
+            ModelConfig.model_validate({"source": source, **config}),
+            (planned,),
+            made.verify.drawn_inputs,
+            python_path=(ZOO,),
+            folder=self.folder,
+        )
+        with open_store(str(self.store.root)) as opened:
+            scope = Scope(BodyRunner(opened), model.ending_with(until) if until else model)
+            (result,) = run_without_loop(lower_model(scope)).values()
+        if isinstance(result, Exception) and not (until and isinstance(result, CutShort)):
+            raise result
+        return Lowered({step.part: done for step, done in scope.recipes["tested"].done.items()}, self.store)
+
+    def run(
+        self,
+        stage: type[Stage],
+        params: Params,
+        inputs: Mapping[str, ArtifactRef] | None = None,
+        *,
+        program_file: Path | None = None,
+    ) -> Mapping[str, ArtifactRef]:
+        """One stage, from roles to roles; its params cross JSON."""
+        sent = stage.Params.model_validate(json.loads(json.dumps(params.model_dump(mode="json"))))
+        with self.store.scratch() as scratch:
+            work = Workspace(self.store, scratch, self.folder, (ZOO,), program_file)
+            return to_roles(stage.run(from_roles(stage.Inputs, inputs or {}), sent, work))
+
+    def export(self, builder: str, *, program_file: Path | None = None, **params: Any) -> Mapping[str, ArtifactRef]:
+        """The export stage on a builder, called without arguments unless `kwargs` are given."""
+        source = {"builder": builder, "kwargs": params.pop("kwargs", {})}
+        return self.run(Export, Export.Params(source=source, **params), program_file=program_file)
+
+    def json(self, ref: ArtifactRef) -> Any:
+        """Stored JSON."""
+        return json.loads(self.store.read_artifact(ref))
+
+    def value(self, ref: ArtifactRef) -> Any:
+        """A stored tree."""
+        return load_value(ref, self.store)
+
+    def program(self, ref: ArtifactRef) -> Any:
+        """A stored program."""
+        return load_program(ref, self.store)
+
+
+def lower_upstream(builder: str, recipe: Mapping[str, Any]) -> Any:
+    """The ExecutorchProgramManager of a builder's model, lowered with ExecuTorch's public functions alone."""
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+    from pteforge.tasks.programs.graphs import find_operators
+
+    made = Recipe.model_validate(recipe)
+    (specialization,) = made.specializations
+    programs, constants = _export_upstream(builder)
+    manager = to_edge_transform_and_lower(
+        programs,
+        partitioner=list(find_target(specialization.target, dict(specialization.options)).partitioners()),
+        constant_methods=constants or None,
+        compile_config=EdgeCompileConfig(
+            _skip_dim_order=made.edge.skip_dim_order,
+            preserve_ops=find_operators(made.edge.preserve_operators),
+        ),
+    )
+    layout = made.compile
+    signatures = [manager.exported_program(method).graph_signature for method in programs]
+    state = [name for signature in signatures for name in signature.buffers_to_mutate.values()]
+    config = ExecutorchBackendConfig(
+        passes=[InitializedMutableBufferPass([f"b_{name}" for name in state])] if state else [],
+        segment_alignment=layout.segment_alignment,
+        extract_delegate_segments=layout.extract_delegate_segments,
+        external_constants=made.output.external_data,
+        emit_stacktrace=layout.emit_stacktrace,
+    )
+    return manager.to_executorch(config)
+
+
+def _export_upstream(builder: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    import torch
+    from pteforge.configs.definition import ModelDefinition
+
+    torch.manual_seed(0)
+    module, _, name = builder.partition(":")
+    made = getattr(importlib.import_module(module), name)()
+    if isinstance(made, ModelDefinition):
+        methods = {key: (m.module, m.example_inputs[0], m.dynamic_shapes) for key, m in made.methods.items()}
+        constants = dict(made.constant_methods)
+    elif isinstance(made, tuple):
+        model, inputs = made
+        methods, constants = {"forward": (model, inputs if isinstance(inputs, tuple) else inputs[0], None)}, {}
+    else:
+        methods, constants = {"forward": (made.get_eager_model(), made.get_example_inputs(), None)}, {}
+    return {
+        key: torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
+        for key, (model, inputs, shapes) in methods.items()
+    }, constants

@@ -1,0 +1,109 @@
+"""Results of backends, without pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import to_edge_transform_and_lower
+from executorch.exir._serialize._cord import FileBackedData
+from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+from executorch.exir._serialize.data_serializer import DataEntry
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+from executorch.exir.tensor_layout import TensorLayout
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.ref import ArtifactManifest
+from pteforge.errors import StoreError
+from pteforge.tasks.codecs.delegates import DelegateResult, Delegates, load_delegates, save_delegates
+
+
+def buffers_read(result: DelegateResult) -> DelegateResult:
+    """The same with buffers as bytes, to be compared."""
+    named = result.named_data
+    if named is None:
+        return result
+    buffers = [buffer.to_bytes() if isinstance(buffer, FileBackedData) else buffer for buffer in named.buffers]
+    return dataclasses.replace(result, named_data=dataclasses.replace(named, buffers=buffers))
+
+
+def test_round_trip(store, tmp_path: Path):
+    """Everything a backend gives comes back; payloads and named data are blobs of exactly their bytes.
+
+    Equal delegates have equal bytes: the identity is the root's digest.
+    """
+    (tmp_path / "weights").write_bytes(b"w" * 100)
+    named = NamedDataStoreOutput(
+        [b"b" * 100, FileBackedData(str(tmp_path / "weights"))],
+        {"tensor": DataEntry(0, 16, TensorLayout.from_tensor(torch.zeros(2, 3))), "same": DataEntry(0, 8, None)},
+        {"outside": {"weights": DataEntry(1, 1, None)}},
+    )
+    full = DelegateResult(
+        backend_id="One",
+        processed_bytes=b"payload" * 100,
+        compile_specs=(("small", b"\x00"), ("large", b"s" * 100), ("small", b"")),
+        named_data=named,
+        debug_handle_map={1: (2, 3), 2: [4], 3: 5},
+        delegate_info_meta={"scale": 0.1, "weights": {"w": torch.arange(3.0)}},
+    )
+    bare = DelegateResult("Two", b"")
+    ref = save_delegates(Delegates({"forward": (full, bare), "other": ()}), kind="delegates", store=store)
+    loaded = load_delegates(ref, store)
+    assert save_delegates(loaded, kind="delegates", store=store) == ref
+    assert ref.identity == ref.root.digest
+    assert list(loaded.methods) == ["forward", "other"]
+    assert loaded.methods["other"] == ()
+    first, second = loaded.methods["forward"]
+    assert second == bare
+    weights = first.delegate_info_meta["weights"].pop("w")
+    assert torch.equal(weights, full.delegate_info_meta["weights"].pop("w"))
+    assert buffers_read(first) == buffers_read(full)
+    assert all(isinstance(buffer, FileBackedData) for buffer in first.named_data.buffers)
+    digests = {blob.digest for blob in store.manifest(ref).blobs}
+    assert {digest_bytes(content) for content in (b"payload" * 100, b"b" * 100, b"w" * 100)} <= digests
+
+
+def test_xnnpack(store):
+    """What XNNPACK gives comes back the same."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+    program = torch.export.export(model, (torch.zeros(1, 8),))
+    lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).exported_program()
+    modules = [child for child in lowered.graph_module.children() if isinstance(child, LoweredBackendModule)]
+    assert modules
+    results = tuple(
+        DelegateResult(
+            backend_id=module.backend_id,
+            processed_bytes=module.processed_bytes,
+            compile_specs=tuple((spec.key, spec.value) for spec in module.compile_specs),
+            named_data=module.named_data_store_output,
+            debug_handle_map=module.meta["debug_handle_map"],
+        )
+        for module in modules
+    )
+    assert any(result.named_data.pte_data for result in results)
+    ref = save_delegates(Delegates({"forward": results}), kind="delegates", store=store)
+    loaded = load_delegates(ref, store).methods["forward"]
+    assert list(map(buffers_read, loaded)) == list(map(buffers_read, results))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"delegate_info_meta": {"graph": object()}}, r"the delegate info that One gives .*value\['graph'\]"),
+        ({"debug_handle_map": {1: {2, 3}}}, "the debug handle map that One gives .*set"),
+    ],
+    ids=["info", "debug handles"],
+)
+def test_refused(change, what, store):
+    """What cannot be represented is refused, and the message names the backend and the place."""
+    result = DelegateResult("One", b"", **change)
+    with pytest.raises(StoreError, match=what):
+        save_delegates(Delegates({"forward": (result,)}), kind="delegates", store=store)
+
+
+def test_other_formats(store):
+    """A manifest of something else is refused."""
+    with pytest.raises(StoreError, match="holds no delegates of format 1"):
+        load_delegates(store.put_manifest(ArtifactManifest("delegates", (), {"format": 2})), store)

@@ -1,0 +1,40 @@
+"""Values that leave a partition of XNNPACK together with copies of them."""
+
+import pytest
+from pteforge.formats.pte.reader import read_pte
+from pteforge.tests.zoo.networks import Function
+
+
+def together(x):
+    """A value, a copy of it, and a copy of that."""
+    y = x * x
+    return y, y.clone().clone()
+
+
+def twice(x):
+    """Two copies of a value that itself stays inside."""
+    y = x * x
+    return y.clone(), y.clone(), y - x
+
+
+def alone(x):
+    """One copy, which is used, too."""
+    y = (x * x).clone()
+    return y, y - x
+
+
+@pytest.mark.parametrize(("function", "copies"), [(together, 2), (twice, 2), (alone, 0)])
+def test_copies(lower_for, function, copies):
+    """The file gives what eager gives. Copies are outside of the delegate only where one value would leave it twice."""
+    import torch
+    from executorch.runtime import Runtime
+
+    x = torch.randn(2, 4)
+    content = lower_for("xnnpack", Function(function), x)
+    (method,) = read_pte(content).methods
+    assert [delegate.id for delegate in method.delegates] == ["XnnpackBackend"]
+    calls = dict(zip(method.operators, method.operator_calls, strict=True))
+    assert calls == ({"dim_order_ops::_clone_dim_order.out": copies} if copies else {})
+    outputs = Runtime.get().load_program(content).load_method("forward").execute([x])
+    for made, expected in zip(outputs, function(x), strict=True):
+        torch.testing.assert_close(made, expected)

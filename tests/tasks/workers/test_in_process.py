@@ -1,0 +1,72 @@
+"""Stage bodies in the calling process: what they raise is chained, and the caller's global state stays."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from pteforge.errors import SourceError, StageCrashed, StageFailed
+from pteforge.tasks.workers import WorkerLimits
+from pteforge.tasks.workers.in_process import InProcess
+
+LIMITS = WorkerLimits(timeout=1, memory=1)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    (tmp_path / "in_process_bodies.py").write_text(
+        "import os, random, numpy, torch\n"
+        "from pteforge.errors import SourceError, StageCrashed\n"
+        "def state(folder):\n"
+        "    os.chdir(folder)\n"
+        "    random.seed(1), numpy.random.seed(1), torch.manual_seed(1)\n"
+        "    return [torch.get_num_threads(), str(torch.get_default_dtype()), torch.is_grad_enabled(),\n"
+        "            torch.is_inference_mode_enabled(), torch.is_autocast_enabled('cpu')]\n"
+        "def refused(_): raise SourceError('no such model')\n"
+        "def broken(_): raise KeyError('x')\n"
+        "def crashed(_): raise StageCrashed('gone')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda name, argument=None: InProcess().run(f"in_process_bodies:{name}", argument, LIMITS)
+
+
+def numpy_state():
+    """Of the global generator, which is the one that bodies seed."""
+    import numpy as np
+
+    return np.random.get_state()[1].tolist()  # noqa: NPY002 - as above
+
+
+def test_state(run, tmp_path):
+    """A body finds the state of a fresh process, whatever the caller's is, and leaves the caller's behind."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.set_default_dtype(torch.float64)
+    before = (random.getstate(), numpy_state(), torch.get_rng_state())
+    folder = Path.cwd()
+    try:
+        with torch.inference_mode(), torch.autocast("cpu", enabled=True):
+            report = run("state", os.fspath(tmp_path))
+        assert (torch.get_num_threads(), torch.get_default_dtype()) == (2, torch.float64)
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(torch.float32)
+    assert report.result == [1, "torch.float32", True, False, False]
+    assert before[:2] == (random.getstate(), numpy_state())
+    assert torch.equal(before[2], torch.get_rng_state())
+    assert Path.cwd() == folder
+
+
+def test_what_is_raised(run):
+    """A failure has its cause, and says whether the input was bad; errors of stages come as they are."""
+    with pytest.raises(StageFailed, match="SourceError: no such model") as caught:
+        run("refused")
+    assert caught.value.bad_input
+    assert isinstance(caught.value.__cause__, SourceError)
+    with pytest.raises(StageFailed, match="KeyError: 'x'") as caught:
+        run("broken")
+    assert not caught.value.bad_input
+    with pytest.raises(StageCrashed, match="gone"):
+        run("crashed")

@@ -1,0 +1,426 @@
+"""Builders of models that lower. A test names one as a zoo file does: `builders:NAME`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import networks
+import numpy as np
+import torch
+from networks import Function
+from pteforge.configs.definition import MethodCall, MethodDefinition, ModelDefinition
+from torch import nn
+from torch.export import Dim
+
+POSITIVE, LARGE, NEGATIVE = (torch.ones(2, 4),), (torch.full((2, 4), 9.0),), (-torch.ones(2, 4),)
+"""An example for each way that control flow can go."""
+
+
+def dynamic(module, *examples, low: int = 1, high: int = 8):
+    """A model of one method whose first input's first dimension varies between bounds."""
+    shapes = ({0: Dim("batch", min=low, max=high)},)
+    return ModelDefinition({"forward": MethodDefinition(module, [(example,) for example in examples], shapes)})
+
+
+def methods(*inputs, **modules):
+    """A model of methods that take the same inputs."""
+    return ModelDefinition({name: MethodDefinition(module, [inputs]) for name, module in modules.items()})
+
+
+def named_layers(**layers):
+    """A sequence of layers with names."""
+    module = nn.Sequential()
+    for name, layer in layers.items():
+        module.add_module(name, layer)
+    return module
+
+
+# One method.
+
+
+def conv_net():
+    return networks.ConvNet(), (torch.randn(1, 3, 8, 8),)
+
+
+def images():
+    """A convolution over batches of up to 64, traced with 2."""
+    return dynamic(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(2, 3, 8, 8), high=64)
+
+
+def mlp(width: int = 8):
+    """[batch, 4] to [batch, 3], with two examples."""
+    module = nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 3), nn.Softmax(-1))
+    return dynamic(module, torch.randn(3, 4), torch.randn(5, 4), high=16)
+
+
+def constant():
+    """A model whose output is known, in exact arithmetic."""
+    return Function(lambda values: values + 0.5), (torch.ones(4),)
+
+
+def two_partitions():
+    return networks.TwoPartitions(), (torch.randn(2, 4),)
+
+
+def shuffle():
+    """An operator that is decomposed unless it is kept, and that the portable kernels have."""
+    return Function(lambda image: torch.pixel_shuffle(image, 2) + 1), (torch.randn(1, 8, 2, 2),)
+
+
+def hardswish():
+    """An operator that, kept whole, no portable kernel runs."""
+    return nn.Hardswish(), (torch.randn(2, 4),)
+
+
+def to_double():
+    """A conversion, which is another operator with dim order than without."""
+    return Function(lambda values: (values * 2).double()), (torch.randn(2, 4),)
+
+
+def inverse():
+    """An operator that is not core ATen, and that has no decomposition."""
+    return Function(torch.linalg.inv), (torch.eye(3),)
+
+
+def counter():
+    """State, and several examples that must not see each other's."""
+    return networks.Counter(), [(torch.randn(2, 4),), (torch.randn(2, 4),)]
+
+
+def smoothing():
+    """State that depends on parameters."""
+    return networks.Smoothing(), [(torch.randn(2, 4),), (torch.randn(2, 4),)]
+
+
+def hands_out_state():
+    """Outputs that alias a buffer, an input and a weight."""
+    return networks.HandsOutState(), [(torch.ones(3),), (torch.full((3,), 2.0),)]
+
+
+def writes_to_inputs():
+    """A model that changes its inputs, and a sequence of calls of it."""
+    example = (torch.zeros(2, 4), torch.randn(2, 4), torch.ones(2, 4))
+    method = MethodDefinition(networks.WritesToInputs(), [example])
+    return ModelDefinition({"forward": method}, sequences=[[MethodCall("forward", example)] * 2])
+
+
+def changes_input():
+    """An in-place operation, on a copy of the input."""
+    return Function(lambda values: values.clone().add_(1)), (torch.zeros(3),)
+
+
+def with_dropout():
+    """A model that was left in training mode."""
+    return nn.Sequential(nn.Dropout(0.5)).train(), (torch.ones(64),)
+
+
+# Control flow.
+
+
+def branches():
+    """`torch.cond` over a batch that varies."""
+    return dynamic(networks.Branches(), *POSITIVE, *NEGATIVE)
+
+
+def elementwise_branches():
+    """`torch.cond` with branches of operators that XNNPACK takes, between others that it takes."""
+
+    def compute(values):
+        values = values * 2
+        return torch.sigmoid(torch.cond(values.sum() > 0, lambda v: v + v, lambda v: v * v, (values,)))
+
+    return Function(compute), [POSITIVE, NEGATIVE]
+
+
+def nested_branches():
+    return networks.NestedBranches(), [POSITIVE, LARGE, NEGATIVE]
+
+
+def rows():
+    """`map`."""
+    return networks.Rows(), (torch.randn(3, 2, 4),)
+
+
+def sums():
+    """`scan`."""
+    return networks.Sums(), (torch.zeros(4), torch.randn(3, 4))
+
+
+# Inputs and outputs that are not just tensors.
+
+
+def mixed_inputs():
+    pair = (torch.randn(2, 2), torch.randn(2, 2))
+    return networks.MixedInputs(), (pair, 3, {"bias": torch.randn(2)})
+
+
+def mixed_outputs():
+    """A tensor, constants of several kinds, and nothing."""
+
+    def compute(values):
+        return {"sum": values + 1, "count": 3, "nothing": None, "ratio": 0.5, "flag": True}
+
+    return Function(compute), (torch.ones(3),)
+
+
+def nested_outputs():
+    return networks.NestedOutputs(), ((torch.zeros(2), torch.zeros(2)), torch.zeros(2))
+
+
+def optional_input():
+    """None as an input."""
+    return networks.OptionalInput(), (torch.ones(3), None)
+
+
+def size_output():
+    """A number among the outputs that depends on the input's size."""
+    return dynamic(networks.SizeOutput(), torch.ones(3), high=7)
+
+
+def other_types():
+    """Other element types than fp32."""
+    return networks.OtherTypes(), (torch.arange(5),)
+
+
+# Several methods.
+
+
+def two_methods():
+    """Two methods that share a linear layer, the first one not first by name, and two constants."""
+    shared = nn.Linear(6, 6)
+    return ModelDefinition(
+        {
+            "forward": MethodDefinition(nn.Sequential(shared, nn.ReLU(), nn.Linear(6, 2)), [(torch.randn(2, 6),)]),
+            "encode": MethodDefinition(networks.Shifted(shared), [(torch.randn(1, 6),)]),
+        },
+        {"version": 3, "sample_rate": 16000.0},
+    )
+
+
+def two_networks(width: int = 64):
+    """Two methods whose weights are most of what they are."""
+    forward, encode = (nn.Sequential(nn.Linear(width, size), nn.ReLU()) for size in (width, 8))
+    return methods(torch.randn(32, width), forward=forward, encode=encode)
+
+
+def two_stacks():
+    """Two methods of three layers each, with something between that XNNPACK does not take."""
+
+    def layers():
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Function(torch.atan), nn.Linear(4, 4))
+
+    return methods(torch.randn(2, 4), encode=layers(), decode=layers())
+
+
+def two_shuffles():
+    """Two methods that do the same."""
+    one, image = shuffle()
+    return methods(*image, one=one, two=shuffle()[0])
+
+
+def namesakes():
+    """Two methods of layers that are called the same and are not the same, with a second layer in common."""
+    torch.manual_seed(8)
+    common = nn.Linear(16, 16)
+    forward, encode = (nn.Sequential(nn.Linear(16, 16), common, networks.Offset(number)) for number in (0.5, 0.25))
+    return methods(torch.randn(2, 16), forward=forward, encode=encode)
+
+
+def folded():
+    """Two methods that add different things, which can be computed ahead of time."""
+    return methods(torch.randn(2, 16), forward=networks.Folded(0.5), encode=networks.Folded(0.25))
+
+
+def scales():
+    """Two methods that have one weight of three in common."""
+    shared, own, other = (nn.Parameter(torch.randn(1, 64)) for _ in range(3))
+    return ModelDefinition(
+        {
+            "forward": MethodDefinition(networks.Scale(shared, own), [(torch.randn(2, 64),)]),
+            "encode": MethodDefinition(networks.Scale(other, shared), [(torch.randn(3, 64),)]),
+        }
+    )
+
+
+def readers_and_writers(methods: Sequence[str] = ("encode", "decode"), width: int = 128):
+    """Two methods with the same weights, 0.3 MB of them for the narrowest, or one of the methods."""
+    inner = width * 3 // 2
+    embedding, body = (
+        nn.Embedding(256, width),
+        nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width)),
+    )
+    made = {
+        "encode": MethodDefinition(networks.Reader(embedding, body), [(torch.arange(4).reshape(1, 4),)]),
+        "decode": MethodDefinition(networks.Writer(embedding, body), [(torch.arange(1).reshape(1, 1),)]),
+    }
+    return ModelDefinition({method: made[method] for method in methods})
+
+
+def tied():
+    """One method looks words up, the other one compares states with all of them: one weight, two kinds of use."""
+    embedding = nn.Embedding(256, 128)
+    return ModelDefinition(
+        {
+            "encode": MethodDefinition(embedding, [(torch.arange(4).reshape(1, 4),)]),
+            "decode": MethodDefinition(networks.Head(embedding), [(torch.randn(1, 128),)]),
+        }
+    )
+
+
+def cached(*, one_cache: bool = True):
+    """Methods with state in common, and calls whose results depend on the calls before them."""
+    cache = networks.Cache()
+    made = {
+        "prefill": networks.Write(cache),
+        "decode": networks.WriteAndRead(cache),
+        "peek": networks.Read(cache if one_cache else networks.Cache(2)),
+    }
+    ones = (torch.ones(2, 4),)
+    calls = [MethodCall(method, ones) for method in ("peek", "prefill", "peek", "decode", "decode", "prefill", "peek")]
+    return ModelDefinition(
+        {name: MethodDefinition(module, [ones]) for name, module in made.items()}, sequences=[calls, calls[1:3]]
+    )
+
+
+def waves():
+    """Two methods of sines and cosines, with something between that no test backend takes, and one without."""
+    wave = Function(lambda values: torch.cos(torch.sin(torch.sin(values) + 1) * 2))
+    return methods(torch.randn(2, 3), forward=wave, encode=wave, plain=nn.ReLU())
+
+
+def nested_waves():
+    """Sines inside of branches and outside."""
+
+    def compute(values):
+        chosen = torch.cond(values.sum() > 0, lambda v: torch.sin(v) + 1, lambda v: torch.sin(v) * 2, (values,))
+        return torch.sin(chosen)
+
+    return Function(compute), (torch.randn(2, 3),)
+
+
+def constants():
+    """A constant method of each type that a file can have."""
+    return ModelDefinition(
+        {"forward": MethodDefinition(nn.ReLU(), [(torch.ones(2),)])},
+        {
+            "integer": 2**40,
+            "real": 0.5,
+            "not_a_number": float("nan"),
+            "flag": True,
+            "text": "caf\u00e9",
+            "type": torch.float16,
+            "memory": torch.strided,
+            "tensor": torch.arange(6).reshape(2, 3),
+            "transposed": torch.arange(6.0).reshape(2, 3).t(),
+            "half": torch.ones(2, dtype=torch.bfloat16),
+            "several": [1, 2.5, "x", (False, torch.ones(1))],
+            "named": {"low": -1, "high": [2]},
+            "nothing": [],
+        },
+    )
+
+
+# Layers that source transforms change.
+
+
+def stack():
+    """Three linear layers by name."""
+    layers = {"first": nn.Linear(64, 32), "act": nn.ReLU(), "second": nn.Linear(32, 64), "head": nn.Linear(64, 8)}
+    return named_layers(**layers), (torch.randn(4, 64),)
+
+
+@cache
+def kept():
+    """A model that is made once."""
+    return stack()
+
+
+def layer_of_any_batch():
+    return dynamic(nn.Sequential(nn.Linear(64, 16)), torch.randn(4, 64), low=2, high=9)
+
+
+def one_layer():
+    """A model that is a layer itself."""
+    return nn.Linear(64, 16), (torch.randn(2, 64),)
+
+
+def odd_stack():
+    """A layer whose input features 32 does not divide."""
+    return nn.Sequential(nn.Linear(64, 30), nn.Linear(30, 8)), (torch.randn(2, 64),)
+
+
+def tagger():
+    """An embedding and a linear layer."""
+    return named_layers(words=nn.Embedding(16, 32), tags=nn.Linear(32, 8)), (torch.arange(6).reshape(2, 3),)
+
+
+def two_named_stacks():
+    """Methods with layers of other names that share one."""
+    shared = nn.Linear(64, 64)
+    decode = named_layers(shared=shared, only_here=nn.Linear(64, 8))
+    return methods(torch.randn(2, 64), encode=named_layers(shared=shared), decode=decode)
+
+
+# Every form of builder.
+
+
+def definition(width: int = 2):
+    """All that a definition can have."""
+    made = dynamic(nn.Linear(3, width), torch.randn(2, 3), torch.randn(4, 3)).methods
+    return ModelDefinition(
+        {**made, "encode": MethodDefinition(nn.ReLU(), [(torch.randn(2),)])},
+        {"width": width, "rate": 0.5, "name": "small", "trained": False, "table": torch.arange(3)},
+    )
+
+
+def pair():
+    """A module and one example."""
+    return nn.Linear(3, 2), (torch.randn(2, 3),)
+
+
+def pair_with_examples():
+    """A module and several examples."""
+    return nn.Linear(3, 2), [(torch.randn(2, 3),), (torch.randn(2, 3),)]
+
+
+class EagerModel:
+    """As ExecuTorch's examples are."""
+
+    def __init__(self, width: int = 2) -> None:
+        self._width = width
+
+    def get_eager_model(self):
+        return nn.Linear(3, self._width)
+
+    def get_example_inputs(self):
+        return (torch.randn(2, 3),)
+
+
+class DynamicEagerModel(EagerModel):
+    """The same with dynamic shapes."""
+
+    def get_dynamic_shapes(self):
+        return ({0: Dim("batch", min=1, max=8)},)
+
+
+class Nested:
+    """A class with a builder as an attribute."""
+
+    build = staticmethod(pair)
+
+
+def all_random():
+    """Weights by torch, input by numpy, and a width by random."""
+    width = random.randint(2, 50)  # noqa: S311 - as users do
+    inputs = np.random.rand(2, 3).astype(np.float32)  # noqa: NPY002 - as users do
+    return nn.Linear(3, width), (torch.from_numpy(inputs),)
+
+
+def in_folder():
+    """Reads a file of the zoo file's folder."""
+    module = nn.Linear(3, 1, bias=False)
+    nn.init.constant_(module.weight, float(Path("weight.txt").read_text()))
+    return module, (torch.ones(1, 3),)

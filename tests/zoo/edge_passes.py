@@ -1,0 +1,33 @@
+"""Passes for tests."""
+
+from __future__ import annotations
+
+import torch
+from executorch.exir.dialects._ops import ops
+from executorch.exir.pass_base import ExportPass
+from torch.export import ExportedProgram
+
+
+class Replace(ExportPass):
+    """Replaces relu by another activation."""
+
+    def __init__(self, activation: str = "sigmoid") -> None:
+        super().__init__()
+        self.activation = getattr(ops.edge.aten, activation).default
+
+    def call_operator(self, op, args, kwargs, meta):
+        return super().call_operator(self.activation if op == ops.edge.aten.relu.default else op, args, kwargs, meta)
+
+
+def two() -> list[ExportPass]:
+    return [Replace("tanh"), Replace("sigmoid")]
+
+
+def for_method(name: str, program: ExportedProgram) -> list[ExportPass]:
+    """Passes for a method and its ATen program, like a function of `edge_transform_passes`."""
+    relu = any(node.target == torch.ops.aten.relu.default for node in program.graph.nodes)
+    return [Replace("tanh")] if relu and name == "forward" else []
+
+
+def nothing() -> torch.Tensor:
+    return torch.zeros(1).item()

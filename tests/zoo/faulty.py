@@ -1,0 +1,125 @@
+"""Builders that fail, or whose models do not lower: one for each mistake."""
+
+from __future__ import annotations
+
+import networks
+import torch
+from networks import Function
+from pteforge.configs.definition import MethodCall, MethodDefinition, ModelDefinition
+from torch import nn
+from torch.export import Dim
+
+
+def _relu(*, module=None, name="forward", examples=None, **fields):
+    examples = [(torch.ones(2),)] if examples is None else examples
+    return ModelDefinition({name: MethodDefinition(module or nn.ReLU(), examples)}, **fields)
+
+
+# Not a model.
+
+
+def raises():
+    raise RuntimeError("no checkpoint")
+
+
+def wrong_type():
+    return {"model": nn.ReLU()}
+
+
+def wrong_pair():
+    """Inputs that are one tensor instead of a tuple."""
+    return nn.ReLU(), torch.ones(2)
+
+
+def no_methods():
+    return ModelDefinition({})
+
+
+def bad_name():
+    return _relu(name="two words")
+
+
+def no_module():
+    """A function instead of a module."""
+    return _relu(module=torch.relu)
+
+
+def no_examples():
+    return _relu(examples=[])
+
+
+def lists_of_lists():
+    """Examples must be tuples."""
+    return _relu(examples=[[torch.ones(2)]])
+
+
+def clash():
+    """One name for a method and a constant method."""
+    return _relu(constant_methods={"forward": 3})
+
+
+def odd_constant():
+    """A constant that no file can have."""
+    return _relu(constant_methods={"odd": [1, 1j]})
+
+
+def unknown_call():
+    """A sequence of calls of a method that is not there."""
+    return _relu(sequences=[[MethodCall("decode", ())]])
+
+
+# Inputs that do not fit the model.
+
+
+def wrong_shape():
+    return nn.Linear(3, 2), (torch.ones(2, 4),)
+
+
+def wrong_count():
+    return nn.ReLU(), (torch.ones(2), torch.ones(2))
+
+
+def other_shape():
+    """A second example of a shape that the program is not for."""
+    return nn.ReLU(), [(torch.ones(2),), (torch.ones(3),)]
+
+
+def text_input():
+    """An input that the runtime has no type for."""
+    return Function(lambda values, name: values + len(name)), (torch.ones(3), "abc")
+
+
+def transposed_input():
+    """An input whose memory is laid out in a way that the runtime does not take."""
+    return nn.ReLU(), (torch.ones(2, 3).t(),)
+
+
+class Reshape(nn.Module):
+    """Needs six values."""
+
+    def forward(self, values):
+        return values.reshape(2, 3) * 2
+
+
+def static_batch():
+    """A batch that cannot vary: the model says so in its code."""
+    return Reshape(), (torch.randn(2, 3),)
+
+
+class Picky(nn.Module):
+    """Fails in eager for small inputs, which the trace does not see."""
+
+    def forward(self, values):
+        if not torch.compiler.is_exporting() and values.shape[0] < 3:
+            raise ValueError("too few")
+        return values * 2
+
+
+def picky():
+    """A model that does not take all that its dynamic shapes allow."""
+    return ModelDefinition({"forward": MethodDefinition(Picky(), [(torch.ones(4),)], ({0: Dim("n", min=1, max=8)},))})
+
+
+def loop():
+    """`while_loop`, which ExecuTorch does not emit."""
+    return networks.Loop(), (torch.tensor(0), torch.ones(2))
