@@ -22,7 +22,8 @@ MAX_TEXT = 65535
 MAX_ZEROS = 1 << 24
 """Total bytes of a payload's zero extents."""
 
-_EXPANSION = 4
+MAX_EXPANSION = 4
+"""Bytes of a payload, other than zeros, for each byte that is stored for it."""
 
 
 def check_manifest(manifest: Manifest, inline_size: int) -> None:
@@ -97,7 +98,7 @@ def _check_expansion(payload: Payload, blobs: Sequence[Blob], inline_size: int) 
     zeros = sum(extent.size for extent in payload.extents if extent.source is Source.ZEROS)
     if zeros > MAX_ZEROS:
         raise FileFormatError(f"payload {payload.name} has {zeros} bytes of zeros; {MAX_ZEROS} are possible")
-    most = _EXPANSION * (inline_size + sum(blobs[index].size for index in payload.blobs))
+    most = MAX_EXPANSION * (inline_size + sum(blobs[index].size for index in payload.blobs))
     if payload.size - zeros > most:
         raise FileFormatError(
             f"payload {payload.name} has {payload.size - zeros} bytes; with what is stored for it, {most} are possible"

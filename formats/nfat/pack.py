@@ -119,12 +119,13 @@ class _Storage:
 
     def _store(self, content: memoryview, payload: int, block: Block) -> None:
         stored = block.extent.of(content)
-        if block.inline:
+        digest = None if block.inline else digest_bytes(stored)
+        # Blobs have their digests for names, so that a second copy can only be inline.
+        if digest is None or (digest in self.blobs and payload in self._plan.repetitive):
             self.inline += bytes((block.extent.offset - len(self.inline)) % BYTE_ALIGNMENT)
             self._sources[payload, block.extent] = Source.INLINE, len(self.inline), None
             self.inline += stored
         else:
-            digest = digest_bytes(stored)
             self.blobs.setdefault(digest, stored)
             self._sources[payload, block.extent] = Source.BLOB, 0, digest
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from ..pte.contents import Extent, PteFile
 from ..pte.extents import MIN_SHAREABLE, shareable_extents
 from .contents import BYTE_ALIGNMENT
-from .limits import MAX_ZEROS
+from .limits import MAX_EXPANSION, MAX_ZEROS
 
 MIN_BLOB = 4096
 """Smaller runs are inline: mapping takes whole pages."""
@@ -101,10 +101,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class StoragePlan:
-    """The place of each stored byte; the placements of all payloads are in the order of storing."""
+    """The place of each stored byte; the placements of all payloads are in the order of storing.
+
+    Attributes:
+        repetitive: payloads that repeat so much that readers would refuse them, were all of it stored once.
+    """
 
     placements: tuple[Placement, ...]
     blocks: dict[StoredRun, tuple[Block, ...]]
+    repetitive: frozenset[int] = frozenset()
 
     def blocks_of(self, placement: Placement) -> Iterator[tuple[Block, Extent]]:
         """The blocks that contain a placement's bytes, and the extent of them in each, by offset; none for zeros."""
@@ -122,19 +127,24 @@ def plan_storage(contents: Sequence[memoryview], sections: Collection[Section]) 
     """Decides which bytes are shared and how they are stored; the sections cover all contents, in any order."""
     deduplicator = _Deduplicator(contents, sections)
     bans: set[_Ban] = set()
+    repetitive: set[int] = set()
     while True:
         placements = deduplicator.placements(bans)
         uses = _uses(placements)
         new_bans = {ban for run, by_payload in uses.items() for ban in _unprofitable(run, by_payload)}
+        repetitions = _repetitions(placements)
+        repetitive |= {payload for payload, _ in repetitions}
+        new_bans |= repetitions
         if new_bans <= bans:
             break
         bans |= new_bans
     runs = [placement.run for placement in placements if placement.original and placement.run]
-    return StoragePlan(tuple(placements), {run: _blocks(run, _partial_uses(run, uses[run])) for run in runs})
+    blocks = {run: _blocks(run, _partial_uses(run, uses[run])) for run in runs}
+    return StoragePlan(tuple(placements), blocks, frozenset(repetitive))
 
 
 _Ban = tuple[int, Section]
-"""A payload, and a section of another one that it must not point into."""
+"""A payload, and a section that it must not point into."""
 
 _UNIQUE = b"unique"
 _ALL_ZERO = b"zeros"
@@ -296,6 +306,22 @@ def _unprofitable(run: StoredRun, uses: _Uses) -> Iterable[_Ban]:
     partial = _partial_uses(run, uses)
     shared = _covered([extent for extents in partial.values() for extent in extents])
     return [(payload, run.section) for payload in partial] if shared * _MIN_SAVING < run.extent.size else []
+
+
+def _repetitions(placements: Iterable[Placement]) -> set[_Ban]:
+    """Bans payloads that repeat the same bytes more often than readers take, from the sections that they repeat."""
+    by_payload: defaultdict[int, defaultdict[Section, list[Extent]]] = defaultdict(lambda: defaultdict(list))
+    for placement in placements:
+        if placement.run:
+            used = Extent(placement.position, placement.extent.size)
+            by_payload[placement.payload][placement.run.section].append(used)
+    bans: set[_Ban] = set()
+    for payload, by_section in by_payload.items():
+        covered = {section: _covered(extents) for section, extents in by_section.items()}
+        total = {section: sum(extent.size for extent in extents) for section, extents in by_section.items()}
+        if sum(total.values()) > MAX_EXPANSION * sum(covered.values()):
+            bans |= {(payload, section) for section in by_section if total[section] > covered[section]}
+    return bans
 
 
 def _covered(extents: Iterable[Extent]) -> int:

@@ -153,6 +153,19 @@ def test_other_alignment_is_not_shared():
     assert stored == 2 * len(W[0]) - (-1025 % 16)
 
 
+@pytest.mark.parametrize("size", [1024, 5000, 200_000])
+@pytest.mark.parametrize("count", [5, 40])
+def test_repetitions_stay_within_what_readers_take(size, count):
+    """A payload that repeats a tensor is stored with as many copies as readers ask for, and with no more."""
+    file = _File(0).add(b"program")
+    for _ in range(count):
+        file.add(_noise(size, 1))
+    packed = _pack(file)
+    assert packed.size <= (count // 4 + 2) * (size + 200) + count * 40
+    second = _File(1).add(_noise(size, 1))
+    assert _pack(file, second).size <= packed.size + 500
+
+
 _piece = st.one_of(
     st.tuples(st.integers(0, 6), st.sampled_from([1024, 4096, 5000, 20000])).map(lambda each: _noise(each[1], each[0])),
     st.integers(1, 9000).map(bytes),
