@@ -11,6 +11,7 @@ from ...artifacts.digest import Digest
 from ...artifacts.ref import ArtifactRef
 from ...configs.recipe import CompileOptions
 from .. import kinds, stage
+from ..upstream.lean import lean_lowering
 from .edge import Edge
 
 
@@ -64,6 +65,7 @@ class Compile(stage.Stage, name="compile"):
         return ref.root.digest if params.emits_traces else ref.identity
 
     @staticmethod
+    @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Links, plans and emits; raises TargetError if quantized operators are left that no kernel computes."""
         from ..codecs.payload import save_payload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import kinds, stage
+from ..upstream.lean import lean_lowering
 
 
 class PassParams(stage.CallableParams):
@@ -41,6 +42,7 @@ class Edge(stage.Stage, name="edge"):
         state: kinds.State  # names of the buffers that it changes
 
     @staticmethod
+    @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Decomposes, goes to the edge dialect, and runs the target's passes and then the recipe's."""
         from ...artifacts.digest import canonical_json

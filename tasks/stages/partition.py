@@ -8,6 +8,7 @@ from dataclasses import field
 
 from ...errors import TargetError
 from .. import kinds, stage
+from ..upstream.lean import lean_lowering
 from .edge import Edge
 
 
@@ -30,6 +31,7 @@ class Partition(stage.Stage, name="partition"):
         program: kinds.PartitionedProgram
 
     @staticmethod
+    @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Runs the partitioners; raises TargetError if the backend would fail on a partition."""
         from ..codecs.program import load_program, save_program

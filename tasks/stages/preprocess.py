@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .. import kinds, stage
+from ..upstream.lean import lean_lowering
 
 
 class Preprocess(stage.Stage, name="preprocess"):
@@ -23,6 +24,7 @@ class Preprocess(stage.Stage, name="preprocess"):
         delegates: kinds.Delegates
 
     @staticmethod
+    @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Calls the backends.
 
