@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .configs.definition import MethodCall, MethodDefinition, ModelDefinition
 from .errors import PteforgeError
 
 if TYPE_CHECKING:
     from .api.export import export
     from .api.recipes import recipe_from_executorch
     from .api.result import Exported
+    from .configs.definition import MethodCall, MethodDefinition, ModelDefinition
 
 __version__ = "0.1.0.dev0"
 
@@ -25,13 +25,20 @@ __all__ = [
     "recipe_from_executorch",
 ]
 
-_LAZY = {"Exported": "result", "export": "export", "recipe_from_executorch": "recipes"}
+_LAZY = {
+    "Exported": "api.result",
+    "MethodCall": "configs.definition",
+    "MethodDefinition": "configs.definition",
+    "ModelDefinition": "configs.definition",
+    "export": "api.export",
+    "recipe_from_executorch": "api.recipes",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is first asked for."""
+    """Imports what takes long, such as torch, when it is first used."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib  # noqa: PLC0415 - not at every start of the command line
 
-    return getattr(importlib.import_module(f"{__name__}.api.{_LAZY[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
