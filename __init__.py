@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from .configs.definition import MethodCall, MethodDefinition, ModelDefinition
 from .errors import PteforgeError
 
 if TYPE_CHECKING:
+    from . import configs
     from .api.export import export
     from .api.recipes import recipe_from_executorch
     from .api.result import Exported
+    from .configs.definition import MethodCall, MethodDefinition, ModelDefinition
+    from .flows.blocks import PteforgeStore
 
 __version__ = "0.1.0.dev0"
 
@@ -20,18 +23,33 @@ __all__ = [
     "MethodDefinition",
     "ModelDefinition",
     "PteforgeError",
+    "PteforgeStore",
     "__version__",
+    "configs",
     "export",
     "recipe_from_executorch",
 ]
 
-_LAZY = {"Exported": "result", "export": "export", "recipe_from_executorch": "recipes"}
+_LAZY = {
+    "Exported": "api.result",
+    "MethodCall": "configs.definition",
+    "MethodDefinition": "configs.definition",
+    "ModelDefinition": "configs.definition",
+    "PteforgeStore": "flows.blocks",
+    "export": "api.export",
+    "recipe_from_executorch": "api.recipes",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is first asked for."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 - not at every start of the command line
+    """Imports what takes long, such as torch and Prefect, when it is first used."""
+    if name == "configs":
+        return importlib.import_module(".configs", __name__)
+    if name in _LAZY:
+        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    return getattr(importlib.import_module(f"{__name__}.api.{_LAZY[name]}"), name)
+
+def __dir__() -> list[str]:
+    """All public names: `prefect block register -m pteforge` looks for blocks among them."""
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,6 @@
 """A Prefect block for a store: its URL and signing key, kept by the server instead of in each machine's environment.
 
-Register it once: ``prefect block register -m pteforge.flows.blocks``.
+Register it once: ``prefect block register -m pteforge``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def open_block(name: str) -> str:
     except ValueError as error:  # Prefect's for a block that is not there
         raise InputError(
             f"Prefect's server has no block pteforge-store/{name}; register its type with "
-            "`prefect block register -m pteforge.flows.blocks`, then make it in the UI"
+            "`prefect block register -m pteforge`, then make it in the UI"
         ) from error
     except Exception as error:
         raise InputError(

@@ -6,17 +6,16 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal, cast
 
 from ..artifacts.digest import digest_file
 from ..artifacts.records import Record, decode
 from ..errors import InputError
-from ..formats.nfat.fat_file import is_fat, open_fat
-from ..formats.pte.reader import open_pte
+from ..formats.nfat.fat_file import is_fat, open_fat, payload_program
+from ..formats.pte.contents import PteFile
+from ..formats.pte.reader import naming, open_pte
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.figures import Figures
 
@@ -143,30 +142,25 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     return (sibling,) if sibling.is_file() else ()
 
 
-@contextmanager
-def plain_files(path: Path) -> Iterator[Mapping[str, Path]]:
-    """Payload name to a plain `.pte`, rebuilt in a temporary folder; a plain file itself has the name ``""``.
+def _delegations(path: Path) -> Iterator[Delegation]:
+    for payload, program in _programs(path):
+        for method in program.methods:
+            if not method.constant:
+                calls = method.instructions
+                yield Delegation(payload, method.name, calls.delegate_calls, calls.kernel_calls)
 
-    Raises InputError if a file cannot be read, as FileFormatError if one is damaged.
-    """
-    if not is_fat(open_pte(path)):
-        yield {"": path}
+
+def _programs(path: Path) -> Iterator[tuple[str, PteFile]]:
+    """The programs of all payloads, each of which is verified; that of a plain file has the name ``""``."""
+    if not is_fat(program := open_pte(path)):
+        yield "", program
         return
     container = open_fat(path, weight_files(path)).container
-    with TemporaryDirectory(prefix="pteforge-") as folder:
-        files = {payload.name: Path(folder) / f"{index}.pte" for index, payload in enumerate(container.payloads)}
-        for payload in container.payloads:
-            container.write(payload, files[payload.name])
-        yield files
-
-
-def _delegations(path: Path) -> Iterator[Delegation]:
-    with plain_files(path) as files:
-        for payload, file in files.items():
-            for method in open_pte(file).methods:
-                if not method.constant:
-                    calls = method.instructions
-                    yield Delegation(payload, method.name, calls.delegate_calls, calls.kernel_calls)
+    for payload in container.payloads:
+        with naming(path):
+            container.verify(payload)
+            program = payload_program(container, payload)
+        yield payload.name, program
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from pydantic import ByteSize
-from rich import box
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table
 
-from ..tasks.figures import Worst
-from ..tasks.numerics import Ladder, Rung
+    from ..tasks.figures import Worst
+    from ..tasks.numerics import Ladder, Rung
 
 FIGURES = ("max abs error", "relative", "SQNR", "top-1")
 _RUNGS = ("exported", "transformed", "quantized", "edge", "payload")
@@ -17,6 +17,8 @@ _RUNGS = ("exported", "transformed", "quantized", "edge", "payload")
 
 def format_size(size: int) -> str:
     """For example 1023 B, 1.0 KiB, 3.4 MiB."""
+    from pydantic import ByteSize  # noqa: PLC0415 - imported by every command, also for completion
+
     return ByteSize(size).human_readable(separator=" ")
 
 
@@ -40,6 +42,9 @@ def format_figures(worst: Worst) -> tuple[str, str, str, str]:
 
 
 def open_table(text: Iterable[str] = (), numbers: Iterable[str] = ()) -> Table:
+    from rich import box  # noqa: PLC0415 - as above
+    from rich.table import Table  # noqa: PLC0415 - as above
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in text:
         table.add_column(name, overflow="fold")

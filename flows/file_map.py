@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import FileFormatError
-from ..formats.nfat.container import Container
 from ..formats.nfat.contents import Payload
-from ..formats.nfat.fat_file import FatFile, is_fat, open_fat
+from ..formats.nfat.fat_file import FatFile, is_fat, open_fat, payload_program
 from ..formats.pte.contents import Method, PteFile
 from ..formats.pte.describe import describe
-from ..formats.pte.reader import open_pte, read_pte
+from ..formats.pte.reader import open_pte
 from .drawings import Block
 
-_PROGRAM_LIMIT = 16 << 20  # bytes of a payload in a fat file that are read for its map
 _BLOCKS = 40  # blocks of a file that are drawn one by one
 
 
@@ -78,21 +75,9 @@ def map_of(path: Path, data: Path | None) -> FileMap:
 
 def _payload(fat: FatFile, payload: Payload) -> PayloadMap:
     try:
-        return PayloadMap(payload.name, _methods(_program(fat.container, payload)))
+        return PayloadMap(payload.name, _methods(payload_program(fat.container, payload)))
     except FileFormatError as error:
         return PayloadMap(payload.name, (), str(error))
-
-
-def _program(container: Container, payload: Payload) -> PteFile:
-    """Reads what a payload contains, without its weights: only the start of the payload is copied, the rest is zero."""
-    content, position = mmap.mmap(-1, payload.size), 0  # zero pages take no memory
-    for chunk in container.chunks(payload):
-        if position > _PROGRAM_LIMIT:
-            break
-        end = min(position + len(chunk), max(position, _PROGRAM_LIMIT))
-        content[position:end] = chunk[: end - position]
-        position += len(chunk)
-    return read_pte(content)
 
 
 def _methods(pte: PteFile) -> tuple[MethodMap, ...]:

@@ -10,9 +10,10 @@ import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from .session import Session
+if TYPE_CHECKING:
+    from .session import Session  # imports much that not every command needs
 
 INTERRUPTED = 130
 """Exit code, as in shells: 128 + SIGINT."""

@@ -145,7 +145,7 @@ stage_task = task(
 )(run_stage_call)
 
 
-def runs_in_process() -> bool:
+def _runs_in_process() -> bool:
     """Whether the current flow's task runner runs tasks in this process."""
     context = FlowRunContext.get()
     return context is None or isinstance(context.task_runner, ThreadPoolTaskRunner)
@@ -163,7 +163,7 @@ class PrefectRunner(SharingRunner):
         self._site = Site(session.store.url, session.jobs, session.id, session.executor.refresh)
         self._slots = asyncio.Semaphore(session.submitted_at_once)
         self._futures: dict[ArtifactRef, Any] = {}  # who made what, for the edges of the graph in the UI
-        self._in_process = runs_in_process()
+        self.in_process = _runs_in_process()
 
     def __enter__(self) -> Self:
         _runs[self._site.run, os.getpid()] = self
@@ -200,11 +200,11 @@ class PrefectRunner(SharingRunner):
         try:
             answer = await _result(future)
         except PteforgeError as error:
-            if not self._in_process:  # else the task has told the session itself
+            if not self.in_process:  # else the task has told the session itself
                 self.session.failed(call, error)
             raise
         done = found or _from_json(call, answer, self.engine.key)
-        if found or not self._in_process:
+        if found or not self.in_process:
             self.session.finished(done)
         self._futures |= dict.fromkeys(done.roles.values(), future)
         return done

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ..artifacts.digest import digest_bytes, digest_file, digest_json, is_digest
 from ..artifacts.records import Record
+from ..formats.nfat.fat_file import is_fat, open_fat
 from ..formats.pte.contents import Extent, Method, TensorSpec, ValueSpec
 from ..formats.pte.ptd import ptd_extents
-from ..formats.pte.reader import map_file, naming, read_pte
+from ..formats.pte.reader import map_file, naming, open_pte, read_pte
 from ..tasks.figures import Worst
-from .comparison import FileFigures, plain_files, read_provenance, weight_files
+from .comparison import FileFigures, read_provenance, weight_files
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -136,10 +139,27 @@ def _sqnr(figures: FileFigures | Worst) -> Value:
     return "exact" if figures.sqnr_db is None else figures.sqnr_db
 
 
+@contextmanager
+def _plain_files(path: Path) -> Iterator[Mapping[str, Path]]:
+    """Payload name to a plain `.pte`, rebuilt in a temporary folder; a plain file itself has the name ``""``.
+
+    Raises InputError if a file cannot be read, as FileFormatError if one is damaged.
+    """
+    if not is_fat(open_pte(path)):
+        yield {"": path}
+        return
+    container = open_fat(path, weight_files(path)).container
+    with TemporaryDirectory(prefix="pteforge-") as folder:
+        files = {payload.name: Path(folder) / f"{index}.pte" for index, payload in enumerate(container.payloads)}
+        for payload in container.payloads:
+            container.write(payload, files[payload.name])
+        yield files
+
+
 def _contents(path: Path) -> Facts:
     """The contents of a plain file, or the payloads of a fat one."""
     known: dict[Item, Value] = {}
-    with plain_files(path) as files:
+    with _plain_files(path) as files:
         if "" in files:
             return _plain(path, "", weight_files(path))
         for weights in weight_files(path):

@@ -25,7 +25,7 @@ from ..tasks.model import PlannedModel
 from .machines import check_place, on_cluster
 from .pool import lower_in_pool
 from .prefect_pages import announce, show_ladders, show_scores, show_zoo
-from .prefect_runner import PrefectRunner, add_tags, runner_of, runs_in_process
+from .prefect_runner import PrefectRunner, add_tags, runner_of
 from .session import Session, joined, open_session, prepared
 from .zoo import find_models, lower_one, lower_rest
 from .zoo_progress import progress_shown
@@ -103,8 +103,6 @@ async def _export_zoo(  # noqa: PLR0913 - one parameter per option of the comman
             stack.enter_context(session.recorded())
             await asyncio.to_thread(find_models, session)
             check_place(session)
-            if not session.complete and runs_in_process() and session.place.on == "local":
-                session.workers.start()
             await asyncio.to_thread(session.check_names)
         elif flow_run.run_count > 1:
             session.forget_failures()
@@ -180,6 +178,8 @@ async def _lower(session: Session) -> None:
     ):
         if session.place.on == "pool":
             await lower_in_pool(session)
+        elif runner.in_process and not session.complete:
+            session.workers.start()
         await asyncio.gather(*map(lower, session.models))
         await lower_rest(session, runner)
 

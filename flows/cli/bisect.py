@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from ...errors import InputError
-from ...tasks.numerics import DROP_DB, NodeLoss
-from ..bisect import Bisection, bisect
-from ..bisect_plot import check_plot, draw, write_plot
-from ..figures_text import format_error, format_sqnr, open_table, rungs_table
 from ..interrupt import leave_interrupted
 from ..prefect_settings import quiet_console, server_configured
-from ..session import open_session
+from . import completion
 from .options import AS_JSON, CHANGES, JOBS, STORE
-from .progress import observe
 from .terminal import open_console, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...tasks.numerics import NodeLoss
+    from ..bisect import Bisection
 
 _NODES = 10
 _log = logging.getLogger(__name__)
@@ -29,13 +28,20 @@ _log = logging.getLogger(__name__)
 
 def bisect_recipe(
     zoo: Annotated[Path, typer.Argument(help="The zoo file.", show_default=False)],
-    name: Annotated[str, typer.Argument(metavar="MODEL/RECIPE", show_default=False, help="What to bisect.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL/RECIPE", show_default=False, help="What to bisect.", autocompletion=completion.files
+        ),
+    ],
     *,
     store: STORE = None,
     drop: Annotated[
-        float,
-        typer.Option(metavar="DB", min=0.1, help="A rung loses quality if its SQNR drops by more than this."),
-    ] = DROP_DB,
+        float | None,
+        typer.Option(
+            metavar="DB", min=0.1, help="A rung loses quality if its SQNR drops by more than this.", show_default="6"
+        ),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Plot SQNR by rung, and the worst operators.")
     ] = None,
@@ -47,6 +53,12 @@ def bisect_recipe(
 
     Only stages that are not cached run. Verification is skipped, so bisect also works on a file that fails it.
     """
+    from ...tasks.numerics import DROP_DB
+    from ..bisect import bisect
+    from ..bisect_plot import check_plot, write_plot
+    from ..session import open_session
+    from .progress import observe
+
     model, _, recipe = name.partition("/")
     if not model or not recipe or any(character in name for character in "*?[,"):
         raise InputError(f"{name!r} is not MODEL/RECIPE, the name of a model of the zoo and of one of its recipes")
@@ -59,7 +71,7 @@ def bisect_recipe(
             ) as session,
             observe(session, quiet=as_json),
         ):
-            found = bisect(session, drop)
+            found = bisect(session, drop or DROP_DB)
     except KeyboardInterrupt:
         leave_interrupted()
     if plot:
@@ -74,10 +86,12 @@ def bisect_recipe(
 
 def _publish(found: Bisection) -> None:
     """Adds the result to Prefect's artifacts; only logs a failure, since the terminal shows the result anyway."""
+    from ..bisect_plot import draw
+
     if not _log.isEnabledFor(logging.INFO):
         quiet_console()
     try:
-        from ..prefect_pages import show_bisection  # noqa: PLC0415 - imports Prefect
+        from ..prefect_pages import show_bisection
 
         show_bisection(found, draw(found) if find_spec("matplotlib") else None)
     except Exception as error:  # noqa: BLE001 - whatever Prefect raises
@@ -85,6 +99,10 @@ def _publish(found: Bisection) -> None:
 
 
 def _print(console: Console, found: Bisection) -> None:
+    from rich.text import Text
+
+    from ..figures_text import rungs_table
+
     console.print(rungs_table(found.ladder))
     for step, problem in found.not_made.items():
         console.print(Text(f"not made: {step}: {problem}", "yellow"), soft_wrap=True)
@@ -104,6 +122,8 @@ def _print(console: Console, found: Bisection) -> None:
 
 
 def _print_nodes(console: Console, found: Bisection) -> None:
+    from ..figures_text import open_table
+
     assert found.loss  # noqa: S101 - nodes imply a loss
     assert found.nodes  # noqa: S101 - checked by the caller
     assert found.loss.before  # noqa: S101 - as above
@@ -126,6 +146,8 @@ def _print_nodes(console: Console, found: Bisection) -> None:
 
 
 def _cells(node: NodeLoss) -> tuple[str, str, str]:
+    from ..figures_text import format_error, format_sqnr
+
     if node.own is None or node.passed_on is None:
         return node.problem, "", ""
     return format_sqnr(node.own), format_error(node.own.max_abs_error), format_sqnr(node.passed_on)

@@ -55,7 +55,7 @@ def serve(
 ) -> None:
     """Run a zoo on a schedule in this process, without workers; Ctrl-C ends it."""
     deployment = _deployment(zoo, name, cron, timezone, store, out, jobs, publish)
-    from ..deployments import serve as serve_deployment  # noqa: PLC0415 - slow
+    from ..deployments import serve as serve_deployment
 
     typer.echo(f"serving export-zoo/{name}; Ctrl-C ends it")
     serve_deployment(deployment)
@@ -76,6 +76,6 @@ def _deployment(  # noqa: PLR0917 - as above
             "there is no Prefect server to deploy to; start one with `prefect server start`, and set PREFECT_API_URL"
         )
     quiet_console()
-    from ..deployments import ZooDeployment  # noqa: PLC0415 - slow
+    from ..deployments import ZooDeployment
 
     return ZooDeployment(zoo, name, cron=cron, timezone=timezone, store=store, out=out, jobs=jobs, publish=publish)

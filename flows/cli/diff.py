@@ -7,20 +7,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from ...artifacts.digest import is_digest
 from ...errors import InputError
-from ..comparison import GATES, FileFigures, parse_gates
-from ..difference import FileDifference, compare, find_side
-from ..figures_text import open_table
-from ..snapshot import Change, Content, Size, Value
+from . import completion
 from .options import AS_JSON, STORE, open_existing_store
 from .terminal import format_size, open_console, print_json, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..comparison import FileFigures
+    from ..difference import FileDifference
+    from ..snapshot import Change, Content, Value
 
 _SIDE = "A .pte file, a folder that `export --out` wrote, or the id of a run (or its beginning)."
 _MAX_PER_AREA = 10
@@ -29,18 +30,31 @@ _STYLES = {"added": "green", "removed": "bold red", "changed": "yellow"}
 
 
 def diff(
-    before: Annotated[str, typer.Argument(metavar="A", help=_SIDE, show_default=False)],
-    after: Annotated[str, typer.Argument(metavar="B", help="What to compare with it.", show_default=False)],
+    before: Annotated[
+        str, typer.Argument(metavar="A", help=_SIDE, show_default=False, autocompletion=completion.begun_runs)
+    ],
+    after: Annotated[
+        str,
+        typer.Argument(
+            metavar="B", help="What to compare with it.", show_default=False, autocompletion=completion.begun_runs
+        ),
+    ],
     *,
     fail_on: Annotated[
         str | None,
-        typer.Option(metavar="LIMITS", help=f"Exit with 1 if B is worse than that: {GATES}; separated by commas."),
+        typer.Option(
+            metavar="LIMITS",
+            help="Exit with 1 if B is worse than such limits: growth=2%,sqnr=1dB,score=0.5%,delegation.",
+        ),
     ] = None,
     store: STORE = None,
     as_json: AS_JSON = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown to standard output.")] = False,
 ) -> None:
     """Show what differs between two files, two folders of results, or two runs: contents, figures, toolchain."""
+    from ..comparison import parse_gates
+    from ..difference import compare, find_side
+
     if as_json and markdown:
         raise InputError("--json and --markdown exclude each other; give one of them")
     gates = () if fail_on is None else parse_gates(fail_on)
@@ -62,6 +76,10 @@ def diff(
 
 
 def _print(console: Console, files: Sequence[FileDifference]) -> None:
+    from rich.text import Text
+
+    from ..figures_text import open_table
+
     for file in files:
         if file.status == "equal" and not file.notes:
             continue
@@ -136,6 +154,9 @@ def _format(change: Change) -> tuple[str, str]:
 
 
 def _text(value: Value | None, *, exact: bool) -> str:
+    from ...artifacts.digest import is_digest
+    from ..snapshot import Content, Size
+
     match value:
         case None:
             return "-"
@@ -156,6 +177,8 @@ def _contents(content: Content) -> str:
 
 def _percent(change: Change) -> str:
     """Relative change of a size or a count."""
+    from ..snapshot import Content, Size
+
     match change.before, change.after:
         case Content(before, _, _) | Size(before) | int(before), Content(after, _, _) | Size(after) | int(after):
             if before and before != after:

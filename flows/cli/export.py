@@ -9,8 +9,6 @@ import typer
 
 from ..interrupt import leave, leave_interrupted
 from ..prefect_settings import server_configured
-from ..session import open_session
-from ..zoo import find_models
 from .options import (
     AS_JSON,
     CHANGES,
@@ -27,8 +25,6 @@ from .options import (
     ZOO_OR_BUILDER,
 )
 from .plan import plan
-from .progress import observe
-from .summary import print_failures, print_published, print_summary
 from .terminal import print_json
 
 
@@ -52,6 +48,11 @@ def export(  # noqa: PLR0913 - one parameter per option
     as_json: AS_JSON = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
+    from ..session import open_session
+    from ..zoo import find_models
+    from .progress import observe
+    from .summary import print_failures, print_published, print_summary
+
     if dry_run:
         plan(
             zoo,
@@ -86,7 +87,7 @@ def export(  # noqa: PLR0913 - one parameter per option
             if session.complete and not server_configured():
                 outcome = session.outcome()
             else:
-                from ..run_flow import run_flow  # noqa: PLC0415 - slow import that a cached run does not need
+                from ..run_flow import run_flow
 
                 with observe(session, quiet=as_json):
                     outcome = run_flow(session)

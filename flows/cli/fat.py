@@ -5,37 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...artifacts.digest import digest_file
 from ...errors import FileFormatError, InputError, convert_os_errors
-from ...formats.nfat.container import Buffer, Container
-from ...formats.nfat.contents import BACKEND_ID, DEFAULT_ALIGNMENT, Description, Payload
-from ...formats.nfat.limits import check_description
-from ...formats.nfat.pack import PackedContainer, pack_v2
-from ...formats.nfat.v1 import VERSION as V1
-from ...formats.nfat.v1 import pack_v1
-from ...formats.pte.contents import PteFile
-from ...formats.pte.ptd import external_weights
-from ...formats.pte.reader import map_file, read_pte
-from ...runtime.selection import check_names, scratch_folder
-from ...runtime.signature import signature_mismatch
+from . import completion
 from .options import AS_JSON, DATA, DATA_OUT, OUT
 from .pte_files import check_output, data_files, open_fat_file, split_names
 from .terminal import format_size, print_json, printable, quiet
 
+if TYPE_CHECKING:
+    from ...formats.nfat.container import Buffer, Container
+    from ...formats.nfat.contents import Description, Payload
+    from ...formats.nfat.pack import PackedContainer
+    from ...formats.pte.contents import PteFile
+
 
 def extract_payload(
     file: Annotated[Path, typer.Argument(help="A fat .pte file.", show_default=False)],
-    name: Annotated[str, typer.Argument(help="The payload's name.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="The payload's name.", show_default=False, autocompletion=completion.payloads)
+    ],
     *,
     out: OUT,
     data: DATA = None,
     as_json: AS_JSON = False,
 ) -> None:
     """Extract a payload from a fat file: the plain .pte that was packed, byte for byte."""
+    from ...artifacts.digest import digest_file
+
     check_output(out)
     container = open_fat_file(file, data).container
     payload, *more = _named_payloads(file, container, [name])
@@ -66,6 +65,8 @@ def merge_files(
     as_json: AS_JSON = False,
 ) -> None:
     """Combine plain files into a fat one. Payloads are named for their files, unless you name them."""
+    from ...formats.nfat.pack import pack_v2
+
     check_output(out, data_out)
     sources = [_open(argument) for argument in files]
     _check_distinct(sources)
@@ -87,7 +88,13 @@ def thin_file(
     file: Annotated[Path, typer.Argument(help="A fat .pte file.", show_default=False)],
     *,
     keep: Annotated[
-        list[str], typer.Option(metavar="NAME,...", help="Payloads to keep; their order stays.", show_default=False)
+        list[str],
+        typer.Option(
+            metavar="NAME,...",
+            help="Payloads to keep; their order stays.",
+            show_default=False,
+            autocompletion=completion.payloads,
+        ),
     ],
     out: OUT,
     data: DATA = None,
@@ -95,6 +102,8 @@ def thin_file(
     as_json: AS_JSON = False,
 ) -> None:
     """Keep only some payloads of a fat file. The result is byte-identical to a file packed from just those."""
+    from ...runtime.selection import scratch_folder
+
     check_output(out, data_out)
     names = split_names(keep)
     if not names:
@@ -125,10 +134,17 @@ class _Source:
     @property
     def description(self) -> Description:
         """Has no version of ExecuTorch, which is not in a `.pte`."""
+        from ...formats.nfat.contents import Description
+
         return Description(self.name, self.pte.backends, tuple(method.name for method in self.pte.methods))
 
 
 def _open(argument: str) -> _Source:
+    from ...formats.nfat.contents import BACKEND_ID
+    from ...formats.nfat.limits import check_description
+    from ...formats.pte.ptd import external_weights
+    from ...formats.pte.reader import map_file, read_pte
+
     name, path = _name_and_path(argument)
     content = map_file(path)
     try:
@@ -174,6 +190,8 @@ def _check_fallback(last: _Source) -> None:
 
 def _check_signature(source: _Source, last: _Source) -> None:
     """All payloads need equal signatures; the fat file has that of the last one."""
+    from ...runtime.signature import signature_mismatch
+
     methods = {method.name: method for method in source.pte.methods}
     wanted = {method.name: method for method in last.pte.methods}
     if missing := sorted(wanted.keys() - methods.keys()):
@@ -187,6 +205,11 @@ def _check_signature(source: _Source, last: _Source) -> None:
 
 def _pack(container: Container, payloads: tuple[Payload, ...], contents: list[memoryview]) -> PackedContainer:
     """Packs the payloads into a container of the same version; it needs no fallback."""
+    from ...formats.nfat.contents import DEFAULT_ALIGNMENT
+    from ...formats.nfat.pack import PackedContainer, pack_v2
+    from ...formats.nfat.v1 import VERSION as V1
+    from ...formats.nfat.v1 import pack_v1
+
     if container.version == V1:
         # Version 1 does not say which payload uses which named data.
         named = {key: memoryview(content) for key, content in container.named_data.items()}
@@ -202,6 +225,8 @@ def _pack(container: Container, payloads: tuple[Payload, ...], contents: list[me
 
 def _named_payloads(file: Path, container: Container, names: Sequence[str]) -> tuple[Payload, ...]:
     """The payloads with these names, by priority; raises InputError, which lists the payloads, if one is unknown."""
+    from ...runtime.selection import check_names
+
     check_names(file, container, names)
     return tuple(payload for payload in container.payloads if payload.name in names)
 
@@ -215,6 +240,8 @@ def _unpack_payload(file: Path, container: Container, payload: Payload, path: Pa
 
 
 def _map_payload(file: Path, container: Container, payload: Payload, path: Path) -> memoryview:
+    from ...formats.pte.reader import map_file
+
     if payload.size == 0:  # empty files cannot be mapped
         return memoryview(b"")
     _unpack_payload(file, container, payload, path)
@@ -227,7 +254,7 @@ def _write_fat_file(packed: PackedContainer, signature: Buffer, path: Path, data
     The weights go to `data_path`, a `.ptd` file, if there is one, and otherwise into the file.
     """
     with quiet(), convert_os_errors(InputError, f"output cannot be written to {path}"):
-        from ...tasks.programs.fat_program import write_fat  # noqa: PLC0415 - imports ExecuTorch
+        from ...tasks.programs.fat_program import write_fat
 
         write_fat(packed, memoryview(signature), path, data_path=data_path)
 

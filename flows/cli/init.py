@@ -7,12 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...configs.base import check_object_reference
-from ...configs.one_model import DEFAULT_RECIPE, zoo_text
 from ...errors import InputError, convert_os_errors
-from ...tasks.keys.builder import find_builder
-from ...tasks.keys.search import ModuleSearch
-from ...tasks.keys.signature import find_signature
+from . import completion
 
 
 def init(
@@ -21,10 +17,21 @@ def init(
     *,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A shipped recipe; may be given again.", show_default=DEFAULT_RECIPE),
+        typer.Option(
+            metavar="NAME",
+            help="A shipped recipe; may be given again.",
+            show_default="xnnpack-fp32",
+            autocompletion=completion.shipped_recipes,
+        ),
     ] = None,
 ) -> None:
     """Write a zoo file for a builder, with comments that say how to go on."""
+    from ...configs.base import check_object_reference
+    from ...configs.one_model import DEFAULT_RECIPE, zoo_text
+    from ...tasks.keys.builder import find_builder
+    from ...tasks.keys.search import ModuleSearch
+    from ...tasks.keys.signature import find_signature
+
     try:
         check_object_reference(builder)
     except ValueError as error:

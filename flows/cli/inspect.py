@@ -7,23 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from ...formats.nfat.contents import Manifest, Payload, Source
-from ...formats.nfat.fat_file import FatFile, is_fat
-from ...formats.pte.contents import PteFile
-from ...formats.pte.describe import describe
-from ...formats.pte.ptd import check_external_weights, external_weights, ptd_extents
-from ...formats.pte.reader import map_file, open_pte
-from ..figures_text import open_table
 from .options import AS_JSON, DATA
 from .pte_files import data_files, open_fat_file
 from .terminal import format_size, open_console, print_json, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ...formats.nfat.contents import Manifest, Payload, Source
+    from ...formats.nfat.fat_file import FatFile
+    from ...formats.pte.contents import PteFile
 
 _SHORT_DIGEST = 12
 _MAX_OPERATORS = 12
@@ -36,6 +34,10 @@ def inspect_file(
     as_json: AS_JSON = False,
 ) -> None:
     """Show the contents of a .pte file: methods, operators, delegates, segments, named data; payloads if it is fat."""
+    from ...formats.nfat.fat_file import is_fat
+    from ...formats.pte.describe import describe
+    from ...formats.pte.reader import open_pte
+
     pte = open_pte(file)
     fat = open_fat_file(file, data) if is_fat(pte) else None
     description = {**describe(pte), "container": _describe_container(fat) if fat else None}
@@ -98,6 +100,8 @@ def _payload(fat: FatFile, payload: Payload, sizes: PayloadSizes) -> dict[str, A
 
 
 def _print_container(console: Console, file: Path, description: dict[str, Any]) -> None:
+    from rich.text import Text
+
     for line in _lines(file, description):
         console.print(Text(line), soft_wrap=True)
     console.print(_table(description["container"]["payloads"]))
@@ -126,6 +130,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def _table(payloads: list[dict[str, Any]]) -> Table:
+    from rich.text import Text
+
+    from ..figures_text import open_table
+
     table = open_table(("", "payload", "needs"), ("methods", "size", "adds", "shared"))
     table.add_column("ExecuTorch", overflow="fold")
     table.add_column("SHA-256", no_wrap=True)
@@ -145,6 +153,9 @@ def _table(payloads: list[dict[str, Any]]) -> Table:
 
 def _describe_external(file: Path, pte: PteFile, files: Sequence[Path]) -> dict[str, int | None]:
     """Weights in `.ptd` files; without the files, those that the `.pte` names, those of delegates without sizes."""
+    from ...formats.pte.ptd import check_external_weights, external_weights, ptd_extents
+    from ...formats.pte.reader import map_file
+
     for path in files:
         check_external_weights(file, pte, path)
     sizes: list[int | None] = [extent.size for path in files for _, extent in ptd_extents(map_file(path))]
@@ -153,6 +164,8 @@ def _describe_external(file: Path, pte: PteFile, files: Sequence[Path]) -> dict[
 
 
 def _print_file(console: Console, file: Path, description: dict[str, Any]) -> None:
+    from rich.text import Text
+
     backends = printable(", ".join(description["backends"])) or "none"
     constants = description["constants"]
     line = f"{printable(str(file))}: {format_size(description['size'])}, delegates to: {backends}"
@@ -161,6 +174,10 @@ def _print_file(console: Console, file: Path, description: dict[str, Any]) -> No
 
 
 def _print_method(console: Console, method: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from ..figures_text import open_table
+
     name = printable(method["name"])
     if method["constant"]:
         values = ", ".join(map(_value, method["outputs"]))
@@ -230,6 +247,8 @@ def payload_sizes(manifest: Manifest) -> tuple[PayloadSizes, ...]:
 
 def _stored_bytes(manifest: Manifest) -> Iterator[tuple[int, set[int]]]:
     """Splits what is stored into ranges whose bytes all have the same users: (size, payloads)."""
+    from ...formats.nfat.contents import Source
+
     borders: defaultdict[tuple[Source, int], list[tuple[int, int, int]]] = defaultdict(list)
     for index, payload in enumerate(manifest.payloads):
         for extent in payload.extents:

@@ -9,7 +9,6 @@ from typing import Annotated, NoReturn
 import typer
 
 from ... import __version__
-from ...configs.zoo import zoo_schema
 from ...errors import InputError, PteforgeError
 from ..interrupt import INTERRUPTED, MESSAGE, leave
 from .bisect import bisect_recipe
@@ -58,6 +57,8 @@ app.add_typer(store_app, name="store")
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of zoo files, for editors that complete and check YAML."""
+    from ...configs.zoo import zoo_schema
+
     print_json(zoo_schema())
 
 
@@ -101,7 +102,7 @@ def main() -> NoReturn:
 def run_command() -> int:
     """Runs the command in `sys.argv`; returns the exit code."""
     try:
-        app()
+        app(prog_name="pteforge")  # however it is started: completion depends on the name
     except PteforgeError as error:
         message = printable(str(error), keep="\n\t")  # it may contain names from a file
         sys.stderr.write(f"error: {message}\n")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ...artifacts.locations import open_store
-from ...artifacts.store import Store
-from ...configs.run import Place
 from ...errors import InputError
-from ..session import store_url
+from . import completion
+
+if TYPE_CHECKING:
+    from ...artifacts.store import Store
 
 ZOO = Annotated[Path, typer.Argument(help="The zoo file.", show_default=False)]
 
@@ -36,12 +36,22 @@ STORE = Annotated[
 
 MODELS = Annotated[
     list[str] | None,
-    typer.Option(metavar="GLOB", help="Only models whose names match; may be given again.", show_default="all"),
+    typer.Option(
+        metavar="GLOB",
+        help="Only models whose names match; may be given again.",
+        show_default="all",
+        autocompletion=completion.models,
+    ),
 ]
 
 RECIPES = Annotated[
     list[str] | None,
-    typer.Option(metavar="GLOB", help="Only recipes whose names match; may be given again.", show_default="all"),
+    typer.Option(
+        metavar="GLOB",
+        help="Only recipes whose names match; may be given again.",
+        show_default="all",
+        autocompletion=completion.recipes,
+    ),
 ]
 
 CHANGES = Annotated[
@@ -50,7 +60,13 @@ CHANGES = Annotated[
 ]
 
 UNTIL = Annotated[
-    str | None, typer.Option(metavar="STAGE", help="Stop after this stage.", show_default="files are made")
+    str | None,
+    typer.Option(
+        metavar="STAGE",
+        help="Stop after this stage.",
+        show_default="files are made",
+        autocompletion=completion.stages,
+    ),
 ]
 
 DEBUG = Annotated[
@@ -72,6 +88,8 @@ AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON to standard ou
 OUT = Annotated[Path, typer.Option("--out", "-o", metavar="OUT.pte", help="The file to write.", show_default=False)]
 
 JOBS = Annotated[int | None, typer.Option(min=1, help="Stages at once.", show_default="one per core")]
+
+Place = Literal["local", "pool", "dask", "ray"]  # as in `configs.run`, which completion has no time to import
 
 ON = Annotated[
     Place | None,
@@ -97,6 +115,9 @@ DATA_OUT = Annotated[
 
 def open_existing_store(url: str | None) -> Store:
     """The store, for commands that must not create one; raises InputError if it does not exist."""
+    from ...artifacts.locations import open_store
+    from ..session import store_url
+
     url = store_url(url)
     if url and "://" not in url and not Path(url).exists():
         raise InputError(f"there is no store at {url}")

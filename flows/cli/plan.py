@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from ...artifacts.ledger import StageRecord
-from ...artifacts.runs import FieldChange, differing_fields
-from ...tasks.executor import REFRESHED
-from ...tasks.lowering import lower_model
-from ...tasks.runner import CutShort, PlanRunner, StageCall, run_without_loop
-from ...tasks.scope import Scope
-from ..session import Session, open_session
 from .options import AS_JSON, CHANGES, DEBUG, MODELS, RECIPES, REFRESH, STORE, UNTIL, ZOO_OR_BUILDER
 from .terminal import format_size, print_json, printable
 from .why import format_change
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...artifacts.ledger import StageRecord
+    from ...artifacts.runs import FieldChange
+    from ...tasks.runner import StageCall
+    from ..session import Session
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,8 @@ class Due:
 
     @property
     def reason(self) -> str:
+        from ...tasks.executor import REFRESHED
+
         if self.asked:
             return REFRESHED
         return "has not run before" if self.changes is None else "changed:" if self.changes else "its outputs are gone"
@@ -52,6 +53,10 @@ def plan(  # noqa: PLR0913 - one parameter per option
     as_json: AS_JSON = False,
 ) -> None:
     """Show which stages an export would run, and why. Runs nothing; exits with 3 if there is something to do."""
+    from rich.console import Console
+
+    from ..session import open_session
+
     with open_session(
         zoo,
         models=model or "*",
@@ -75,6 +80,11 @@ def plan(  # noqa: PLR0913 - one parameter per option
 
 def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
     """The number of cached stages, the stages that will run, and those that may run."""
+    from ...artifacts.runs import differing_fields
+    from ...tasks.lowering import lower_model
+    from ...tasks.runner import CutShort, PlanRunner, run_without_loop
+    from ...tasks.scope import Scope
+
     refresh, session.executor.refresh = bool(session.executor.refresh), ""  # what is there is known, and will run
     runner = PlanRunner(session.executor)
     for model in session.models:
@@ -94,6 +104,8 @@ def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
 
 
 def _print(console: Console, found: int, will_run: list[Due], may_run: list[StageCall]) -> None:
+    from rich.text import Text
+
     for due in will_run:
         took = f"  (took {due.last.seconds:.1f} s, {format_size(due.last.peak_memory)})" if due.last else ""
         line = Text.assemble(("will run ", "green"), printable(due.call.title), f"  {due.reason}", (took, "dim"))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ...artifacts.digest import digest_file
 from ...errors import InputError
-from ...formats.nfat.fat_file import FatFile, is_fat, open_fat
-from ...formats.pte.ptd import may_have_external_weights
-from ...formats.pte.reader import open_pte
+
+if TYPE_CHECKING:
+    from ...formats.nfat.fat_file import FatFile
 
 
 def check_digest(file: Path, data: Path, sha256: str) -> None:
     """Checks that `data` is the `.ptd` that a file was made with; raises InputError if it is not, or is missing."""
+    from ...artifacts.digest import digest_file
+
     try:
         found = digest_file(data)
     except OSError as error:
@@ -30,6 +32,8 @@ def check_found(file: Path, found: Sequence[Path]) -> None:
 
     Kernels look weights up by name, so those of another model with equal sizes would be accepted.
     """
+    from ...artifacts.digest import digest_file
+
     try:
         written = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         known, wanted = written["file"]["sha256"], written["data"]["sha256"]
@@ -41,6 +45,10 @@ def check_found(file: Path, found: Sequence[Path]) -> None:
 
 def data_files(file: Path, named: Sequence[Path] | None) -> tuple[Path, ...]:
     """The `.ptd` files to read with a file: those named, or else the sibling file."""
+    from ...formats.nfat.fat_file import is_fat
+    from ...formats.pte.ptd import may_have_external_weights
+    from ...formats.pte.reader import open_pte
+
     if named:
         return tuple(named)
     sibling = file.with_suffix(".ptd")
@@ -52,6 +60,8 @@ def data_files(file: Path, named: Sequence[Path] | None) -> tuple[Path, ...]:
 
 def open_fat_file(file: Path, named: Sequence[Path] | None) -> FatFile:
     """A fat file with its external weights; raises as `open_fat`."""
+    from ...formats.nfat.fat_file import open_fat
+
     return open_fat(file, data_files(file, named))
 
 

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
-from ...configs.load import LoadedZoo, load_zoo
-from ...configs.zoo import PublishConfig
 from ...errors import InputError
-from ..figures_text import open_table
+from . import completion
 from .options import AS_JSON, FOLDER, STORE, open_existing_store
-from .summary import print_published
 from .terminal import format_size, open_console, print_json
+
+if TYPE_CHECKING:
+    from ...configs.load import LoadedZoo
+    from ...configs.zoo import PublishConfig
 
 if TYPE_CHECKING:
     from ..releases import Releases  # imports fsspec
 
-CHANNEL = Annotated[str, typer.Option(metavar="NAME", help="The channel.")]
+CHANNEL = Annotated[str, typer.Option(metavar="NAME", help="The channel.", autocompletion=completion.channels)]
 URL = Annotated[str, typer.Argument(metavar="URL", help="Folder or URL of the releases.", show_default=False)]
 
 app = typer.Typer(help="List releases, move channels, and fetch files.", no_args_is_help=True)
@@ -57,8 +57,10 @@ def publish(  # noqa: PLR0913 - one parameter per option
     as_json: AS_JSON = False,
 ) -> None:
     """Release verified files: a channel moves to them if they pass its gates; exits with 1 if they do not."""
-    from ..publication import Publication  # noqa: PLC0415 - slow
-    from ..release_contents import find_results, find_results_of, merge_results, read_contents  # noqa: PLC0415 - slow
+    from ...configs.load import load_zoo
+    from ..publication import Publication
+    from ..release_contents import find_results, find_results_of, merge_results, read_contents
+    from .summary import print_published
 
     zoos = {path: load_zoo(path) for path in results if not path.is_dir()}
     given = {"url": to, "channel": channel, "keep": keep, "gates": gate, "sign": sign}
@@ -81,7 +83,8 @@ def publish(  # noqa: PLR0913 - one parameter per option
 
 def _settings(zoos: Sequence[LoadedZoo], given: Mapping[str, Any]) -> PublishConfig:
     """What the command line says, over what the zoos say."""
-    from ..releases import check_channel  # noqa: PLC0415 - slow
+    from ...configs.zoo import PublishConfig
+    from ..releases import check_channel
 
     written = {loaded.zoo.publish for loaded in zoos if loaded.zoo.publish}
     if len(written) > 1:
@@ -96,6 +99,10 @@ def _settings(zoos: Sequence[LoadedZoo], given: Mapping[str, Any]) -> PublishCon
 @app.command("list")
 def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
     """Show all releases, the newest first, and the channels that name them."""
+    from rich.text import Text
+
+    from ..figures_text import open_table
+
     releases = _open(url)
     channels, signed = releases.channels(), set(releases.signed())
     found = {name: releases.manifest(name) for name in reversed(releases.names())}
@@ -126,7 +133,13 @@ def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
 def promote(
     url: URL,
     release: Annotated[
-        str, typer.Argument(metavar="RELEASE", help="Name, part of a name, or a channel.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="RELEASE",
+            help="Name, part of a name, or a channel.",
+            show_default=False,
+            autocompletion=completion.releases,
+        ),
     ],
     *,
     channel: CHANNEL = "stable",
@@ -153,7 +166,12 @@ def fetch(
     channel: CHANNEL = "latest",
     release: Annotated[
         str | None,
-        typer.Option(metavar="RELEASE", help="A release instead of a channel's.", show_default="the channel's"),
+        typer.Option(
+            metavar="RELEASE",
+            help="A release instead of a channel's.",
+            show_default="the channel's",
+            autocompletion=completion.releases,
+        ),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")
@@ -172,7 +190,7 @@ def fetch(
 
 
 def _open(url: str) -> Releases:
-    from ..releases import Releases  # noqa: PLC0415 - imports fsspec
+    from ..releases import Releases
 
     if "://" not in url and not Path(url).is_dir():
         raise InputError(f"there is no folder {url}; give the folder or URL that releases were published to")

@@ -6,26 +6,25 @@ import io
 import time
 import zipfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...artifacts.files import replace_file
 from ...errors import InputError, convert_os_errors
-from ...formats.nfat.fat_file import is_fat
-from ...formats.pte.contents import Method, ScalarSpec, TensorSpec, ValueSpec
-from ...formats.pte.reader import open_pte
-from ...runtime import LoadedProgram, load
-from ...runtime.signature import shape_problem
+from . import completion
 from .options import AS_JSON, DATA
 from .pte_files import check_found, check_output, data_files, split_names
 from .terminal import print_json, printable, quiet
+
+if TYPE_CHECKING:
+    from ...formats.pte.contents import Method, ValueSpec
+    from ...runtime import LoadedProgram
 
 
 def run_file(  # noqa: PLR0913 - one parameter per option
     file: Annotated[Path, typer.Argument(help="A .pte file.", show_default=False)],
     *,
-    method: Annotated[str, typer.Option(help="Which method to run.")] = "forward",
+    method: Annotated[str, typer.Option(help="Which method to run.", autocompletion=completion.methods)] = "forward",
     inputs: Annotated[
         Path | None,
         typer.Option(
@@ -36,16 +35,30 @@ def run_file(  # noqa: PLR0913 - one parameter per option
     seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
     prefer: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME,...", help="Payloads of a fat file to try first.", show_default="by priority"),
+        typer.Option(
+            metavar="NAME,...",
+            help="Payloads of a fat file to try first.",
+            show_default="by priority",
+            autocompletion=completion.payloads,
+        ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME,...", help="Payloads of a fat file not to try.", show_default="none"),
+        typer.Option(
+            metavar="NAME,...",
+            help="Payloads of a fat file not to try.",
+            show_default="none",
+            autocompletion=completion.payloads,
+        ),
     ] = None,
     data: DATA = None,
     as_json: AS_JSON = False,
 ) -> None:
     """Run a method of a .pte file on this machine's ExecuTorch runtime; for a fat file, the first payload that fits."""
+    from ...formats.nfat.fat_file import is_fat
+    from ...formats.pte.reader import open_pte
+    from ...runtime import load
+
     pte = open_pte(file)
     check_output(output)
     found = next((candidate for candidate in pte.methods if candidate.name == method), None)
@@ -56,7 +69,7 @@ def run_file(  # noqa: PLR0913 - one parameter per option
         check_found(file, found_data)
     with quiet():
         values = _read(inputs, found) if inputs else _random_inputs(found, seed)
-        import executorch.runtime  # noqa: F401, PLC0415 - takes seconds that are not the file's
+        import executorch.runtime  # noqa: F401 - takes seconds that are not the file's
 
         began = time.perf_counter()
         loaded = load(file, prefer=split_names(prefer), exclude=split_names(exclude), data_files=found_data)
@@ -91,7 +104,9 @@ def _print_report(loaded: LoadedProgram) -> None:
 
 
 def _random_inputs(method: Method, seed: int) -> list[Any]:
-    import torch  # noqa: PLC0415 - only this command needs it
+    import torch
+
+    from ...formats.pte.contents import ScalarSpec
 
     generator = torch.Generator().manual_seed(seed)
 
@@ -107,8 +122,11 @@ def _random_inputs(method: Method, seed: int) -> list[Any]:
 
 
 def _read(path: Path, method: Method) -> list[Any]:
-    import numpy as np  # noqa: PLC0415 - only this command needs it
-    import torch  # noqa: PLC0415 - only this command needs it
+    import numpy as np
+    import torch
+
+    from ...formats.pte.contents import TensorSpec
+    from ...runtime.signature import shape_problem
 
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -127,8 +145,10 @@ def _read(path: Path, method: Method) -> list[Any]:
 
 
 def _write(path: Path, outputs: list[Any]) -> None:
-    import numpy as np  # noqa: PLC0415 - only this command needs it
-    import torch  # noqa: PLC0415 - only this command needs it
+    import numpy as np
+    import torch
+
+    from ...artifacts.files import replace_file
 
     arrays = [
         (value.float() if value.dtype is torch.bfloat16 else value).numpy()
@@ -143,7 +163,7 @@ def _write(path: Path, outputs: list[Any]) -> None:
 
 
 def _describe(position: int, value: Any) -> dict[str, Any]:
-    import torch  # noqa: PLC0415 - only this command needs it
+    import torch
 
     if not isinstance(value, torch.Tensor):
         return {"output": position, "value": value}

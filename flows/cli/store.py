@@ -6,21 +6,17 @@ import re
 import time
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
-from ...artifacts import gc
-from ...artifacts.locations import open_store
-from ...artifacts.retention import seconds
-from ...artifacts.store import Store
-from ...artifacts.transfer import transfer
-from ...configs.base import parse_bytes
 from ...errors import InputError
 from .options import AS_JSON, STORE, open_existing_store
 from .terminal import format_size, print_json, printable
+
+if TYPE_CHECKING:
+    from ...artifacts import gc
+    from ...artifacts.store import Store
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _LENGTHS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -32,6 +28,8 @@ app = typer.Typer(help="List, verify, clean up and copy the artifact store.", no
 @app.command("ls")
 def list_store(*, store: STORE = None, as_json: AS_JSON = False) -> None:
     """Show the contents and the size of the store."""
+    from ...artifacts import gc
+
     with open_existing_store(store) as opened:
         usage = gc.usage(opened)
     if as_json:
@@ -54,6 +52,8 @@ def _share(share: gc.Share) -> str:
 
 def _age(finished: str) -> str:
     """How long ago a stage finished: the largest unit of which it is at least one."""
+    from ...artifacts.retention import seconds
+
     passed = max(0, time.time() - seconds(finished))
     unit, length = next(((unit, length) for unit, length in _LENGTHS if passed >= length), _LENGTHS[-1])
     return f"{passed / length:.0f} {unit}"
@@ -62,6 +62,11 @@ def _age(finished: str) -> str:
 @app.command("verify")
 def verify_store(*, store: STORE = None, as_json: AS_JSON = False) -> None:
     """Compare every object with its digest. Damaged ones are quarantined, and made again when needed."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ...artifacts import gc
+
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     with open_existing_store(store) as opened, bar as progress:
@@ -89,6 +94,8 @@ def push(
     as_json: AS_JSON = False,
 ) -> None:
     """Copy finished stages to another store, those that it lacks."""
+    from ...artifacts.locations import open_store
+
     with open_existing_store(store) as source, open_store(url) as target:
         _transfer(source, target, as_json=as_json)
 
@@ -101,11 +108,18 @@ def pull(
     as_json: AS_JSON = False,
 ) -> None:
     """Copy finished stages from another store, those that this one lacks."""
+    from ...artifacts.locations import open_store
+
     with open_existing_store(url) as source, open_store(store) as target:
         _transfer(source, target, as_json=as_json)
 
 
 def _transfer(source: Store, target: Store, *, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ...artifacts.transfer import transfer
+
     if source.url == target.url:
         raise InputError(f"{source.url} is the store itself; give another one")
     console = Console(stderr=True)
@@ -145,6 +159,8 @@ def collect_garbage(
     as_json: AS_JSON = False,
 ) -> None:
     """Remove objects that no finished stage needs."""
+    from ...artifacts import gc
+
     young = parse_age(keep_newer_than)
     old = None if older_than is None else parse_age(older_than)
     most = None if max_bytes is None else parse_size(max_bytes)
@@ -164,6 +180,8 @@ def collect_garbage(
 
 def parse_size(text: str) -> int:
     """Bytes of a text like ``512MiB`` or ``20GiB``; raises InputError for any other text."""
+    from ...configs.base import parse_bytes
+
     try:
         return int(str(parse_bytes(int(text) if text.isdecimal() else text)))
     except ValueError as error:

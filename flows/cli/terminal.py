@@ -9,12 +9,14 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 
 from .. import figures_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +25,8 @@ format_size = figures_text.format_size
 
 def open_console() -> Console:
     """Standard output, wide enough for tables: a pipe has no width of its own."""
+    from rich.console import Console
+
     console = Console()
     return console if console.is_terminal else Console(width=160)
 

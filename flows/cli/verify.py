@@ -6,21 +6,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...artifacts.digest import parse_digest
-from ...artifacts.ref import ArtifactRef
-from ...artifacts.store import Store
-from ...configs.verification import VerifyBounds
 from ...errors import InputError, ObjectMissing, PteforgeError
-from ...formats.pte.reader import open_pte
-from ...tasks.figures import Figures
-from ..figures_text import format_sqnr
 from .options import AS_JSON, STORE, open_existing_store
 from .pte_files import check_digest
 from .terminal import print_json, quiet
+
+if TYPE_CHECKING:
+    from ...artifacts.ref import ArtifactRef
+    from ...artifacts.store import Store
+    from ...configs.verification import VerifyBounds
+    from ...tasks.figures import Figures
 
 
 def verify_file(
@@ -33,6 +32,8 @@ def verify_file(
 
     The inputs and eager's outputs come from the store that the file was made with.
     """
+    from ...formats.pte.reader import open_pte
+
     open_pte(file)  # raises if it is not a .pte
     provenance = _provenance(file)
     data_files = []
@@ -57,8 +58,8 @@ class _Provenance:
 
 
 def _verify(file: Path, data_files: Sequence[Path], provenance: _Provenance, store: Store) -> Figures:
-    from ...tasks.codecs.values import load_value  # noqa: PLC0415 - imports torch
-    from ...tasks.programs.verification import verify_file as verify_on_runtime  # noqa: PLC0415 - imports the runtime
+    from ...tasks.codecs.values import load_value
+    from ...tasks.programs.verification import verify_file as verify_on_runtime
 
     examples: dict[str, Any] = {}
     for method, ref in provenance.examples.items():
@@ -77,6 +78,10 @@ def _verify(file: Path, data_files: Sequence[Path], provenance: _Provenance, sto
 
 
 def _provenance(file: Path) -> _Provenance:
+    from ...artifacts.digest import parse_digest
+    from ...artifacts.ref import ArtifactRef
+    from ...configs.verification import VerifyBounds
+
     path = file.with_suffix(".json")
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
@@ -98,6 +103,8 @@ def _provenance(file: Path) -> _Provenance:
 
 
 def _print(figures: Figures) -> None:
+    from ..figures_text import format_sqnr
+
     for name, worst in (figures.payloads or figures.methods).items():
         typer.echo(
             f"{name}: verified on {worst.cases} outputs; max abs error {worst.max_abs_error:.3g}, "

@@ -7,34 +7,49 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from ...artifacts.runs import FieldChange, RunRecord, StageOutcome
 from ...errors import InputError, first_line
+from . import completion
 from .options import AS_JSON, STORE, open_existing_store
 from .terminal import print_json, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from ...artifacts.runs import FieldChange, RunRecord, StageOutcome
 
 _STYLES = {"ran": "green", "cached": "cyan", "failed": "bold red"}
 _LIMIT = 60
 
 
 def why(
-    name: Annotated[str, typer.Argument(metavar="MODEL[/RECIPE]", show_default=False, help="What to explain.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL[/RECIPE]", show_default=False, help="What to explain.", autocompletion=completion.recorded
+        ),
+    ],
     *,
     run_id: Annotated[
         str | None,
-        typer.Option("--run", metavar="ID", help="A run that `pteforge runs` lists.", show_default="the last"),
+        typer.Option(
+            "--run",
+            metavar="ID",
+            help="A run that `pteforge runs` lists.",
+            show_default="the last",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     store: STORE = None,
     as_json: AS_JSON = False,
 ) -> None:
     """List the stages of the last run: whether each ran or was cached, and what had changed for those that ran."""
+    from rich.console import Console
+
     model, _, recipe = name.partition("/")
     with open_existing_store(store) as opened:
         run = next((run for run in opened.runs if model in run.models and run.id.startswith(run_id or "")), None)
@@ -60,6 +75,10 @@ def runs(
     as_json: AS_JSON = False,
 ) -> None:
     """List the runs of a store: when, which zoo, how each ended, and how many stages it ran."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
     with open_existing_store(store) as opened:
         known = list(islice(opened.runs, limit))
     if as_json:
@@ -96,6 +115,8 @@ def _stages_of(run: RunRecord, model: str, recipe: str) -> Sequence[StageOutcome
 
 
 def _print(console: Console, stage: StageOutcome) -> None:
+    from rich.text import Text
+
     line = Text.assemble((f"{stage.status:<7}", _STYLES[stage.status]), f" {stage.step:<44} ", _reason(stage))
     console.print(line, soft_wrap=True)
     for change in stage.telling:
@@ -104,6 +125,8 @@ def _print(console: Console, stage: StageOutcome) -> None:
 
 def format_change(change: FieldChange) -> Text:
     """One field of a key: its name, and its value before and after."""
+    from rich.text import Text
+
     return Text.assemble((change.field, "bold"), f": {_short(change.before)} -> {_short(change.after)}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,9 @@ from ..pte.contents import Method, PteFile
 from ..pte.ptd import ptd_named_data
 from ..pte.reader import map_file, naming, read_pte
 from .container import Container, read_container
-from .contents import BACKEND_ID
+from .contents import BACKEND_ID, Payload
+
+_PROGRAM_LIMIT = 16 << 20  # bytes of a payload that are read for its program
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,21 @@ def open_fat(path: Path, data_files: Sequence[Path] = ()) -> FatFile:
     with naming(path):
         blobs = {Digest(key): content for key, content in named.items()}
         return FatFile(program, read_container(_container(view, program), blobs))
+
+
+def payload_program(container: Container, payload: Payload) -> PteFile:
+    """What a payload contains, read without its weights: only its start is copied, the rest is zero.
+
+    Raises FileFormatError if it is damaged, as far as that shows.
+    """
+    content, position = mmap.mmap(-1, payload.size), 0  # zero pages take no memory
+    for chunk in container.chunks(payload):
+        if position > _PROGRAM_LIMIT:
+            break
+        end = min(position + len(chunk), max(position, _PROGRAM_LIMIT))
+        content[position:end] = chunk[: end - position]
+        position += len(chunk)
+    return read_pte(content)
 
 
 def pte_named_data(content: memoryview, pte: PteFile) -> dict[str, memoryview]:

@@ -273,3 +273,19 @@ def lower_project(
 def made(lowered: tuple[Project, Lowered], tmp_path: Path) -> Project:
     """A copy of the project that the module's `lowered` is about, in another folder; a test may change it."""
     return lowered[0].copy(tmp_path / "copy")
+
+
+@pytest.fixture
+def complete(run_here, monkeypatch) -> Callable[[Path, str], list[str]]:
+    """What bash offers at the end of a line, which follows `pteforge `, in a folder."""
+
+    def run(folder: Path, line: str) -> list[str]:
+        monkeypatch.setenv("COMP_WORDS", f"pteforge {line}")
+        monkeypatch.setenv("COMP_CWORD", str(1 + line.count(" ")))
+        monkeypatch.setenv("_PTEFORGE_COMPLETE", "complete_bash")
+        said = run_here(folder)
+        monkeypatch.delenv("_PTEFORGE_COMPLETE")
+        assert (said.code, said.err) == (0, "")
+        return said.out.split()
+
+    return run

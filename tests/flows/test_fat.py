@@ -50,6 +50,13 @@ def test_removing_a_specialization_only_repacks(made, lower, pteforge):
     assert (made.folder / "thin.pte").read_bytes() == (made.out / "net" / "fat.pte").read_bytes()
 
 
+def test_payloads_are_completed(made, complete):
+    """The shell completes the payloads of a fat file for commands that take some, and methods for `run`."""
+    assert complete(made.folder, "extract out/net/fat.pte ") == ["vulkan", "xnnpack", "portable"]
+    assert complete(made.folder, "thin out/net/fat.pte --keep vulkan,x") == ["vulkan,xnnpack"]
+    assert complete(made.folder, "run out/net/fat.pte --method f") == ["forward"]
+
+
 def test_plain_and_fat_share_their_stages(made, lower):
     """A plain recipe for one of the targets finds the stages of the fat one up to compile."""
     made.write_zoo({"net": "nets:linear"}, ("portable-fp32",))

@@ -115,14 +115,14 @@ def test_prefects_own_forms(prefect):
 
 
 REGISTERED = """
-from pteforge.flows.blocks import PteforgeStore
+from pteforge import PteforgeStore
 PteforgeStore(url="memory://", signing_key="k" * 40).save("shared")
 """
 
 
 def test_a_block_names_a_store(project, prefect, on_server):
     """After the type is registered, `--store block:NAME` opens the store; a name that is not there is one message."""
-    prefect("block", "register", "-m", "pteforge.flows.blocks")
+    prefect("block", "register", "-m", "pteforge")
     url = f"file://{project.folder}/of-block"
     saving = REGISTERED.replace("memory://", url)
     subprocess.run([sys.executable, "-c", saving], env=project.environment(on_server), check=True, capture_output=True)
