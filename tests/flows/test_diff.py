@@ -112,7 +112,7 @@ def test_two_files(made, pteforge):
 
 
 def test_a_changed_weight(made, pteforge):
-    """One constant is named, with its digests, among others of its dtype and shape; the stale provenance is told."""
+    """Of several constants that look alike, the changed one is listed; a note says that provenance is missing."""
     path = made.out / "net" / "lean.pte"
     extent = max((constant.extent for constant in open_pte(path).constants), key=lambda extent: extent.size)
     content = bytearray(path.read_bytes())
@@ -138,7 +138,7 @@ def test_folders(made, pteforge):
 def test_runs(made, pteforge, ids):
     """Of runs, files are read from where the run put them or from the store; a copy of the folder has no differences.
 
-    Without the store's objects only recorded figures remain, and that is told.
+    Without the store's objects, diff compares the recorded figures only, and says so.
     """
     first, second = ids
     assert pteforge(made, "diff", first[:12], "before").out == "no differences\n"

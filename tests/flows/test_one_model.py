@@ -32,7 +32,7 @@ def test_same_as_a_zoo(made, pteforge):
 
 
 def test_mistakes(project, pteforge):
-    """A builder that does not exist and a recipe that is not shipped are told with what is close, and no position."""
+    """The error for an unknown builder or recipe suggests a close name, and has no position."""
     pteforge(project, "export", "nets:linaer").refused("error: nets:linaer: models.linaer.source: ", "mean 'linear'")
     pteforge(project, "export", "nets:linear", "--recipe", "xnnpack-fp23").refused("mean 'xnnpack-fp32'")
     pteforge(project, "export", "nest.yaml").refused("nest.yaml", "No such file")

@@ -291,7 +291,7 @@ def test_changed_results_are_refused(made, pteforge):
 
 @pytest.mark.slow
 def test_s3(contents, tmp_path, monkeypatch):
-    """The same with a real S3 server; one that is away is told as such."""
+    """The same with a real S3 server; the error for a server that does not answer says so."""
     first, second = contents
     with run_s3_server() as bucket:
         monkeypatch.setenv("PTEFORGE_STORE_OPTIONS", json.dumps(bucket.options))

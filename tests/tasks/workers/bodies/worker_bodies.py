@@ -180,7 +180,7 @@ def close_stdout(_argument):
 
 
 def announce_and_wait(path):
-    """Says that it has begun, then gives back what it is told."""
+    """Says that it has begun, then returns what it reads."""
     Path(path).write_text("begun")
     return Path(path).read_text()
 
