@@ -112,7 +112,7 @@ def test_two_files(made, pteforge):
 
 
 def test_a_changed_weight(made, pteforge):
-    """One constant is named, with its digests, among others of its dtype and shape; a note names the stale provenance."""
+    """Of several constants that look alike, the changed one is listed; a note says that provenance is missing."""
     path = made.out / "net" / "lean.pte"
     extent = max((constant.extent for constant in open_pte(path).constants), key=lambda extent: extent.size)
     content = bytearray(path.read_bytes())
