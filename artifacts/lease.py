@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +47,10 @@ class Leases(ABC):
         """Waits until nobody else holds the key, then holds it until the end of the ``with`` block."""
 
     @abstractmethod
+    def watch(self, key: Digest) -> Callable[[], bool]:
+        """A function that says whether somebody holds the key, as far as heartbeats tell by the time it is called."""
+
+    @abstractmethod
     def oldest(self) -> float | None:
         """When the oldest current lease was taken, in seconds since the epoch on the store's clock; None if none is."""
 
@@ -68,18 +72,27 @@ class LocalLeases(Leases):
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a forked child still has it open
             os.close(descriptor)
 
+    def watch(self, key: Digest) -> Callable[[], bool]:
+        return lambda: self._taken(self._folder / key) is not None
+
     def oldest(self) -> float | None:
-        times = []
-        for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            with contextlib.suppress(FileNotFoundError):
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    times.append(os.fstat(descriptor).st_mtime)
-                finally:
-                    os.close(descriptor)
-        return min(times, default=None)
+        paths = self._folder.iterdir() if self._folder.is_dir() else ()
+        return min((taken for path in paths if (taken := self._taken(path)) is not None), default=None)
+
+    @staticmethod
+    def _taken(path: Path) -> float | None:
+        """When a lease was taken; None if nobody holds it."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.fstat(descriptor).st_mtime
+        finally:
+            os.close(descriptor)
+        return None
 
     def _acquire(self, path: Path) -> int:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -147,6 +160,10 @@ class RemoteLeases(Leases):
                 ended.set()
                 heart.join()
                 self._release(name)
+
+    def watch(self, key: Digest) -> Callable[[], bool]:
+        changes = _LeaseChanges(self._timing.expiry)
+        return lambda: bool(self._find(f"leases/{key}", changes)[1])
 
     def oldest(self) -> float | None:
         times = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -10,13 +11,17 @@ from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound
+from prefect.states import Crashed
 
 from ..errors import InputError
 from ..tasks.model import PlannedModel
-from .session import BLOCK, Session
+from .session import BLOCK, Session, run_lease
 from .zoo import conclude_elsewhere
 
 _POLLS_PER_SECOND = 10  # of all runs together: the server is asked for each
+_ATTEMPTS = 2  # a run crashes with its machine, or because of its model
+_GONE = 5.0  # seconds without a lease until a run counts as crashed
+_NEVER_SEEN = 120.0  # the same from when a worker has taken it, until it holds its lease
 
 
 def model_deployment(pool: str) -> str:
@@ -27,7 +32,8 @@ def model_deployment(pool: str) -> str:
 async def lower_in_pool(session: Session) -> None:
     """Has the models that have no outcome yet lowered by runs on the session's work pool, and publishes their files.
 
-    A run that crashes, or is cancelled, fails its model only. If Prefect fails, models are left without an outcome.
+    A run that crashes, by itself or with its machine, is started once more. One that crashes again, or is cancelled,
+    fails its model only. If Prefect fails, models are left without an outcome.
 
     Raises:
         InputError: the pool has no deployment for models.
@@ -44,16 +50,38 @@ async def lower_in_pool(session: Session) -> None:
 
 async def _lower(session: Session, model: PlannedModel, interval: float) -> None:
     run = None
-    if not session.server_lost:
-        with session.without_prefect_if_it_fails():
-            run = await arun_deployment(
-                model_deployment(session.place.pool or ""),
-                parameters=_parameters(session, model),
-                tags=[f"zoo:{session.zoo}", f"model:{model.name}"],
-                poll_interval=interval,
-            )
+    for _ in range(_ATTEMPTS):
+        if not session.server_lost:
+            with session.without_prefect_if_it_fails():
+                run = await _run(session, model, interval)
+        if run is None or not (run.state and run.state.is_crashed()):
+            break
     if run:
         await asyncio.to_thread(_conclude, session, model, run)
+
+
+async def _run(session: Session, model: PlannedModel, interval: float) -> FlowRun:
+    """Starts a run of a model, and waits for its end. The run of a machine that died has ended as `Crashed`."""
+    run = await arun_deployment(
+        model_deployment(session.place.pool or ""),
+        parameters=_parameters(session, model),
+        tags=[f"zoo:{session.zoo}", f"model:{model.name}"],
+        timeout=0,
+    )
+    held = session.store.leases.watch(run_lease(run.id.hex))
+    seen, heard = False, time.monotonic()
+    async with get_client() as client:
+        while not (run.state and run.state.is_final()):
+            await asyncio.sleep(interval)
+            run = await client.read_flow_run(run.id)
+            taken = run.state and (run.state.is_pending() or run.state.is_running())
+            if not taken or await asyncio.to_thread(held):
+                seen, heard = bool(taken), time.monotonic()
+            elif time.monotonic() - heard > (_GONE if seen else _NEVER_SEEN):
+                gone = Crashed(message="nothing was heard of its process any more; its machine may have died")
+                await client.set_flow_run_state(run.id, gone, force=True)
+                run = await client.read_flow_run(run.id)
+    return run
 
 
 def _parameters(session: Session, model: PlannedModel) -> dict[str, Any]:

@@ -52,6 +52,11 @@ _CHECK_OPERATORS = "pteforge.tasks.programs.entry:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.programs.entry:check_transforms"
 
 
+def run_lease(run: str) -> str:
+    """The lease that a flow run holds in its store as long as it lives, by the run's id."""
+    return f"run-{run}"
+
+
 class ZooObserver(Observer, Protocol):
     """Receives the events of a run of a zoo, from any thread."""
 

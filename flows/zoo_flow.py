@@ -26,7 +26,7 @@ from .machines import check_place, on_cluster
 from .pool import lower_in_pool
 from .prefect_pages import announce, show_ladders, show_scores, show_zoo
 from .prefect_runner import PrefectRunner, add_tags, runner_of
-from .session import Session, joined, open_session, prepared
+from .session import Session, joined, open_session, prepared, run_lease
 from .zoo import find_models, lower_one, lower_rest
 from .zoo_progress import progress_shown
 
@@ -98,6 +98,7 @@ async def _export_zoo(  # noqa: PLR0913 - one parameter per option of the comman
                 )
             )
             session.id = UUID(flow_run.id).hex
+            await asyncio.to_thread(stack.enter_context, session.store.leases.hold(run_lease(session.id)))
             if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
                 session.executor.refresh = session.id
             stack.enter_context(session.recorded())

@@ -50,6 +50,17 @@ def test_other_keys_and_failures(place):
             assert store.leases.oldest() is not None
 
 
+def test_watched(place):
+    """Whoever watches a key sees whether somebody holds it, and does not get in the way of those who want it."""
+    with place.open() as store, place.open() as other:
+        held = other.leases.watch(KEY)
+        assert not held()
+        with store.leases.hold(KEY):
+            assert held()
+            assert not other.leases.watch(digest_bytes(b"another stage"))()
+        assert not held()
+
+
 _WORKER = """
 import sys
 from pathlib import Path
@@ -92,8 +103,11 @@ def test_lease_of_a_killed_holder_is_taken_over(shared_place, start):
     assert holder.stdout.readline() == "held\n"
     with _open_impatient(shared_place) as store:
         assert store.leases.oldest() is not None
+        held = store.leases.watch(KEY)
+        assert held()
         holder.send_signal(signal.SIGKILL)
         holder.wait()
+        _wait_for(lambda: not held())
         with store.leases.hold(KEY):
             pass
         with store.leases.hold(KEY):  # no trace of the dead holder is left
