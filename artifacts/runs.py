@@ -83,6 +83,7 @@ class RunRecord(Record):
         commit: git commit of the zoo's folder, with ``-dirty`` where tracked files were changed; empty without git.
         zoo_digest: SHA-256 of the zoo after includes and overrides.
         files: model name -> recipe name -> the file, as in ``pteforge export --json``.
+        pid: of the process on the host; 0 in records of versions that did not write it.
     """
 
     id: str
@@ -97,6 +98,7 @@ class RunRecord(Record):
     commit: str = ""
     zoo_digest: str = ""
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    pid: int = 0
 
 
 class Runs:

@@ -107,6 +107,7 @@ def _summary(outcome: ZooOutcome) -> Iterator[str]:
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
     yield f"# {_escaped(outcome.zoo)}\n"
     yield f"{len(outcome.files)} files verified{failed}; {outcome.ran} stages run, {outcome.cached} cached.\n"
+    yield "For each file: status, size, SQNR against eager.\n"
     recipes = dict.fromkeys(recipe.recipe for _, recipe in outcome.recipes)
     yield from _table(
         [
@@ -124,7 +125,7 @@ def _summary(outcome: ZooOutcome) -> Iterator[str]:
 
 def _cell(recipe: RecipeOutcome) -> str:
     if recipe.failure:
-        return f"failed at {recipe.failure.step}"
+        return f"failed at {recipe.failure.step.partition('/')[0]}"  # all of it is below the table
     if not (recipe.path and recipe.figures):
         return recipe.status
     return f"{recipe.status}, {format_size(recipe.size)}, {format_sqnr(recipe.figures.overall)}"

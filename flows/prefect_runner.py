@@ -29,6 +29,7 @@ from ..tasks.keys.key import StageKey
 from ..tasks.runner import Done, NullObserver, SharingRunner, StageCall
 from ..tasks.stage import Progressed
 from ..tasks.workers import Workers
+from .figures_text import format_size
 from .session import Session
 from .throttle import Throttle, samples_done
 
@@ -118,7 +119,8 @@ def run_stage_call(title: str, work: bytes) -> Any:
         return _failed(error)
     if done.cached:
         return Completed(name="Cached", message=f"found by stage key {done.key.digest()}", data=_to_json(done))
-    return _to_json(done)
+    took = f"ran {done.seconds:.1f} s, peak memory {format_size(done.peak_memory)}"
+    return Completed(message=f"{took}; {done.reason}" if done.reason else took, data=_to_json(done))
 
 
 def _failed(error: PteforgeError) -> State[Any]:

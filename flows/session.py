@@ -209,6 +209,7 @@ class Session:
         """The run's record as of now."""
         return RunRecord(
             **self.identity,
+            pid=os.getpid(),
             seconds=time.monotonic() - self.start,
             models=dict(self.stages),
             status=status,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 _STYLES = {"ran": "green", "cached": "cyan", "failed": "bold red"}
 _LIMIT = 60
+_CLOCK_STEP = 60.0  # seconds by which the clock may have been set since the machine was started
 
 
 def why(
@@ -82,7 +86,7 @@ def runs(
     with open_existing_store(store) as opened:
         known = list(islice(opened.runs, limit))
     if as_json:
-        print_json({"runs": [{**run.to_json(), "models": _counts(run)} for run in known]})
+        print_json({"runs": [{**run.to_json(), "status": _status(run), "models": _counts(run)} for run in known]})
         return
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("run", "started (UTC)", "zoo", "status"):
@@ -93,9 +97,21 @@ def runs(
         total = Counter(dict.fromkeys(_STYLES, 0))
         for count in _counts(run).values():
             total.update(count)
-        cells = [run.id[:8], run.started[:16].replace("T", " "), run.zoo, run.status or "ended", f"{run.seconds:.1f}"]
+        cells = [run.id[:8], run.started[:16].replace("T", " "), run.zoo, _status(run) or "ended", f"{run.seconds:.1f}"]
         table.add_row(*map(printable, cells), *(str(total[status]) for status in _STYLES))
     Console().print(table)
+
+
+def _status(run: RunRecord) -> str:
+    """As recorded; `lost` if the run was killed on this machine, which leaves its record as it was at the start."""
+    if run.status != "running" or not run.pid or run.host != platform.node():
+        return run.status
+    import psutil  # noqa: PLC0415 - only needed here
+
+    with suppress(psutil.NoSuchProcess):  # a process that began after the run has the same id by chance
+        if psutil.Process(run.pid).create_time() < datetime.fromisoformat(run.started).timestamp() + _CLOCK_STEP:
+            return "running"
+    return "lost"
 
 
 def _counts(run: RunRecord) -> dict[str, Counter[str]]:

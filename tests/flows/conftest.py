@@ -163,6 +163,12 @@ def project(tmp_path: Path, make_project: Callable[[Path], Project]) -> Project:
 
 
 @pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Folder for pictures of pages; `PICTURES=docs` makes those of the documentation again."""
+    return Path(os.environ.get("PICTURES", tmp_path)).absolute()
+
+
+@pytest.fixture
 def pteforge(monkeypatch: pytest.MonkeyPatch, run_here: Callable[..., Any]) -> Callable[..., Any]:
     """Runs the command line in this process, in a project: for commands that run no stage."""
 

@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import jsonschema
@@ -18,6 +20,7 @@ import numpy as np
 import pteforge as package
 import pytest
 import yaml
+from pteforge.artifacts.locations import open_store
 from pteforge.flows.cli.terminal import quiet
 from pteforge.formats.pte.reader import open_pte
 
@@ -332,6 +335,25 @@ def test_why(own, pteforge, lower):
 
 
 @pytest.mark.slow
+def test_lost_runs(own, pteforge):
+    """A run whose process on this machine is gone is lost; another process may have its id by now."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with open_store(str(own.store)) as store:
+        begun = replace(store.runs.latest(), status="running", started=datetime.now(UTC).isoformat(), pid=os.getpid())
+        for name, changes in {
+            "going-on": {},
+            "elsewhere": {"host": "another", "pid": ended.pid},
+            "gone": {"pid": ended.pid},
+            "other": {"started": "2026-01-01T00:00:00+00:00"},
+        }.items():
+            store.runs.write(replace(begun, id=name, **changes))
+    listed = {run["id"]: run["status"] for run in pteforge(own, "runs", "--json").json["runs"]}
+    expected = {"going-on": "running", "elsewhere": "running", "gone": "lost", "other": "lost"}
+    assert expected.items() <= listed.items()
+    assert " lost " in pteforge(own, "runs").out
+
+
 def test_lines_in_a_pipe_and_a_bar_in_a_terminal(own):
     """In a pipe, progress is plain lines; in a terminal it is a bar that is gone at the end."""
     other = own.copy(own.folder.parent / "other")

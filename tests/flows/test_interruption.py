@@ -74,8 +74,10 @@ KILLED = ("warming up", "in a stage", "publishing", "first model done")
         (signal.SIGTERM, "in a stage"),
     ],
 )
-def test_ended_runs_leave_nothing_behind(paused, lower, capfd, moment, signum):
+def test_ended_runs_leave_nothing_behind(paused, lower, pteforge, capfd, moment, signum):
     """All processes end, on Ctrl-C promptly and with 130; the store is valid; the next run does the rest.
+
+    `pteforge runs` does not list the run as running, however it ended.
 
     The same holds for SIGTERM, as a service manager sends it.
     """
@@ -99,6 +101,8 @@ def test_ended_runs_leave_nothing_behind(paused, lower, capfd, moment, signum):
     assert verified.code == 0, verified.out
     for pipe in ("running", "proceed"):
         (paused.folder / pipe).unlink()
+    recorded = {run["status"] for run in pteforge(paused, "runs", "--json").json["runs"]}
+    assert recorded <= ({"lost"} if signum == signal.SIGKILL else {"interrupted"})
     finished = len(list((paused.store / "ledger" / "stages").glob("*/*")))
     again = lower(paused)
     assert again.outcome.exit_code == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 import json
+import platform
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 
@@ -13,15 +13,11 @@ import pytest
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.runs import RunRecord, StageOutcome
 from pteforge.flows.page import render
+from pteforge.tests.chromium import COMMAND, open_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-CHROMIUM = shutil.which("chromium") or "chromium"
-QUIET = (
-    "--hide-scrollbars",
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
+MODELS = (("nets", "linear"), ("residual", "residual"), ("faulty", "raises"))
 # Opens everything, and writes what a reader would meet to the root of the document around it.
 # The page itself allows no script.
 MEASURE = """<script>
@@ -88,7 +84,7 @@ def seen(tmp_path):
         (tmp_path / "page.html").write_text(frame, encoding="utf-8")
         done = subprocess.run(
             [
-                *(CHROMIUM, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,2000"),
+                *(*COMMAND, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,2000"),
                 f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}",
                 *("--dump-dom", (tmp_path / "page.html").as_uri()),
             ],
@@ -111,3 +107,21 @@ def test_the_page_fits(record, seen, tmp_path, width, scheme):
     assert (found["content"], found["wide"]) == (width, [])
     dark = sum(map(int, re.findall(r"\d+", found["page"])[:3])) < 200
     assert dark == (scheme == "dark")
+
+
+def test_the_page_of_two_runs(project, lower, pictures, tmp_path, monkeypatch):
+    """The page that a run wrote shows its failure, its files, what has changed since the last run, and each model."""
+    monkeypatch.setattr(platform, "node", lambda: "forge-1")
+    fat = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
+    models = {name: {"source": {"builder": f"{file}:{name}"}} for file, name in MODELS}
+    project.write_zoo(models, ("fat", "portable-fp32", "xnnpack-int8-dynamic"), {"fat": fat})
+    for width in (64, 32):
+        lower(project, f"models.linear.source.kwargs={{width: {width}}}")
+    with open_page(tmp_path, "960,1343") as page:
+        shown = page.open((project.out / "index.html").as_uri(), "6 files verified, 3 failed", "forge-1")
+        assert "raises export: SourceError: builder faulty:raises failed" in shown
+        assert len(re.findall(r"verified [\d.]+ KiB\s-[\d.]+ %", shown)) == 3
+        assert len(re.findall(r"verified [\d.]+ KiB\s=", shown)) == 3
+        page.click("residual 3 recipes")
+        page.wait_for("Bytes of the file")
+        page.picture(pictures / "page.png")

@@ -39,14 +39,19 @@ def mortal_server(tmp_path_factory) -> Iterator[tuple[str, subprocess.Popen[byte
 def _running_server(home: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    url = f"http://127.0.0.1:{port}/api"
+    environment = {
+        **os.environ,
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_UI_API_URL": url,
+    }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     with (
         (home / "log").open("wb") as log,
         subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process,
     ):
         try:
-            url = f"http://127.0.0.1:{port}/api"
             _eventually(lambda: process.poll() is None and _answers(url))
             yield url, process
         finally:
@@ -107,7 +112,8 @@ class Recorded:
         from prefect.client.schemas.sorting import FlowRunSort
 
         tag = str(self._project.out)
-        wanted = FlowRunFilter.model_validate({"state": {"type": {"any_": ["COMPLETED", "FAILED", "CRASHED"]}}})
+        ended = ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]
+        wanted = FlowRunFilter.model_validate({"state": {"type": {"any_": ended}}})
 
         def find() -> Any:
             with self._client() as client:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 
+import httpx
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -45,18 +48,42 @@ def test_a_worker_runs_a_deployment(project, prefect, on_server):
     assert set(project.files()) == {"linear/portable-fp32.pte", "linear/portable-fp32.json"}
 
 
-def test_serve(project, prefect, on_server):
-    """One process runs what is asked for, and Ctrl-C ends it."""
-    project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
+def test_serve(project, prefect, server, on_server, recorded):
+    """One process runs what is asked for, and Ctrl-C ends it.
+
+    Cancelling a run in the UI ends all processes of the run. It is `Cancelled` then, as is each stage that was running.
+    """
+    project.write_zoo({"linear": "nets:linear", "patient": "waiting:patient"}, ("portable-fp32",))
     with project.start("serve", "zoo.yaml", "--name", "served", "--out", "out", env=on_server) as process:
         assert "export-zoo/served" in process.stdout.readline()
         deadline = time.monotonic() + 240
         while "served" not in prefect("deployment", "ls"):
             assert time.monotonic() < deadline
-        prefect("deployment", "run", "export-zoo/served")
+        prefect("deployment", "run", "export-zoo/served", "--param", "models=linear")
         while not (project.out / "linear" / "portable-fp32.json").exists():
             assert time.monotonic() < deadline
             time.sleep(0.5)
+
+        assert recorded(project).flow_run().name == "export zoo.yaml linear"
+        project.make_pipes()
+        started = prefect("deployment", "run", "export-zoo/served")
+        builder = int((project.folder / "running").read_text())
+        of_run = psutil.Process(process.pid).children(recursive=True)
+        assert builder in [child.pid for child in of_run]
+        run = re.search(r"UUID: (\S+)", started)[1]
+        cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}}  # as the button in the UI does
+        assert httpx.post(f"{server}/flow_runs/{run}/set_state", json=cancelling).json()["status"] == "ACCEPT"
+        psutil.wait_procs(of_run, timeout=60)
+        assert not [child for child in of_run if child.is_running()]
+        known = recorded(project)
+        while known.flow_run().name != "export zoo.yaml":
+            assert time.monotonic() < deadline
+        assert known.flow_run().state.name == "Cancelled"
+        states = {name: task.state.name for name, task in known.task_runs(3).items()}
+        assert states == {"model linear": "Cached", "model patient": "Cancelled", "patient export": "Cancelled"}
+        known_runs = json.loads(project.run("runs", "--json").out)["runs"]
+        assert [run["status"] for run in known_runs] == ["interrupted", "completed"]
+
         process.send_signal(signal.SIGINT)
         assert process.wait(60) in (0, 130)
 

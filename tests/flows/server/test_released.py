@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from queue import Queue
+from threading import Thread
 
+import pteforge
 import pytest
 from pteforge.errors import InputError
 from pteforge.flows.deployments import ZooDeployment
@@ -13,6 +19,7 @@ from pteforge.flows.releases import Releases
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+DOCUMENTATION = Path(pteforge.__file__).parent / "docs" / "operations.md"
 WIDER = "models.net.source.kwargs.width=64"
 
 # Two runs of the flow, which may retry: how each ended, and how often it was tried.
@@ -40,23 +47,60 @@ def project(lower_project, lower):
     return project
 
 
-def test_the_flow_publishes(project, on_server, recorded):
-    """A flow run that releases its files says so. One whose release is held back fails, and is not tried again.
+# Makes a block that posts notifications to a URL, and prints its id.
+WEBHOOK = """
+import sys
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+text = {"text": "{{subject}} | {{body}}"}
+print(CustomWebhookNotificationBlock(name="hook", url=sys.argv[1], json_data=text).save("hook"))
+"""
 
-    Both emit events, for automations.
-    """
-    same = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out)}
+
+@pytest.fixture
+def notifications(project, prefect, on_server):
+    """What the automation of docs/operations.md sends, in order."""
+    sent = Queue()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self):
+            sent.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+        Thread(target=receiver.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{receiver.server_port}"
+        block = run_python(project, WEBHOOK, url, on_server).strip()
+        example = re.search(r"```yaml\n(automations:.+?)```", DOCUMENTATION.read_text(), re.DOTALL)[1]
+        project.write("automation.yaml", re.sub(r"(block_document_id: )\S+", rf"\g<1>{block}", example))
+        prefect("automation", "create", "--from-file", "automation.yaml")
+        yield sent
+        receiver.shutdown()
+
+
+def run_python(project, program, argument, environment):
+    """What the program prints."""
     done = subprocess.run(
-        [sys.executable, "-c", RUNS, json.dumps([same, {**same, "overrides": [WIDER]}])],
+        [sys.executable, "-c", program, argument],
         cwd=project.folder,
-        env=project.environment(on_server),
+        env=project.environment(environment),
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    first, second = map(json.loads, done.stdout.splitlines()[-2:])
+    return done.stdout
+
+
+def test_the_flow_publishes(project, on_server, recorded, notifications):
+    """A flow run that releases its files says so. One whose release is held back fails, and is not tried again.
+
+    Both emit events; the documented automation sends why the release is held back.
+    """
+    same = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out)}
+    given = json.dumps([same, {**same, "overrides": [WIDER]}])
+    first, second = map(json.loads, run_python(project, RUNS, given, on_server).splitlines()[-2:])
     releases = Releases(str(project.folder / "shared"))
     latest, held = releases.names()
     assert first[:2] == ["Cached", 1]
@@ -68,6 +112,9 @@ def test_the_flow_publishes(project, on_server, recorded):
     assert releases.find("latest") == latest
     announced = {name: payload["release"] for name, payload in recorded(project).events(2).items()}
     assert announced == {"pteforge.published": latest, "pteforge.regression": held}
+    notified = notifications.get(timeout=60)["text"]
+    assert re.match(r"A release is held back \| zoo: net/portable-fp32: the file grew by", notified)
+    assert notifications.empty()
 
     deployment = ZooDeployment(project.folder / "zoo.yaml", "nightly", publish="elsewhere")
     assert deployment.settings()["parameters"]["publish"].endswith("/elsewhere")

@@ -1,0 +1,98 @@
+"""Headless Chromium: what people see of a page, through Chromium's DevTools protocol."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+import urllib.request
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+COMMAND = (
+    shutil.which("chromium") or "chromium",
+    "--hide-scrollbars",
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+_LIMIT = 30.0  # seconds for a page to show something, on a busy machine
+
+
+class Page:
+    """A page in a window, which may load what it shows by itself."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        """Uses the DevTools of the page at the other end."""
+        self._connection = connection
+        self._calls = 0
+
+    def open(self, url: str, *shown: str) -> str:
+        """The text of the page at a URL, once all of `shown` is there."""
+        self._call("Page.navigate", url=url)
+        return self.wait_for(*shown)
+
+    def wait_for(self, *shown: str) -> str:
+        """As `open`, of the page as it is."""
+        deadline = time.monotonic() + _LIMIT
+        while missing := [part for part in shown if part not in self.text]:
+            assert time.monotonic() < deadline, f"{missing} is not on the page:\n{self.text}"
+            time.sleep(0.1)
+        return self.text
+
+    @property
+    def text(self) -> str:
+        return str(self._evaluate("document.body?.innerText ?? ''"))
+
+    def click(self, text: str) -> None:
+        """Clicks the innermost element with exactly this text."""
+        shows = f"(element) => element.innerText?.trim() === {json.dumps(text)}"
+        self._evaluate(f"found = [...document.querySelectorAll('body *')].findLast({shows}), null")
+        box = self._evaluate("found.scrollIntoView({block: 'nearest'}), found.getBoundingClientRect().toJSON()")
+        where = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+        for event in ("mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=event, button="left", clickCount=1, **where)
+
+    def picture(self, path: Path) -> None:
+        """Writes what the window shows as a PNG file."""
+        path.write_bytes(b64decode(self._call("Page.captureScreenshot")["data"]))
+
+    def _evaluate(self, script: str) -> Any:
+        return self._call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+
+    def _call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._calls += 1
+        self._connection.send(json.dumps({"id": self._calls, "method": method, "params": params}))
+        while (answer := json.loads(self._connection.recv(_LIMIT))).get("id") != self._calls:
+            pass  # an event
+        return dict(answer["result"])
+
+
+@contextmanager
+def open_page(folder: Path, size: str = "1280,1000") -> Iterator[Page]:
+    """An empty page of a browser that keeps its profile in the folder and ends with the context.
+
+    `size` is the window's, in pixels; 143 of its height are not the page's.
+    """
+    command = [*COMMAND, f"--user-data-dir={folder / 'profile'}", f"--window-size={size}", "--remote-debugging-port=0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as browser:
+        try:
+            with connect(_debugger(folder / "profile" / "DevToolsActivePort"), max_size=None) as connection:
+                yield Page(connection)
+        finally:
+            browser.terminate()
+
+
+def _debugger(file: Path) -> str:
+    """URL of the first page's DevTools, once the browser has written where they are."""
+    deadline = time.monotonic() + _LIMIT
+    while not (file.exists() and (lines := file.read_text().splitlines())):
+        assert time.monotonic() < deadline, "Chromium does not start"
+        time.sleep(0.1)
+    with urllib.request.urlopen(f"http://127.0.0.1:{lines[0]}/json/list", timeout=10) as listed:
+        return str(next(tab["webSocketDebuggerUrl"] for tab in json.load(listed) if tab["type"] == "page"))

@@ -1,0 +1,43 @@
+"""What people see of runs in Prefect's UI, in headless Chromium; pictures of docs/operations.md come from here."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pteforge.tests.chromium import open_page
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_runs_in_the_ui(project, on_server, server, recorded, pictures, tmp_path):
+    """The page of a run shows its name, tag, state, models and stages, and leads to the summary and the progress.
+
+    Where everything is cached, the run's state and those of its models say so.
+    """
+    project.write_zoo({"classifier": "nets:linear", "filter": "nets:conv"})
+    project.edit("zoo.yaml", "version: 1", "version: 1\nname: nightly")
+    out = ("--out", str(project.out))
+    for chosen in (("--model", "classifier"), ()):
+        assert project.export(*chosen, *out, env=on_server).code == 0
+    known = recorded(project)
+    assert len(known.task_runs(15)) == 15  # the server records them with a delay
+    runs = server.replace("/api", "/v2/runs/flow-run")
+    with open_page(tmp_path) as page:
+        page.open(f"{runs}/{known.flow_run().id}", "export zoo.yaml", "zoo:nightly", "Completed", "15 Task runs")
+        page.click("Task Runs")
+        shown = page.wait_for("model classifier", "model filter", "filter verify/xnnpack-fp32", "stage:verify")
+        assert re.search(r"model classifier\s.*?\bCached\b", shown, re.DOTALL)
+        page.picture(pictures / "prefect-run.png")
+        page.click("Artifacts")
+        page.wait_for("progress-nightly", "26 stages done")
+        page.click("zoo-nightly")
+        newest = re.search(r"^[0-9a-f]{8}$", page.wait_for("Flow run: export zoo.yaml classifier"), re.MULTILINE)
+        page.click(newest[0])
+        shown = page.wait_for("4 files verified; 13 stages run, 13 cached.", "model\tportable-fp32\txnnpack-fp32")
+        for model, status in (("classifier", "cached"), ("filter", "made")):
+            assert re.search(rf"^{model}(\t{status}, [\d.]+ KiB, [\d.]+ dB){{2}}$", shown, re.MULTILINE)
+        page.picture(pictures / "prefect-summary.png")
+
+        assert project.export(*out, env=on_server).code == 0
+        page.open(f"{runs}/{recorded(project).flow_run().id}", "export zoo.yaml", "Cached", "2 Task runs")
