@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -22,7 +22,10 @@ from ..snapshot import Change, Content, Size, Value
 from .options import AS_JSON, STORE, open_existing_store
 from .terminal import format_size, open_console, print_json, printable
 
-_SIDE = "A .pte file, a folder that `export --out` wrote, or the id of a run (or its beginning)."
+_SIDE = (
+    "A .pte file, a folder that `export --out` wrote, the id of a run (or its beginning), or a release: URL#RELEASE, "
+    "URL#CHANNEL, or URL for its channel latest."
+)
 _MAX_PER_AREA = 10
 _SHORT_DIGEST = 8
 _STYLES = {"added": "green", "removed": "bold red", "changed": "yellow"}
@@ -40,7 +43,7 @@ def diff(
     as_json: AS_JSON = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown to standard output.")] = False,
 ) -> None:
-    """Show what differs between two files, two folders of results, or two runs: contents, figures, toolchain."""
+    """Show what differs between two files, folders of results, runs or releases: contents, figures, toolchain."""
     if as_json and markdown:
         raise InputError("--json and --markdown exclude each other; give one of them")
     gates = () if fail_on is None else parse_gates(fail_on)
@@ -50,18 +53,20 @@ def diff(
     exceeded = [sentence for file in files for sentence in file.regressions]
     if as_json:
         shown = [file.to_json() for file in files]
-        print_json({"before": before, "after": after, "files": shown, "regressions": exceeded})
+        models = {status: list(_models(files, status)) for status in ("added", "removed")}
+        print_json({"before": before, "after": after, "models": models, "files": shown, "regressions": exceeded})
     elif markdown:
         typer.echo("\n".join(_markdown(before, after, files)))
     else:
-        _print(open_console(), files)
+        print_differences(open_console(), files)
     for sentence in exceeded:
         sys.stderr.write(f"worse: {printable(sentence)}\n")
     if exceeded:
         raise typer.Exit(1)
 
 
-def _print(console: Console, files: Sequence[FileDifference]) -> None:
+def print_differences(console: Console, files: Sequence[FileDifference]) -> None:
+    """Prints a table for each file that differs, and how many files do."""
     for file in files:
         if file.status == "equal" and not file.notes:
             continue
@@ -78,11 +83,17 @@ def _print(console: Console, files: Sequence[FileDifference]) -> None:
             for row in _rows(file.changes):
                 table.add_row(*map(Text, map(printable, row)))
             console.print(table)
+    for side in ("added", "removed"):
+        for model in _models(files, side):
+            line = Text.assemble("model ", (printable(model), "bold"), ": ", (side, _STYLES[side]))
+            console.print(line, soft_wrap=True)
     console.print(_total(files), highlight=False)
 
 
 def _markdown(before: str, after: str, files: Sequence[FileDifference]) -> Iterator[str]:
     yield f"# From {_escape(before)} to {_escape(after)}\n\n{_total(files)}"
+    for status in ("added", "removed"):
+        yield from (f"\nModel {_escape(model)}: {status}" for model in _models(files, status))
     if exceeded := [sentence for file in files for sentence in file.regressions]:
         yield "\n## Worse than allowed\n"
         yield from (f"- {_escape(sentence)}" for sentence in exceeded)
@@ -105,6 +116,14 @@ def _total(files: Sequence[FileDifference]) -> str:
         return "no differences"
     statuses = [status for status in ("changed", "added", "removed", "equal") if counts[status]]
     return "files: " + ", ".join(f"{counts[status]} {status}" for status in statuses)
+
+
+def _models(files: Sequence[FileDifference], status: str) -> Iterator[str]:
+    """Models of which all files are only on one side."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for file in files:
+        found[file.name.rpartition("/")[0]].add(file.status)
+    return (name for name, statuses in found.items() if name and statuses == {status})
 
 
 def _either(file: FileDifference) -> FileFigures:

@@ -103,6 +103,42 @@ def test_published_and_fetched(made, pteforge):
     assert listed["release"] in pteforge(made, "release", "list", "shared").out
 
 
+def test_releases_are_compared(made, lowered, grown, tmp_path, pteforge):
+    """`pteforge diff` compares releases like their files, and downloads only what has other bytes on the two sides.
+
+    All else that it says is from the manifests.
+    """
+    after = grown.copy(tmp_path / "after")
+    for file in lowered[0].out.glob("net/apart.*"):
+        shutil.copy(file, after.out / "net")
+    changed = json.loads((after.out / "net" / "apart.json").read_text())
+    changed["verification"]["figures"]["overall"] |= {"sqnr_db": 12.5, "max_abs_error": 0.25}
+    (after.out / "net" / "apart.json").write_text(json.dumps(changed))
+    shutil.copytree(after.out / "net", after.out / "more")
+    old, new = (
+        pteforge(made, "publish", folder, "--to", "shared", "--json").json["release"] for folder in ("out", after.out)
+    )
+    for content in set(map(digest_file, after.out.glob("net/apart.pt*"))):
+        (made.folder / "shared" / "files" / content).unlink()
+
+    held = pteforge(made, "diff", f"shared#{old}", "shared", "--json", "--fail-on", "growth=2%,delegation")
+    said = json.loads(held.out)
+    assert said["models"] == {"added": ["more"], "removed": []}
+    files = {file["name"]: file for file in said["files"]}
+    assert [files[name]["status"] for name in sorted(files)] == ["added", "added", "changed", "changed"]
+    equal = {(change["area"], change["name"]): change["after"] for change in files["net/apart"]["changes"]}
+    assert equal == {("numerics", "SQNR, dB"): 12.5, ("numerics", "max abs error"): 0.25}
+    assert {"file", "constants"} <= {change["area"] for change in files["net/portable-fp32"]["changes"]}
+    assert len(said["regressions"]) == 1
+    assert "the file grew by" in said["regressions"][0]
+
+    same = pteforge(made, "diff", f"shared/releases/{new}.json", str(after.out))
+    assert same.out == "no differences\n"
+    back = pteforge(made, "diff", "shared#latest", f"shared#{old}")
+    assert "model more: removed\nfiles: 2 changed, 2 removed\n" in back.out
+    pteforge(made, "diff", "shared#beta", "out").refused("no channel or release 'beta'")
+
+
 def test_gates_hold_a_release_back(made, grown, pteforge):
     """A grown file does not become `latest`: exit code 1, how much it grew, and the release is kept to be promoted.
 
