@@ -139,7 +139,7 @@ def _prepare(recorded: _Run, released: ReleasedFile, name: str, source: Path) ->
 
 
 def _zoo_folder(recorded: _Run, source: Path) -> Path:
-    below = git_folder(source) if recorded.commit else None
+    below = git_folder(source.absolute()) if recorded.commit else None
     root = (source.absolute(), *source.absolute().parents)[len(Path(below or "").parts)]
     return root / recorded.request.folder
 

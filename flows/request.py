@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,9 @@ def git_commit(folder: Path) -> str:
     return _git(folder, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*") or ""
 
 
+@cache
 def git_folder(folder: Path) -> str | None:
-    """A folder relative to the root of its repository; None without git."""
+    """A folder relative to the root of its repository; None without git. Looked up once per process, not per file."""
     prefix = _git(folder, "rev-parse", "--show-prefix")
     return None if prefix is None else prefix.rstrip("/")
 
