@@ -1,4 +1,4 @@
-"""What differs between two files, two folders of results, or two runs."""
+"""What differs between two files, two folders of results, two runs, or two releases."""
 
 from __future__ import annotations
 
@@ -7,21 +7,66 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..artifacts.digest import digest_file
-from ..artifacts.records import Record
+from ..artifacts.digest import canonical_json, digest_file
+from ..artifacts.records import Record, decode
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store
 from ..errors import InputError, ObjectDamaged, ObjectMissing
 from ..tasks.accuracy import AccuracyReport
-from .comparison import FileFigures, Gate, regressions
+from .comparison import FileFigures, Gate, Provenance, regressions, weight_files
 from .publish import publish
+from .release_records import ReleasedFile, names_release
 from .snapshot import CONTENTS, PROVENANCE, Change, Facts, Snapshot, changes
+
+if TYPE_CHECKING:
+    from .releases import Releases
 
 ONE_FILE = ""
 """The name of the file on a side that is a single file: it is compared with that of the other side in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file on a side.
+
+    Attributes:
+        read: reads all of it.
+        sha256: of the `.pte`, and of the `.ptd` if there is one; nothing if the file is not there.
+        recorded: what is known of a file without downloading it; None for one that is here.
+    """
+
+    read: Callable[[], Snapshot]
+    sha256: Callable[[], tuple[str, ...]]
+    recorded: Callable[[], Snapshot] | None = None
+
+    @classmethod
+    def at(cls, path: Path) -> File:
+        return cls(lambda: Snapshot.of_file(path), lambda: tuple(map(digest_file, (path, *weight_files(path)))))
+
+    @classmethod
+    def of_release(cls, releases: Releases, released: ReleasedFile) -> File:
+        provenance = decode(Provenance, canonical_json(released.provenance))
+
+        def read() -> Snapshot:
+            with TemporaryDirectory(prefix="pteforge-") as folder:
+                return Snapshot.of_file(releases.fetch_file(released, Path(folder) / "file.pte"))
+
+        return cls(
+            read,
+            lambda: tuple(content.sha256 for content in released.contents),
+            lambda: Snapshot.of_figures(released.figures, provenance),
+        )
+
+    def outline(self) -> Snapshot:
+        """What is known without downloading the file."""
+        return (self.recorded or self.read)()
+
+    def same_as(self, other: File) -> bool:
+        """Whether both have the same bytes, so that a download would tell nothing."""
+        return bool(self.recorded or other.recorded) and self.sha256() == other.sha256() != ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +75,33 @@ class Side:
 
     Attributes:
         title: as the user named it.
-        files: ``MODEL/RECIPE`` to a function that reads the file.
+        files: the files by ``MODEL/RECIPE``.
         absent: why there is no file for ``MODEL/RECIPE``, if it is known.
     """
 
     title: str
-    files: Mapping[str, Callable[[], Snapshot]]
+    files: Mapping[str, File]
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_side(text: str, open_store: Callable[[], Store]) -> Side:
-    """The side that a file, a folder of results, or the id of a run or its prefix names.
+    """The side that a file, a folder of results, a release, or the id of a run or its prefix names.
 
-    Raises InputError if there is none, or no file in it.
+    Raises InputError if there is none, or no file in it; ReleaseDamaged if a release cannot be understood.
     """
     path = Path(text)
+    if names_release(text):
+        return _release_side(text)
     if path.is_dir():
         return _folder_side(text, path)
     if path.exists():
-        return Side(text, {ONE_FILE: lambda: Snapshot.of_file(path)})
+        return Side(text, {ONE_FILE: File.at(path)})
     store = open_store()
     found = [run for run in store.runs if text and run.id.startswith(text)]
     if not found:
         raise InputError(
             f"there is no file or folder {text!r}, and no run with this id in the store {store.url}; "
-            "`pteforge runs` lists runs"
+            "`pteforge runs` lists runs; a release is URL#RELEASE"
         )
     if len(found) > 1:
         raise InputError(f"{text!r} begins the ids of {len(found)} runs: {', '.join(run.id for run in found)}")
@@ -104,20 +151,29 @@ def compare(before: Side, after: Side, gates: Sequence[Gate] = ()) -> Iterator[F
         file, other = (before, after) if ONE_FILE in before.files else (after, before)
         raise InputError(f"{file.title} is a file and {other.title} is not: compare two files, or two folders or runs")
     for name in sorted({*before.files, *after.files}):
-        old, new = (side.files[name]() if name in side.files else None for side in (before, after))
+        old, new = before.files.get(name), after.files.get(name)
         if old and new:
-            yield _compare_files(name, old, new, gates)
+            yield compare_files(name, old, new, gates)
         else:
             note = (before if new else after).absent.get(name)
             yield FileDifference(
                 name,
-                old.figures if old else None,
-                new.figures if new else None,
+                old.outline().figures if old else None,
+                new.outline().figures if new else None,
                 notes=() if note is None else (note,),
             )
 
 
-def _compare_files(name: str, old: Snapshot, new: Snapshot, gates: Sequence[Gate]) -> FileDifference:
+def compare_files(name: str, before: File, after: File, gates: Sequence[Gate] = ()) -> FileDifference:
+    """Compares two files; downloads none if both have the same bytes. Raises InputError if one cannot be read."""
+    if before.same_as(after):
+        old, new = (file.outline().with_contents(Facts()) for file in (before, after))
+    else:
+        old, new = before.read(), after.read()
+    return _compare(name, old, new, gates)
+
+
+def _compare(name: str, old: Snapshot, new: Snapshot, gates: Sequence[Gate]) -> FileDifference:
     notes = [
         f"the {which} file {problem}"
         for which, side in (("earlier", old), ("new", new))
@@ -147,11 +203,15 @@ def _folder_side(title: str, folder: Path) -> Side:
     }
     if not paths:
         raise InputError(f"there are no .pte files in the folder {folder}; name a folder that `export --out` wrote")
-    return Side(title, {name: _reader(path) for name, path in paths.items()})
+    return Side(title, {name: File.at(path) for name, path in paths.items()})
 
 
-def _reader(path: Path) -> Callable[[], Snapshot]:
-    return lambda: Snapshot.of_file(path)
+def _release_side(title: str) -> Side:
+    from .releases import open_release  # noqa: PLC0415 - imports fsspec
+
+    releases, name = open_release(title)
+    files = releases.manifest(name).files
+    return Side(title, {name: File.of_release(releases, released) for name, released in files})
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +237,13 @@ class _Recorded(Record):
 
 
 def _run_side(title: str, run: RunRecord, store: Store) -> Side:
-    files: dict[str, Callable[[], Snapshot]] = {}
+    files: dict[str, File] = {}
     absent: dict[str, str] = {}
     for model, recipes in run.files.items():
         for recipe, entry in recipes.items():
             recorded = _Recorded.from_json(entry)
             if recorded.file:
-                files[f"{model}/{recipe}"] = _recorded_reader(store, run, model, recipe, recorded)
+                files[f"{model}/{recipe}"] = _recorded_file(store, run, model, recipe, recorded)
             else:
                 absent[f"{model}/{recipe}"] = recorded.absence
     if not files:
@@ -191,15 +251,16 @@ def _run_side(title: str, run: RunRecord, store: Store) -> Side:
     return Side(title, files, absent)
 
 
-def _recorded_reader(
-    store: Store, run: RunRecord, model: str, recipe: str, recorded: _Recorded
-) -> Callable[[], Snapshot]:
+def _recorded_file(store: Store, run: RunRecord, model: str, recipe: str, recorded: _Recorded) -> File:
     """Reads a file where the run wrote it, else from the store, else only what the run recorded of it."""
+    written = File.at(path := Path(recorded.file or ""))
+
+    def is_there() -> bool:
+        return path.is_file() and digest_file(path) == recorded.sha256
 
     def read() -> Snapshot:
-        path = Path(recorded.file or "")
-        if path.is_file() and digest_file(path) == recorded.sha256:
-            return Snapshot.of_file(path)
+        if is_there():
+            return written.read()
         with TemporaryDirectory(prefix="pteforge-") as folder:
             if rebuilt := _rebuild(store, _report(store, run, model, recipe), Path(folder)):
                 return Snapshot.of_file(rebuilt)
@@ -209,7 +270,7 @@ def _recorded_reader(
         )
         return Snapshot.of_figures(figures)
 
-    return read
+    return File(read, lambda: written.sha256() if is_there() else ())
 
 
 def _report(store: Store, run: RunRecord, model: str, recipe: str) -> ArtifactRef | None:

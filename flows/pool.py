@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from prefect import get_client
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
@@ -78,7 +78,9 @@ async def _run(session: Session, model: PlannedModel, interval: float) -> FlowRu
             if not taken or await asyncio.to_thread(held):
                 seen, heard = bool(taken), time.monotonic()
             elif time.monotonic() - heard > (_GONE if seen else _NEVER_SEEN):
-                gone = Crashed(message="nothing was heard of its process any more; its machine may have died")
+                gone: State[Any] = Crashed(
+                    message="nothing was heard of its process any more; its machine may have died"
+                )
                 await client.set_flow_run_state(run.id, gone, force=True)
                 run = await client.read_flow_run(run.id)
     return run

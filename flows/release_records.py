@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import StringConstraints
@@ -17,6 +19,26 @@ VERSION = 1
 """Of the format: readers refuse other versions. A new attribute with a default does not need a new one."""
 
 _Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]  # files are named after it
+
+
+_MANIFEST = re.compile(r"(?:(?P<url>.+)/)?releases/(?P<name>[^/]+)\.json")
+
+
+def split_release(text: str) -> tuple[str, str]:
+    """URL and release of ``URL#RELEASE``, where it may also be a channel, or of the address of a manifest.
+
+    An address alone stands for the channel ``latest``.
+    """
+    if found := _MANIFEST.fullmatch(text):
+        return found["url"] or ".", found["name"]
+    url, mark, name = text.rpartition("#")
+    return (url, name) if mark and not Path(text).exists() else (text, "latest")
+
+
+def names_release(text: str) -> bool:
+    """Whether a text is for `split_release`, and neither a file or folder of results nor the id of a run."""
+    url, _ = split_release(text)
+    return "://" in text or url != text or all((Path(text) / name).is_dir() for name in ("releases", "files"))
 
 
 @dataclass(frozen=True, slots=True)

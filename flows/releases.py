@@ -34,7 +34,16 @@ from ..configs.base import NAME_PATTERN
 from ..errors import InputError, ReleaseDamaged, StoreError, StoreUnusable, convert_os_errors
 from .comparison import Gate, regressions
 from .release_contents import ReleaseContents
-from .release_records import VERSION, Channel, Content, Manifest, Published, ReleasedFile, ReleasedModel
+from .release_records import (
+    VERSION,
+    Channel,
+    Content,
+    Manifest,
+    Published,
+    ReleasedFile,
+    ReleasedModel,
+    split_release,
+)
 from .release_signing import sign_manifest, verify_manifest
 
 _log = logging.getLogger(__name__)
@@ -73,9 +82,20 @@ class Releases:
         content = self._files.read(f"channels/{name}.json")
         return None if content is None else _decode(Channel, content, f"the channel {name!r} at {self.url}")
 
-    def manifest(self, release: str) -> Manifest:
-        """Raises InputError if there is none, and ReleaseDamaged if it is not what was published."""
-        return self._understand(release, self._read(release))
+    def manifest(self, release: str, public_key: Path | None = None) -> Manifest:
+        """The manifest of a release, with `public_key` after its signature is checked.
+
+        Raises:
+            InputError: there is none, or it is not signed.
+            ReleaseDamaged: it is not what was published, or the signature does not fit.
+        """
+        content = self._read(release)
+        if public_key:
+            signature = self._files.read(f"signatures/{release}.json")
+            if signature is None:
+                raise InputError(f"the release {release} at {self.url} is not signed; publish it with --sign KEY")
+            verify_manifest(content, signature, public_key, release)
+        return self._understand(release, content)
 
     def find(self, text: str) -> str:
         """The release that a channel names, or the one that has this name or, as the only one, this text in it."""
@@ -172,20 +192,24 @@ class Releases:
             InputError: nothing matches, the folder cannot be written, or the release is not signed.
             ReleaseDamaged: a file or the manifest is not what was published, or the signature does not fit.
         """
-        content = self._read(release)
-        if public_key:
-            signature = self._files.read(f"signatures/{release}.json")
-            if signature is None:
-                raise InputError(f"the release {release} at {self.url} is not signed; publish it with --sign KEY")
-            verify_manifest(content, signature, public_key, release)
-        manifest = self._understand(release, content)
+        manifest = self.manifest(release, public_key)
         chosen = {name: file for name, file in manifest.files if fnmatchcase(name, pattern)}
         if not chosen:
             known = ", ".join(name for name, _ in manifest.files)
             raise InputError(f"nothing in the release {release} at {self.url} matches {pattern!r}; it has {known}")
         for model in dict.fromkeys(name.partition("/")[0] for name in chosen):
             self._fetch({folder / model / "card.md": manifest.models[model].card})
-        return [self._fetch_file(file, folder / f"{name}.pte") for name, file in chosen.items()]
+        return [self.fetch_file(file, folder / f"{name}.pte") for name, file in chosen.items()]
+
+    def fetch_file(self, released: ReleasedFile, path: Path) -> Path:
+        """Downloads one file, with its `.ptd` and provenance next to it; raises as `fetch`."""
+        parts = {path.with_suffix(".ptd"): released.data} if released.data else {}
+        self._fetch({**parts, path: released.file})
+        if not released.data:
+            path.with_suffix(".ptd").unlink(missing_ok=True)  # it would be taken for this file's
+        text = json.dumps(released.provenance, indent=2, sort_keys=True) + "\n"
+        path.with_suffix(".json").write_text(text, encoding="utf-8")
+        return path
 
     def _stems(self, folder: str) -> list[str]:
         return [PurePosixPath(name).stem for name in self._files.names(folder)]
@@ -277,15 +301,6 @@ class Releases:
             self._files.delete(f"files/{sha256}")
         return tuple(old)
 
-    def _fetch_file(self, released: ReleasedFile, path: Path) -> Path:
-        parts = {path.with_suffix(".ptd"): released.data} if released.data else {}
-        self._fetch({**parts, path: released.file})
-        if not released.data:
-            path.with_suffix(".ptd").unlink(missing_ok=True)  # it would be taken for this file's
-        text = json.dumps(released.provenance, indent=2, sort_keys=True) + "\n"
-        path.with_suffix(".json").write_text(text, encoding="utf-8")
-        return path
-
     def _fetch(self, parts: Mapping[Path, Content]) -> None:
         """Downloads files that are not there yet, and gives them their names when all are complete."""
         folder = next(iter(parts)).parent
@@ -310,6 +325,23 @@ class Releases:
             raise ReleaseDamaged(f"{name} ({content.sha256}) is not at {self.url} any more; publish again") from None
         if digest.hexdigest() != content.sha256:
             raise ReleaseDamaged(f"{name} at {self.url} is damaged: its SHA-256 is not {content.sha256}; publish again")
+
+
+def open_releases(url: str) -> Releases:
+    """The releases at a URL; raises InputError for a folder that does not exist."""
+    if "://" not in url and not Path(url).is_dir():
+        raise InputError(f"there is no folder {url}; give the folder or URL that releases were published to")
+    return Releases(url)
+
+
+def open_release(text: str) -> tuple[Releases, str]:
+    """The releases and the name that ``URL#RELEASE``, ``URL#CHANNEL`` or a manifest's address stands for.
+
+    Raises InputError if there is none.
+    """
+    url, name = split_release(text)
+    releases = open_releases(url)
+    return releases, releases.find(name)
 
 
 def check_channel(name: str) -> None:

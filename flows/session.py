@@ -6,7 +6,6 @@ import logging
 import os
 import platform
 import re
-import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import __version__
-from ..artifacts.digest import digest_json
+from ..artifacts.digest import Digest, digest_json
 from ..artifacts.locations import open_store
 from ..artifacts.runs import RunRecord, RunStatus, StageOutcome
 from ..artifacts.store import Store
-from ..configs.load import load_zoo
+from ..configs.load import LoadedZoo, load_zoo
 from ..configs.one_model import load_builder, names_builder, recipe_names
 from ..configs.run import Place, RunConfig
 from ..errors import InputError, PteforgeError, StageFailed, StoreError, TargetError, first_line
@@ -37,6 +36,7 @@ from .outcome import ModelOutcome, ZooOutcome
 from .prefect_settings import refresh_configured
 from .publication import Publication, publication_of
 from .publish import check_folders
+from .request import Request, git_commit
 from .select import select_models
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ _CHECK_OPERATORS = "pteforge.tasks.programs.entry:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.programs.entry:check_transforms"
 
 
-def run_lease(run: str) -> str:
+def run_lease(run: str) -> Digest:
     """The lease that a flow run holds in its store as long as it lives, by the run's id."""
-    return f"run-{run}"
+    return digest_json({"run": run})
 
 
 class ZooObserver(Observer, Protocol):
@@ -82,6 +82,7 @@ class Session:
     place: RunConfig = field(default_factory=RunConfig)  # where they run
     parameters: Mapping[str, Any] = field(default_factory=dict)  # what was asked for, as the flow `export-zoo` takes it
     zoo_digest: str = ""  # SHA-256 of the zoo after includes and overrides
+    loaded: LoadedZoo | None = None  # the zoo, if there is a file of it
     publication: Publication | None = None  # what becomes of the files at the end
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     observer: ZooObserver = field(default_factory=NullZooObserver)
@@ -235,6 +236,11 @@ class Session:
         except Exception as error:  # noqa: BLE001 - the files are made, whatever is wrong with the page
             _log.warning("the page about the run is not written: %s: %s", type(error).__name__, first_line(error))
 
+    def request(self, model: str) -> dict[str, Any] | None:
+        """The JSON of what a model's files are made from."""
+        debug = bool(self.parameters.get("debug"))
+        return Request.of(self.loaded, model, debug=debug).to_json() if self.loaded else None
+
     @cached_property
     def identity(self) -> dict[str, str]:
         """Which run this is: fields of its `RunRecord`, which are also in the provenance of the files that it makes."""
@@ -244,7 +250,7 @@ class Session:
             "started": self.began.isoformat(timespec="milliseconds"),
             "host": platform.node(),
             "version": __version__,
-            "commit": _git_commit(Path(self.parameters["zoo"]).parent) if self.parameters else "",
+            "commit": git_commit(self.loaded.files[0].parent) if self.loaded else "",
             "zoo_digest": self.zoo_digest,
         }
 
@@ -256,16 +262,6 @@ def store_url(store: str | None) -> str | None:
     from .blocks import open_block  # noqa: PLC0415 - imports Prefect, which is slow
 
     return open_block(store.removeprefix(BLOCK))
-
-
-def _git_commit(folder: Path) -> str:
-    """The commit that is checked out where a zoo is, with ``-dirty`` where tracked files differ; empty without git."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
 
 
 def joined(globs: str | Sequence[str]) -> str:
@@ -352,6 +348,7 @@ def open_session(  # noqa: PLR0913 - one parameter per option of the command lin
             place=place,
             parameters=parameters,
             zoo_digest=digest_json(loaded.zoo.model_dump(mode="json", exclude={"run", "publish"})),
+            loaded=loaded,
             publication=publication,
             id=run,
         )

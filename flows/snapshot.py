@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from ..formats.pte.contents import Extent, Method, TensorSpec, ValueSpec
 from ..formats.pte.ptd import ptd_extents
 from ..formats.pte.reader import map_file, naming, open_pte, read_pte
 from ..tasks.figures import Worst
-from .comparison import FileFigures, read_provenance, weight_files
+from .comparison import FileFigures, Provenance, read_provenance, weight_files
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -96,24 +96,30 @@ class Snapshot:
     def of_file(cls, path: Path) -> Snapshot:
         """Reads a `.pte` with what lies next to it; raises InputError, as `FileFigures.of_file` does."""
         figures = FileFigures.of_file(path)
-        parts = {CONTENTS: _contents(path)}
-        if provenance := read_provenance(path, figures.sha256):
-            known: dict[Item, Value] = {Item("toolchain", name): text for name, text in provenance.toolchain.items()}
-            measured = provenance.verification.figures
-            several = {f"method {name}": worst for name, worst in measured.methods.items() if len(measured.methods) > 1}
-            several |= measured.payloads
-            for name, worst in several.items():
-                known |= _numerics(worst, f"{name}: ")
-            if provenance.accuracy:
-                scores = {score.payload: score.score for score in provenance.accuracy.file.scores if score.payload}
-                known |= {Item("accuracy", name): score for name, score in scores.items()}
-            parts[PROVENANCE] = Facts(known)
-        return cls(figures, _of_figures(figures, parts))
+        known = cls.of_figures(figures, read_provenance(path, figures.sha256))
+        return known.with_contents(_contents(path))
 
     @classmethod
-    def of_figures(cls, figures: FileFigures) -> Snapshot:
-        """All that remains of a file that does not exist any more."""
-        return cls(figures, _of_figures(figures, {}))
+    def of_figures(cls, figures: FileFigures, provenance: Provenance | None = None) -> Snapshot:
+        """What is known of a file without reading it."""
+        return cls(figures, _of_figures(figures, {PROVENANCE: _recorded(provenance)} if provenance else {}))
+
+    def with_contents(self, contents: Facts) -> Snapshot:
+        """The same with other facts about what is in the file; with empty ones, contents never differ."""
+        return replace(self, facts=replace(self.facts, parts={**self.facts.parts, CONTENTS: contents}))
+
+
+def _recorded(provenance: Provenance) -> Facts:
+    known: dict[Item, Value] = {Item("toolchain", name): text for name, text in provenance.toolchain.items()}
+    measured = provenance.verification.figures
+    several = {f"method {name}": worst for name, worst in measured.methods.items() if len(measured.methods) > 1}
+    several |= measured.payloads
+    for name, worst in several.items():
+        known |= _numerics(worst, f"{name}: ")
+    if provenance.accuracy:
+        scores = {score.payload: score.score for score in provenance.accuracy.file.scores if score.payload}
+        known |= {Item("accuracy", name): score for name, score in scores.items()}
+    return Facts(known)
 
 
 def _of_figures(figures: FileFigures, parts: Mapping[str, Facts]) -> Facts:

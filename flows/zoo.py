@@ -162,7 +162,8 @@ def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe
     store, folder = session.store, session.out / scope.model.name
     assert scope.recipe  # noqa: S101 - there is a result
     provenance = scope.read_json(lowered.report.provenance)
-    path = publish(store, lowered.file, lowered.data, {**provenance, "run": session.identity}, folder, recipe)
+    provenance["run"] = {**session.identity, "request": session.request(scope.model.name)}
+    path = publish(store, lowered.file, lowered.data, provenance, folder, recipe)
     data = path.with_suffix(".ptd") if lowered.data else None
     publish_debug_files(store, lowered.debugging, folder, recipe, [spec.name for spec in scope.recipe.specializations])
     return RecipeOutcome(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from ..difference import FileDifference
     from ..snapshot import Change, Content, Value
 
-_SIDE = "A .pte file, a folder that `export --out` wrote, or the id of a run (or its beginning)."
+_SIDE = (
+    "A .pte file, a folder that `export --out` wrote, the id of a run (or its beginning), or a release: URL#RELEASE, "
+    "URL#CHANNEL, or URL for its channel latest."
+)
 _MAX_PER_AREA = 10
 _SHORT_DIGEST = 8
 _STYLES = {"added": "green", "removed": "bold red", "changed": "yellow"}
@@ -51,7 +54,7 @@ def diff(
     as_json: AS_JSON = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown to standard output.")] = False,
 ) -> None:
-    """Show what differs between two files, two folders of results, or two runs: contents, figures, toolchain."""
+    """Show what differs between two files, folders of results, runs or releases: contents, figures, toolchain."""
     from ..comparison import parse_gates
     from ..difference import compare, find_side
 
@@ -64,18 +67,20 @@ def diff(
     exceeded = [sentence for file in files for sentence in file.regressions]
     if as_json:
         shown = [file.to_json() for file in files]
-        print_json({"before": before, "after": after, "files": shown, "regressions": exceeded})
+        models = {status: list(_models(files, status)) for status in ("added", "removed")}
+        print_json({"before": before, "after": after, "models": models, "files": shown, "regressions": exceeded})
     elif markdown:
         typer.echo("\n".join(_markdown(before, after, files)))
     else:
-        _print(open_console(), files)
+        print_differences(open_console(), files)
     for sentence in exceeded:
         sys.stderr.write(f"worse: {printable(sentence)}\n")
     if exceeded:
         raise typer.Exit(1)
 
 
-def _print(console: Console, files: Sequence[FileDifference]) -> None:
+def print_differences(console: Console, files: Sequence[FileDifference]) -> None:
+    """Prints a table for each file that differs, and how many files do."""
     from rich.text import Text
 
     from ..figures_text import open_table
@@ -96,11 +101,17 @@ def _print(console: Console, files: Sequence[FileDifference]) -> None:
             for row in _rows(file.changes):
                 table.add_row(*map(Text, map(printable, row)))
             console.print(table)
+    for side in ("added", "removed"):
+        for model in _models(files, side):
+            line = Text.assemble("model ", (printable(model), "bold"), ": ", (side, _STYLES[side]))
+            console.print(line, soft_wrap=True)
     console.print(_total(files), highlight=False)
 
 
 def _markdown(before: str, after: str, files: Sequence[FileDifference]) -> Iterator[str]:
     yield f"# From {_escape(before)} to {_escape(after)}\n\n{_total(files)}"
+    for status in ("added", "removed"):
+        yield from (f"\nModel {_escape(model)}: {status}" for model in _models(files, status))
     if exceeded := [sentence for file in files for sentence in file.regressions]:
         yield "\n## Worse than allowed\n"
         yield from (f"- {_escape(sentence)}" for sentence in exceeded)
@@ -123,6 +134,14 @@ def _total(files: Sequence[FileDifference]) -> str:
         return "no differences"
     statuses = [status for status in ("changed", "added", "removed", "equal") if counts[status]]
     return "files: " + ", ".join(f"{counts[status]} {status}" for status in statuses)
+
+
+def _models(files: Sequence[FileDifference], status: str) -> Iterator[str]:
+    """Models of which all files are only on one side."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for file in files:
+        found[file.name.rpartition("/")[0]].add(file.status)
+    return (name for name, statuses in found.items() if name and statuses == {status})
 
 
 def _either(file: FileDifference) -> FileFigures:

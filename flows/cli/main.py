@@ -21,6 +21,7 @@ from .inspect import inspect_file
 from .plan import plan
 from .release import app as release_app
 from .release import publish
+from .reproduce import reproduce_file
 from .run import run_file
 from .store import app as store_app
 from .terminal import print_json, printable
@@ -46,6 +47,7 @@ app.command("merge")(merge_files)
 app.command("bisect")(bisect_recipe)
 app.command()(publish)
 app.add_typer(release_app, name="release")
+app.command("reproduce")(reproduce_file)
 app.command()(deploy)
 app.command()(serve)
 app.command()(runs)

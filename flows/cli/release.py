@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from ..releases import Releases  # imports fsspec
 
 CHANNEL = Annotated[str, typer.Option(metavar="NAME", help="The channel.", autocompletion=completion.channels)]
+VERIFY = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="KEY", help="Public key: the release must be signed by its owner.", show_default="not checked"
+    ),
+]
 URL = Annotated[str, typer.Argument(metavar="URL", help="Folder or URL of the releases.", show_default=False)]
 
 app = typer.Typer(help="List releases, move channels, and fetch files.", no_args_is_help=True)
@@ -176,12 +182,7 @@ def fetch(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")
     ] = Path("out"),
-    verify: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="KEY", help="Public key: the release must be signed by its owner.", show_default="not checked"
-        ),
-    ] = None,
+    verify: VERIFY = None,
 ) -> None:
     """Download files of a release; each is compared with its SHA-256."""
     releases = _open(url)
@@ -190,8 +191,6 @@ def fetch(
 
 
 def _open(url: str) -> Releases:
-    from ..releases import Releases
+    from ..releases import open_releases
 
-    if "://" not in url and not Path(url).is_dir():
-        raise InputError(f"there is no folder {url}; give the folder or URL that releases were published to")
-    return Releases(url)
+    return open_releases(url)

@@ -106,7 +106,7 @@ def _status(run: RunRecord) -> str:
     """As recorded; `lost` if the run was killed on this machine, which leaves its record as it was at the start."""
     if run.status != "running" or not run.pid or run.host != platform.node():
         return run.status
-    import psutil  # noqa: PLC0415 - only needed here
+    import psutil
 
     with suppress(psutil.NoSuchProcess):  # a process that began after the run has the same id by chance
         if psutil.Process(run.pid).create_time() < datetime.fromisoformat(run.started).timestamp() + _CLOCK_STEP:

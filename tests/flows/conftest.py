@@ -41,7 +41,8 @@ def delivered(folder: Path) -> dict[str, bytes]:
     found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.glob("*/*"))}
     for name in [name for name in found if f"{name.removesuffix('.json')}.pte" in found and name.endswith(".json")]:
         provenance = json.loads(found[name])
-        assert set(provenance.pop("run")) == {"id", "zoo", "started", "host", "version", "commit", "zoo_digest"}
+        run = provenance.pop("run")
+        assert set(run) == {"id", "zoo", "started", "host", "version", "commit", "zoo_digest", "request"}
         found[name] = json.dumps(provenance).encode()
     return found
 
@@ -250,7 +251,7 @@ def lower(workers: Workers) -> Callable[..., Lowered]:
         chosen = select_models(loaded, models, recipes)
         with open_store(str(project.store)) as store:
             executor = Executor(store, pool, refresh)
-            session = Session(loaded.zoo.name, chosen, executor, pool, project.out, pool.jobs)
+            session = Session(loaded.zoo.name, chosen, executor, pool, project.out, pool.jobs, loaded=loaded)
             with session.recorded():
                 find_models(session)
                 asyncio.run(lower_rest(session, LocalRunner(executor, 8, session)))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,6 +106,42 @@ def test_published_and_fetched(made, pteforge):
     assert listed["release"] in pteforge(made, "release", "list", "shared").out
 
 
+def test_releases_are_compared(made, lowered, grown, tmp_path, pteforge):
+    """`pteforge diff` compares releases like their files, and downloads only what has other bytes on the two sides.
+
+    All else that it says is from the manifests.
+    """
+    after = grown.copy(tmp_path / "after")
+    for file in lowered[0].out.glob("net/apart.*"):
+        shutil.copy(file, after.out / "net")
+    changed = json.loads((after.out / "net" / "apart.json").read_text())
+    changed["verification"]["figures"]["overall"] |= {"sqnr_db": 12.5, "max_abs_error": 0.25}
+    (after.out / "net" / "apart.json").write_text(json.dumps(changed))
+    shutil.copytree(after.out / "net", after.out / "more")
+    old, new = (
+        pteforge(made, "publish", folder, "--to", "shared", "--json").json["release"] for folder in ("out", after.out)
+    )
+    for content in set(map(digest_file, after.out.glob("net/apart.pt*"))):
+        (made.folder / "shared" / "files" / content).unlink()
+
+    held = pteforge(made, "diff", f"shared#{old}", "shared", "--json", "--fail-on", "growth=2%,delegation")
+    said = json.loads(held.out)
+    assert said["models"] == {"added": ["more"], "removed": []}
+    files = {file["name"]: file for file in said["files"]}
+    assert [files[name]["status"] for name in sorted(files)] == ["added", "added", "changed", "changed"]
+    equal = {(change["area"], change["name"]): change["after"] for change in files["net/apart"]["changes"]}
+    assert equal == {("numerics", "SQNR, dB"): 12.5, ("numerics", "max abs error"): 0.25}
+    assert {"file", "constants"} <= {change["area"] for change in files["net/portable-fp32"]["changes"]}
+    assert len(said["regressions"]) == 1
+    assert "the file grew by" in said["regressions"][0]
+
+    same = pteforge(made, "diff", f"shared/releases/{new}.json", str(after.out))
+    assert same.out == "no differences\n"
+    back = pteforge(made, "diff", "shared#latest", f"shared#{old}")
+    assert "model more: removed\nfiles: 2 changed, 2 removed\n" in back.out
+    pteforge(made, "diff", "shared#beta", "out").refused("no channel or release 'beta'")
+
+
 def test_gates_hold_a_release_back(made, grown, pteforge):
     """A grown file does not become `latest`: exit code 1, how much it grew, and the release is kept to be promoted.
 
@@ -168,6 +207,57 @@ def test_a_crash_leaves_a_whole_release(contents, releases, stored, tmp_path, mo
             break
     assert outcomes == {True, False}
     assert step > 20
+
+
+# Publishes to folders: each line is a number and a folder. A child does it, and kills itself when it is about to make
+# that change to the folder, counted by Python's audit events.
+PUBLISHER = """
+import os, signal, sys
+from pathlib import Path
+from pteforge.flows.release_contents import find_results, read_contents
+from pteforge.flows.releases import Releases
+contents = read_contents("zoo", find_results(Path(sys.argv[1])), [])
+def die_at(change, folder):
+    left = iter(range(change))
+    def hook(event, details):
+        writes = event in ("os.rename", "os.remove", "os.mkdir") or event == "open" and details[2] & os.O_ACCMODE
+        if writes and str(details[0]).startswith(folder) and next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+for line in sys.stdin:
+    change, folder = line.split()
+    child = os.fork()
+    if not child:
+        die_at(int(change), folder)
+        Releases(folder).publish(contents, keep=1)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_a_killed_publisher_leaves_a_whole_release(contents, grown, releases, stored, tmp_path):
+    """The same for a process that gets SIGKILL before each change that it makes to the folder."""
+    first, second = contents
+    before = releases.publish(first).release
+    outcomes, code = [], None
+    command = [sys.executable, "-c", PUBLISHER, str(grown.out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as publisher:
+        while code != 0:
+            folder = tmp_path / f"killed-{len(outcomes)}"
+            shutil.copytree(stored, folder)
+            publisher.stdin.write(f"{len(outcomes)} {folder}\n")
+            publisher.stdin.flush()
+            code = int(publisher.stdout.readline())
+            assert code in (-signal.SIGKILL, 0)
+            shutil.rmtree(folder / "leases", ignore_errors=True)  # a dead holder's lease expires
+            survivors = Releases(str(folder))
+            release = survivors.find("latest")
+            survivors.fetch(release, "*", folder / "got")
+            outcomes.append(release == before)
+            assert survivors.publish(second, keep=1).release == survivors.find("latest") != before
+    assert outcomes == sorted(outcomes, reverse=True), "before the channel moves, and after it"
+    assert len(outcomes) > 20
+    assert not all(outcomes[:-1])
 
 
 def test_old_releases_are_removed(contents, releases, stored):
