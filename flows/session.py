@@ -32,7 +32,7 @@ from ..tasks.lowering import check_stage
 from ..tasks.model import PlannedModel
 from ..tasks.recipe_checks import torchao_calls
 from ..tasks.runner import Done, NullObserver, Observer, StageCall
-from ..tasks.workers import WorkerLimits, Workers
+from ..tasks.workers import WorkerLimits, Workers, memory_for_calls
 from .outcome import ModelOutcome, ZooOutcome
 from .prefect_settings import refresh_configured
 from .publication import Publication, publication_of
@@ -272,6 +272,13 @@ def absolute_location(url: str) -> str:
     return url if "://" in url or url.startswith(BLOCK) else str(Path(url).absolute())
 
 
+def stage_memory(place: RunConfig) -> int | None:
+    """Bytes that the stages of one process may need together; None for the default of the machine it is on."""
+    if place.processes is None:
+        return place.memory
+    return max(1, (place.memory or memory_for_calls()) // place.processes)
+
+
 prepared: ContextVar[Session | None] = ContextVar("prepared", default=None)
 """The session that the command line opened for the flow that it starts."""
 
@@ -334,7 +341,7 @@ def open_session(  # noqa: PLR0913 - one parameter per option of the command lin
     check_folders(out.absolute() / model.name for model in selected if out)
     if jobs is None and place.processes:  # those of a cluster on this machine share its cores
         jobs = max(1, (os.cpu_count() or 1) // place.processes)
-    workers, run = Workers(jobs=jobs), uuid.uuid4().hex
+    workers, run = Workers(jobs=jobs, memory=stage_memory(place)), uuid.uuid4().hex
     with open_store(store_url(store)) as opened, workers:
         yield Session(
             zoo=loaded.zoo.name,

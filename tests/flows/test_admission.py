@@ -1,0 +1,50 @@
+"""Stages of a zoo wait for the memory that they will probably need."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pteforge.artifacts.locations import open_store
+from pteforge.configs.load import load_zoo
+from pteforge.configs.run import RunConfig
+from pteforge.flows.select import select_models
+from pteforge.flows.session import Session, stage_memory
+from pteforge.flows.zoo import lower_rest
+from pteforge.tasks.executor import Executor
+from pteforge.tasks.runner import LocalRunner
+from pteforge.tasks.workers import Workers, memory_for_calls
+
+
+@pytest.mark.slow
+def test_large_stages_run_one_after_another(warm):
+    """Two exports that together took more than there is do not run at once, although cores are free.
+
+    The record of the run has what each was expected to take, which is what it took the last time, and what it took.
+    """
+    chosen = select_models(load_zoo(warm.folder / "zoo.yaml"), "*", "portable*")
+    exports = {f"{model.name}/export" for model in chosen}
+    with open_store(str(warm.store)) as store:
+        past = {slot: store.ledger.last_run(slot).peak_memory for slot in exports}
+        with Workers(jobs=4, memory=sum(past.values()) - 1) as workers:
+            warm.edit("nets.py", "def conv", "EDITED = 1\n\n\ndef conv")
+            executor = Executor(store, workers)
+            session = Session("zoo", chosen, executor, workers, warm.out, 4)
+            asyncio.run(lower_rest(session, LocalRunner(executor, 8, session)))
+    assert session.outcome().exit_code == 0
+    stages = {stage.slot: stage for stages in session.stages.values() for stage in stages}
+    for slot in exports:
+        assert stages[slot].predicted_memory == past[slot]
+        assert stages[slot].peak_memory > 0
+    first, second = sorted(exports, key=lambda slot: stages[slot].queued)
+    waited_for_it = stages[second].queued - stages[first].queued  # both could run at once
+    assert waited_for_it > 0.9 * stages[first].seconds
+
+
+def test_processes_of_this_machine_share_its_memory():
+    """A cluster that the run starts divides the machine's memory; one that runs already has it on each machine."""
+    assert stage_memory(RunConfig()) == memory_for_calls()
+    assert stage_memory(RunConfig(on="dask", workers=4, memory=2**30)) == 2**28
+    assert stage_memory(RunConfig(on="dask", workers=4)) == memory_for_calls() // 4
+    assert stage_memory(RunConfig(on="dask", address="tcp://a:1", memory=2**30)) == 2**30
+    assert stage_memory(RunConfig(on="pool", pool="forge")) is None
