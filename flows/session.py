@@ -34,6 +34,7 @@ from ..tasks.recipe_checks import torchao_calls
 from ..tasks.runner import Done, NullObserver, Observer, StageCall
 from ..tasks.workers import WorkerLimits, Workers, memory_for_calls
 from .outcome import ModelOutcome, ZooOutcome
+from .pace import Pace
 from .prefect_settings import refresh_configured
 from .publication import Publication, publication_of
 from .publish import check_folders
@@ -80,6 +81,7 @@ class Session:
     publication: Publication | None = None  # what becomes of the files at the end
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     observer: ZooObserver = field(default_factory=NullZooObserver)
+    pace: Pace = field(default_factory=Pace)
     outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # by model, in order of completion
     stages: dict[str, tuple[StageOutcome, ...]] = field(default_factory=dict)
     start: float = field(default_factory=time.monotonic)
@@ -97,6 +99,11 @@ class Session:
         return len(self.outcomes) == len(self.models)
 
     @property
+    def at_once(self) -> int:
+        """Stages that run at once, of all processes that are known."""
+        return self.jobs * (self.place.processes or 1)
+
+    @property
     def submitted_at_once(self) -> int:
         """Stages that are submitted at once: some more than can run, so that no process has to wait for its next."""
         processes = self.place.processes
@@ -105,6 +112,7 @@ class Session:
     def add(self, outcome: ModelOutcome, stages: tuple[StageOutcome, ...]) -> None:
         self.outcomes[outcome.model] = outcome
         self.stages[outcome.model] = stages
+        self.pace.completed(outcome)
         self.observer.completed(outcome)
 
     def check_names(self) -> None:
@@ -129,15 +137,18 @@ class Session:
             raise
 
     def started(self, call: StageCall) -> None:
+        self.pace.started(call)
         self.observer.started(call)
 
     def progressed(self, call: StageCall, done: int, total: int | None) -> None:
         self.observer.progressed(call, done, total)
 
     def finished(self, done: Done) -> None:
+        self.pace.finished(done)
         self.observer.finished(done)
 
     def failed(self, call: StageCall, error: Exception) -> None:
+        self.pace.failed(call)
         self.observer.failed(call, error)
 
     def abort(self) -> None:
