@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, Self
 
 from ...errors import StageCrashed
@@ -122,13 +123,13 @@ class Workers:
             raise ValueError(f"function is {function!r}, must be 'package.module:name'")
         request = Request(function, argument, python_path)
         try:
-            with self._admission.place(limits.memory if memory is None else memory):
+            with self._admission.place(limits.memory if memory is None else memory) as grow:
                 server = self._running_server()
                 server.wait_until_ready()
                 with self._lock:
                     self._calls += 1
                 started()
-                return supervise(server, request, limits, progressed)
+                return supervise(server, request, limits, progressed, grow)
         except AdmissionClosed:
             raise StageCrashed("stopped") from None
 
@@ -162,7 +163,7 @@ class AdmissionClosed(Exception):
 
 @dataclass(eq=False)
 class _Ticket:
-    """A call that waits: the bytes it needs, and how many that came later were admitted before it."""
+    """A call: the bytes it needs, and how many that came later were admitted before it."""
 
     memory: int
     overtaken: int = 0
@@ -194,8 +195,11 @@ class Admission:
         return len(self._queue)
 
     @contextmanager
-    def place(self, memory: int) -> Iterator[None]:
-        """Waits for a place with so many bytes, and frees it at the end; raises AdmissionClosed after `close`."""
+    def place(self, memory: int) -> Iterator[Callable[[int], None]]:
+        """Waits for a place with so many bytes, and frees it at the end; raises AdmissionClosed after `close`.
+
+        Yields a function to call with what the call really takes: where that is more, others wait for more.
+        """
         ticket = _Ticket(memory)
         with self._changed:
             self._queue.append(ticket)
@@ -210,16 +214,21 @@ class Admission:
                 self._queue.remove(ticket)
                 self._changed.notify_all()  # the next in the queue may fit as well
         try:
-            yield
+            yield partial(self._grow, ticket)
         finally:
             with self._changed:
-                self._take(-1, -memory)
+                self._take(-1, -ticket.memory)
                 self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _grow(self, ticket: _Ticket, memory: int) -> None:
+        with self._changed:
+            self._take(0, max(0, memory - ticket.memory))
+            ticket.memory = max(ticket.memory, memory)
 
     def _take(self, places: int, memory: int) -> None:
         self._running += places

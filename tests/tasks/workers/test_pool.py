@@ -87,6 +87,27 @@ def test_large_calls(threads, monkeypatch):
     late.leave()
 
 
+def test_a_call_that_takes_more_than_expected(threads):
+    """Others wait for what running calls really take, until they leave."""
+    admission = Admission(jobs=8, memory=100)
+    with admission.place(10) as grow:
+        grow(5)
+        beside = visit(admission, 90, threads)
+        assert beside.enters()
+        beside.leave()
+        grow(60)
+        waiting = visit(admission, 50, threads)
+        fitting = visit(admission, 40, threads)
+        assert fitting.enters()
+        fitting.leave()
+        assert not waiting.inside.is_set()
+    assert waiting.enters()
+    waiting.leave()
+    whole = visit(admission, 100, threads)
+    assert whole.enters()
+    whole.leave()
+
+
 def test_closing_turns_away_who_waits_and_who_comes(threads):
     """After `close` nobody enters any more; who is inside may finish."""
     admission = Admission(jobs=1, memory=100)
@@ -130,7 +151,7 @@ def test_two_large_calls_do_not_run_at_once(bodies, announcement):
     The wait is over when `started` is called.
     """
     limits, started = WorkerLimits(60, 1 << 40), []
-    with Workers(jobs=8, memory=100, preload=()) as pool, ThreadPoolExecutor() as runners:
+    with Workers(jobs=8, memory=1000 << 20, preload=()) as pool, ThreadPoolExecutor() as runners:
 
         def call(function, argument, memory):
             return runners.submit(
@@ -138,22 +159,22 @@ def test_two_large_calls_do_not_run_at_once(bodies, announcement):
                 f"worker_bodies:{function}",
                 argument,
                 limits,
-                memory=memory,
+                memory=memory << 20,
                 python_path=(bodies,),
                 started=lambda: started.append(memory),
             )
 
-        large = call("announce_and_wait", str(announcement), 70)
+        large = call("announce_and_wait", str(announcement), 700)
         assert announcement.read_text() == "begun"
-        second = call("echo", 2, 71)
+        second = call("echo", 2, 701)
         while not pool._admission.waiting:
             threading.Event().wait(0.001)
-        assert [call("echo", number, 10).result().result for number in range(3)] == [0, 1, 2]
-        assert started == [70, 10, 10, 10]
+        assert [call("echo", number, 100).result().result for number in range(3)] == [0, 1, 2]
+        assert started == [700, 100, 100, 100]
         announcement.write_text("go on")
         assert large.result().result == "go on"
         assert second.result().result == 2
-        assert started[-1] == 71
+        assert started[-1] == 701
 
 
 @pytest.mark.parametrize("limited", ["", "system.slice", "system.slice/run.scope"])
