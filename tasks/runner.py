@@ -82,7 +82,8 @@ class StageCall:
     program_file: Path | None = None  # see `Workspace`
     user_code: UserCode | None = None  # for stages whose keys watch what the user's code loads
     recipes: tuple[str, ...] = ()  # those that need it
-    submitted: float = 0.0  # when it could run, in seconds since the epoch; 0 if that is when it does
+    # when it could run, in seconds since the epoch; 0 if that is when it does
+    submitted: float = field(default=0.0, compare=False)
 
     @property
     def title(self) -> str:
