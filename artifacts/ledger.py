@@ -91,6 +91,11 @@ class Ledger:
     def last(self, slot: str) -> SlotRecord | None:
         return self._read(_named_file("slots", slot), f"slot/{slot}", SlotRecord)
 
+    def last_run(self, slot: str) -> StageRecord | None:
+        """The record of the stage that a slot had in its last use."""
+        last = self.last(slot)
+        return self.lookup(last.key) if last else None
+
     def remember(self, slot: str, key: Digest, fields: Mapping[str, Any]) -> None:
         record = SlotRecord(slot, key, fields)
         self._write(_named_file("slots", slot), f"slot/{slot}", record.encode())

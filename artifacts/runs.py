@@ -17,6 +17,8 @@ _log = logging.getLogger(__name__)
 RETAINED = 200
 """How many runs are kept; writing another one removes the oldest."""
 
+_CALL = 0.05  # seconds
+
 Status = Literal["ran", "cached", "failed"]
 RunStatus = Literal["running", "completed", "failed", "interrupted"]
 
@@ -46,6 +48,10 @@ class StageOutcome(Record):
         recipes: tags of the recipes that use it.
         key: its stage key; None if it failed before it had one.
         message: why it failed, or why it ran although no field had changed; empty otherwise.
+        seconds: how long it ran, in this run or, of a cached one, when it was made.
+        queued: seconds from when it could have run to its start, in this run.
+        peak_memory: bytes that its process used, in this run or, of a cached one, when it was made; 0 if unknown.
+        predicted_memory: bytes that it waited for before its start in this run; 0 if it did not.
     """
 
     slot: str
@@ -57,11 +63,19 @@ class StageOutcome(Record):
     differs: tuple[FieldChange, ...] = ()
     seconds: float = 0.0
     message: str = ""
+    queued: float = 0.0
+    peak_memory: int = 0
+    predicted_memory: int = 0
 
     @property
     def step(self) -> str:
         """The slot without the model."""
         return self.slot.partition("/")[2]
+
+    @property
+    def waited(self) -> bool:
+        """Whether it waited for longer than the call itself takes."""
+        return self.queued >= _CALL
 
     @property
     def telling(self) -> list[FieldChange]:

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from .base import FrozenModel
+from .base import Bytes, FrozenModel
 
 Place = Literal["local", "pool", "dask", "ray"]
 PLACES: tuple[str, ...] = get_args(Place)
@@ -33,6 +33,14 @@ class RunConfig(FrozenModel):
     )
     workers: int | None = Field(
         None, ge=1, description="With `dask` and `ray`: processes of the cluster on this machine; left out: 2."
+    )
+
+    memory: Bytes | None = Field(
+        None,
+        examples=["12GiB"],
+        description="Memory that stages may need together, as predicted; others wait. Processes of a cluster that the "
+        "run starts share it, those of a cluster at `address` and runs on a work pool have it each. Left out: 80 % of "
+        "the machine's or the container's.",
     )
 
     @property

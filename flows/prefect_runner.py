@@ -30,7 +30,7 @@ from ..tasks.runner import Done, NullObserver, SharingRunner, StageCall
 from ..tasks.stage import Progressed
 from ..tasks.workers import Workers
 from .figures_text import format_size
-from .session import Session
+from .session import Session, stage_memory
 from .throttle import Throttle, samples_done
 
 
@@ -40,6 +40,7 @@ class Site:
 
     store: str
     jobs: int
+    memory: int | None  # see `Workers`
     run: str  # id of the driver's run
     refresh: str = ""  # see `Executor`
 
@@ -48,7 +49,8 @@ _runs: dict[tuple[str, int], PrefectRunner | None] = {}
 """This process's runs, by id; None for those that have ended. By process, too: one that was forked must not use its
 parent's. Parameters of flows and tasks are values: Prefect sends those of the flow, and of the task around, along with
 each submitted task."""
-_executors: dict[tuple[str, int, int], Executor] = {}  # for runs of other processes: by store, jobs and process
+# for runs of other processes: by store, jobs, memory and process
+_executors: dict[tuple[str, int, int | None, int], Executor] = {}
 _opening = threading.Lock()
 
 
@@ -59,10 +61,10 @@ def runner_of(run: str) -> PrefectRunner | None:
 
 def _executor(site: Site) -> Executor:
     """This process's executor for runs of other processes, opened at the first call; its workers end with it."""
-    place = site.store, site.jobs, os.getpid()
+    place = site.store, site.jobs, site.memory, os.getpid()
     with _opening:
         if place not in _executors:
-            workers = Workers(jobs=site.jobs)
+            workers = Workers(jobs=site.jobs, memory=site.memory)
             atexit.register(workers.stop)
             _executors[place] = Executor(open_store(site.store), workers)
         executor = copy(_executors[place])
@@ -162,7 +164,8 @@ class PrefectRunner(SharingRunner):
     def __init__(self, session: Session) -> None:
         super().__init__(session.executor)
         self.session = session
-        self._site = Site(session.store.url, session.jobs, session.id, session.executor.refresh)
+        memory = stage_memory(session.place)
+        self._site = Site(session.store.url, session.jobs, memory, session.id, session.executor.refresh)
         self._slots = asyncio.Semaphore(session.submitted_at_once)
         self._futures: dict[ArtifactRef, Any] = {}  # who made what, for the edges of the graph in the UI
         self.in_process = _runs_in_process()
@@ -235,22 +238,22 @@ async def _result(future: Any) -> Any:
     return await asyncio.to_thread(future.result)
 
 
+_FIGURES = ("cached", "seconds", "peak_memory", "predicted_memory", "queued", "reason")
+
+
 def _to_json(done: Done) -> dict[str, Any]:
     """A result as JSON. The params are those of the key, which may cover more of the user's code than was asked."""
     return {
         "params": done.call.params.model_dump(mode="json"),
         "roles": {role: ref.to_json() for role, ref in done.roles.items()},
-        "cached": done.cached,
-        "seconds": done.seconds,
-        "peak_memory": done.peak_memory,
-        "reason": done.reason,
+        **{name: getattr(done, name) for name in _FIGURES},
     }
 
 
 def _from_json(call: StageCall, answer: dict[str, Any], key_of: Callable[[StageCall], StageKey]) -> Done:
     call = replace(call, params=call.stage.Params.model_validate(answer["params"]))
     roles = {role: ArtifactRef.from_json(ref) for role, ref in answer["roles"].items()}
-    figures = {name: answer[name] for name in ("cached", "seconds", "peak_memory", "reason")}
+    figures = {name: answer[name] for name in _FIGURES}
     return Done(call, key_of(call), roles, **figures)
 
 

@@ -31,8 +31,9 @@ from ..tasks.lowering import check_stage
 from ..tasks.model import PlannedModel
 from ..tasks.recipe_checks import torchao_calls
 from ..tasks.runner import Done, NullObserver, Observer, StageCall
-from ..tasks.workers import WorkerLimits, Workers
+from ..tasks.workers import WorkerLimits, Workers, memory_for_calls
 from .outcome import ModelOutcome, ZooOutcome
+from .pace import Pace
 from .prefect_settings import refresh_configured
 from .publication import Publication, publication_of
 from .publish import check_folders
@@ -86,6 +87,7 @@ class Session:
     publication: Publication | None = None  # what becomes of the files at the end
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     observer: ZooObserver = field(default_factory=NullZooObserver)
+    pace: Pace = field(default_factory=Pace)
     outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # by model, in order of completion
     stages: dict[str, tuple[StageOutcome, ...]] = field(default_factory=dict)
     start: float = field(default_factory=time.monotonic)
@@ -103,6 +105,11 @@ class Session:
         return len(self.outcomes) == len(self.models)
 
     @property
+    def at_once(self) -> int:
+        """Stages that run at once, of all processes that are known."""
+        return self.jobs * (self.place.processes or 1)
+
+    @property
     def submitted_at_once(self) -> int:
         """Stages that are submitted at once: some more than can run, so that no process has to wait for its next."""
         processes = self.place.processes
@@ -111,6 +118,7 @@ class Session:
     def add(self, outcome: ModelOutcome, stages: tuple[StageOutcome, ...]) -> None:
         self.outcomes[outcome.model] = outcome
         self.stages[outcome.model] = stages
+        self.pace.completed(outcome)
         self.observer.completed(outcome)
 
     def check_names(self) -> None:
@@ -135,15 +143,18 @@ class Session:
             raise
 
     def started(self, call: StageCall) -> None:
+        self.pace.started(call)
         self.observer.started(call)
 
     def progressed(self, call: StageCall, done: int, total: int | None) -> None:
         self.observer.progressed(call, done, total)
 
     def finished(self, done: Done) -> None:
+        self.pace.finished(done)
         self.observer.finished(done)
 
     def failed(self, call: StageCall, error: Exception) -> None:
+        self.pace.failed(call)
         self.observer.failed(call, error)
 
     def abort(self) -> None:
@@ -274,6 +285,13 @@ def absolute_location(url: str) -> str:
     return url if "://" in url or url.startswith(BLOCK) else str(Path(url).absolute())
 
 
+def stage_memory(place: RunConfig) -> int | None:
+    """Bytes that the stages of one process may need together; None for the default of the machine it is on."""
+    if place.processes is None:
+        return place.memory
+    return max(1, (place.memory or memory_for_calls()) // place.processes)
+
+
 prepared: ContextVar[Session | None] = ContextVar("prepared", default=None)
 """The session that the command line opened for the flow that it starts."""
 
@@ -336,7 +354,7 @@ def open_session(  # noqa: PLR0913 - one parameter per option of the command lin
     check_folders(out.absolute() / model.name for model in selected if out)
     if jobs is None and place.processes:  # those of a cluster on this machine share its cores
         jobs = max(1, (os.cpu_count() or 1) // place.processes)
-    workers, run = Workers(jobs=jobs), uuid.uuid4().hex
+    workers, run = Workers(jobs=jobs, memory=stage_memory(place)), uuid.uuid4().hex
     with open_store(store_url(store)) as opened, workers:
         yield Session(
             zoo=loaded.zoo.name,

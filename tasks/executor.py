@@ -21,6 +21,7 @@ from .keys.key import StageKey, stage_code_digest
 from .keys.search import ModuleSearch
 from .keys.source import source_fields
 from .keys.versions import distribution_versions
+from .prediction import predict_memory
 from .runner import Done, NullObserver, Observer, StageCall
 from .stage import CallableParams, Params, Progressed, Workspace, from_roles, no_progress, reporter, to_roles
 from .targets.find import find_target_class, link_names
@@ -85,9 +86,8 @@ class Executor:
             key = self.key(call)
             done = self._find(call, key)
             if done is None:
-                observer.started(call)
                 with self.store.leases.hold(key.digest()):
-                    done = self._find(call, key) or self._make(call, key, report)
+                    done = self._find(call, key) or self._make(call, key, observer, report)
         except Exception as error:
             observer.failed(call, error)
             raise
@@ -108,16 +108,30 @@ class Executor:
             return None
         return Done(call, key, record.outputs, cached=True, seconds=record.seconds, peak_memory=record.peak_memory)
 
-    def _make(self, call: StageCall, key: StageKey, progressed: Progressed) -> Done:
+    def _make(self, call: StageCall, key: StageKey, observer: Observer, progressed: Progressed) -> Done:
         for ref in call.inputs.values():
             self.store.fetch(ref)
-        peak, log = 0, None
+        queued, predicted, peak, log = 0.0, 0, 0, None
+
+        def start() -> None:
+            nonlocal queued
+            queued = max(0.0, time.time() - call.submitted) if call.submitted else 0.0
+            observer.started(call)
+
         if call.stage.runs_isolated(call.params):
-            limits = WorkerLimits(timeout=call.limits.timeout, memory=call.limits.memory)
-            path = tuple(map(str, call.python_path))
-            report = self._workers.run(_BODY, self._work(call), limits, python_path=path, progressed=progressed)
+            predicted = predict_memory(call, self.store)
+            report = self._workers.run(
+                _BODY,
+                self._work(call),
+                WorkerLimits(timeout=call.limits.timeout, memory=call.limits.memory),
+                memory=predicted,
+                python_path=tuple(map(str, call.python_path)),
+                started=start,
+                progressed=progressed,
+            )
             answer, seconds, peak, log = report.result, report.seconds, report.peak_memory, report.log
         else:
+            start()
             started = time.perf_counter()
             answer = self._run_here(call)
             seconds = time.perf_counter() - started
@@ -127,7 +141,8 @@ class Executor:
         if call.user_code:
             call = self._watch(call, outputs["observed"])
             key = self.key(call)
-        return self._commit(call, key, outputs, seconds, peak, log)
+        done = self._commit(call, key, outputs, seconds, peak, log)
+        return replace(done, queued=queued, predicted_memory=predicted)
 
     def _work(self, call: StageCall) -> dict[str, Any]:
         return {"call": call.encode().decode(), "store": str(self.store.local.root)}

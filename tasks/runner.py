@@ -82,6 +82,8 @@ class StageCall:
     program_file: Path | None = None  # see `Workspace`
     user_code: UserCode | None = None  # for stages whose keys watch what the user's code loads
     recipes: tuple[str, ...] = ()  # those that need it
+    # when it could run, in seconds since the epoch; 0 if that is when it does
+    submitted: float = field(default=0.0, compare=False)
 
     @property
     def title(self) -> str:
@@ -131,6 +133,7 @@ class _CallFields:
     program_file: Path | None
     user_code: UserCode | None
     recipes: tuple[str, ...]
+    submitted: float
 
 
 _PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
@@ -147,6 +150,8 @@ class Done:
     cached: bool
     seconds: float = 0.0  # how long the stage ran, now or when it was made
     peak_memory: int = 0  # bytes its process used beyond the worker server's own, now or when it was made
+    predicted_memory: int = 0  # bytes that it waited for before it ran now; 0 if it did not
+    queued: float = 0.0  # seconds that it waited before it ran now
     reason: str = ""  # why it ran although its key may have been in the ledger; empty where that does not happen
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +62,7 @@ class Scope:
             program_file=self.model.program_file,
             user_code=user_code,
             recipes=(recipe.name,) if recipe else tuple(each.name for each in self.model.recipes),
+            submitted=time.time(),
         )
         try:
             self.done[name] = done = await self.runner(call)
@@ -175,6 +177,9 @@ class History:
             differs=differs,
             seconds=done.seconds,
             message=reason,
+            queued=done.queued,
+            peak_memory=done.peak_memory,
+            predicted_memory=done.predicted_memory,
         )
 
     def _failure(self, steps: list[tuple[StageId, Exception]]) -> StageOutcome:

@@ -29,6 +29,7 @@ class Due:
     # fields of its key that differ from its last run; None without an earlier run
     changes: tuple[FieldChange, ...] | None
     last: StageRecord | None  # its last run, for what it took
+    predicted_memory: int  # bytes that it waits for before it starts
     asked: bool = False  # whether it runs only because it is asked for
 
     @property
@@ -82,6 +83,7 @@ def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
     """The number of cached stages, the stages that will run, and those that may run."""
     from ...artifacts.runs import differing_fields
     from ...tasks.lowering import lower_model
+    from ...tasks.prediction import predict_memory
     from ...tasks.runner import CutShort, PlanRunner, run_without_loop
     from ...tasks.scope import Scope
 
@@ -93,12 +95,15 @@ def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
                 raise outcome
     ledger, will_run = session.store.ledger, []
     for call in runner.will_run.values():
-        last = ledger.last(call.slot)
-        changes = differing_fields(last.fields, session.executor.key(call).fields()) if last else None
-        will_run.append(Due(call, changes, ledger.lookup(last.key) if last else None))
+        slot = ledger.last(call.slot)
+        changes = differing_fields(slot.fields, session.executor.key(call).fields()) if slot else None
+        will_run.append(Due(call, changes, ledger.last_run(call.slot), predict_memory(call, session.store)))
     found = {done.key.digest(): done for done in runner.found}
     if refresh:
-        again = [Due(done.call, (), ledger.lookup(key), asked=True) for key, done in found.items()]
+        again = [
+            Due(done.call, (), ledger.lookup(key), predict_memory(done.call, session.store), asked=True)
+            for key, done in found.items()
+        ]
         return 0, [*again, *will_run], runner.may_run
     return len(found), will_run, runner.may_run
 
@@ -107,8 +112,8 @@ def _print(console: Console, found: int, will_run: list[Due], may_run: list[Stag
     from rich.text import Text
 
     for due in will_run:
-        took = f"  (took {due.last.seconds:.1f} s, {format_size(due.last.peak_memory)})" if due.last else ""
-        line = Text.assemble(("will run ", "green"), printable(due.call.title), f"  {due.reason}", (took, "dim"))
+        needs = f"  ({_needs(due)})" if due.call.stage.runs_isolated(due.call.params) else ""
+        line = Text.assemble(("will run ", "green"), printable(due.call.title), f"  {due.reason}", (needs, "dim"))
         console.print(line, soft_wrap=True)
         for change in due.changes or ():
             console.print(Text.assemble("         ", format_change(change)), soft_wrap=True)
@@ -116,6 +121,12 @@ def _print(console: Console, found: int, will_run: list[Due], may_run: list[Stag
         console.print(Text(f"may run  {printable(model)}: {count} later stages, where outputs change", "dim"))
     summary = f"{found} stages cached, {len(will_run)} will run, {len(may_run)} may run"
     console.print(summary if will_run else f"nothing to do: {found} stages cached", highlight=False)
+
+
+def _needs(due: Due) -> str:
+    if due.last:
+        return f"took {due.last.seconds:.1f} s, {format_size(due.last.peak_memory)}"
+    return f"about {format_size(due.predicted_memory)} of memory"
 
 
 def _json(due: Due) -> dict[str, Any]:
@@ -126,4 +137,5 @@ def _json(due: Due) -> dict[str, Any]:
         "changed": None if changes is None else {change.field: [change.before, change.after] for change in changes},
         "last_seconds": due.last and due.last.seconds,
         "last_peak_memory": due.last and due.last.peak_memory,
+        "predicted_memory": due.predicted_memory,
     }

@@ -1,20 +1,30 @@
-"""Progress of a run: a bar in a terminal, plain lines elsewhere."""
+"""Progress of a run: a live display in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
+from itertools import islice
+from threading import Thread
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
 
 from ...errors import first_line
 from ...tasks.runner import Done, StageCall
 from ..outcome import ModelOutcome
+from ..pace import Pace, expect_stages
 from ..session import Session
 from ..throttle import PAUSE, Throttle, samples_done
+from .terminal import printable
+
+_BAR = 14  # cells
+_BESIDE_STAGES = 3  # lines of a terminal that are not for running stages: the heading, how many more run, the cursor
 
 
 @contextmanager
@@ -24,63 +34,86 @@ def observe(session: Session, *, quiet: bool) -> Iterator[None]:
     if quiet:
         yield
     elif console.is_terminal:
-        with bar_on(console) as progress:
-            session.observer = Bar(progress, len(session.models) - len(session.outcomes))
+        session.observer = bar = Bar(console, session.pace, models=len(session.models), at_once=session.at_once)
+        Thread(target=expect_stages, args=(session,), daemon=True).start()
+        with Live(bar, console=console, transient=True):
             yield
     else:
         session.observer = Lines()
         yield
 
 
-def bar_on(console: Console) -> Progress:
-    """Rich's display with the columns of `Bar`."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[counted]}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
-
-
 class Bar:
-    """A live bar with models, stages and the current step; stages that count samples get a bar of their own."""
+    """A live display: how many stages are done and how long the rest will take, and below, each stage that runs.
 
-    def __init__(self, progress: Progress, models: int) -> None:
-        self._progress = progress
-        self._lock = Lock()
-        self._ran = self._cached = 0
-        self._task: TaskID = progress.add_task("starting workers and Prefect", total=models, counted="models")
-        self._counting: dict[str, TaskID] = {}
+    It is as wide and as high as the terminal at most.
+    """
+
+    def __init__(self, console: Console, pace: Pace, *, models: int, at_once: int) -> None:
+        """Displays a run of so many models on a terminal; so many stages of it run at once."""
+        self._console = console
+        self._pace = pace
+        self._models = models
+        self._at_once = at_once
+        self._samples: dict[str, tuple[int, int | None]] = {}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._heading()
+        running = self._pace.running()
+        room = max(1, console.height - _BESIDE_STAGES)
+        for title, seconds in islice(running.items(), room):
+            yield self._line(title, seconds, options.max_width)
+        if len(running) > room:
+            yield Text(f"  and {len(running) - room} more", style="dim", no_wrap=True)
 
     def started(self, call: StageCall) -> None:
-        self._progress.update(self._task, description=call.title)
+        """The pace knows."""
 
     def progressed(self, call: StageCall, done: int, total: int | None) -> None:
-        if call.title not in self._counting:
-            self._counting[call.title] = self._progress.add_task(call.title, total=total, counted="samples")
-        self._progress.update(self._counting[call.title], completed=done, total=total)
+        self._samples[call.title] = done, total
 
     def finished(self, done: Done) -> None:
-        self._remove(done.call)
-        with self._lock:
-            self._cached += done.cached
-            self._ran += not done.cached
-        self._progress.update(self._task, counted=f"models, {self._ran} stages run, {self._cached} cached")
+        self._samples.pop(done.call.title, None)
 
     def failed(self, call: StageCall, error: Exception) -> None:
-        self._remove(call)
-        self._progress.console.print(f"{call.title} failed: {error}", style="red", markup=False, highlight=False)
+        self._samples.pop(call.title, None)
+        self._console.print(f"{call.title} failed: {error}", style="red", markup=False, highlight=False)
 
     def completed(self, outcome: ModelOutcome) -> None:
-        del outcome
-        self._progress.advance(self._task)
+        """The pace knows."""
 
-    def _remove(self, call: StageCall) -> None:
-        if (task := self._counting.pop(call.title, None)) is not None:
-            self._progress.remove_task(task)
+    def _heading(self) -> Table:
+        pace = self._pace
+        done, known = pace.done, pace.known
+        row = Table.grid(Column(width=_BAR), Column(no_wrap=True, overflow="ellipsis", ratio=1), padding=(0, 1))
+        row.add_row(ProgressBar(total=known, completed=done, width=_BAR), ", ".join(self._figures(done, known)))
+        return row
+
+    def _figures(self, done: int, known: int) -> Iterator[str]:
+        """What matters most first: a narrow terminal cuts the rest."""
+        pace = self._pace
+        yield f"{done}/{known} stages" if known else "starting workers and Prefect"
+        yield _clock(time.monotonic() - pace.start)
+        if done < known and (left := pace.left(self._at_once)) is not None:
+            yield f"about {_clock(left)} left"
+        yield f"{pace.models}/{self._models} models"
+        yield f"{pace.cached} cached"
+
+    def _line(self, title: str, seconds: float, width: int) -> Text:
+        right = f"{_clock(seconds):>7}"
+        if samples := self._samples.get(title):
+            done, total = samples
+            right = f"{done} samples{right}" if total is None else f"{done}/{total} samples{right}"
+        line = Text(f"  {printable(title)}", no_wrap=True)
+        line.truncate(max(1, width - len(right) - 1), overflow="ellipsis", pad=True)
+        return line.append(f" {right}")
+
+
+def _clock(seconds: float) -> str:
+    """For example ``0:07`` or ``1:02:03``."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 class Lines:

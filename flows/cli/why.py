@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -17,7 +17,7 @@ import typer
 from ...errors import InputError, first_line
 from . import completion
 from .options import AS_JSON, STORE, open_existing_store
-from .terminal import print_json, printable
+from .terminal import format_size, print_json, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -152,10 +152,22 @@ def _reason(stage: StageOutcome) -> str:
             return f"key {stage.key[:12]}" if stage.key else ""
         case "failed":
             return first_line(stage.message)
-    duration = f"{stage.seconds:.1f} s"
+    parts = [", ".join(_needed(stage))]
     if changes := stage.telling:
-        return f"{duration}; changed since it last ran: {', '.join(change.field for change in changes)}"
-    return f"{duration}; {stage.message}" if stage.message else duration
+        parts.append(f"changed since it last ran: {', '.join(change.field for change in changes)}")
+    elif stage.message:
+        parts.append(stage.message)
+    return "; ".join(parts)
+
+
+def _needed(stage: StageOutcome) -> Iterator[str]:
+    """The time and memory of a stage that ran; records of earlier versions have no more than how long it ran."""
+    yield f"{stage.seconds:.1f} s"
+    if stage.waited:
+        yield f"waited {stage.queued:.1f} s"
+    if stage.peak_memory:
+        expected = f" (expected {format_size(stage.predicted_memory)})" if stage.predicted_memory else ""
+        yield f"{format_size(stage.peak_memory)}{expected}"
 
 
 def _short(value: Any) -> str:

@@ -4,7 +4,7 @@
 only the server imports `preload`.
 """
 
-from .pool import StageRunner, Workers
+from .pool import StageRunner, Workers, memory_for_calls
 from .protocol import WorkerLimits, WorkerReport
 
-__all__ = ["StageRunner", "WorkerLimits", "WorkerReport", "Workers"]
+__all__ = ["StageRunner", "WorkerLimits", "WorkerReport", "Workers", "memory_for_calls"]

@@ -9,6 +9,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 from ...errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, StageTimedOut
@@ -33,8 +34,13 @@ _KILL_LIMIT = 30.0  # seconds to wait for the end of a killed process, which may
 _CHUNK = 1 << 18
 
 
-def supervise(server: WarmServer, request: Request, limits: WorkerLimits, progressed: Progressed) -> WorkerReport:
-    """Runs one call on a warm server, blocking; raises StageError. The call's processes end in any case."""
+def supervise(
+    server: WarmServer, request: Request, limits: WorkerLimits, progressed: Progressed, grown: Callable[[int], None]
+) -> WorkerReport:
+    """Runs one call on a warm server, blocking; raises StageError. The call's processes end in any case.
+
+    `grown` is called with each new peak of its memory, in bytes.
+    """
     with ExitStack() as kept, ExitStack() as handed_over:
         request_file = handed_over.enter_context(tempfile.TemporaryFile())
         request_file.write(request.encode())
@@ -45,7 +51,7 @@ def supervise(server: WarmServer, request: Request, limits: WorkerLimits, progre
         link, far_link = socket.socketpair()
         kept.enter_context(link)
         handed_over.enter_context(far_link)
-        call = _RunningCall(limits, link, answer, log, progress, ProgressReader(progressed))
+        call = _RunningCall(limits, link, answer, log, progress, ProgressReader(progressed), grown)
         try:
             server.send([request_file.fileno(), far_answer, far_log, far_progress, far_link.fileno()])
         except OSError:
@@ -78,6 +84,7 @@ class _RunningCall:
         log: int,
         progress: int,
         progress_reader: ProgressReader,
+        grown: Callable[[int], None],
     ) -> None:
         self._limits = limits
         self._link = link
@@ -85,6 +92,7 @@ class _RunningCall:
         self._log_fd = log
         self._progress_fd = progress
         self._progress = progress_reader
+        self._grown = grown
         self._link_stream = b""
         self._answer = bytearray()
         self._log = CappedLog()
@@ -167,7 +175,9 @@ class _RunningCall:
             self._sample_time = now
             own = own_memory(started.pid)
             self._memory = max(0, own - started.baseline) + descendants_memory(started.pid)
-            self._peak = max(self._peak, self._memory)
+            if self._memory > self._peak:
+                self._peak = self._memory
+                self._grown(self._peak)
             if self._memory > self._limits.memory:
                 self._kill(_Bound.MEMORY, now)
 

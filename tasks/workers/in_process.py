@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from ...errors import InputError, StageError, StageFailed
 from ..stage import Progressed, no_progress, reporter
+from .pool import ignore_start
 from .protocol import WorkerLimits, WorkerReport
 
 Result = TypeVar("Result")
@@ -23,13 +24,17 @@ class InProcess:
         argument: Any,
         limits: WorkerLimits,
         *,
+        memory: int | None = None,
         python_path: tuple[str, ...] = (),
+        started: Callable[[], None] = ignore_start,
         progressed: Progressed = no_progress,
     ) -> WorkerReport:
         """Calls a function under the global torch state of a fresh process; raises StageFailed, with the cause."""
-        del limits, python_path  # what the caller can import is what its own `sys.path` says
+        del limits, memory  # there is one call at a time, and no process to kill
+        del python_path  # what the caller can import is what its own `sys.path` says
         module, _, name = function.partition(":")
         body = getattr(importlib.import_module(module), name)
+        started()
         token = reporter.set(progressed)
         try:
             result, seconds = call_in_process(lambda: body(argument))

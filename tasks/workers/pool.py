@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, Self
 
 from ...errors import StageCrashed
@@ -15,6 +16,10 @@ from .call import supervise
 from .process_memory import available_memory
 from .protocol import Request, WorkerLimits, WorkerReport
 from .warm_server import WarmServer
+
+
+def ignore_start() -> None:
+    """Does nothing when a call starts."""
 
 
 class StageRunner(Protocol):
@@ -26,13 +31,16 @@ class StageRunner(Protocol):
         argument: Any,
         limits: WorkerLimits,
         *,
+        memory: int | None = None,
         python_path: tuple[str, ...] = (),
+        started: Callable[[], None] = ignore_start,
         progressed: Progressed = no_progress,
     ) -> WorkerReport:
         """Calls the function ``package.module:name`` with one JSON value.
 
-        The folders of `python_path` come first on ``sys.path``. `progressed` is called in this thread with the
-        function's progress (see `tasks.stage.reporter`).
+        `memory` is how many bytes it will probably need, by default its limit: it waits until they are free. The
+        folders of `python_path` come first on ``sys.path``. In this thread, `started` is called when the wait is over,
+        and `progressed` with the function's progress (see `tasks.stage.reporter`).
 
         Raises:
             StageError: it returned no result.
@@ -59,14 +67,13 @@ class Workers:
 
         Args:
             jobs: calls at once; by default the number of processors.
-            memory: bytes that all running calls may be promised together; by default 80 % of the machine's. A call that
-                needs more runs alone.
+            memory: bytes that all running calls may need together; by default 80 % of the machine's. A call that needs
+                more runs alone.
             preload: modules that the server imports before it takes calls.
         """
         self.jobs = (os.cpu_count() or 1) if jobs is None else jobs
-        self._admission = Admission(
-            jobs=self.jobs, memory=int(_MEMORY_SHARE * available_memory()) if memory is None else memory
-        )
+        self.memory = memory_for_calls() if memory is None else memory
+        self._admission = Admission(jobs=self.jobs, memory=self.memory)
         self._preload = preload
         self._lock = threading.RLock()  # stop() may come from a signal handler, in the thread that holds it
         self._server: WarmServer | None = None
@@ -97,7 +104,9 @@ class Workers:
         argument: Any,
         limits: WorkerLimits,
         *,
+        memory: int | None = None,
         python_path: tuple[str, ...] = (),
+        started: Callable[[], None] = ignore_start,
         progressed: Progressed = no_progress,
     ) -> WorkerReport:
         """Calls a function in a process of its own, see `StageRunner.run`. The function is never imported here.
@@ -114,12 +123,13 @@ class Workers:
             raise ValueError(f"function is {function!r}, must be 'package.module:name'")
         request = Request(function, argument, python_path)
         try:
-            with self._admission.place(limits.memory):
+            with self._admission.place(limits.memory if memory is None else memory) as grow:
                 server = self._running_server()
                 server.wait_until_ready()
                 with self._lock:
                     self._calls += 1
-                return supervise(server, request, limits, progressed)
+                started()
+                return supervise(server, request, limits, progressed, grow)
         except AdmissionClosed:
             raise StageCrashed("stopped") from None
 
@@ -142,15 +152,30 @@ class Workers:
             return self._server
 
 
+def memory_for_calls() -> int:
+    """Bytes of this machine, or of this process's control group, that calls may need together."""
+    return int(_MEMORY_SHARE * available_memory())
+
+
 class AdmissionClosed(Exception):
     """No call is admitted any more."""
 
 
+@dataclass(eq=False)
+class _Ticket:
+    """A call: the bytes it needs, and how many that came later were admitted before it."""
+
+    memory: int
+    overtaken: int = 0
+
+
 class Admission:
-    """First come, first served, so that small calls cannot overtake a large one for ever.
+    """First come, first served, except that calls that fit may overtake larger ones that do not, a few times each.
 
     A call that exceeds the whole memory is admitted when nothing else runs.
     """
+
+    PATIENCE = 16  # how many calls may overtake a waiting one
 
     def __init__(self, jobs: int, memory: int) -> None:
         if jobs < 1:
@@ -161,7 +186,7 @@ class Admission:
         self._memory = memory
         self._running = 0
         self._promised = 0
-        self._queue: deque[object] = deque()
+        self._queue: list[_Ticket] = []
         self._changed = threading.Condition()
         self._closed = False
 
@@ -170,24 +195,29 @@ class Admission:
         return len(self._queue)
 
     @contextmanager
-    def place(self, memory: int) -> Iterator[None]:
-        """Waits for a place with so many bytes, and frees it at the end; raises AdmissionClosed after `close`."""
-        ticket = object()
+    def place(self, memory: int) -> Iterator[Callable[[int], None]]:
+        """Waits for a place with so many bytes, and frees it at the end; raises AdmissionClosed after `close`.
+
+        Yields a function to call with what the call really takes: where that is more, others wait for more.
+        """
+        ticket = _Ticket(memory)
         with self._changed:
             self._queue.append(ticket)
             try:
-                self._changed.wait_for(lambda: self._closed or (self._queue[0] is ticket and self._fits(memory)))
+                self._changed.wait_for(lambda: self._closed or self._next() is ticket)
                 if self._closed:
                     raise AdmissionClosed
+                for earlier in self._queue[: self._queue.index(ticket)]:
+                    earlier.overtaken += 1
                 self._take(1, memory)
             finally:
                 self._queue.remove(ticket)
                 self._changed.notify_all()  # the next in the queue may fit as well
         try:
-            yield
+            yield partial(self._grow, ticket)
         finally:
             with self._changed:
-                self._take(-1, -memory)
+                self._take(-1, -ticket.memory)
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -195,9 +225,23 @@ class Admission:
             self._closed = True
             self._changed.notify_all()
 
+    def _grow(self, ticket: _Ticket, memory: int) -> None:
+        with self._changed:
+            self._take(0, max(0, memory - ticket.memory))
+            ticket.memory = max(ticket.memory, memory)
+
     def _take(self, places: int, memory: int) -> None:
         self._running += places
         self._promised += memory
+
+    def _next(self) -> _Ticket | None:
+        """The first call that fits, of those up to the first whose patience is at its end."""
+        for ticket in self._queue:
+            if self._fits(ticket.memory):
+                return ticket
+            if ticket.overtaken >= self.PATIENCE:
+                break
+        return None
 
     def _fits(self, memory: int) -> bool:
         if self._running == 0:

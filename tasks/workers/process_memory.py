@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 _LINUX = sys.platform == "linux"
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def own_memory(pid: int) -> int:
@@ -36,12 +38,23 @@ def descendants_memory(pid: int) -> int:
 
 
 def available_memory() -> int:
-    """Bytes of physical memory, or of this process's control group where that is less."""
+    """Bytes of physical memory, or of this process's control group or one around it where that is less."""
     total = psutil.virtual_memory().total
-    for path in _CGROUP_LIMITS:
+    for path in (*_cgroup_limits(), _CGROUPS / "memory" / "memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # no such group, or the word "max"
             total = min(total, int(path.read_text()))
     return total
+
+
+def _cgroup_limits() -> Iterator[Path]:
+    """Limits of this process's groups of version 2; a container sees its own as the root."""
+    group = _CGROUPS
+    yield group / "memory.max"
+    with contextlib.suppress(OSError, StopIteration):
+        lines = _OWN_CGROUP.read_text().splitlines()
+        for part in Path(next(line for line in lines if line.startswith("0::/"))[4:]).parts:
+            group /= part
+            yield group / "memory.max"
 
 
 def _fields(path: str, names: tuple[bytes, ...]) -> int:

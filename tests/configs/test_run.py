@@ -24,6 +24,7 @@ def test_one_place_is_chosen_of_those_prepared(load):
     assert (load(prepared).on, load(prepared).processes) == ("dask", 2)
     assert (load(prepared, "run.on=pool").pool, load(prepared, "run.on=pool").processes) == ("forge", None)
     assert load("{}").on == "local"
+    assert (load("{}").memory, load("{memory: 1GiB}", "run.memory=2GiB").memory) == (None, 2 * 2**30)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pteforge as package
 import pytest
 import yaml
 from pteforge.artifacts.locations import open_store
-from pteforge.flows.cli.terminal import quiet
+from pteforge.flows.cli.terminal import format_size, quiet
 from pteforge.formats.pte.reader import open_pte
 
 pytestmark = pytest.mark.timeout(600)
@@ -314,6 +314,7 @@ def test_why(own, pteforge, lower):
     """
     first = pteforge(own, "why", "linear").out
     assert first.count("\nran ") == 13
+    before = {stage["slot"]: stage for stage in pteforge(own, "why", "linear", "--json").json["stages"]}
     lower(own, "models.linear.verify.min_sqnr_db=70.0")
     said = pteforge(own, "why", "linear")
     assert (said.code, said.err) == (0, "")
@@ -330,6 +331,11 @@ def test_why(own, pteforge, lower):
     verify = stages["linear/verify/portable-fp32"]
     assert verify["status"] == "ran"
     assert {"field": "params.bounds.min_sqnr_db", "before": 80.0, "after": 70.0} in verify["differs"]
+    assert verify["predicted_memory"] == before["linear/verify/portable-fp32"]["peak_memory"]
+    assert 0 < verify["peak_memory"] < 2**30
+    assert f"expected {format_size(verify['predicted_memory'])})" in said.out
+    assert 0 < before["linear/export"]["queued"] < 120  # it waited for the workers
+    assert stages["linear/export"]["queued"] == stages["linear/export"]["predicted_memory"] == 0
     pteforge(own, "why", "liner").refused("no run with a model 'liner'")
     pteforge(own, "why", "linear/none").refused("no recipe 'none'", "portable-fp32, xnnpack-fp32")
 

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 from pteforge.artifacts.locations import open_store
+from pteforge.flows.figures_text import format_size
 from pteforge.flows.page import NAME, render, with_the_rest, write_page
 
 RECIPES = ("portable-fp32", "xnnpack-fp32", "fat")
@@ -108,6 +109,9 @@ def test_the_run_writes_its_page(made, record):
     assert all(f"./net/{recipe}.pte" in page.values("href") for recipe in RECIPES)
     for stage in record.models["net"]:
         assert stage.step in page.text
+        assert not stage.waited or f"{stage.queued:.1f} s" in page.text
+        assert not stage.peak_memory or format_size(stage.peak_memory) in page.text
+    assert any(stage.waited and stage.peak_memory for stage in record.models["net"])
 
 
 def test_the_page_needs_nothing_else(made):

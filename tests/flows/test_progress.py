@@ -14,11 +14,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.locations import open_store
+from pteforge.configs.load import load_zoo
 from pteforge.configs.model import Limits
-from pteforge.flows.cli.progress import Bar, Lines, bar_on
-from pteforge.tasks.runner import StageCall, StageId
+from pteforge.flows.cli.progress import Bar, Lines
+from pteforge.flows.outcome import ModelOutcome
+from pteforge.flows.pace import ExpectedStage, Pace, expect_stages
+from pteforge.flows.select import select_models
+from pteforge.flows.session import Session
+from pteforge.tasks.executor import Executor
+from pteforge.tasks.keys.key import StageKey
+from pteforge.tasks.runner import Done, StageCall, StageId
 from pteforge.tasks.stage import TargetParams
 from pteforge.tasks.stages.quantize import Quantize
+from pteforge.tasks.workers import Workers
 from rich.console import Console
 
 pytestmark = pytest.mark.timeout(600)
@@ -42,19 +52,100 @@ def test_lines_are_throttled(capsys):
     assert capsys.readouterr().err == ("net quantize/forward: 120 of 1000 samples\nnet quantize/forward: 121 samples\n")
 
 
-def test_bar_of_a_stage():
-    """A stage that reports samples has a bar of its own while it runs, until it ends or fails."""
-    console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    with bar_on(console) as progress:
-        bar = Bar(progress, models=2)
-        bar.progressed(call(), 120, 1000)
-        bar.progressed(call("other"), 5, None)
-        shown = [(task.description, task.completed, task.total) for task in progress.tasks[1:]]
-        assert shown == [("net quantize/forward", 120, 1000), ("other quantize/forward", 5, None)]
-        bar.progressed(call(), 121, 1000)
-        assert progress.tasks[1].completed == 121
-        bar.failed(call(), ValueError("no"))
-        assert [task.description for task in progress.tasks[1:]] == ["other quantize/forward"]
+def done(made: StageCall, *, cached: bool = False, seconds: float = 4.0) -> Done:
+    """The result of a call."""
+    key = StageKey(made.stage.name, digest_bytes(b"code"), {}, {}, {})
+    return Done(made, key, {}, cached=cached, seconds=seconds)
+
+
+class Screen:
+    """What a terminal of a size shows of a run of two models, two stages at once."""
+
+    def __init__(self, width: int = 80, height: int = 24) -> None:
+        self.console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
+        self.pace = Pace()
+        self.bar = Bar(self.console, self.pace, models=2, at_once=2)
+
+    def lines(self) -> list[str]:
+        with self.console.capture() as captured:
+            self.console.print(self.bar)
+        return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_running_stages_are_listed():
+    """Below how many stages are done are all that run, each with its time, and its samples if it counts them."""
+    screen = Screen()
+    assert "starting workers" in screen.lines()[0]
+    for model in ("net", "other"):
+        screen.pace.started(call(model))
+    screen.bar.progressed(call(), 120, 1000)
+    heading, *running = screen.lines()
+    assert re.search(r"0/2 stages, 0:0\d, 0/2 models, 0 cached", heading)
+    assert [line.split() for line in running] == [
+        ["net", "quantize/forward", "120/1000", "samples", "0:00"],
+        ["other", "quantize/forward", "0:00"],
+    ]
+    screen.pace.finished(done(call()))
+    screen.bar.finished(done(call()))
+    assert [line.split()[0] for line in screen.lines()[1:]] == ["other"]
+    screen.pace.failed(call("other"))
+    screen.bar.failed(call("other"), ValueError("no"))
+    assert "other quantize/forward failed: no" in screen.console.file.getvalue()
+    assert "2/2 stages" in screen.lines()[0]
+    assert len(screen.lines()) == 1
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 10), (40, 3)])
+def test_the_display_fits_the_terminal(width, height):
+    """However many stages run and whatever they are called, there is a line for each or for how many more there are."""
+    screen = Screen(width, height)
+    for number in range(30):
+        screen.pace.started(call(f"model_{number}_{'long' * 30}"))
+    lines = screen.lines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) < height or height == 3
+    assert lines[-1] == f"  and {30 - (len(lines) - 2)} more"
+    assert lines[1].endswith("0:00")
+
+
+def test_the_time_left_is_estimated():
+    """Stages take what they took the last time; those that never ran, what others of their name did.
+
+    Stages that turn out to be cached or not to be there take nothing.
+    """
+    pace = Pace()
+    assert pace.left(2) is None
+    pace.expect("net", {"net/a": ExpectedStage("edge", 30.0), "net/b": ExpectedStage("verify", 10.0)})
+    pace.expect("other", {"other/a": ExpectedStage("edge", None), call("other").slot: ExpectedStage("quantize", None)})
+    assert (pace.done, pace.known) == (0, 4)
+    assert pace.left(2) == (30 + 10 + 30 + 20) / 2
+    assert pace.left(8) == 30  # the longest
+    pace.started(call("other"))
+    pace.finished(done(call("other"), cached=True))
+    assert (pace.done, pace.known, pace.cached) == (1, 4, 1)
+    assert pace.left(2) == 35
+    pace.completed(ModelOutcome("other", (), ran=0, cached=3))
+    assert (pace.done, pace.known, pace.cached, pace.models) == (3, 5, 3, 1)
+    assert pace.left(2) == 30
+    pace.expect("other", {"other/a": ExpectedStage("edge", None)})  # too late
+    assert pace.known == 5
+
+
+def test_stages_are_known_before_they_run(lower, warm):
+    """Of models that were lowered before, the last run says which stages they have; of others, their plan does."""
+    before = lower(warm, models="linear")
+    loaded = load_zoo(warm.folder / "zoo.yaml")
+    chosen = select_models(loaded, "*", "*")
+    with open_store(str(warm.store)) as store, Workers(jobs=1) as workers:
+        session = Session("zoo", chosen, Executor(store, workers), workers, warm.out, 1)
+        expect_stages(session)
+        by_record = session.pace.known
+        assert session.pace.left(1) > 0
+        other = Session("a zoo that has no runs", chosen, session.executor, workers, warm.out, 1)
+        expect_stages(other)
+        assert not workers.started
+    stages = len(before.stages["linear"])
+    assert by_record == other.pace.known >= 2 * stages
 
 
 _DRIVER = """

@@ -58,7 +58,7 @@ def test_calls_are_values(source):
     for made in (
         call(),
         call(stage=Export, params=Export.Params(source={"builder": "b"}), inputs={}, user_code=user_code),
-        call(python_path=(Path("/zoo"), Path("/more")), program_file=Path("/p.pt2")),
+        call(python_path=(Path("/zoo"), Path("/more")), program_file=Path("/p.pt2"), submitted=1.5),
     ):
         content = made.encode()
         assert StageCall.decode(content) == made

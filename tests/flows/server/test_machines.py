@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pteforge
 import pytest
+from pteforge.artifacts.locations import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -81,11 +82,15 @@ if __name__ == "__main__":
 
 
 def test_stages_run_on_a_dask_cluster(project):
-    """A cluster that runs already gets all stages that are not cached, also those of a zoo that names it."""
+    """A cluster that runs already gets all stages that are not cached, also those of a zoo that names it.
+
+    Stages that each need more memory than there is for all run one after another there.
+    """
     project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
     program = project.write("cluster.py", ON_A_CLUSTER)
+    limited = ("--set", "run.memory=1MiB")
     done = subprocess.run(
-        [sys.executable, program, PTEFORGE, "export", "zoo.yaml", "--on", "dask", "--out", "out"],
+        [sys.executable, program, PTEFORGE, "export", "zoo.yaml", "--on", "dask", "--out", "out", *limited],
         cwd=project.folder,
         env=project.environment(),
         capture_output=True,
@@ -97,6 +102,11 @@ def test_stages_run_on_a_dask_cluster(project):
     ran = int(re.search(r"(\d+) stages run", done.stdout)[1])
     finished = int(re.search(r"finished on the cluster: (\d+)", done.stdout)[1])
     assert finished == ran > 0
+    with open_store(str(project.store)) as store:
+        stages = {stage.stage: stage for stage in store.runs.latest("linear").models["linear"]}
+    assert stages["export"].predicted_memory > stages["edge"].predicted_memory > 2**20
+    assert stages["export"].peak_memory > 0
+    assert stages["export"].queued > 0
     assert set(project.files()) == {"linear/portable-fp32.pte", "linear/portable-fp32.json"}
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from pteforge.tasks.workers import WorkerLimits, Workers
+from pteforge.tasks.workers import WorkerLimits, Workers, memory_for_calls, process_memory
 from pteforge.tasks.workers.pool import Admission, AdmissionClosed
 
 
@@ -63,29 +63,49 @@ def test_no_more_at_once_than_jobs_or_memory(threads, jobs, sizes, leaver):
     third.leave()
 
 
-def test_large_calls(threads):
+def test_large_calls(threads, monkeypatch):
     """A call larger than the whole is admitted when nothing else runs, and nothing else is admitted then.
 
-    A small call that would fit waits behind a large one that came first, so the large one gets its turn.
+    Small calls that fit overtake a large one that came first, but only so many: it gets its turn.
     """
+    monkeypatch.setattr(Admission, "PATIENCE", 2)
     admission = Admission(jobs=8, memory=100)
-    small = visit(admission, 1, threads)
+    first = visit(admission, 1, threads)
     too_large = visit(admission, 1000, threads)
-    other = visit(admission, 60, threads)
-    assert small.enters()
+    overtaking = [visit(admission, 30, threads) for _ in range(2)]
+    late = visit(admission, 30, threads)
+    assert all(call.enters() for call in (first, *overtaking))
     assert admission.waiting == 2
-    small.leave()
+    for call in (first, *overtaking):
+        assert not too_large.inside.is_set()
+        assert not late.inside.is_set()
+        call.leave()
     assert too_large.enters()
-    assert not other.inside.is_set()
+    assert not late.inside.is_set()
     too_large.leave()
-    assert other.enters()
-    large, fitting = (visit(admission, memory, threads) for memory in (80, 10))
-    assert admission.waiting == 2
-    other.leave()
-    assert large.enters()
-    assert fitting.enters()
-    large.leave()
-    fitting.leave()
+    assert late.enters()
+    late.leave()
+
+
+def test_a_call_that_takes_more_than_expected(threads):
+    """Others wait for what running calls really take, until they leave."""
+    admission = Admission(jobs=8, memory=100)
+    with admission.place(10) as grow:
+        grow(5)
+        beside = visit(admission, 90, threads)
+        assert beside.enters()
+        beside.leave()
+        grow(60)
+        waiting = visit(admission, 50, threads)
+        fitting = visit(admission, 40, threads)
+        assert fitting.enters()
+        fitting.leave()
+        assert not waiting.inside.is_set()
+    assert waiting.enters()
+    waiting.leave()
+    whole = visit(admission, 100, threads)
+    assert whole.enters()
+    whole.leave()
 
 
 def test_closing_turns_away_who_waits_and_who_comes(threads):
@@ -123,3 +143,51 @@ def test_pool_runs_one_after_another_with_one_job(bodies, announcement):
         assert first.result().result == "go on"
         assert second.result().result == 2
         assert pool.calls == 2
+
+
+def test_two_large_calls_do_not_run_at_once(bodies, announcement):
+    """Calls wait for the memory that they will probably need, whatever their limits are; small ones go on meanwhile.
+
+    The wait is over when `started` is called.
+    """
+    limits, started = WorkerLimits(60, 1 << 40), []
+    with Workers(jobs=8, memory=1000 << 20, preload=()) as pool, ThreadPoolExecutor() as runners:
+
+        def call(function, argument, memory):
+            return runners.submit(
+                pool.run,
+                f"worker_bodies:{function}",
+                argument,
+                limits,
+                memory=memory << 20,
+                python_path=(bodies,),
+                started=lambda: started.append(memory),
+            )
+
+        large = call("announce_and_wait", str(announcement), 700)
+        assert announcement.read_text() == "begun"
+        second = call("echo", 2, 701)
+        while not pool._admission.waiting:
+            threading.Event().wait(0.001)
+        assert [call("echo", number, 100).result().result for number in range(3)] == [0, 1, 2]
+        assert started == [700, 100, 100, 100]
+        announcement.write_text("go on")
+        assert large.result().result == "go on"
+        assert second.result().result == 2
+        assert started[-1] == 701
+
+
+@pytest.mark.parametrize("limited", ["", "system.slice", "system.slice/run.scope"])
+def test_memory_of_a_control_group(tmp_path, monkeypatch, limited):
+    """The smallest limit of the groups that the process is in counts, with a reserve for what is not a call."""
+    group = tmp_path / "system.slice" / "run.scope"
+    group.mkdir(parents=True)
+    (tmp_path / "cgroup").write_text("0::/system.slice/run.scope\n")
+    for folder in (tmp_path, group.parent, group):
+        (folder / "memory.max").write_text("max\n")
+    (tmp_path / limited / "memory.max").write_text(f"{64 << 20}\n")
+    monkeypatch.setattr(process_memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(process_memory, "_OWN_CGROUP", tmp_path / "cgroup")
+    assert process_memory.available_memory() == 64 << 20
+    assert 32 << 20 < memory_for_calls() < 64 << 20
+    assert Workers().memory == memory_for_calls()

@@ -1,0 +1,163 @@
+"""How far a run is: stages done of those that are known, which ones run, and how long the rest will take."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from statistics import fmean
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from ..artifacts.runs import RunRecord
+from ..tasks.lowering import lower_model
+from ..tasks.model import PlannedModel
+from ..tasks.runner import Done, PlanRunner, StageCall, run_without_loop
+from ..tasks.scope import Scope
+from .outcome import ModelOutcome
+
+if TYPE_CHECKING:
+    from .session import Session
+
+_RUNS_READ = 30  # records that are looked at for the stages of models
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedStage:
+    """A stage that a model will probably have, and how many seconds it took the last time, if it ran before."""
+
+    stage: str
+    seconds: float | None
+
+
+class Pace:
+    """Counts the stages of a run, from any thread. A model's stages are known exactly when it is completed."""
+
+    def __init__(self) -> None:
+        """Knows nothing yet; see `expect_stages`."""
+        self.start = time.monotonic()
+        self.models = 0
+        self.cached = 0
+        self.asked = False
+        self._running: dict[str, tuple[str, float]] = {}  # by title: slot, and start
+        self._rest: dict[str, dict[str, ExpectedStage]] = {}  # by model, by slot: what is expected and not done
+        self._done: Counter[str] = Counter()  # stages, by model
+        self._slots: set[str] = set()  # of stages that are done
+        self._completed: set[str] = set()  # models
+        self._seconds: defaultdict[str, list[float]] = defaultdict(list)  # by stage, what it took
+        self._lock = Lock()
+
+    @property
+    def done(self) -> int:
+        return self._done.total()
+
+    @property
+    def known(self) -> int:
+        """Stages that are done, run or are expected."""
+        with self._lock:
+            expected = {slot for slots in self._rest.values() for slot in slots}
+            return self.done + len(expected | {slot for slot, _ in self._running.values()})
+
+    def running(self) -> dict[str, float]:
+        """The stages that run, by title: seconds since their start, the longest first."""
+        now = time.monotonic()
+        with self._lock:
+            return {title: now - start for title, (_, start) in self._running.items()}
+
+    def expect(self, model: str, stages: Mapping[str, ExpectedStage]) -> None:
+        """Notes which stages a model will probably have, by slot."""
+        with self._lock:
+            if model not in self._completed:
+                self._rest[model] = {slot: stage for slot, stage in stages.items() if slot not in self._slots}
+            for stage in stages.values():
+                if stage.seconds:
+                    self._seconds[stage.stage].append(stage.seconds)
+
+    def started(self, call: StageCall) -> None:
+        with self._lock:
+            self._running[call.title] = call.slot, time.monotonic()
+
+    def finished(self, done: Done) -> None:
+        self._end(done.call)
+        with self._lock:
+            self.cached += done.cached
+            self._seconds[done.call.stage.name].append(done.seconds)
+
+    def failed(self, call: StageCall) -> None:
+        self._end(call)
+
+    def completed(self, outcome: ModelOutcome) -> None:
+        """Counts the stages of a model that were found without a runner, or ran elsewhere."""
+        with self._lock:
+            self._rest.pop(outcome.model, None)
+            self._completed.add(outcome.model)
+            self.models = len(self._completed)
+            missing = max(0, outcome.ran + outcome.cached - self._done[outcome.model])
+            self._done[outcome.model] += missing
+            self.cached += min(missing, outcome.cached)
+
+    def left(self, at_once: int) -> float | None:
+        """Seconds until the stages that are known are done, so many at once; None if nothing is known of any."""
+        now = time.monotonic()
+        with self._lock:
+            if not (typical := {stage: fmean(seconds) for stage, seconds in self._seconds.items()}):
+                return None
+            usual = fmean(typical.values())
+            seconds = {
+                slot: typical.get(stage.stage, usual) if stage.seconds is None else stage.seconds
+                for slots in self._rest.values()
+                for slot, stage in slots.items()
+            }
+            for slot, start in self._running.values():
+                seconds[slot] = max(0.0, seconds.get(slot, 0.0) - (now - start))
+        return max(sum(seconds.values()) / at_once, max(seconds.values(), default=0.0))
+
+    def _end(self, call: StageCall) -> None:
+        with self._lock:
+            self._running.pop(call.title, None)
+            self._rest.get(call.model, {}).pop(call.slot, None)
+            self._slots.add(call.slot)
+            self._done[call.model] += 1
+
+
+def expect_stages(session: Session) -> None:
+    """Tells a session's pace which stages its models that are due had in their last run, or will have by plan.
+
+    Asks the store, which may take seconds; does it once. A store that cannot be used leaves the stages unknown.
+    """
+    pace = session.pace
+    if pace.asked:
+        return
+    pace.asked = True
+    due = {model.name: model for model in session.models if model.name not in session.outcomes}
+    with suppress(Exception):  # an estimate must not end a run
+        for run in islice(session.store.runs, _RUNS_READ if due and not session.parameters.get("until") else 0):
+            for name in [name for name in due if run.zoo == session.zoo and name in run.models]:
+                if stages := _of_run(run, due[name]):
+                    pace.expect(name, stages)
+                    del due[name]
+        for name, model in due.items():
+            pace.expect(name, _of_plan(session, model))
+
+
+def _of_run(run: RunRecord, model: PlannedModel) -> dict[str, ExpectedStage]:
+    """The stages that a run had for the recipes of a model; none if it did not have all of the recipes."""
+    wanted = {recipe.name for recipe in model.recipes}
+    stages = [stage for stage in run.models[model.name] if wanted & set(stage.recipes)]
+    if not wanted <= {recipe for stage in stages for recipe in stage.recipes}:
+        return {}
+    return {stage.slot: ExpectedStage(stage.stage, stage.seconds or None) for stage in stages}
+
+
+def _of_plan(session: Session, model: PlannedModel) -> dict[str, ExpectedStage]:
+    runner = PlanRunner(session.executor)
+    run_without_loop(lower_model(Scope(runner, model)))
+    calls: Iterable[StageCall] = (*(done.call for done in runner.found), *runner.will_run.values(), *runner.may_run)
+    stages = {}
+    for call in calls:
+        last = session.store.ledger.last_run(call.slot)
+        stages[call.slot] = ExpectedStage(call.stage.name, last.seconds if last else None)
+    return stages
