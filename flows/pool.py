@@ -19,7 +19,6 @@ from .session import BLOCK, Session, run_lease
 from .zoo import conclude_elsewhere
 
 _POLLS_PER_SECOND = 10  # of all runs together: the server is asked for each
-_ATTEMPTS = 2  # a run crashes with its machine, or because of its model
 _GONE = 5.0  # seconds without a lease until a run counts as crashed
 _NEVER_SEEN = 120.0  # the same from when a worker has taken it, until it holds its lease
 
@@ -49,15 +48,20 @@ async def lower_in_pool(session: Session) -> None:
 
 
 async def _lower(session: Session, model: PlannedModel, interval: float) -> None:
-    run = None
-    for _ in range(_ATTEMPTS):
-        if not session.server_lost:
-            with session.without_prefect_if_it_fails():
-                run = await _run(session, model, interval)
-        if run is None or not (run.state and run.state.is_crashed()):
-            break
+    run = await _run_unless_lost(session, model, interval)
+    if run and run.state and run.state.is_crashed():
+        await asyncio.to_thread(session.store.runs.take, run.id.hex)  # the next run goes on from there
+        run = await _run_unless_lost(session, model, interval)
     if run:
         await asyncio.to_thread(_conclude, session, model, run)
+
+
+async def _run_unless_lost(session: Session, model: PlannedModel, interval: float) -> FlowRun | None:
+    """A run of a model at its end; None if Prefect fails, or has."""
+    if not session.server_lost:
+        with session.without_prefect_if_it_fails():
+            return await _run(session, model, interval)
+    return None
 
 
 async def _run(session: Session, model: PlannedModel, interval: float) -> FlowRun:

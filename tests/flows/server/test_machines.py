@@ -110,6 +110,29 @@ def test_stages_run_on_a_dask_cluster(project):
     assert set(project.files()) == {"linear/portable-fp32.pte", "linear/portable-fp32.json"}
 
 
+WITHIN_RAY = """
+import nets, psutil
+
+def linear():
+    titles = [part for process in psutil.Process().parents() for part in process.cmdline()[:1]]
+    assert any(title.startswith("ray::") for title in titles), titles
+    return nets.linear()
+"""
+
+
+def test_stages_run_on_ray(project):
+    """Ray's processes run the stages, and make the same file as this machine does by itself."""
+    project.write("within_ray.py", WITHIN_RAY)
+    project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
+    assert project.export("--out", "here").code == 0
+    project.write_zoo({"linear": "within_ray:linear"}, ("portable-fp32",))
+    done = project.export("--on", "ray", "--set", "run.workers=1", "--store", "of-ray", "--out", "there")
+    assert done.code == 0, done.err
+    assert "6 stages run, 0 cached" in done.out
+    here, there = (project.folder / out / "linear" / "portable-fp32.pte" for out in ("here", "there"))
+    assert here.read_bytes() == there.read_bytes()
+
+
 def test_prefects_own_forms(prefect):
     """`prefect deploy` takes the flow by its file, and the example of a `prefect.yaml`."""
     (example,) = (ROOT / "examples" / "prefect").glob("prefect.yaml")
