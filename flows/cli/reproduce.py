@@ -10,7 +10,6 @@ import typer
 from ..interrupt import leave_interrupted
 from .diff import print_differences
 from .options import AS_JSON, JOBS
-from .progress import observe
 from .release import VERIFY
 from .terminal import open_console, print_json, printable
 
@@ -46,6 +45,7 @@ def reproduce_file(
 
     from ..releases import open_release
     from ..reproduction import reproduce
+    from .progress import observe
 
     releases, release = open_release(manifest)
     try:

@@ -17,7 +17,7 @@ from pteforge.flows.cli import options
 from pteforge.tasks.lowering import STAGES
 
 COMMANDS = ["export", "plan", "init", "inspect", "run", "verify", "thin", "extract", "merge", "bisect", "publish"]
-COMMANDS += ["deploy", "serve", "runs", "why", "diff", "schema", "release", "store"]
+COMMANDS += ["reproduce", "deploy", "serve", "runs", "why", "diff", "schema", "release", "store"]
 BIN = Path(sys.executable).parent
 HEAVY = {"executorch", "fsspec", "numpy", "prefect", "rich", "torch"}
 
