@@ -19,7 +19,7 @@ from .session import BLOCK, Session, run_lease
 from .zoo import conclude_elsewhere
 
 _POLLS_PER_SECOND = 10  # of all runs together: the server is asked for each
-_GONE = 5.0  # seconds without a lease until a run counts as crashed
+_GONE = 30.0  # seconds without a lease until a run counts as crashed: it ends soon after it has released its lease
 _NEVER_SEEN = 120.0  # the same from when a worker has taken it, until it holds its lease
 
 
