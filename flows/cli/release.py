@@ -16,9 +16,7 @@ from .terminal import format_size, open_console, print_json
 if TYPE_CHECKING:
     from ...configs.load import LoadedZoo
     from ...configs.zoo import PublishConfig
-
-if TYPE_CHECKING:
-    from ..releases import Releases  # imports fsspec
+    from ..releases import Releases
 
 CHANNEL = Annotated[str, typer.Option(metavar="NAME", help="The channel.", autocompletion=completion.channels)]
 VERIFY = Annotated[

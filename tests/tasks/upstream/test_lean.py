@@ -61,6 +61,7 @@ def test_same_files(lower, monkeypatch, builder, made):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:coremltools")
 @pytest.mark.parametrize(("builder", "made"), MANY)
 def test_same_files_of_all_kinds(lower, monkeypatch, builder, made):
     """As above, for further models, targets and recipes."""
