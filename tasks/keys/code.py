@@ -6,6 +6,7 @@ import ast
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,19 +18,28 @@ PTEFORGE = __name__.partition(".")[0]
 """The top-level package that this code is part of."""
 
 _PARSING = threading.Lock()
-"""CPython 3.11 counts the recursion depth of `ast.parse` per interpreter: with two threads parsing at once, it may
-raise SystemError ("AST constructor recursion depth mismatch")."""
+"""Before 3.11.8, CPython counts the recursion depth of `ast.parse` per interpreter, so it raises SystemError where
+another thread parses in the middle of it (https://github.com/python/cpython/issues/106905)."""
+_ATTEMPTS = 10
 
 
 def parse_module(source: str | bytes, filename: str) -> ast.Module:
     with _PARSING:
         try:
-            return ast.parse(source, filename)
+            return _parse(source, filename)
         except SyntaxError:
             # With warnings as errors, a doubtful escape sequence ends here too, but does not prevent importing.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return ast.parse(source, filename)
+                return _parse(source, filename)
+
+
+def _parse(source: str | bytes, filename: str) -> ast.Module:
+    """Tries again where code without our lock parsed meanwhile: Prefect's, or that which formats a traceback."""
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(SystemError):
+            return ast.parse(source, filename)
+    return ast.parse(source, filename)
 
 
 def ast_digest(source: str | bytes, filename: str) -> Digest:

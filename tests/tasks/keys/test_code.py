@@ -138,6 +138,25 @@ def test_many_threads_may_parse():
         gc.callbacks.remove(let_others_run)
 
 
+def test_code_without_our_lock_may_parse():
+    """Nor does it matter that others parse meanwhile: Prefect does, and so does whoever formats a traceback."""
+    parsed = []
+
+    def parse(*_event):
+        if len(parsed) < 5:  # collections, all of them of the first attempt
+            parsed.append(ast.parse("x = 1"))
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(parse)
+    gc.set_threshold(100)
+    try:
+        ast_digest("\n".join(f"x{number} = f(a, [b, {{c: d + {number}}}])" for number in range(200)), "m")
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(parse)
+    assert len(parsed) == 5
+
+
 def closure_of(folder, module="model", watched=()):
     return module_closure(module, ModuleSearch((folder,)), watched)
 
