@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from cold import Seconds, environment_of, prepare_database, run
-from starter import ZOO
+from generated import write_zoo
 
 SIDES: dict[str, list[str]] = {"local": [], "dask": ["--on", "dask", "--set", "run.workers=2"]}
 
@@ -38,11 +38,12 @@ def check_same_files(pair: Path) -> None:
         sys.exit(f"the files differ: local made {sorted(map(str, local))}, dask {sorted(map(str, dask))}")
 
 
-def measure_pairs(zoo: Path, count: int) -> list[dict[str, Seconds]]:
-    """So many pairs of runs, whose sides take turns in going first."""
+def measure_pairs(zoo: Path | None, models: int, count: int) -> list[dict[str, Seconds]]:
+    """So many pairs of runs, whose sides take turns in going first, of a zoo or of so many generated models."""
     pairs = []
     with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
         folder = Path(temporary)
+        zoo = zoo or write_zoo(folder / "zoo", models)
         environment = environment_of(folder, "prepared")
         # Read every library from disk once, so that neither side pays for the other.
         libraries = "import distributed, executorch.exir, prefect_dask"
@@ -59,12 +60,13 @@ def measure_pairs(zoo: Path, count: int) -> list[dict[str, Seconds]]:
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("zoo", nargs="?", type=Path, default=ZOO, help="(the starter zoo)")
+    parser.add_argument("zoo", nargs="?", type=Path, help="a zoo file; by default, models are generated")
+    parser.add_argument("--models", type=int, default=20, metavar="N", help="how many are generated (%(default)s)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="pairs of runs (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
-    pairs = measure_pairs(arguments.zoo.resolve(), arguments.repeat)
+    pairs = measure_pairs(arguments.zoo and arguments.zoo.resolve(), arguments.models, arguments.repeat)
     ratio = median(pair["dask"].wall / pair["local"].wall for pair in pairs)
     if arguments.json:
         runs = [{side: asdict(seconds) for side, seconds in pair.items()} for pair in pairs]

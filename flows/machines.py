@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Any
@@ -18,6 +18,14 @@ from .prefect_settings import server_configured
 from .session import Session
 
 _log = logging.getLogger(__name__)
+
+_SELDOM = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "5s",
+    "distributed.worker.memory.monitor-interval": "1s",
+}
+"""What processes of a Dask cluster do every 10 to 500 ms by default. Their tasks wait for other processes."""
 
 _ANSWERS_WITHIN = 10.0  # seconds for a cluster to accept a connection
 
@@ -69,24 +77,22 @@ def _is_here(host: str) -> bool:
 
 
 @contextmanager
-def on_cluster(session: Session) -> Iterator[None]:
-    """While the context is open, tasks that the current flow submits go to the session's cluster, if it has one.
+def cluster_of(session: Session) -> Iterator[Any]:
+    """Yields the task runner of the session's cluster; None where it has none.
 
     A cluster that does not start is a warning, and stages run on this machine.
     """
     if session.place.on not in ("dask", "ray"):
-        yield
+        yield None
         return
-    from prefect.context import FlowRunContext  # noqa: PLC0415 - slow, and imported by now
-
     with ExitStack() as stack:
+        runner = None
+        if not session.place.address:
+            stack.enter_context(_settings_as_they_are())
         try:
-            runner = stack.enter_context(_task_runner(session.place, session.jobs))
+            runner = stack.enter_context(_task_runner(session.place, session.submitted_at_once))
             if session.place.on == "dask":
                 _ = runner.client  # starts the cluster, or connects to it
-            context = FlowRunContext.get()
-            assert context  # noqa: S101 - the flow is running
-            stack.enter_context(context.model_copy(update={"task_runner": runner}))
         except Exception as error:  # noqa: BLE001 - Dask's or Ray's, whatever it is
             _log.warning(
                 "%s failed to start, stages run on this machine: %s: %s",
@@ -94,17 +100,36 @@ def on_cluster(session: Session) -> Iterator[None]:
                 type(error).__name__,
                 first_line(error),
             )
-        yield
+            runner = None
+        yield runner
 
 
-def _task_runner(place: RunConfig, jobs: int) -> Any:
-    """Prefect's task runner. A Dask worker runs `jobs` stages at once; a process of Ray's runs one."""
+def _settings_as_they_are() -> AbstractContextManager[Any]:
+    """A context in which tasks for other processes of this machine take Prefect's settings along as an object.
+
+    Otherwise each task has them turned to plain values, which are validated again where it runs: 50 ms of CPU time.
+    """
+    from prefect.context import SettingsContext, get_settings_context  # noqa: PLC0415 - slow, and imported by now
+
+    class Settings(SettingsContext):
+        def serialize(self, include_secrets: bool = True) -> dict[str, Any]:  # noqa: ARG002 - Prefect's
+            return {"profile": self.profile, "settings": self.settings}
+
+    context = get_settings_context()
+    return Settings(profile=context.profile, settings=context.settings)
+
+
+def _task_runner(place: RunConfig, at_once: int) -> Any:
+    """Prefect's task runner. Processes of Dask together take so many stages, most of which wait; one of Ray's takes one."""
     if place.on == "dask":
-        from prefect_dask.task_runners import DaskTaskRunner  # noqa: PLC0415 - an extra, and slow
+        import dask  # noqa: PLC0415 - an extra, and slow
+        from prefect_dask.task_runners import DaskTaskRunner  # noqa: PLC0415 - as above
 
         if place.address:
             return DaskTaskRunner(address=place.address)
-        cluster = {"n_workers": place.processes, "threads_per_worker": jobs, "dashboard_address": None}
+        dask.config.set(_SELDOM)
+        threads = at_once // (place.processes or 1)
+        cluster = {"n_workers": place.processes, "threads_per_worker": threads, "dashboard_address": None}
         return DaskTaskRunner(cluster_kwargs=cluster)
     from prefect_ray.task_runners import RayTaskRunner  # noqa: PLC0415 - as above
 

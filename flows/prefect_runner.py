@@ -43,14 +43,15 @@ class Site:
     memory: int | None  # see `Workers`
     run: str  # id of the driver's run
     refresh: str = ""  # see `Executor`
+    server: str | None = None  # address of the driver's worker server, for processes of its machine
 
 
 _runs: dict[tuple[str, int], PrefectRunner | None] = {}
 """This process's runs, by id; None for those that have ended. By process, too: one that was forked must not use its
 parent's. Parameters of flows and tasks are values: Prefect sends those of the flow, and of the task around, along with
 each submitted task."""
-# for runs of other processes: by store, jobs, memory and process
-_executors: dict[tuple[str, int, int | None, int], Executor] = {}
+# for runs of other processes: by store, jobs, memory, server and process
+_executors: dict[tuple[str, int, int | None, str | None, int], Executor] = {}
 _opening = threading.Lock()
 
 
@@ -61,10 +62,10 @@ def runner_of(run: str) -> PrefectRunner | None:
 
 def _executor(site: Site) -> Executor:
     """This process's executor for runs of other processes, opened at the first call; its workers end with it."""
-    place = site.store, site.jobs, site.memory, os.getpid()
+    place = site.store, site.jobs, site.memory, site.server, os.getpid()
     with _opening:
         if place not in _executors:
-            workers = Workers(jobs=site.jobs, memory=site.memory)
+            workers = Workers(jobs=site.jobs, memory=site.memory, address=site.server)
             atexit.register(workers.stop)
             _executors[place] = Executor(open_store(site.store), workers)
         executor = copy(_executors[place])
@@ -149,26 +150,27 @@ stage_task = task(
 )(run_stage_call)
 
 
-def _runs_in_process() -> bool:
-    """Whether the current flow's task runner runs tasks in this process."""
-    context = FlowRunContext.get()
-    return context is None or isinstance(context.task_runner, ThreadPoolTaskRunner)
-
-
 class PrefectRunner(SharingRunner):
-    """Submits stages to the task runner of the flow that is running, those that can run at once and no more.
+    """Submits stages to the task runner of the flow that is running, or of a cluster, as many as can run at once.
 
-    As a context manager it is known by its run's id, so that tasks in this process use its session's executor.
+    Those that are found, or cost less than sending them, stay with the flow. As a context manager it is known by its
+    run's id, so that tasks in this process use its session's executor.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, cluster: Any = None) -> None:
+        """Takes the task runner of the cluster that is to run stages, if there is one."""
         super().__init__(session.executor)
         self.session = session
+        flow_run = FlowRunContext.get()
+        assert flow_run  # noqa: S101 - made in a flow
+        self._flow_tasks: Any = flow_run.task_runner
+        self._stage_tasks = cluster or self._flow_tasks
         memory = stage_memory(session.place)
-        self._site = Site(session.store.url, session.jobs, memory, session.id, session.executor.refresh)
+        server = session.workers.address
+        self._site = Site(session.store.url, session.jobs, memory, session.id, session.executor.refresh, server)
         self._slots = asyncio.Semaphore(session.submitted_at_once)
-        self._futures: dict[ArtifactRef, Any] = {}  # who made what, for the edges of the graph in the UI
-        self.in_process = _runs_in_process()
+        # who made what and the task runner that ran it, for the edges of the graph in the UI
+        self._futures: dict[ArtifactRef, tuple[Any, Any]] = {}
 
     def __enter__(self) -> Self:
         _runs[self._site.run, os.getpid()] = self
@@ -196,22 +198,28 @@ class PrefectRunner(SharingRunner):
             "fields": {} if found else _comparable(key),
             "found": _to_json(found) if found else None,
         }
-        earlier = {id(future): future for ref in call.inputs.values() if (future := self._futures.get(ref))}
+        tasks = self._flow_tasks if found or not call.stage.runs_isolated(call.params) else self._stage_tasks
+        in_process = isinstance(tasks, ThreadPoolTaskRunner)
+        makers = {id(made[0]): made for ref in call.inputs.values() if (made := self._futures.get(ref))}
+        # A task runner knows its own futures only.
+        earlier = [future if runner is tasks else future.state for future, runner in makers.values()]
         # A transaction of its own: that of a model's task is async, which a failing sync task cannot roll back.
         with transaction(commit_mode=CommitMode.EAGER):
-            future = _named(call.stage.name, limited=found is None).submit(
-                call.title, json.dumps(work).encode(), wait_for=list(earlier.values()) or None
+            future = tasks.submit(
+                _named(call.stage.name, limited=found is None),
+                {"title": call.title, "work": json.dumps(work).encode()},
+                wait_for=earlier,
             )
         try:
             answer = await _result(future)
         except PteforgeError as error:
-            if not self.in_process:  # else the task has told the session itself
+            if not in_process:  # else the task has told the session itself
                 self.session.failed(call, error)
             raise
         done = found or _from_json(call, answer, self.engine.key)
-        if found or not self.in_process:
+        if found or not in_process:
             self.session.finished(done)
-        self._futures |= dict.fromkeys(done.roles.values(), future)
+        self._futures |= dict.fromkeys(done.roles.values(), (future, tasks))
         return done
 
 

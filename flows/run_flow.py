@@ -40,8 +40,7 @@ def run_flow(session: Session) -> ZooOutcome:
     """
     with prompt_interrupt(session):
         check_place(session)
-        if not session.complete and session.place.on == "local":
-            session.workers.start()  # its imports take seconds: let them overlap with Prefect's
+        session.start_workers()  # its imports take seconds: let them overlap with Prefect's
         prefect = _import_prefect(session)
         session.check_names()
         if prefect:

@@ -121,6 +121,11 @@ class Session:
         self.pace.completed(outcome)
         self.observer.completed(outcome)
 
+    def start_workers(self) -> None:
+        """Starts the worker server in the background, for all processes here that run stages, unless none will."""
+        if not self.complete and self.place.processes:
+            self.workers.start(shared=True)
+
     def check_names(self) -> None:
         """Checks recipes' torch operators and torchao configs in a worker.
 

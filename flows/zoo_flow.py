@@ -22,7 +22,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from ..configs.run import Place
 from ..errors import InputError, ReleaseHeldBack, ZooFailed, first_line
 from ..tasks.model import PlannedModel
-from .machines import check_place, on_cluster
+from .machines import check_place, cluster_of
 from .pool import lower_in_pool
 from .prefect_pages import announce, show_ladders, show_scores, show_zoo
 from .prefect_runner import PrefectRunner, add_tags, runner_of
@@ -169,18 +169,17 @@ async def _lower(session: Session) -> None:
                 run_model: Any = model_task.with_options(task_run_name=f"model {model.name}")
                 await run_model(model.name, session.id, return_state=True)
 
+    session.start_workers()
     # An async flow has an async client. Without a sync one in their context, sync tasks would each make two of
     # their own: 50 ms of CPU time apiece, most of it for TLS certificates.
     with (
         _workers_stopped_on_abort(session),
-        on_cluster(session),
-        PrefectRunner(session) as runner,
+        cluster_of(session) as cluster,
+        PrefectRunner(session, cluster) as runner,
         _sync_client(session),
     ):
         if session.place.on == "pool":
             await lower_in_pool(session)
-        elif runner.in_process and not session.complete:
-            session.workers.start()
         await asyncio.gather(*map(lower, session.models))
         await lower_rest(session, runner)
 

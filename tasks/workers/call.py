@@ -27,7 +27,7 @@ from .protocol import (
     signal_name,
     tail_lines,
 )
-from .warm_server import WarmServer
+from .warm_server import Server
 
 _TICK = 0.02  # seconds between two samples of the memory
 _KILL_LIMIT = 30.0  # seconds to wait for the end of a killed process, which may be stuck in the kernel
@@ -35,7 +35,7 @@ _CHUNK = 1 << 18
 
 
 def supervise(
-    server: WarmServer, request: Request, limits: WorkerLimits, progressed: Progressed, grown: Callable[[int], None]
+    server: Server, request: Request, limits: WorkerLimits, progressed: Progressed, grown: Callable[[int], None]
 ) -> WorkerReport:
     """Runs one call on a warm server, blocking; raises StageError. The call's processes end in any case.
 
@@ -118,7 +118,7 @@ class _RunningCall:
         for fd in (self._answer_fd, self._log_fd, self._progress_fd):
             self._read(fd)  # the rest: a pipe holds less than a chunk
 
-    def report(self, server: WarmServer) -> WorkerReport:
+    def report(self, server: Server) -> WorkerReport:
         if self._started is None or self._ended is None:
             raise self._with_log(self._lost(server))
         code = self._ended.code
@@ -200,7 +200,7 @@ class _RunningCall:
             f"it held {held} when last seen"
         )
 
-    def _lost(self, server: WarmServer) -> StageError:
+    def _lost(self, server: Server) -> StageError:
         if self._started is not None and self._started.pid < 0:
             return StageCrashed(f"no process could be forked for it: {os.strerror(-self._started.pid)}")
         return server.loss(self._started.pid if self._started else None)

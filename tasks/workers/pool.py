@@ -15,7 +15,7 @@ from ..stage import Progressed, no_progress
 from .call import supervise
 from .process_memory import available_memory
 from .protocol import Request, WorkerLimits, WorkerReport
-from .warm_server import WarmServer
+from .warm_server import Server, SharedServer, WarmServer
 
 
 def ignore_start() -> None:
@@ -61,7 +61,12 @@ class Workers:
     """
 
     def __init__(
-        self, *, jobs: int | None = None, memory: int | None = None, preload: tuple[str, ...] = (_WARM_LOWERING,)
+        self,
+        *,
+        jobs: int | None = None,
+        memory: int | None = None,
+        preload: tuple[str, ...] = (_WARM_LOWERING,),
+        address: str | None = None,
     ) -> None:
         """Starts nothing yet.
 
@@ -70,13 +75,15 @@ class Workers:
             memory: bytes that all running calls may need together; by default 80 % of the machine's. A call that needs
                 more runs alone.
             preload: modules that the server imports before it takes calls.
+            address: of another pool's server, to use in place of an own one while it is there.
         """
         self.jobs = (os.cpu_count() or 1) if jobs is None else jobs
         self.memory = memory_for_calls() if memory is None else memory
         self._admission = Admission(jobs=self.jobs, memory=self.memory)
         self._preload = preload
+        self._address = address
         self._lock = threading.RLock()  # stop() may come from a signal handler, in the thread that holds it
-        self._server: WarmServer | None = None
+        self._server: Server | None = None
         self._stopped = False
         self._calls = 0
 
@@ -94,9 +101,14 @@ class Workers:
     def calls(self) -> int:
         return self._calls
 
-    def start(self) -> None:
+    @property
+    def address(self) -> str | None:
+        """Where pools of other processes of this machine find the server; None if it does not run, or is not shared."""
+        return self._server.address if isinstance(self._server, WarmServer) else None
+
+    def start(self, *, shared: bool = False) -> None:
         """Starts the server in the background, unless it runs; raises StageCrashed after `stop`."""
-        self._running_server()
+        self._running_server(shared=shared)
 
     def run(
         self,
@@ -142,14 +154,22 @@ class Workers:
         if server:
             server.stop()
 
-    def _running_server(self) -> WarmServer:
+    def _running_server(self, *, shared: bool = False) -> Server:
         """The server; a new one if the last one crashed, so that only its own calls fail."""
         with self._lock:
             if self._stopped:
                 raise StageCrashed("stopped")
             if self._server is None or self._server.lost:
-                self._server = WarmServer(self._preload)
+                self._server = self._others_server() or WarmServer(self._preload, shared=shared)
             return self._server
+
+    def _others_server(self) -> Server | None:
+        """The server at the pool's address, if it is there; asked for once."""
+        address, self._address = self._address, None
+        try:
+            return SharedServer(address) if address else None
+        except OSError:
+            return None
 
 
 def memory_for_calls() -> int:

@@ -122,8 +122,11 @@ def _one_message(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def serve(control_fd: int, parent: int, preload: list[str]) -> None:
+def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | None) -> None:
     """The main program of the server. Returns when the pool closes its end of the control socket.
+
+    Pools of other processes of this machine get a control socket each where they connect to the listener; what they
+    have running is killed when they close it.
 
     If the pool dies during the warm-up, a signal kills the server. Afterwards that signal is off: the control socket
     ends too, which leaves time to kill the process groups of the calls.
@@ -141,9 +144,10 @@ def serve(control_fd: int, parent: int, preload: list[str]) -> None:
     gc.collect()
     gc.enable()
     gc.freeze()  # stage processes do not collect these objects, so their pages stay shared
+    listener = None if listener_fd is None else socket.socket(fileno=listener_fd)
     with (
         socket.socket(fileno=control_fd) as control,
-        _Server(control, StageProcess(os.getpid(), set_death_signal)) as server,
+        _Server(control, listener, StageProcess(os.getpid(), set_death_signal)) as server,
     ):
         set_death_signal(0)
         control.sendall(READY)
@@ -166,6 +170,7 @@ def _require_single_thread() -> None:
 class _Call:
     pid: int
     link: socket.socket
+    control: socket.socket  # that it came by
 
     def kill(self) -> None:
         """Kills the process, which is not reaped yet, and its group, which it may not have created yet."""
@@ -178,8 +183,10 @@ class _Call:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, stage_process: StageProcess) -> None:
+    def __init__(self, control: socket.socket, listener: socket.socket | None, stage_process: StageProcess) -> None:
         self._control = control
+        self._listener = listener
+        self._controls = [control]  # the pool's, and those of other processes' pools
         self._stage_process = stage_process
         self._calls: dict[int, _Call] = {}
         self._selector = selectors.DefaultSelector()
@@ -194,6 +201,8 @@ class _Server:
         signal.signal(signal.SIGTERM, _exit_on_signal)
         self._selector.register(self._control, selectors.EVENT_READ)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
+        if self._listener:
+            self._selector.register(self._listener, selectors.EVENT_READ)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -201,15 +210,25 @@ class _Server:
             call.kill()
         for pid in self._calls:
             os.waitpid(pid, 0)
+        if self._listener:  # the pool may have been killed
+            with contextlib.suppress(OSError):
+                path = Path(self._listener.getsockname())
+                path.unlink()
+                path.parent.rmdir()
 
     def run(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                if key.fileobj is self._control:
-                    fds = self._receive()
-                    if fds is None:
+                if isinstance(control := key.fileobj, socket.socket) and control in self._controls:
+                    fds = self._receive(control)
+                    if fds is not None:
+                        self._start(fds, control)
+                    elif control is self._control:
                         return
-                    self._start(fds)
+                    else:
+                        self._leave(control)
+                elif self._listener and key.fileobj is self._listener:
+                    self._accept(self._listener)
                 elif key.fileobj is self._wakeup:
                     with contextlib.suppress(BlockingIOError):
                         self._wakeup.recv(1 << 16)
@@ -218,13 +237,39 @@ class _Server:
                     self._selector.unregister(key.fileobj)
                     self._calls[key.data].kill()
 
-    def _receive(self) -> list[int] | None:
-        message, fds, _, _ = socket.recv_fds(self._control, 1, CALL_FDS)
+    def _accept(self, listener: socket.socket) -> None:
+        """Takes calls of one more pool."""
+        with contextlib.suppress(OSError):  # it has gone again
+            control, _ = listener.accept()
+            control.sendall(READY)
+            self._controls.append(control)
+            self._selector.register(control, selectors.EVENT_READ)
+
+    def _leave(self, control: socket.socket) -> None:
+        """Ends the calls of a pool that is not this server's own. It hears no more of them."""
+        self._controls.remove(control)
+        self._selector.unregister(control)
+        control.close()
+        for call in self._calls.values():
+            if call.control is control:
+                self._unlink(call)
+                call.kill()
+
+    def _unlink(self, call: _Call) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # the pool closed it before, or it is closed here
+            self._selector.unregister(call.link)
+        call.link.close()
+
+    def _receive(self, control: socket.socket) -> list[int] | None:
+        try:
+            message, fds, _, _ = socket.recv_fds(control, 1, CALL_FDS)
+        except ConnectionError:
+            return None
         for fd in fds:
             os.set_inheritable(fd, False)  # programs that a body starts must not inherit them
         return fds if message else None
 
-    def _start(self, fds: list[int]) -> None:
+    def _start(self, fds: list[int], control: socket.socket) -> None:
         if len(fds) != CALL_FDS:  # this process has run out of descriptors: the pool sees the link end
             for fd in fds:
                 os.close(fd)
@@ -245,7 +290,7 @@ class _Server:
         if pid < 0:
             link.close()
         else:
-            self._calls[pid] = _Call(pid, link)
+            self._calls[pid] = _Call(pid, link, control)
             self._selector.register(link, selectors.EVENT_READ, pid)
 
     def _reap(self) -> None:
@@ -255,11 +300,9 @@ class _Server:
                 continue
             call.kill_group()  # processes that the body left behind
             del self._calls[pid]
-            with contextlib.suppress(KeyError):  # the pool closed it before
-                self._selector.unregister(call.link)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the pool closed it before
                 call.link.sendall(Ended(os.waitstatus_to_exitcode(status)).encode())
-            call.link.close()
+            self._unlink(call)
 
     def _become_stage_process(self, link: socket.socket, own_fds: list[int]) -> NoReturn:
         """Closes the server's sockets, so that their other ends notice its end at once, and runs the body."""
@@ -269,7 +312,8 @@ class _Server:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._selector.close()
             links = [link, *(call.link for call in self._calls.values())]
-            for shared in (self._control, self._wakeup, self._wakeup_end, *links):
+            listeners = [self._listener] if self._listener else []
+            for shared in (*self._controls, *listeners, self._wakeup, self._wakeup_end, *links):
                 shared.close()
             self._stage_process.run(*own_fds)
         except BaseException:  # noqa: BLE001 - a process boundary

@@ -1,4 +1,4 @@
-"""The pool's side of the warm server: starts it, waits until it is ready, hands it calls, ends it."""
+"""The pool's side of a warm server, its own or another's: waits until it is ready, hands it calls, ends them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
 
 from ...errors import StageCrashed, StageError, StageFailed
 from . import server
@@ -22,8 +25,33 @@ _PROGRAM = """\
 import sys
 sys.path[:] = {path!r}
 from {module} import serve
-serve({control}, {parent}, {preload!r})
+serve({control}, {parent}, {preload!r}, {listener})
 """
+
+
+class Server(Protocol):
+    """A warm server as a pool uses it."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server ended after it was ready, without `stop`."""
+        ...
+
+    def wait_until_ready(self) -> None:
+        """Raises StageFailed if the warm-up failed, StageCrashed if the server has ended."""
+        ...
+
+    def send(self, fds: list[int]) -> None:
+        """Hands over the far ends of a call's channels, see `protocol`; raises OSError if the server has ended."""
+        ...
+
+    def loss(self, pid: int | None = None) -> StageError:
+        """The reason why a call was lost, whose process is `pid`."""
+        ...
+
+    def stop(self) -> None:
+        """Kills all calls, and the server if it is the pool's own."""
+        ...
 
 
 class WarmServer:
@@ -31,10 +59,15 @@ class WarmServer:
 
     A thread of its own starts the process and waits for its end: the kernel ties the process to the life of the thread
     that started it, and the caller's may be short.
+
+    Attributes:
+        address: where other processes of this user can hand it calls as well, see `SharedServer`; None if they cannot.
     """
 
-    def __init__(self, preload: tuple[str, ...]) -> None:
+    def __init__(self, preload: tuple[str, ...], *, shared: bool = False) -> None:
         self._preload = preload
+        self._shared = ExitStack()
+        self._listener, self.address = self._listen() if shared else (None, None)
         self._control, self._far_end = socket.socketpair()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._process: subprocess.Popen[bytes] | None = None
@@ -74,8 +107,7 @@ class WarmServer:
             if self._failure is None:
                 return StageCrashed("the worker server dropped the call; is it out of file descriptors?")
             if pid is not None and not self._stopped:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
+                _kill_group(pid)
             return _again(self._failure)
 
     def stop(self) -> None:
@@ -95,6 +127,8 @@ class WarmServer:
             with self._changed:
                 process = None if self._stopped else self._launch()
             self._far_end.close()
+            if self._listener:
+                self._listener.close()  # the server has it, and nobody else: who connects finds out that it has ended
             if process:
                 self._watch(process)
         except Exception as error:  # noqa: BLE001 - the end of a thread: the callers raise it
@@ -105,6 +139,18 @@ class WarmServer:
             self._far_end.close()
             self._control.close()
             self._log.close()
+            self._shared.close()
+
+    def _listen(self) -> tuple[socket.socket | None, str | None]:
+        """A socket in a folder that nobody else can enter; none where the system's path for it is too long."""
+        folder = self._shared.enter_context(tempfile.TemporaryDirectory(prefix="pteforge-", ignore_cleanup_errors=True))
+        listener = self._shared.enter_context(socket.socket(socket.AF_UNIX))
+        try:
+            listener.bind(address := str(Path(folder, "server")))
+        except OSError:
+            return None, None
+        listener.listen()
+        return listener, address
 
     def _launch(self) -> subprocess.Popen[bytes]:
         program = _PROGRAM.format(
@@ -113,13 +159,14 @@ class WarmServer:
             control=self._far_end.fileno(),
             parent=os.getpid(),
             preload=list(self._preload),
+            listener=self._listener and self._listener.fileno(),
         )
         self._process = subprocess.Popen(  # noqa: S603 - this Python, and a program of our own
             [sys.executable, "-c", program],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            pass_fds=[self._far_end.fileno()],
+            pass_fds=[end.fileno() for end in (self._far_end, self._listener) if end],
             start_new_session=True,
             # OpenBLAS starts its threads when numpy is imported, and a process with threads must not fork.
             # With a fixed hash seed, the sets of a lowering have the same order in every run.
@@ -159,6 +206,54 @@ class WarmServer:
     def _tail(self) -> str:
         size = os.fstat(self._log.fileno()).st_size
         return tail_lines(os.pread(self._log.fileno(), _LOG_TAIL, max(0, size - _LOG_TAIL)))
+
+
+class SharedServer:
+    """The server of a process of this machine and user that shares it; calls end with either process."""
+
+    def __init__(self, address: str) -> None:
+        """Connects to it; raises OSError if it is not there."""
+        self._control = socket.socket(socket.AF_UNIX)
+        self._greeting = threading.Lock()
+        self._ready = self.lost = self._stopped = False
+        try:
+            self._control.connect(address)
+        except OSError:
+            self._control.close()
+            raise
+
+    def wait_until_ready(self) -> None:
+        with self._greeting:
+            if not self._ready:
+                try:
+                    self._ready = self._control.recv(1) == READY
+                except OSError:  # shut down by stop()
+                    self._ready = False
+            if not self._ready:
+                raise self.loss()
+
+    def send(self, fds: list[int]) -> None:
+        socket.send_fds(self._control, [CALL], fds)
+
+    def loss(self, pid: int | None = None) -> StageError:
+        """Kills the group of the call's process, as `WarmServer.loss` does."""
+        self.lost = not self._stopped
+        self._control.close()
+        if pid is not None and self.lost:
+            _kill_group(pid)
+        return StageCrashed("the worker server ended" if self.lost else "stopped")
+
+    def stop(self) -> None:
+        self._stopped = True
+        with contextlib.suppress(OSError):  # it has ended
+            self._control.shutdown(socket.SHUT_RDWR)
+        with self._greeting:
+            self._control.close()
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _again(failure: StageError) -> StageError:

@@ -25,13 +25,16 @@ from pteforge.flows import prefect_runner
 from pteforge.flows.zoo_flow import export_zoo
 
 {import_}
-sizes, submit = [], prefect_runner.stage_task.__class__.submit
+sizes = []
 
-def noting(task, *args, **kwargs):
-    sizes.append(len(cloudpickle.dumps((task, args))))
-    return submit(task, *args, **kwargs)
+def noting(task_runner):
+    def submit(self, task, parameters, **options):
+        sizes.append(len(cloudpickle.dumps((task, parameters))))
+        return submit_task(self, task, parameters, **options)
 
-prefect_runner.stage_task.__class__.submit = noting
+    submit_task, task_runner.submit = task_runner.submit, submit
+
+noting({noted})
 
 def main():
     flow = export_zoo.with_options(task_runner={runner})
@@ -42,9 +45,15 @@ if __name__ == "__main__":
     main()
 """
 PROCESSES = DRIVER.format(
-    import_="from prefect.task_runners import ProcessPoolTaskRunner", runner="ProcessPoolTaskRunner(max_workers=2)"
+    import_="from prefect.task_runners import ProcessPoolTaskRunner",
+    runner="ProcessPoolTaskRunner(max_workers=2)",
+    noted="ProcessPoolTaskRunner",
 )
-DASK = DRIVER.format(import_="", runner="export_zoo.task_runner")  # replaced by the flow, as its parameter `on` says
+DASK = DRIVER.format(
+    import_="from prefect_dask import DaskTaskRunner",
+    runner="export_zoo.task_runner",  # used next to a cluster, as the flow's parameter `on` says
+    noted="DaskTaskRunner",
+)
 
 
 def run_driver(folder: Path, program: str, server: str, **parameters):

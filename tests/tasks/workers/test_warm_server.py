@@ -203,3 +203,69 @@ def _processes_with(variable: str) -> list[int]:
                 if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
                     found.append(int(folder.name))
     return found
+
+
+BORROWER = """\
+import sys
+from pteforge.tasks.workers import Workers, WorkerLimits
+limits = WorkerLimits(600, 1 << 30)
+borrower = Workers(jobs=1, preload=("no_such_module",), address=sys.argv[1])
+borrower.run("worker_bodies:announce_grandchild_and_hang", sys.argv[2], limits, python_path=(sys.argv[3],))
+"""
+
+
+def shared_address(owner: Workers) -> str | None:
+    """Where others find the owner's server, which is started."""
+    owner.start(shared=True)
+    return owner.address
+
+
+def test_shared_server_ends_with_neither_borrower(bodies, announcement, hang, ends):
+    """Another process's pool uses the server at an address. If it is stopped or killed, only its own calls end."""
+    with Workers(jobs=2, preload=()) as owner, ThreadPoolExecutor() as threads:
+        address = shared_address(owner)
+        command = [sys.executable, "-c", BORROWER, address, announcement, bodies]
+        process = subprocess.Popen(command)
+        killed = tuple(map(int, announcement.read_text().split()))
+        borrower = Workers(jobs=2, preload=("no_such_module",), address=address)
+        stopped, pids = hang(borrower, threads)
+        assert killed[1] == pids[1] == owner._server.pid
+        process.kill()
+        process.wait()
+        assert all(ends(pid) for pid in (killed[0], killed[2]))
+        assert not stopped.done()
+        borrower.stop()
+        assert str(stopped.exception()) == "stopped"
+        assert all(ends(pid) for pid in (pids[0], pids[2]))
+        assert owner.run("json:dumps", 1, LIMITS).result == "1"
+    assert not Path(address).parent.exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_lost_shared_server_is_replaced(hang, ends, signum):
+    """Calls on a shared server that ends crash; the next one gets a server of the pool's own, as does one without."""
+    with (
+        Workers(jobs=2, preload=()) as owner,
+        Workers(jobs=2, preload=(), address=shared_address(owner)) as borrower,
+        ThreadPoolExecutor() as threads,
+    ):
+        running, pids = hang(borrower, threads)
+        os.kill(pids[1], signum)
+        assert str(running.exception()) == "the worker server ended"
+        assert all(ends(pid) for pid in pids)
+        assert borrower.run("json:dumps", 1, LIMITS).result == "1"
+        with Workers(jobs=1, preload=(), address="/nowhere/server") as alone:
+            assert alone.run("json:dumps", 1, LIMITS).result == "1"
+
+
+@pytest.mark.usefixtures("preloads")
+def test_shared_server_that_fails_its_warm_up():
+    """Whoever borrows it tries with a server of its own, which says what is wrong."""
+    with (
+        Workers(jobs=1, preload=("failing_preload",)) as owner,
+        Workers(jobs=1, preload=("failing_preload",), address=shared_address(owner)) as borrower,
+    ):
+        with pytest.raises(StageCrashed, match="the worker server ended"):
+            borrower.run("worker_bodies:echo", 1, LIMITS)
+        with pytest.raises(StageFailed, match="failed in its warm-up"):
+            borrower.run("worker_bodies:echo", 1, LIMITS)
