@@ -7,9 +7,10 @@ import itertools
 import os
 import stat
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
-from ..errors import ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
+from ..errors import StoreError, StoreUnusable
 from .digest import Digest, digest_bytes, digest_file
 from .files import abandoned, create_file, remove, staging_file, staging_folder, write_errors
 from .object_folder import ObjectFolder
@@ -38,6 +39,8 @@ class LocalStore:
         """Uses a root that `open` has checked, without reading or writing anything."""
         self.root = root
         self.objects = ObjectFolder(root)
+        # Each is needed several times in a row: by whoever looks for an artifact, fetches it, and reads it.
+        self._manifests = lru_cache(maxsize=512)(lambda root: ArtifactManifest.decode(self.read(root)))
 
     @classmethod
     def open(cls, root: Path) -> LocalStore:
@@ -71,11 +74,7 @@ class LocalStore:
             return file.read()
 
     def contains(self, blob: BlobRef) -> bool:
-        try:
-            self.path(blob)
-        except (ObjectMissing, ObjectDamaged):
-            return False
-        return True
+        return self.objects.holds(blob)
 
     def put_artifact(self, kind: str, content: bytes) -> ArtifactRef:
         root = self.put_bytes(content)
@@ -100,7 +99,8 @@ class LocalStore:
     def manifest(self, ref: ArtifactRef) -> ArtifactManifest:
         """Manifest of a composite artifact; raises ObjectMissing, ObjectDamaged, or StoreError if it has none."""
         try:
-            manifest = ArtifactManifest.decode(self.read(ref.root))
+            self.path(ref.root)  # raises if it is gone or damaged
+            manifest = self._manifests(ref.root)
         except ValueError as error:
             raise StoreError(f"object {ref.root.digest} in {self.root} is not the manifest of a {ref.kind}") from error
         if not ref.composite or manifest.kind != ref.kind:

@@ -120,7 +120,7 @@ def _settings_as_they_are() -> AbstractContextManager[Any]:
 
 
 def _task_runner(place: RunConfig, at_once: int) -> Any:
-    """Prefect's task runner. Processes of Dask together take so many stages, most of which wait; one of Ray's takes one."""
+    """Prefect's task runner. Dask's processes together take so many stages, most of which wait; each of Ray's, one."""
     if place.on == "dask":
         import dask  # noqa: PLC0415 - an extra, and slow
         from prefect_dask.task_runners import DaskTaskRunner  # noqa: PLC0415 - as above

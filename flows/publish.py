@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.digest import digest_file
-from ..artifacts.files import replace_file
+from pydantic import TypeAdapter
+
+from ..artifacts.digest import Digest, canonical_json, digest_bytes, digest_file
+from ..artifacts.files import LocalFiles, replace_file
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable, convert_os_errors
@@ -18,6 +22,56 @@ from ..tasks.codecs.payload import payload_sha256, write_payload
 from ..tasks.stages.compile import Compile
 
 _MAPS = ("debug_handles", "delegate_map", "debug_sources")
+_SETTLING = 2 * 10**9  # ns: a file may be written again without another time within those of a file system's clock
+
+
+class KnownFiles:
+    """SHA-256 of the files in a folder for results, remembered between runs by what `stat` says of them.
+
+    As git's index does it: a file of the same size, times and inode was not written since, unless it had just been
+    written when it was looked at. Remembered in the local store, for one run at a time; losing it costs reading the
+    files.
+    """
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        """Reads what earlier runs knew; nothing if that cannot be read."""
+        self._files = LocalFiles(store.local.root)
+        self._name = f"ledger/published/{digest_bytes(str(folder).encode())}"
+        self._known = self._read()
+        self._before = dict(self._known)
+
+    def sha256(self, path: Path) -> Digest | None:
+        """Digest of a file; None if there is no such file."""
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            self._known.pop(str(path), None)
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        times = max(status.st_mtime_ns, status.st_ctime_ns)
+        seen = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        known = self._known.get(str(path))
+        if known and known[:-1] == seen:
+            return Digest(str(known[-1]))
+        digest = digest_file(path)
+        if time.time_ns() - times > _SETTLING:
+            self._known[str(path)] = [*seen, digest]
+        return digest
+
+    def save(self) -> None:
+        """Remembers what was found out; raises StoreUnusable if the store cannot be written."""
+        if self._known != self._before:
+            self._files.write(self._name, canonical_json(self._known))
+
+    def _read(self) -> dict[str, list[int | str]]:
+        try:
+            return _KNOWN.validate_json(self._files.read(self._name) or b"{}")
+        except ValueError:
+            return {}
+
+
+_KNOWN = TypeAdapter(dict[str, list[int | str]])
 
 
 def check_folders(folders: Iterable[Path]) -> None:
@@ -31,7 +85,13 @@ def check_folders(folders: Iterable[Path]) -> None:
 
 
 def publish(
-    store: Store, file: ArtifactRef, data: ArtifactRef | None, provenance: Mapping[str, Any], folder: Path, recipe: str
+    store: Store,
+    file: ArtifactRef,
+    data: ArtifactRef | None,
+    provenance: Mapping[str, Any],
+    folder: Path,
+    recipe: str,
+    known: KnownFiles,
 ) -> Path:
     """Writes `<recipe>.pte`, `.ptd` and `.json` to `<out>/<model>`; removes an earlier rejected file.
 
@@ -40,7 +100,7 @@ def publish(
     """
     path, rejected = folder / f"{recipe}.pte", folder / f"{recipe}.rejected.pte"
     with _write_errors(path):
-        _write_files(store, file, data, path)
+        _write_files(store, file, data, path, known)
         _write_provenance(folder / f"{recipe}.json", provenance)
     for outdated in (rejected, rejected.with_suffix(".ptd")):
         with convert_os_errors(StoreUnusable, f"cannot remove {outdated}, which is out of date"):
@@ -48,11 +108,13 @@ def publish(
     return path
 
 
-def keep_rejected(store: Store, file: ArtifactRef, data: ArtifactRef | None, folder: Path, recipe: str) -> Path:
+def keep_rejected(
+    store: Store, file: ArtifactRef, data: ArtifactRef | None, folder: Path, recipe: str, known: KnownFiles
+) -> Path:
     """Writes a rejected file as ``<recipe>.rejected.pte``, with its `.ptd`; returns the path. Raises as `publish`."""
     path = folder / f"{recipe}.rejected.pte"
     with _write_errors(path):
-        _write_files(store, file, data, path)
+        _write_files(store, file, data, path, known)
     return path
 
 
@@ -90,19 +152,19 @@ def _write_errors(path: Path) -> Iterator[None]:
         yield
 
 
-def _write_files(store: Store, file: ArtifactRef, data: ArtifactRef | None, path: Path) -> None:
+def _write_files(store: Store, file: ArtifactRef, data: ArtifactRef | None, path: Path, known: KnownFiles) -> None:
     """Writes a `.pte` and its `.ptd`. Without one, an earlier `.ptd` is removed: it would be taken for this file's."""
     sibling = path.with_suffix(".ptd")
     if data:
-        _write_payload(store, data, sibling)
+        _write_payload(store, data, sibling, known)
     else:
         sibling.unlink(missing_ok=True)
-    _write_payload(store, file, path)
+    _write_payload(store, file, path, known)
 
 
-def _write_payload(store: Store, payload: ArtifactRef, path: Path) -> None:
+def _write_payload(store: Store, payload: ArtifactRef, path: Path, known: KnownFiles) -> None:
     store.fetch(payload)
-    if not (path.is_file() and digest_file(path) == payload_sha256(payload, store.local)):
+    if known.sha256(path) != payload_sha256(payload, store.local):
         write_payload(payload, store.local, path)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-
-from pydantic import JsonValue
 
 from ..configs.load import LoadedZoo
 from ..configs.model import ModelConfig
@@ -33,9 +31,10 @@ def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> t
         raise InputError(f"no model matches {models!r}; the zoo's models: {', '.join(zoo.models) or 'none'}")
     problems: list[InputError] = []
     planned = []
+    search = ModuleSearch(zoo.python_path)
     for name, config in chosen.items():
         with _collected(problems):
-            model = _plan(loaded, name, config, recipes)
+            model = _plan(loaded, name, config, recipes, search)
             planned += [model] if model.recipes or model.not_applicable else []
     _raise(problems)
     if not planned:
@@ -77,16 +76,16 @@ def _matches(name: str, globs: str) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs.split(","))
 
 
-def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str) -> PlannedModel:
+def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str, search: ModuleSearch) -> PlannedModel:
     problems: list[InputError] = []
     with _collected(problems):
-        _check_source(loaded, name, config)
+        _check_source(loaded, name, config, search)
     names = loaded.zoo.recipes_of(name)
     reasons = {recipe: loaded.zoo.recipes[recipe].reason_against(name) for recipe in names if _matches(recipe, recipes)}
     planned = []
     for recipe in [recipe for recipe, reason in reasons.items() if reason is None]:
         with _collected(problems):
-            planned.append(_plan_recipe(loaded, name, recipe))
+            planned.append(_plan_recipe(loaded, name, recipe, search))
     _raise(problems)
     return PlannedModel.of_config(
         name,
@@ -99,26 +98,20 @@ def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str) -> Pl
     )
 
 
-def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig) -> None:
-    where = "models", name, "source"
+def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: ModuleSearch) -> None:
+    error_at, where = loaded.locations.error, ("models", name, "source")
     if isinstance(config.source, ProgramSource):
-        with errors_at(loaded.locations.error, where):
+        with errors_at(error_at, where):
             check_program_file(config.source.program)
     else:
-        _check_builder(loaded, config.source.builder, config.source.kwargs, where)
-        check_files(config.source.files, loaded.locations.error, (*where, "files"))
+        check_callable(config.source.builder, config.source.kwargs, search, error_at, where)
+        check_files(config.source.files, error_at, (*where, "files"))
     for method, calibration in (config.calibration or {}).items():
         of_method = "models", name, "calibration", method
-        _check_builder(loaded, calibration.dataset, calibration.kwargs, of_method, "dataset")
+        check_callable(calibration.dataset, calibration.kwargs, search, error_at, of_method, "dataset")
 
 
-def _check_builder(
-    loaded: LoadedZoo, path: str, kwargs: Mapping[str, JsonValue], where: FieldPath, named: str = ""
-) -> None:
-    check_callable(path, kwargs, ModuleSearch(loaded.zoo.python_path), loaded.locations.error, where, named)
-
-
-def _plan_recipe(loaded: LoadedZoo, model: str, name: str) -> PlannedRecipe:
+def _plan_recipe(loaded: LoadedZoo, model: str, name: str, search: ModuleSearch) -> PlannedRecipe:
     recipe = loaded.zoo.recipes[name]
 
     def error_at(problem: str, where: FieldPath) -> ConfigError:
@@ -127,11 +120,11 @@ def _plan_recipe(loaded: LoadedZoo, model: str, name: str) -> PlannedRecipe:
     if recipe.source_transforms and isinstance(loaded.zoo.models[model].source, ProgramSource):
         problem = f"recipe {name!r} has source_transforms; they change modules, and a .pt2 file has none"
         raise loaded.locations.error(problem, ("models", model, "source"))
-    search, bounds = ModuleSearch(loaded.zoo.python_path), loaded.zoo.verify_bounds(model, name)
-    return plan_recipe(name, recipe, bounds, search, error_at, gate=_gate_of(loaded, model, name))
+    bounds = loaded.zoo.verify_bounds(model, name)
+    return plan_recipe(name, recipe, bounds, search, error_at, gate=_gate_of(loaded, model, name, search))
 
 
-def _gate_of(loaded: LoadedZoo, model: str, recipe: str) -> AccuracyGate | None:
+def _gate_of(loaded: LoadedZoo, model: str, recipe: str, search: ModuleSearch) -> AccuracyGate | None:
     """The accuracy gate of a file, if any; raises InputError, with the position in the zoo file, if it is unusable."""
     overrides = loaded.zoo.models[model].accuracy
     overridden = overrides.model_fields_set if overrides else set()
@@ -147,7 +140,7 @@ def _gate_of(loaded: LoadedZoo, model: str, recipe: str) -> AccuracyGate | None:
             problem, (*(of_model if overridden & {"evaluator", field[0]} else of_recipe), *field)
         )
 
-    evaluator, search = gate.evaluator, ModuleSearch(loaded.zoo.python_path)
+    evaluator = gate.evaluator
     check_callable(evaluator.builder, evaluator.kwargs, search, error_at, (), "evaluator", given=1)
     check_files(evaluator.files, error_at, ("files",))
     return gate

@@ -36,7 +36,7 @@ from .outcome import ModelOutcome, ZooOutcome
 from .pace import Pace
 from .prefect_settings import refresh_configured
 from .publication import Publication, publication_of
-from .publish import check_folders
+from .publish import KnownFiles, check_folders
 from .request import Request, git_commit
 from .select import select_models
 
@@ -218,6 +218,7 @@ class Session:
         record = self.describe(status)
         try:
             self.store.runs.write(record)
+            self.known_files.save()
         except StoreError as error:
             _log.warning("the run is not recorded: %s", error)
         return record
@@ -256,6 +257,11 @@ class Session:
         """The JSON of what a model's files are made from."""
         debug = bool(self.parameters.get("debug"))
         return Request.of(self.loaded, model, debug=debug).to_json() if self.loaded else None
+
+    @cached_property
+    def known_files(self) -> KnownFiles:
+        """What is known of the files in the folder for results."""
+        return KnownFiles(self.store, self.out)
 
     @cached_property
     def identity(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from ..errors import InputError, ObjectDamaged, ObjectMissing, StoreError
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.codecs.payload import payload_sha256
 from ..tasks.figures import Figures
+from ..tasks.keys.search import ModuleSearch
 from ..tasks.lowering import LoweredRecipe, lower_model
 from ..tasks.model import PlannedModel
 from ..tasks.numerics import Ladder
@@ -32,10 +33,11 @@ Results = dict[str, LoweredRecipe | Exception]
 
 def find_models(session: Session) -> None:
     """Concludes every model whose stages are all in the ledger. Needs no event loop, no torch and no Prefect."""
+    searches = {path: ModuleSearch(path) for path in {model.python_path for model in session.models}}
     for model in session.models:
         if model.name in session.outcomes:
             continue
-        scope = Scope(LedgerRunner(session.executor), model)
+        scope = Scope(LedgerRunner(session.executor), model, search=searches[model.python_path])
         try:
             results = run_without_loop(lower_model(scope))
             if not any(isinstance(result, NotCached | StoreError) for result in results.values()):
@@ -130,7 +132,12 @@ def _failed_elsewhere(
     made = scope.recipes[recipe].find(Serialize.name) if recipe in scope.recipes else None
     if entry["rejected"] and made:
         rejected = keep_rejected(
-            session.store, made.outputs.file, made.outputs.data, session.out / scope.model.name, recipe
+            session.store,
+            made.outputs.file,
+            made.outputs.data,
+            session.out / scope.model.name,
+            recipe,
+            session.known_files,
         )
         told = told.replace(entry["rejected"], str(rejected))
     failure = Failure(entry["step"], told, entry["log_tail"], entry["bad_input"])
@@ -163,7 +170,7 @@ def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe
     assert scope.recipe  # noqa: S101 - there is a result
     provenance = scope.read_json(lowered.report.provenance)
     provenance["run"] = {**session.identity, "request": session.request(scope.model.name)}
-    path = publish(store, lowered.file, lowered.data, provenance, folder, recipe)
+    path = publish(store, lowered.file, lowered.data, provenance, folder, recipe, session.known_files)
     data = path.with_suffix(".ptd") if lowered.data else None
     publish_debug_files(store, lowered.debugging, folder, recipe, [spec.name for spec in scope.recipe.specializations])
     return RecipeOutcome(
@@ -185,7 +192,7 @@ def _failed(session: Session, scope: Scope, recipe: str, error: Exception) -> Re
     if made is None or error not in [raised for step, raised in scope.failed.items() if step.stage == Gate.name]:
         return RecipeOutcome(recipe, "failed", failure=failure)
     folder = session.out / scope.model.name
-    path = keep_rejected(session.store, made.outputs.file, made.outputs.data, folder, recipe)
+    path = keep_rejected(session.store, made.outputs.file, made.outputs.data, folder, recipe, session.known_files)
     failure = replace(failure, problem=f"{failure.problem}; the file is kept as {path}")
     return RecipeOutcome(recipe, "failed", failure=failure, rejected=path)
 

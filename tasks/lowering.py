@@ -242,7 +242,7 @@ async def quantize(run: Scope, method: str, program: ArtifactRef, export: Export
         dataset = model.calibration[method]
         source = dataset and BuilderSource(builder=dataset.dataset, kwargs=dataset.kwargs, files=dataset.files)
         params = Calibration.Params(
-            source=fields_of(model, source) if source else {},
+            source=fields_of(run, source) if source else {},
             seed=model.seed,
             samples=dataset.samples if dataset else 0,
         )
@@ -259,7 +259,7 @@ async def quantize(run: Scope, method: str, program: ArtifactRef, export: Export
 async def to_edge(run: Scope, spec: PlannedSpecialization, method: str, program: ArtifactRef) -> Edge.Outputs:
     params = edge_params(run.plan, spec, method)
     if passes := run.plan.edge_options(spec, method).passes:
-        params = params.model_copy(update={"passes": tuple(pass_params(run.model, method, passes))})
+        params = params.model_copy(update={"passes": tuple(pass_params(run, method, passes))})
     outputs: Edge.Outputs = await run(Edge, params, Edge.Inputs(program=program), method=method, payload=spec.name)
     return outputs
 
@@ -348,7 +348,7 @@ async def score(run: Scope, file: Serialize.Outputs) -> ArtifactRef | None:
     gate, model, host = run.plan.gate, run.model, host_capability()
     if gate is None:
         return None
-    evaluator = fields_of(model, gate.evaluator)
+    evaluator = fields_of(run, gate.evaluator)
     params = Evaluate.Params(evaluator=evaluator, seed=model.seed, host=host)
     scoring = {"scores": run(Evaluate, params, Evaluate.Inputs(file=file.file, data=file.data))}
     if gate.max_drop is not None:

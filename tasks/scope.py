@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..artifacts.digest import Digest
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import FieldChange, StageOutcome, differing_fields
 from ..artifacts.store import Store
 from ..errors import first_line
+from .keys.search import ModuleSearch
 from .model import PlannedModel, PlannedRecipe
 from .runner import CutShort, Done, NotCached, Runner, StageCall, StageId, UserCode
 from .stage import UNKNOWN_DIGEST, Params, Roles, Stage, to_roles
@@ -31,9 +33,13 @@ class Scope:
     done: dict[StageId, Done] = field(default_factory=dict)
     failed: dict[StageId, Exception] = field(default_factory=dict)
     recipes: dict[str, Scope] = field(default_factory=dict)  # scopes of the model's recipes, by name, as they come
+    # finds modules of the user's code, for several models at once; None where stages run that may add some
+    search: ModuleSearch | None = None
 
     def of_recipe(self, recipe: PlannedRecipe, skipped: frozenset[str]) -> Scope:
-        scope = self.recipes[recipe.name] = Scope(self.runner, self.model, recipe, skipped, dict(self.done))
+        scope = self.recipes[recipe.name] = Scope(
+            self.runner, self.model, recipe, skipped, dict(self.done), search=self.search
+        )
         return scope
 
     async def __call__(
@@ -145,10 +151,12 @@ class History:
 
     def remember(self) -> None:
         """Notes which key each slot has now, so that the next run can say what differs."""
-        for steps in self._done.values():
+        for key, steps in self._done.items():
             fields = steps[0][1].key.fields()
-            for step, done in steps:
-                self._ledger.remember(step.slot(self._model.name), done.key.digest(), fields)
+            for slot in [step.slot(self._model.name) for step, _ in steps]:
+                last = self._ledger.last(slot) if steps[0][1].cached else None
+                if last is None or last.key != key:
+                    self._ledger.remember(slot, Digest(key), fields)
 
     def outcomes(self) -> tuple[StageOutcome, ...]:
         """Every stage that was run or found, or failed."""

@@ -11,7 +11,7 @@ from ..configs.sources import BuilderSource, ProgramSource
 from .keys.search import ModuleSearch
 from .keys.source import source_fields
 from .keys.versions import host_capability
-from .model import PlannedModel, PlannedRecipe, PlannedSpecialization, params_of
+from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .runner import UserCode
 from .scope import Scope
 from .stage import CallableParams, TargetParams
@@ -28,7 +28,7 @@ def export_params(run: Scope, method: str | None, watch_name: str) -> Export.Par
     model = run.model
     watched = run.store.ledger.watched(watch_name) if model.source else ()
     return Export.Params(
-        source=fields_of(model, model.source, watched) if model.source else {},
+        source=fields_of(run, model.source, watched) if model.source else {},
         method=method,
         seed=model.seed,
         strict=model.strict,
@@ -61,7 +61,7 @@ def source_transform_params(run: Scope, method: str) -> tuple[SourceTransform.Pa
                 layers=made.layers,
             )
             if isinstance(made, TorchaoTransform)
-            else CallableParams(source=fields_of(model, next(sources)))
+            else CallableParams(source=fields_of(run, next(sources)))
             for made in transforms
         ),
     )
@@ -83,10 +83,10 @@ def edge_params(recipe: PlannedRecipe, spec: PlannedSpecialization, method: str)
     )
 
 
-def pass_params(model: PlannedModel, method: str, passes: Any) -> Iterator[PassParams]:
+def pass_params(run: Scope, method: str, passes: Any) -> Iterator[PassParams]:
     """The recipe's own passes over one method, with digests of their code."""
     for own in passes:
-        fields = fields_of(model, BuilderSource(builder=own.callable, kwargs=own.kwargs))
+        fields = fields_of(run, BuilderSource(builder=own.callable, kwargs=own.kwargs))
         yield PassParams(source=fields, method=method if own.takes_program else None)
 
 
@@ -140,8 +140,7 @@ def _common(edges: list[Edge.Params]) -> Edge.Params:
     )
 
 
-def fields_of(
-    model: PlannedModel, source: BuilderSource | ProgramSource, watched: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def fields_of(run: Scope, source: BuilderSource | ProgramSource, watched: tuple[str, ...] = ()) -> dict[str, Any]:
     """Key fields of the user's code."""
-    return source_fields(source, ModuleSearch(model.python_path), watched, folder=model.folder)
+    search = run.search or ModuleSearch(run.model.python_path)
+    return source_fields(source, search, watched, folder=run.model.folder)

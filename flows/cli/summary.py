@@ -14,22 +14,27 @@ from ..release_records import Published
 from .terminal import format_size, open_console
 
 _LOG_LINES = 15  # of a failed step that are printed
+_ROWS = 200  # of the table; in a longer one, files that were cached are left out
 _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
 
 
 def print_summary(outcome: ZooOutcome, page: Path | None = None) -> None:
     """Prints a row per file, ladders, notes and totals, with where the page about the run is."""
     console = open_console()
+    rows = list(outcome.recipes)
+    if hidden := sum(recipe.status == "cached" for _, recipe in rows) if len(rows) > _ROWS else 0:
+        rows = [(model, recipe) for model, recipe in rows if recipe.status != "cached"]
     table = open_table(("model", "recipe", "status"), ("size", "max abs error", "SQNR", "cases"))
     if scored := any(recipe.accuracy for _, recipe in outcome.recipes):
         table.add_column("accuracy", justify="right", no_wrap=True)
-    for model, recipe in outcome.recipes:
+    for model, recipe in rows:
         accuracy = [_accuracy(recipe)] if scored and recipe.path else []
         table.add_row(model.model, recipe.recipe, _status(recipe), *_cells(recipe), *accuracy)
-    console.print(table)
-    if ladders := [
-        (f"{model.model}/{recipe.recipe}", recipe.ladder) for model, recipe in outcome.recipes if recipe.ladder
-    ]:
+    if rows:
+        console.print(table)
+    if hidden:
+        console.print(Text(f"{hidden} files that were cached are not listed", "dim"))
+    if ladders := [(f"{model.model}/{recipe.recipe}", recipe.ladder) for model, recipe in rows if recipe.ladder]:
         console.print(ladders_table(ladders))
     for line in _notes(outcome):
         console.print(line, soft_wrap=True)

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 
 from ...errors import Location, SourceError
-from .code import parse_module
+from .code import parsed
 from .search import ModuleSearch, Origin
 
 
@@ -45,6 +46,7 @@ def find_builder(builder: str, search: ModuleSearch) -> BuilderLocation:
     return BuilderLocation(module, qualname, found.path, line)
 
 
+@lru_cache(maxsize=1024)
 def bound_names(scope: ast.Module | ast.ClassDef) -> Counter[str] | None:
     """How often each name is bound in a scope; None where more may be bound than the source shows."""
     names = Counter(name for name, _ in _bindings(scope.body))
@@ -53,7 +55,7 @@ def bound_names(scope: ast.Module | ast.ClassDef) -> Counter[str] | None:
 
 def _bound_line(builder: str, qualname: str, path: Path) -> int | None:
     try:
-        tree = parse_module(path.read_bytes(), str(path))
+        tree = parsed(path.read_bytes(), str(path))
     except SyntaxError as error:
         where = Location(str(path), error.lineno, error.offset)
         raise SourceError(f"builder {builder!r}: {where}: {error.msg}") from error
@@ -92,6 +94,7 @@ class _Bindings:
 _BINDS_UNSEEN = frozenset({"exec", "globals", "locals", "setattr", "vars"})
 
 
+@lru_cache(maxsize=256)
 def _module_bindings(tree: ast.Module) -> _Bindings:
     lines = _bound_names(tree.body)
     unseen = "*" in lines or "__getattr__" in lines or any(_binds_unseen(node) for node in ast.walk(tree))

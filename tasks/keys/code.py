@@ -42,6 +42,13 @@ def _parse(source: str | bytes, filename: str) -> ast.Module:
     return ast.parse(source, filename)
 
 
+# A zoo may name one module's builders a thousand times.
+@lru_cache(maxsize=256)
+def parsed(content: bytes, filename: str) -> ast.Module:
+    """As `parse_module`, remembered: not to be changed."""
+    return parse_module(content, filename)
+
+
 def ast_digest(source: str | bytes, filename: str) -> Digest:
     """Digest of a module that only edits of comments, layout, docstrings and ``pass`` leave unchanged.
 

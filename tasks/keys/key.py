@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from threading import Lock
 from typing import TypeAlias
 
@@ -103,4 +103,8 @@ class StageKey:
         }
 
     def digest(self) -> Digest:
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> Digest:
         return digest_json(self.fields())

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from .builder import bound_names
-from .code import imported_module, parse_module
+from .code import imported_module, parsed
 from .search import FoundModule, ModuleSearch
 
 _MAX_IMPORTS = 8  # from module to module
@@ -94,7 +94,7 @@ def _definition(found: FoundModule, name: str) -> ast.stmt | None:
     if found.path is None or found.path.suffix != ".py":
         return None
     try:
-        tree = parse_module(found.path.read_bytes(), str(found.path))
+        tree = parsed(found.path.read_bytes(), str(found.path))
     except (OSError, SyntaxError, ValueError):
         return None
     bound = bound_names(tree)

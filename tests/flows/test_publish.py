@@ -1,0 +1,75 @@
+"""What is known of published files without reading them."""
+
+import os
+
+import pytest
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.locations import open_store
+from pteforge.flows import publish
+from pteforge.flows.publish import KnownFiles
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(str(tmp_path / "store")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Names of the files that were read."""
+    names = []
+
+    def noting(path):
+        names.append(path.name)
+        return digest(path)
+
+    digest = publish.digest_file
+    monkeypatch.setattr(publish, "digest_file", noting)
+    return names
+
+
+def test_files_that_did_not_change_are_read_once(store, tmp_path, read, monkeypatch):
+    """A later run knows a file by stat. Whatever is written to it since, of any size and time, is noticed."""
+    monkeypatch.setattr(publish, "_SETTLING", 0)
+    file = tmp_path / "net.pte"
+    file.write_bytes(b"one")
+    for _ in range(3):
+        known = KnownFiles(store, tmp_path)
+        assert known.sha256(file) == digest_bytes(b"one")
+        known.save()
+    assert read == ["net.pte"]
+    before = file.stat()
+    file.write_bytes(b"two")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert KnownFiles(store, tmp_path).sha256(file) == digest_bytes(b"two")
+    (tmp_path / "other.pte").write_bytes(b"six")
+    (tmp_path / "other.pte").replace(file)
+    assert KnownFiles(store, tmp_path).sha256(file) == digest_bytes(b"six")
+    file.unlink()
+    assert KnownFiles(store, tmp_path).sha256(file) is None
+    assert KnownFiles(store, tmp_path).sha256(tmp_path) is None
+
+
+def test_files_that_were_just_written_are_read_again(store, tmp_path, read):
+    """Within the resolution of a file system's clock, a second write may leave all times as they are."""
+    file = tmp_path / "net.pte"
+    file.write_bytes(b"one")
+    for _ in range(2):
+        known = KnownFiles(store, tmp_path)
+        assert known.sha256(file) == digest_bytes(b"one")
+        known.save()
+    assert read == ["net.pte"] * 2
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b'{"a": 1}', b'{"a": [{}]}'])
+def test_what_cannot_be_read_is_forgotten(store, tmp_path, monkeypatch, content):
+    """A damaged list of known files costs reading them."""
+    monkeypatch.setattr(publish, "_SETTLING", 0)
+    (tmp_path / "net.pte").write_bytes(b"one")
+    known = KnownFiles(store, tmp_path)
+    known.sha256(tmp_path / "net.pte")
+    known.save()
+    (listed,) = (tmp_path / "store" / "ledger" / "published").iterdir()
+    listed.write_bytes(content)
+    assert KnownFiles(store, tmp_path).sha256(tmp_path / "net.pte") == digest_bytes(b"one")
