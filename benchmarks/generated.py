@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-RECIPES = ("portable-fp32", "xnnpack-fp32")
 
+def write_zoo(folder: Path, models: int, *, alignment: int = 128, **changes: dict[str, Any]) -> Path:
+    """Writes a zoo of so many models with two recipes each, for portable kernels and for XNNPACK.
 
-def write_zoo(folder: Path, models: int, **changes: dict[str, Any]) -> Path:
-    """Writes a zoo of so many models; `changes` are arguments of `build` by name of the model."""
+    `changes` are arguments of `build` by name of the model, `alignment` is an option of the recipe for XNNPACK.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"model{number:04}" for number in range(models)]
     sources = {
@@ -20,7 +21,10 @@ def write_zoo(folder: Path, models: int, **changes: dict[str, Any]) -> Path:
     zoo = {
         "version": 1,
         "python_path": [str(Path(__file__).parent)],
-        "defaults": {"recipes": list(RECIPES)},
+        "defaults": {"recipes": ["portable-fp32", "xnnpack"]},
+        "recipes": {
+            "xnnpack": {"specializations": [{"target": "xnnpack"}], "compile": {"segment_alignment": alignment}}
+        },
         "models": {name: {"source": source} for name, source in sources.items()},
     }
     file = folder / "zoo.yaml"
