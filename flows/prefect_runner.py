@@ -122,7 +122,9 @@ def run_stage_call(title: str, work: bytes) -> Any:
         return _failed(error)
     if done.cached:
         return Completed(name="Cached", message=f"found by stage key {done.key.digest()}", data=_to_json(done))
-    took = f"ran {done.seconds:.1f} s, peak memory {format_size(done.peak_memory)}"
+    local = executor.store.local
+    made = sum(blob.size for blob in {blob for ref in done.roles.values() for blob in local.objects_of(ref)})
+    took = f"ran {done.seconds:.1f} s, peak memory {format_size(done.peak_memory)}, outputs {format_size(made)}"
     return Completed(message=f"{took}; {done.reason}" if done.reason else took, data=_to_json(done))
 
 

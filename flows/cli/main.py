@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from typing import Annotated, NoReturn
@@ -27,6 +28,9 @@ from .store import app as store_app
 from .terminal import print_json, printable
 from .verify import verify_file
 from .why import runs, why
+
+_OBJECTS = 50_000
+"""New objects until the next garbage collection. A rerun of a large zoo makes many that live to its end, few cycles."""
 
 app = typer.Typer(
     name="pteforge",
@@ -103,6 +107,7 @@ def main() -> NoReturn:
 
 def run_command() -> int:
     """Runs the command in `sys.argv`; returns the exit code."""
+    gc.set_threshold(_OBJECTS)
     try:
         app(prog_name="pteforge")  # however it is started: completion depends on the name
     except PteforgeError as error:

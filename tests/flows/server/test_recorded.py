@@ -81,7 +81,7 @@ def test_stages_are_recorded(warm, recorded, on_server):
     assert states["model bad"] == states["bad export"] == "Failed"
     assert states["conv export"] == states["conv compile/xnnpack-fp32"] == "Cached"
     assert states["conv verify/xnnpack-fp32"] == states["conv report/xnnpack-fp32"] == "Completed"
-    assert re.fullmatch(r"ran [\d.]+ s, peak memory .+B", tasks["conv verify/xnnpack-fp32"].state.message)
+    assert re.fullmatch(r"ran [\d.]+ s, peak memory .+B, outputs .+B", tasks["conv verify/xnnpack-fp32"].state.message)
     assert "killed by SIGSEGV" in tasks["bad export"].state.message
     assert set(tasks["conv compile/xnnpack-fp32"].tags) == {"stage:compile", "model:conv", "recipe:xnnpack-fp32"}
     assert set(tasks["conv export"].tags) == {
