@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pteforge.flows.cli.summary import print_failures, print_summary
 from pteforge.flows.outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
@@ -42,3 +44,21 @@ def test_the_summary_names_the_page(failed, capsys, tmp_path, monkeypatch):
         print_summary(failed(""), page)
         last = capsys.readouterr().out.splitlines()[-1]
         assert last == f"0 files verified, 2 failed; 3 stages run, 1 cached, 2.0 s{end}"
+
+
+def test_long_summaries_list_what_changed(capsys, tmp_path):
+    """The table of more than 200 files leaves out those that were cached, and says how many."""
+    recipe = RecipeOutcome("portable-fp32", "cached", path=tmp_path / "net" / "portable-fp32.pte")
+    models = [ModelOutcome(f"net{number}", (recipe,), ran=0, cached=6) for number in range(200)]
+    print_summary(ZooOutcome("zoo", tuple(models), 2.0))
+    out = capsys.readouterr().out
+    assert all(model.model in out for model in models)
+    models[7] = ModelOutcome("changed", (replace(recipe, status="made"),), ran=6, cached=0)
+    for more, hidden in (([models[0]], 200), ([models[0]] * 9, 208)):
+        print_summary(ZooOutcome("zoo", (*models, *more), 2.0))
+        out = capsys.readouterr().out
+        assert "changed" in out
+        assert "net19" not in out
+        assert f"{hidden} files that were cached are not listed" in out
+    print_summary(ZooOutcome("zoo", tuple(models[0] for _ in range(201)), 2.0))
+    assert capsys.readouterr().out.startswith("201 files that were cached are not listed\n201 files verified")
