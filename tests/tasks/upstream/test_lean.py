@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from typing import Any
 
 import pytest
@@ -210,6 +211,97 @@ class TestNodeAncestry:
         with shared_ancestors():
             assert NodeSource(node, "now").from_node[0] is node.meta["from_node"][0]
         assert NodeSource(node, "now").from_node[0] is not node.meta["from_node"][0]
+
+
+class TestGraphSorting:
+    """Graphs, sorted without copying their nodes."""
+
+    @staticmethod
+    def _random(seed: int) -> Any:
+        """A graph module whose nodes stand in any order, with names that collide once some of them are gone."""
+        import torch
+        from pteforge.tasks.upstream.graph_sorting import _FIRST
+
+        chance = random.Random(seed)  # noqa: S311 - no secret
+        graph = torch.fx.Graph()
+        nodes = [graph.placeholder(f"x_{number}") for number in range(3)]
+        for _ in range(40):
+            target = chance.choice([torch.relu, torch.neg, *sorted(_FIRST, key=str)])
+            nodes.append(graph.call_function(target, tuple(chance.choices(nodes, k=2))))
+        graph.output(tuple(nodes))
+        output = graph.output_node()
+        for node in chance.sample(nodes[3:], 20):
+            output.append(node)
+        for node in list(graph.nodes):  # users in another order than nodes
+            node.replace_all_uses_with(node)
+        return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_as_upstream_sorts(self, seed):
+        """Nodes, their users, names and what they take are as upstream has them, also in a graph that grows on."""
+        import torch
+        from pteforge.tasks.upstream.graph_sorting import sort_nodes
+        from torch.fx.passes.tools_common import legalize_graph
+
+        def seen(module: Any) -> Any:
+            graph = module.graph
+            nodes = [(node.name, str(node.target), str(node.args), [*map(str, node.users)]) for node in graph.nodes]
+            found = [*map(str, graph.find_nodes(op="call_function", target=torch.relu))]
+            return nodes, found, len(graph.nodes), graph.owning_module is module
+
+        sorts = []
+        for sort in (legalize_graph, sort_nodes):
+            module = self._random(seed)
+            unsorted = seen(module)
+            sort(module)
+            sorted_once = seen(module)
+            relu = next(iter(module.graph.nodes))
+            with module.graph.inserting_before(module.graph.output_node()):
+                for _ in range(3):
+                    relu = module.graph.call_function(torch.relu, (relu,))
+            sort(module)
+            module.graph.lint()
+            module.recompile()
+            sorts.append((sorted_once, seen(module), module.code))
+        assert sorts[0] == sorts[1]
+        assert sorts[0][0] != unsorted
+
+    def test_cycles(self):
+        """A graph with a cycle is refused as upstream refuses it."""
+        from pteforge.tasks.upstream.graph_sorting import sort_nodes
+
+        module = self._random(0)
+        first, last = [node for node in module.graph.nodes if node.op == "call_function"][:2]
+        first.args, last.args = (last,), (first,)
+        with pytest.raises(RuntimeError, match="cycles"):
+            sort_nodes(module)
+
+
+class TestPartitionMerging:
+    """Whether two partitions may become one, by sets."""
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_as_upstream_decides(self, seed):
+        """The answer is the same for any two partitions."""
+        from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
+        from pteforge.tasks.upstream.partition_merging import merging_by_sets
+        from torch.fx.passes.infra.partitioner import Partition
+        from torch.fx.passes.operator_support import OperatorSupport
+
+        chance = random.Random(seed)  # noqa: S311 - no secret
+        module = TestGraphSorting._random(seed)
+        partitioner = GroupBasedPartitioner(module, OperatorSupport())
+        called = [node for node in module.graph.nodes if node.op == "call_function"]
+        sets = {number: Partition(number, chance.sample(called, chance.choice([1, 2, 5]))) for number in range(12)}
+        pairs = [(one, other) for one in sets for other in sets if one < other]
+
+        def answers() -> list[bool]:
+            return [partitioner._can_merge_partitions(*pair, sets) for pair in pairs]
+
+        expected = answers()
+        with merging_by_sets():
+            assert answers() == expected
+        assert len(set(expected)) == 2
 
 
 class TestIdleRetraces:
