@@ -210,6 +210,11 @@ class Recipe(FrozenModel):
     source_transforms: tuple[SourceTransform, ...] = Field(
         (), description="Transforms of the model's modules before they are exported, in order."
     )
+    fold_batch_norms: StrictBool = Field(
+        True,
+        description="Fold batch norms into the convolutions and linear layers before them, once for all "
+        "specializations, so that they share the weights. false: backends fold for themselves.",
+    )
     quantize: Quantize | None = Field(None, description="How exported programs are quantized; null: not at all.")
     edge: EdgeOptions = Field(EdgeOptions(), description="How ATen programs become Edge programs.")
     compile: CompileOptions = Field(CompileOptions(), description="How the file is laid out.")

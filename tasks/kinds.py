@@ -29,6 +29,7 @@ State = Annotated[ArtifactRef, Kind("program/state")]  # names of the buffers th
 Examples = Annotated[ArtifactRef, Kind("examples")]  # flat inputs, eager's flat outputs, sequences of calls
 Samples = Annotated[ArtifactRef, Kind("samples")]  # flat inputs for calibration
 MethodNames = Annotated[ArtifactRef, Kind("model/methods")]
+NodeNames = Annotated[ArtifactRef, Kind("model/batch_norms")]  # of an exported program's graph
 Constants = Annotated[ArtifactRef, Kind("model/constants")]  # values of constant methods
 Observed = Annotated[ArtifactRef, Kind("model/observed")]  # modules and distributions that the user's code loaded
 

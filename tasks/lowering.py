@@ -35,6 +35,7 @@ from .stages.compile import Compile
 from .stages.edge import Edge
 from .stages.evaluate import Evaluate
 from .stages.export import Export
+from .stages.fold_batch_norms import FoldBatchNorms
 from .stages.gate import Gate
 from .stages.ladder import Ladder, RungParams
 from .stages.pack import Pack, PackedPayload
@@ -49,6 +50,7 @@ from .stages.verify import Verify
 STAGES: tuple[type[Stage], ...] = (
     Export,
     SourceTransform,
+    FoldBatchNorms,
     Calibration,
     Quantize,
     Edge,
@@ -160,10 +162,7 @@ async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
 async def make_payloads(run: Scope, exports: Exports) -> dict[str, Payload]:
     """Prepares every method's ATen program, and lowers them for each specialization at once."""
     recipe = run.plan
-    transformed = await together({method: transform(run, method, export) for method, export in exports.items()})
-    programs = await together(
-        {method: quantize(run, method, transformed[method], export) for method, export in exports.items()}
-    )
+    programs = await together({method: prepare(run, method, export) for method, export in exports.items()})
     forks = {spec.name: lower_specialization(run, spec, exports, programs) for spec in recipe.specializations}
     outcomes = await outcomes_of(forks)
     failures = [
@@ -223,12 +222,30 @@ async def export(run: Scope, method: str | None) -> Export.Outputs:
     return outputs
 
 
+async def prepare(run: Scope, method: str, export: Export.Outputs) -> ArtifactRef:
+    """The program of a method that is lowered for all specializations."""
+    transformed = await transform(run, method, export)
+    folded = await fold_batch_norms(run, method, transformed, export)
+    return await quantize(run, method, folded, export)
+
+
 async def transform(run: Scope, method: str, export: Export.Outputs) -> ArtifactRef:
     """The program of a method: exported again after its module was transformed, where the recipe transforms it."""
     if not run.plan.recipe.source_transforms:
         return export.program
     params, user_code = source_transform_params(run, method)
     outputs: SourceTransform.Outputs = await run(SourceTransform, params, method=method, user_code=user_code)
+    return outputs.program
+
+
+async def fold_batch_norms(run: Scope, method: str, program: ArtifactRef, export: Export.Outputs) -> ArtifactRef:
+    """The program of a method without batch norms, where it has some that can be folded and nothing changes them."""
+    recipe = run.plan.recipe
+    if not recipe.fold_batch_norms or export.batch_norms is None or recipe.compile.share_mutable_buffers:
+        return program
+    outputs: FoldBatchNorms.Outputs = await run(
+        FoldBatchNorms, FoldBatchNorms.Params(), FoldBatchNorms.Inputs(program=program), method=method
+    )
     return outputs.program
 
 

@@ -40,6 +40,7 @@ class Export(stage.Stage, name="export"):
         examples: kinds.Examples
         methods: kinds.MethodNames  # names of all methods, the first one first
         constants: kinds.Constants
+        batch_norms: kinds.NodeNames | None = None  # those that `fold_batch_norms` can fold, if there are any
         # local modules and installed packages that were loaded on the way; None for a live model
         observed: kinds.Observed | None = None
 
@@ -63,6 +64,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     from ...artifacts.digest import canonical_json
     from ..codecs.program import save_program
     from ..codecs.values import save_value
+    from ..programs.batch_norms import foldable_norms
     from ..programs.constants import emitted_constants
     from ..programs.eager import eager_examples
     from ..programs.method import choose_method, export_method
@@ -73,9 +75,11 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
         program = export_method(name, model.definition.methods[name], params)
     constants = emitted_constants(model.definition.constant_methods)
     examples = eager_examples(model, name, program, params.drawn_inputs)
+    norms = [found.norm.name for found in foldable_norms(program)]
     return Export.Outputs(
         program=save_program(program, kind="program/aten", store=store),
         examples=save_value(examples, kind="examples", store=store),
         methods=store.put_artifact("model/methods", canonical_json(methods)),
         constants=save_value(constants, kind="model/constants", store=store),
+        batch_norms=store.put_artifact("model/batch_norms", canonical_json(norms)) if norms else None,
     )

@@ -26,7 +26,8 @@ def lower(name: str, stages: Stages) -> dict[str, object]:
     registry = Runtime.get().backend_registry
     last = None if all(map(registry.is_available, target.backends)) else "serialize"
     one, other = target.partitioners(), target.partitioners()
-    made, networks = recipe(name, verify={"min_sqnr_db": 30.0}), ("builders:conv_net", "builders:stack")
+    made = recipe(name, verify={"min_sqnr_db": 30.0}, fold_batch_norms=False)  # upstream leaves folding to backends
+    networks = ("builders:conv_net", "builders:stack")
     files = [stages.lower(network, made, until=last).file for network in networks]
     return {
         "backends": [read_pte(file).backends for file in files],

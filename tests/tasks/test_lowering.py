@@ -32,8 +32,9 @@ LADDER = {**XNNPACK, "verify": {"ladder": True}}
 class Recorder:
     """A runner that runs nothing: it notes the calls, and answers with made-up artifacts that depend on the work."""
 
-    def __init__(self, store, methods, failing, loop):
+    def __init__(self, store, methods, failing, loop, norms):
         self.store = store
+        self.norms = norms  # whether the model has batch norms
         self.calls = {}
         self.failing = failing
         self.loop = loop
@@ -50,6 +51,7 @@ class Recorder:
         made = {
             role: ArtifactRef(ref.kind, ref.root, digest_json([key.digest(), role]))
             for role, ref in unknown_roles(call.stage.Outputs).items()
+            if role != "batch_norms" or self.norms
         }
         return Done(call, key, {**made, **({"methods": self._methods} if call.stage.name == "export" else {})}, False)
 
@@ -68,7 +70,17 @@ def lower(tmp_path):
     """Lowers a model with recipes by name, without running anything; gives the runner, and the results."""
     (tmp_path / "planned_builder.py").write_text("def build():\n    return None\n")
 
-    def run(methods=("forward",), *, failing=(), until=None, lowering=lower_model, loop=False, model=None, **recipes):
+    def run(
+        methods=("forward",),
+        *,
+        failing=(),
+        until=None,
+        lowering=lower_model,
+        loop=False,
+        norms=False,
+        model=None,
+        **recipes,
+    ):
         def error_at(problem, field):
             return ConfigError(f"{field}: {problem}")
 
@@ -79,7 +91,7 @@ def lower(tmp_path):
         config = ModelConfig.model_validate({"source": "planned_builder:build", **(model or {})})
         planned = PlannedModel.of_config("model", config, tuple(planned), 2, python_path=(tmp_path,), folder=tmp_path)
         with open_store(str(tmp_path / "store")) as store:
-            runner = Recorder(store, methods, failing, loop)
+            runner = Recorder(store, methods, failing, loop, norms)
             scope = Scope(runner, planned.ending_with(until) if until else planned)
             runner.results = (asyncio.run if loop else run_without_loop)(lowering(scope))
             runner.scope = scope
@@ -170,6 +182,25 @@ def test_transformed_methods_are_exported_apart(lower):
     transformed = made.scope.recipes["t"].find("source_transform", method="forward").outputs.program
     assert made.calls["edge/forward/t"].inputs == {"program": transformed}
     assert made.calls["verify/t"].inputs["examples/forward"] == made.scope.find("export").outputs.examples
+
+
+def test_batch_norms_are_folded_once(lower):
+    """Of a model that has some, before programs are quantized, for all recipes that do not turn it off."""
+    asked = {**XNNPACK, **INT8, "quantize": {"quantizer": "xnnpack"}}
+    made = lower(norms=True, p=PORTABLE, x=XNNPACK, q=asked, off={**PORTABLE, "fold_batch_norms": False})
+    assert made.names("fold_batch_norms") == ["fold_batch_norms/forward/p", "fold_batch_norms/forward/q"]
+    exported = made.scope.find("export").outputs.program
+    folded = made.scope.recipes["p"].find("fold_batch_norms", method="forward").outputs.program
+    assert made.calls["edge/forward/p"].inputs == made.calls["edge/forward/x"].inputs == {"program": folded}
+    assert made.calls["edge/forward/off"].inputs == {"program": exported}
+    folded = made.scope.recipes["q"].find("fold_batch_norms", method="forward").outputs.program
+    assert made.calls["quantize/forward/q"].inputs["program"] == folded
+
+
+def test_methods_that_share_state_keep_batch_norms(lower):
+    """One method may change what another one normalizes by."""
+    made = lower(norms=True, p={**PORTABLE, "compile": {"share_mutable_buffers": True}})
+    assert made.names("fold_batch_norms") == []
 
 
 def test_quantized_programs(lower, tmp_path: Path):

@@ -278,7 +278,7 @@ def test_lowering_by_an_export_recipe(net, example, exported, store):
     assert (result.recipe, result.pte) == ("xnnpack_fp32", exported.pte)
     given.pipeline_stages = [StageType.TORCH_EXPORT, StageType.TO_EDGE]
     cut = pteforge.export(net, example, recipe=given, name="net", store=store)
-    assert [stage.stage for stage in cut.stages] == ["export", "edge"]
+    assert [stage.stage for stage in cut.stages] == ["export", "fold_batch_norms", "edge"]
     by_type = pteforge.export(net, example, recipe=XNNPackRecipeType.FP32, name="net", store=store)
     assert (by_type.recipe, by_type.pte) == ("xnnpack-fp32", exported.pte)
     assert load_preset("xnnpack-fp32").recipe.specializations[0].target == "xnnpack"
