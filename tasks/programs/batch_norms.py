@@ -54,26 +54,37 @@ def fold_batch_norms(program: ExportedProgram) -> None:
 def _foldable(program: ExportedProgram, norm: Node) -> FoldableNorm | None:
     own = _arguments(norm)
     layer = own["input"]
-    if own.get("training") or layer.op != "call_function" or layer.kwargs or len(layer.users) > 1:
-        return None
-    if getattr(layer.target, "overloadpacket", None) not in _LAYERS or not _gives_one_tensor(norm):
+    if own.get("training") or not _is_layer(layer) or not _gives_one_tensor(norm):
         return None
     given = _arguments(layer)
-    weight = given["weight"]
-    required = (weight, own["running_mean"], own["running_var"])
-    optional = [node for node in (given["bias"], own["weight"], own["bias"]) if node is not None]
-    if not all(_is_constant(program, node) for node in (*required, *optional)) or len(weight.users) > 1:
+    optional = (given["bias"], own["weight"], own["bias"])
+    constants = [given["weight"], own["running_mean"], own["running_var"], *filter(None, optional)]
+    if not all(_is_constant(program, node) for node in constants) or len(given["weight"].users) > 1:
         return None
-    values = [node.meta["val"] for node in (layer, norm.args[0], *required, *optional)]
-    if len({value.dtype for value in values}) > 1 or not values[0].is_floating_point():
-        return None
-    if values[0].dim() != weight.meta["val"].dim() or not is_non_overlapping_and_dense_or_false(weight.meta["val"]):
-        return None  # without a batch dimension, or of a linear layer over more than one: not over the channels
-    if _is_transposed(layer) and given["groups"] not in (None, 1):
+    if not _is_of_one_dtype([layer, layer.args[0], *constants]) or not _gives_channels_second(layer, given):
         return None
     biases = (given["bias"], own["bias"], own["running_mean"])
     bias = next((node for node in biases if node is not None and len(node.users) == 1), None)
     return bias and FoldableNorm(layer, norm, bias)
+
+
+def _is_layer(node: Node) -> bool:
+    """Whether a node is a layer with weights, whose output has one user."""
+    known = node.op == "call_function" and getattr(node.target, "overloadpacket", None) in _LAYERS
+    return known and not node.kwargs and len(node.users) == 1
+
+
+def _is_of_one_dtype(nodes: list[Node]) -> bool:
+    dtypes = {node.meta["val"].dtype for node in nodes}
+    return len(dtypes) == 1 and dtypes.pop().is_floating_point
+
+
+def _gives_channels_second(layer: Node, given: dict[str, Any]) -> bool:
+    """Whether rows of the weight are what the norm normalizes: not without a batch dimension, for instance."""
+    weight = given["weight"].meta["val"]
+    if _is_transposed(layer) and given["groups"] not in (None, 1):
+        return False
+    return bool(layer.meta["val"].dim() == weight.dim() and is_non_overlapping_and_dense_or_false(weight))
 
 
 def _fold(program: ExportedProgram, found: FoldableNorm) -> None:

@@ -1,0 +1,138 @@
+"""Where the CPU time of a run with nothing cached goes, by kind of process, for zoos of two sizes.
+
+`benchmarks/README.md` explains the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+from cold import environment_of, prepare_database
+from generated import write_zoo
+from pteforge.artifacts.locations import open_store
+
+KINDS = ("stages", "worker server", "command")
+_TICK = 0.02  # seconds between two looks at the processes
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """One run.
+
+    Attributes:
+        models: how many the zoo has.
+        stages: how many stages ran.
+        wall: seconds from start to exit.
+        cpu: CPU seconds by kind of process. ``stages`` are those of all workers, with reading and storing artifacts;
+            the command itself has Prefect's client and server.
+        first: seconds from the start to the end of the first stage.
+    """
+
+    models: int
+    stages: int
+    wall: float
+    cpu: Mapping[str, float]
+    first: float
+
+
+def measure(folder: Path, models: int, environment: dict[str, str]) -> Overhead:
+    """Lowers so many generated models from nothing."""
+    zoo = write_zoo(folder / "zoo", models)
+    command = [str(Path(sys.executable).with_name("pteforge")), "export", str(zoo)]
+    command += ["--store", str(folder / "store"), "--out", str(folder / "out")]
+    cpu: dict[tuple[int, str], float] = {}
+    first = 0.0
+    with (folder / "log").open("wb") as log:
+        start = time.perf_counter()
+        process = psutil.Popen(
+            command, env=environment | {"PTEFORGE_CACHE": str(folder / "cache")}, stdout=log, stderr=log
+        )
+        while process.poll() is None:
+            cpu |= {(pid, kind): seconds for pid, kind, seconds in _seconds(process)}
+            if not first and any((folder / "store" / "ledger" / "stages").glob("*/*")):
+                first = time.perf_counter() - start
+            time.sleep(_TICK)
+        wall = time.perf_counter() - start
+    if process.returncode:
+        sys.exit((folder / "log").read_text(encoding="utf-8"))
+    by_kind: dict[str, float] = defaultdict(float)
+    for (_, kind), seconds in cpu.items():
+        by_kind[kind] += seconds
+    with open_store(str(folder / "store")) as store:
+        (record,) = store.runs
+    stages = sum(stage.status == "ran" for model in record.models.values() for stage in model)
+    return Overhead(models, stages, wall, {kind: by_kind[kind] for kind in KINDS}, first)
+
+
+def _seconds(command: psutil.Process) -> Iterator[tuple[int, str, float]]:
+    """CPU seconds so far of the command, of its worker server, and of workers that have ended."""
+    for process in (command, *command.children(recursive=True)):
+        try:
+            line, times = " ".join(process.cmdline()), process.cpu_times()
+        except psutil.Error:
+            continue
+        own, ended = times.user + times.system, times.children_user + times.children_system
+        if process.pid == command.pid:
+            yield process.pid, "command", own
+        elif "tasks.workers" in line and process.ppid() == command.pid:
+            yield process.pid, "worker server", own
+            yield process.pid, "stages", ended
+
+
+def main() -> None:
+    """Measures both zoos, and prints seconds by kind of process, and what each further stage costs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=int, nargs=2, default=(2, 10), metavar=("FEW", "MANY"), help="%(default)s")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it, stacked, as .png or .svg")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
+    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
+        environment = environment_of(Path(temporary), "prepared")
+        prepare_database(Path(temporary), environment)
+        runs = [measure(Path(temporary) / str(models), models, environment) for models in arguments.models]
+    few, many = runs
+    outside = [sum(run.cpu.values()) - run.cpu["stages"] for run in runs]
+    each = (outside[1] - outside[0]) / (many.stages - few.stages)
+    if arguments.plot:
+        draw(runs, arguments.plot)
+    if arguments.json:
+        print(json.dumps({"runs": [asdict(run) for run in runs], "cpu_per_stage": each}, indent=2))
+        return
+    print(f"{'CPU seconds':<24}" + "".join(f"{f'{run.models} models':>12}" for run in runs))
+    for kind in KINDS:
+        print(f"{kind:<24}" + "".join(f"{run.cpu[kind]:>12.1f}" for run in runs))
+    print(f"{'stages':<24}" + "".join(f"{run.stages:>12}" for run in runs))
+    print(f"{'wall seconds':<24}" + "".join(f"{run.wall:>12.1f}" for run in runs))
+    print(f"{'until the first stage':<24}" + "".join(f"{run.first:>12.1f}" for run in runs))
+    print(f"each further stage costs {1000 * each:.0f} ms of CPU outside of its worker")
+
+
+def draw(runs: list[Overhead], file: Path) -> None:
+    """Draws CPU seconds as one stacked bar for each run."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 1 + 0.7 * len(runs)), layout="constrained")
+    axes = figure.subplots()
+    names, start = [f"{run.models} models" for run in runs], [0.0] * len(runs)
+    for kind in KINDS:
+        seconds = [run.cpu[kind] for run in runs]
+        axes.barh(names, seconds, left=start, label=kind)
+        start = [done + more for done, more in zip(start, seconds, strict=True)]
+    axes.set_xlabel("CPU seconds")
+    axes.legend(ncols=len(KINDS), loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
+    figure.savefig(file, dpi=150)
+
+
+if __name__ == "__main__":
+    main()
