@@ -1,6 +1,6 @@
-"""Writes each stage's programs of the starter zoo to a file of its own, to measure their size.
+"""Writes each stage's programs of a zoo to a file of its own, to measure their size.
 
-Usage: ``python benchmarks/apart.py FOLDER``. For each lowering, the ATen program goes to ``<recipe>.aten.pt2``
+Usage: ``python benchmarks/apart.py ZOO FOLDER``. For each lowering, the ATen program goes to ``<recipe>.aten.pt2``
 (`torch.export.save`) and the edge program to ``<recipe>.edge.pt2``. The latter uses ExecuTorch's own saver, which
 writes the same format, because `torch.export.save` rejects some edge operators, such as those of an LSTM. Programs with
 delegates are not written: that saver writes a delegate's bytes as text, which would flatter the comparison.
@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from executorch.exir import to_edge
 from executorch.exir.serde import serialize as edge_files
-from starter import lowerings
+from zoos import lowerings
 
 
-def main(folder: Path) -> None:
+def main(zoo: str, folder: Path) -> None:
     """Exports every model, lowers it to the edge dialect, and saves both programs."""
-    for lowering in lowerings():
+    for lowering in lowerings(zoo):
         file = folder / lowering.file
         file.parent.mkdir(parents=True, exist_ok=True)
         aten = torch.export.export(lowering.module, lowering.example_inputs)
@@ -28,4 +28,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

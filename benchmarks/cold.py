@@ -1,4 +1,4 @@
-"""Lowers the starter zoo with pteforge and with its peer, side by side, and compares seconds and bytes.
+"""Lowers a zoo with pteforge and with its peer, side by side, and compares seconds and bytes.
 
 `benchmarks/README.md` explains the figures.
 """
@@ -23,7 +23,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from typing import Literal, get_args
 
-from starter import BUILDERS, RECIPES, ZOO
+from zoos import ZOOS
 
 HERE = Path(__file__).parent
 
@@ -102,25 +102,25 @@ def prepare_database(folder: Path, environment: dict[str, str]) -> Seconds:
     return run([prefect, "server", "database", "upgrade", "--yes"], environment, folder / "database.log")
 
 
-def measure_seconds(folder: Path, environment: dict[str, str], *, peer_first: bool) -> Run:
+def measure_seconds(zoo: str, folder: Path, environment: dict[str, str], *, peer_first: bool) -> Run:
     """One run of each side, in new folders under `folder`."""
     pteforge = Path(sys.executable).with_name("pteforge")
-    ours = [pteforge, "export", ZOO, "--store", folder / "store", "--out", folder / "ours"]
+    ours = [pteforge, "export", ZOOS[zoo].file, "--store", folder / "store", "--out", folder / "ours"]
 
     def peer() -> Seconds:
-        return run([sys.executable, HERE / "peer.py", folder / "peer"], environment, folder / "peer.log")
+        return run([sys.executable, HERE / "peer.py", zoo, folder / "peer"], environment, folder / "peer.log")
 
     peer_seconds = peer() if peer_first else None
     cold = run(ours, environment, folder / "cold.log")
     warm = run(ours, environment, folder / "warm.log")
     seconds = Run(peer_seconds or peer(), cold, warm)
-    check_same_files(folder / "peer", folder / "ours")
+    check_same_files(zoo, folder / "peer", folder / "ours")
     return seconds
 
 
-def check_same_files(peer: Path, ours: Path) -> None:
+def check_same_files(zoo: str, peer: Path, ours: Path) -> None:
     """Exits unless both sides made every file of the zoo, and nothing else."""
-    expected = {Path(model) / f"{recipe}.pte" for model in BUILDERS for recipe in RECIPES}
+    expected = {Path(model) / f"{recipe}.pte" for model in ZOOS[zoo].builders for recipe in ZOOS[zoo].recipes}
     for side in (peer, ours):
         made = {file.relative_to(side) for file in side.rglob("*.pte")}
         if made != expected:
@@ -133,10 +133,10 @@ def size_of(files: Iterable[Path]) -> int:
     return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in stats}.values())
 
 
-def measure_bytes(folder: Path, environment: dict[str, str]) -> Bytes:
+def measure_bytes(zoo: str, folder: Path, environment: dict[str, str]) -> Bytes:
     """Sizes, after `measure_seconds` has run in `folder`."""
     apart = folder / "apart"
-    run([sys.executable, HERE / "apart.py", apart], environment, folder / "apart.log")
+    run([sys.executable, HERE / "apart.py", zoo, apart], environment, folder / "apart.log")
     return Bytes(
         aten=size_of(apart.rglob("*.aten.pt2")),
         edge=size_of(apart.rglob("*.edge.pt2")),
@@ -155,9 +155,10 @@ def middle(runs: list[Run]) -> Run:
     return Run(of("peer"), of("cold"), of("warm"))
 
 
-def show(runs: int, medians: Run, size: Bytes, machine: Machine, database: Seconds | None) -> None:
+def show(zoo: str, runs: int, medians: Run, size: Bytes, machine: Machine, database: Seconds | None) -> None:
     """Prints the figures as a table."""
-    print(f"starter zoo, {len(BUILDERS) * len(RECIPES)} files, {machine.cpus} CPUs, medians of {runs} runs")
+    files = len(ZOOS[zoo].builders) * len(ZOOS[zoo].recipes)
+    print(f"{zoo} zoo, {files} files, {machine.cpus} CPUs, medians of {runs} runs")
     print(f"{'':<28}{'wall s':>10}{'ratio':>8}{'CPU s':>10}{'ratio':>8}")
     for name, seconds in (
         ("peer", medians.peer),
@@ -176,6 +177,7 @@ def show(runs: int, medians: Run, size: Bytes, machine: Machine, database: Secon
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--zoo", choices=list(ZOOS), default="starter", help="which one (%(default)s)")
     parser.add_argument(
         "--repeat", type=int, default=3, metavar="N", help="runs of each side; medians count (%(default)s)"
     )
@@ -207,11 +209,11 @@ def main() -> None:
         for number in range(arguments.repeat):
             for made in ("store", "ours", "peer", "cache", *(["prefect"] if arguments.prefect_home == "fresh" else [])):
                 shutil.rmtree(folder / made, ignore_errors=True)
-            runs.append(measure_seconds(folder, environment, peer_first=number % 2 == 0))
-        size = measure_bytes(folder, environment)
+            runs.append(measure_seconds(arguments.zoo, folder, environment, peer_first=number % 2 == 0))
+        size = measure_bytes(arguments.zoo, folder, environment)
     medians = middle(runs)
     if not arguments.json:
-        return show(len(runs), medians, size, machine, database)
+        return show(arguments.zoo, len(runs), medians, size, machine, database)
     ratios = {
         "cold_to_peer": medians.cold.wall / medians.peer.wall,
         "warm_to_peer": medians.warm.wall / medians.peer.wall,

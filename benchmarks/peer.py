@@ -1,6 +1,6 @@
-"""The peer: lowers the starter zoo with `executorch.export` sessions, one after another in one process.
+"""The peer: lowers a zoo with `executorch.export` sessions, one after another in one process.
 
-Usage: ``python benchmarks/peer.py FOLDER``. The ``.pte`` files are written into the folder.
+Usage: ``python benchmarks/peer.py ZOO FOLDER``. The ``.pte`` files are written into the folder.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 from executorch.export import ExportRecipe, LoweringRecipe, export
-from starter import lowerings
+from zoos import lowerings
 
 
-def main(folder: Path) -> None:
+def main(zoo: str, folder: Path) -> None:
     """Lowers everything, paying for imports once."""
-    for lowering in lowerings():
+    for lowering in lowerings(zoo):
         session = export(
             model=lowering.module,
             example_inputs=[lowering.example_inputs],
@@ -28,4 +28,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

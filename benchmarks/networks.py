@@ -1,0 +1,110 @@
+"""Networks of well-known shapes with random weights, at full size, without a package of models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+Built = tuple[nn.Module, tuple[torch.Tensor, ...]]
+
+
+class Encoder(nn.Module):
+    """Embeds tokens or patches, and runs them through transformer layers."""
+
+    def __init__(self, embedding: nn.Module, length: int, layers: int, *, outputs: int, causal: bool) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.positions = nn.Parameter(torch.randn(1, length, 768) / 50)
+        layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True, norm_first=causal)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(768, outputs)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length) if causal else None)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        """Tokens [n, length] or an image [n, 3, h, w] to [n, length, outputs]."""
+        return self.head(self.layers(self.embedding(given) + self.positions, mask=self.mask))
+
+
+class Patches(nn.Module):
+    """Cuts images [n, 3, 224, 224] into embedded patches, [n, 196, 768]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Conv2d(3, 768, 16, 16)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """As the class says."""
+        return self.projection(image).flatten(2).transpose(1, 2)
+
+
+def distilbert() -> Built:
+    """6 layers over 64 tokens, and a classifier."""
+    model = Encoder(nn.Embedding(30522, 768), 64, 6, outputs=2, causal=False)
+    return model, (torch.randint(30522, (1, 64)),)
+
+
+def gpt2() -> Built:
+    """12 causal layers over 32 tokens, and a vocabulary of 50,257."""
+    model = Encoder(nn.Embedding(50257, 768), 32, 12, outputs=50257, causal=True)
+    return model, (torch.randint(50257, (1, 32)),)
+
+
+def vit() -> Built:
+    """12 layers over 196 patches of an image of 224 by 224 pixels."""
+    return Encoder(Patches(), 196, 12, outputs=1000, causal=False), (torch.randn(1, 3, 224, 224),)
+
+
+def _convolution(inputs: int, outputs: int, size: int = 3, **options: Any) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, size, padding=size // 2, bias=False, **options), nn.BatchNorm2d(outputs)]
+
+
+class Residual(nn.Module):
+    """Adds the input, projected where the shape changes, to what the layers make of it."""
+
+    def __init__(self, *layers: nn.Module, shortcut: nn.Module | None = None, last: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+        self.shortcut = shortcut or nn.Identity()
+        self.last = last or nn.Identity()
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """[n, c, h, w] to [n, c', h', w']."""
+        return self.last(self.layers(image) + self.shortcut(image))
+
+
+def resnet18() -> Built:
+    """Eight blocks of two convolutions each."""
+    blocks: list[nn.Module] = []
+    inputs = 64
+    for width in (64, 128, 256, 512):
+        for _ in range(2):
+            stride = 2 if width > inputs else 1
+            shortcut = nn.Sequential(*_convolution(inputs, width, 1, stride=stride)) if stride == 2 else None
+            layers = [*_convolution(inputs, width, stride=stride), nn.ReLU(), *_convolution(width, width)]
+            blocks.append(Residual(*layers, shortcut=shortcut, last=nn.ReLU()))
+            inputs = width
+    stem = [*_convolution(3, 64, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)]
+    return nn.Sequential(*stem, *blocks, *head), (torch.randn(1, 3, 224, 224),)
+
+
+def mobilenet_v2() -> Built:
+    """Seventeen inverted residual blocks with depthwise convolutions."""
+    blocks: list[nn.Module] = []
+    inputs = 32
+    for expansion, width, count, first in (
+        *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+        *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+    ):
+        for block in range(count):
+            stride, inner = (first if block == 0 else 1), inputs * expansion
+            expanding = [*_convolution(inputs, inner, 1), nn.ReLU6()] if expansion > 1 else []
+            depthwise = [*_convolution(inner, inner, stride=stride, groups=inner), nn.ReLU6()]
+            layers = [*expanding, *depthwise, *_convolution(inner, width, 1)]
+            blocks.append(Residual(*layers) if stride == 1 and inputs == width else nn.Sequential(*layers))
+            inputs = width
+    stem = [*_convolution(3, 32, stride=2), nn.ReLU6()]
+    head = [*_convolution(320, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000)]
+    return nn.Sequential(*stem, *blocks, *head), (torch.randn(1, 3, 224, 224),)
