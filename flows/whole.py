@@ -96,7 +96,7 @@ class WholeModels:
         done = {done.key.digest(): done for scope in scopes for done in scope.done.values()}
         if all(each.cached for each in done.values()):
             return run, results
-        again = Scope(_DoneRunner(self._executor, done), run.model)
+        again = Scope(_DoneRunner(self._executor, done), run.model, search=ModuleSearch(run.model.python_path))
         return again, run_without_loop(lower_model(again))
 
     def _describe(self, run: Scope, results: Results, outcomes: Mapping[str, RecipeOutcome]) -> ModelRecord | None:
