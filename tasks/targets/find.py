@@ -6,7 +6,7 @@ import difflib
 import sys
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -35,12 +35,6 @@ def _entry_points(path: tuple[str, ...]) -> EntryPoints:
     return entry_points(group=GROUP)
 
 
-@cache
-def _candidates(name: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """The entry points of a name, by what they name; a zoo asks for the same ones a thousand times."""
-    return {entry.value: entry for entry in _entry_points(path).select(name=name)}
-
-
 def link_names(name: str) -> tuple[str, ...]:
     return tuple(name.split(TARGET_SEPARATOR))
 
@@ -48,7 +42,7 @@ def link_names(name: str) -> tuple[str, ...]:
 def find_target_class(name: str) -> type[Target]:
     if TARGET_SEPARATOR in name:
         return chain_class(tuple(find_target_class(link) for link in link_names(name)))
-    candidates = _candidates(name, tuple(sys.path))
+    candidates = {entry.value: entry for entry in _entry_points(tuple(sys.path)).select(name=name)}
     if not candidates:
         names = target_names()
         close = difflib.get_close_matches(name, names, n=1)
