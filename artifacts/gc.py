@@ -125,8 +125,7 @@ def collect(
             unused = list(until_it_fits(unused, {r.key: needs[r.key] for r in left}, sizes, most))
         drop |= set(unused)
     if not dry_run:
-        for key in drop:
-            store.ledger.forget(key)
+        store.ledger.forget(*drop)
     needed = set().union(*(digests for key, digests in needs.items() if key not in drop))
     removed: list[StoredObject] = []
     kept: list[StoredObject] = []
@@ -152,6 +151,8 @@ def verify_store(store: Store, *, progress: Progress | None = None) -> VerifyRep
     incomplete = tuple(
         record.key for record in store.ledger if not all(store.has(ref) for ref in record.outputs.values())
     )
+    if incomplete:
+        store.ledger.forget()
     return VerifyReport(len(objects), _size(objects), tuple(damaged), incomplete)
 
 

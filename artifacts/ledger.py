@@ -8,10 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .digest import Digest, digest_bytes, is_digest
+from .digest import Digest, canonical_json, digest_bytes, is_digest
 from .files import NamedFiles
 from .records import Record, decode
 from .ref import ArtifactRef, BlobRef
+from .runs import StageOutcome
 from .signing import Seal
 
 _Kind = TypeVar("_Kind")
@@ -58,7 +59,69 @@ class WatchRecord(Record):
     modules: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SourceRecord(Record):
+    """Code of the user's that a model's stages run, as it was in their keys.
+
+    Attributes:
+        source: where it comes from, as JSON.
+        watched: the modules that were watched besides those that its text names.
+        digest: of its part of the keys.
+    """
+
+    source: Mapping[str, Any]
+    watched: tuple[str, ...]
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeRecord(Record):
+    """The files that a recipe made of a model.
+
+    Attributes:
+        objects: every object of the artifacts.
+        published: digests by which the files are known where they are published, by the ending of their names.
+        size: bytes of file and data.
+        seconds: of all stages.
+        left_out: reasons, by the name of the specialization that the file lacks.
+        figures: of the verification; JSON, as what follows.
+        accuracy: None without an accuracy gate.
+        ladder: None where it is not made.
+    """
+
+    file: ArtifactRef
+    data: ArtifactRef | None
+    provenance: ArtifactRef
+    objects: tuple[BlobRef, ...]
+    published: Mapping[str, Digest]
+    size: int
+    seconds: float
+    left_out: Mapping[str, str]
+    figures: Any
+    accuracy: Any
+    ladder: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord(Record):
+    """A model with all of whose recipes the ledger has every stage: an index that spares reading each stage's record.
+
+    Attributes:
+        key: digest of all that decides which stages the model has and what they do, besides the user's code.
+        distributions: packages whose versions the key covers.
+        stages: as a run that finds all of them records them.
+        recipes: by name.
+    """
+
+    key: Digest
+    distributions: tuple[str, ...]
+    sources: tuple[SourceRecord, ...]
+    stages: tuple[StageOutcome, ...]
+    recipes: Mapping[str, RecipeRecord]
+
+
 _WATCHED: Any = WatchRecord | tuple[str, ...]  # the modules alone, as earlier versions wrote them
+_WHOLE: Any = dict[str, ModelRecord]
 
 
 class Ledger:
@@ -79,8 +142,12 @@ class Ledger:
     def commit(self, record: StageRecord) -> None:
         self._write(_stage_file(record.key), f"stage/{record.key}", record.encode())
 
-    def forget(self, key: Digest) -> None:
-        self._files.delete(_stage_file(key))
+    def forget(self, *keys: Digest) -> None:
+        """Drops the records of stages, and all records of whole models, which may rest on them."""
+        for key in keys:
+            self._files.delete(_stage_file(key))
+        for name in self._files.names("ledger/zoos"):
+            self._files.delete(name)
 
     def __iter__(self) -> Iterator[StageRecord]:
         for name in self._files.names("ledger/stages"):
@@ -119,6 +186,14 @@ class Ledger:
         for found in self._all("watch", _WATCHED):
             if isinstance(found, WatchRecord) and (modules := self.watched(found.source)):
                 yield WatchRecord(found.source, modules)
+
+    def whole_models(self, zoo: str) -> Mapping[str, ModelRecord]:
+        """The models of a zoo that were whole when it was last lowered, by name: one file for all of them."""
+        return self._read(_named_file("zoos", zoo), f"zoo/{zoo}", _WHOLE) or {}
+
+    def remember_whole_models(self, zoo: str, models: Mapping[str, ModelRecord]) -> None:
+        content = canonical_json({name: model.to_json() for name, model in models.items()})
+        self._write(_named_file("zoos", zoo), f"zoo/{zoo}", content)
 
     def _all(self, folder: str, kind: type[_Kind]) -> Iterator[_Kind]:
         """What records say that are named by a digest; their seals, which need the name, are not checked here."""

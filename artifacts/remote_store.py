@@ -64,7 +64,7 @@ class RemoteStore(Store):
     def fetch(self, ref: ArtifactRef) -> None:
         _in_parallel(self._download, self._absent(self.objects_of(ref)))
 
-    def _has_all(self, blobs: Sequence[BlobRef]) -> bool:
+    def has_all(self, blobs: Sequence[BlobRef]) -> bool:
         return all(_in_parallel(self._is_remote, self._absent(blobs)))
 
     def objects_of(self, ref: ArtifactRef) -> tuple[BlobRef, ...]:

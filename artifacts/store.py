@@ -52,14 +52,14 @@ class Store(ABC):
     def has(self, ref: ArtifactRef) -> bool:
         """Whether every object of an artifact exists; reads only the manifest."""
         try:
-            return self._has_all(self.objects_of(ref))
+            return self.has_all(self.objects_of(ref))
         except StoreUnusable:
             raise
         except StoreError:
             return False
 
     @abstractmethod
-    def _has_all(self, blobs: Sequence[BlobRef]) -> bool:
+    def has_all(self, blobs: Sequence[BlobRef]) -> bool:
         """Whether all of these objects exist."""
 
     @abstractmethod
@@ -118,7 +118,7 @@ class LocalOnlyStore(Store):
         for blob in self.local.objects_of(ref):
             self.local.path(blob)
 
-    def _has_all(self, blobs: Sequence[BlobRef]) -> bool:
+    def has_all(self, blobs: Sequence[BlobRef]) -> bool:
         return all(map(self.local.contains, blobs))
 
     def objects_of(self, ref: ArtifactRef) -> tuple[BlobRef, ...]:

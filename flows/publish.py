@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ..artifacts.digest import Digest, canonical_json, digest_bytes, digest_file
+from ..artifacts.digest import Digest, canonical_json, digest_bytes, digest_file, digest_json
 from ..artifacts.files import LocalFiles, replace_file
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
@@ -42,22 +42,37 @@ class KnownFiles:
 
     def sha256(self, path: Path) -> Digest | None:
         """Digest of a file; None if there is no such file."""
-        try:
-            status = path.stat()
-        except FileNotFoundError:
+        status = _look_at(path)
+        if status is None:
             self._known.pop(str(path), None)
             return None
         if not stat.S_ISREG(status.st_mode):
             return None
-        times = max(status.st_mtime_ns, status.st_ctime_ns)
-        seen = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         known = self._known.get(str(path))
-        if known and known[:-1] == seen:
+        if known and known[:-1] == _seen(status):
             return Digest(str(known[-1]))
         digest = digest_file(path)
-        if time.time_ns() - times > _SETTLING:
-            self._known[str(path)] = [*seen, digest]
+        self._note(path, status, digest)
         return digest
+
+    def note(self, path: Path, digest: Digest) -> None:
+        """Remembers a file by another digest than its own, which `knows` finds: one that leaves out a part of it."""
+        if status := _look_at(path):
+            self._note(path, status, digest)
+
+    def knows(self, path: str, digest: Digest) -> bool:
+        """Whether a file is known by this digest and was not written since; reads nothing."""
+        known = self._known.get(path)
+        return (
+            known is not None
+            and known[-1] == digest
+            and (status := _look_at(path)) is not None
+            and (known[:-1] == _seen(status))
+        )
+
+    def _note(self, path: Path, status: os.stat_result, digest: Digest) -> None:
+        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLING:
+            self._known[str(path)] = [*_seen(status), digest]
 
     def save(self) -> None:
         """Remembers what was found out; raises StoreUnusable if the store cannot be written."""
@@ -69,6 +84,17 @@ class KnownFiles:
             return _KNOWN.validate_json(self._files.read(self._name) or b"{}")
         except ValueError:
             return {}
+
+
+def _look_at(path: str | Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)  # noqa: PTH116 - a rerun looks at thousands: no `Path`
+    except FileNotFoundError:
+        return None
+
+
+def _seen(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 _KNOWN = TypeAdapter(dict[str, list[int | str]])
@@ -102,10 +128,35 @@ def publish(
     with _write_errors(path):
         _write_files(store, file, data, path, known)
         _write_provenance(folder / f"{recipe}.json", provenance)
+        known.note(folder / f"{recipe}.json", _without_run(provenance))
     for outdated in (rejected, rejected.with_suffix(".ptd")):
         with convert_os_errors(StoreUnusable, f"cannot remove {outdated}, which is out of date"):
             outdated.unlink(missing_ok=True)
     return path
+
+
+def published_digests(
+    store: Store, file: ArtifactRef, data: ArtifactRef | None, provenance: Mapping[str, Any]
+) -> dict[str, Digest]:
+    """The digests by which `publish` makes files known, by the ending of their names."""
+    payloads = {"pte": file, **({"ptd": data} if data else {})}
+    digests = {ending: payload_sha256(payload, store.local) for ending, payload in payloads.items()}
+    return {**digests, "json": _without_run(provenance)}
+
+
+def is_published(folder: Path, recipes: Mapping[str, Mapping[str, Digest]], known: KnownFiles) -> bool:
+    """Whether a folder has the files of recipes, as `published_digests` has them, and no others of these recipes."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - as above
+    except OSError:
+        return False
+    for recipe, files in recipes.items():
+        there = {name for name in names if name.startswith(f"{recipe}.")}
+        if there != {f"{recipe}.{ending}" for ending in files}:
+            return False
+        if not all(known.knows(f"{folder}/{recipe}.{ending}", digest) for ending, digest in files.items()):
+            return False
+    return True
 
 
 def keep_rejected(
@@ -175,6 +226,11 @@ def _write_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
         written = None
     if not (isinstance(written, dict) and "run" in written and written | {"run": provenance["run"]} == provenance):
         _write_json(path, provenance)
+
+
+def _without_run(provenance: Mapping[str, Any]) -> Digest:
+    """Digest of provenance without the run that wrote it, which does not decide whether it is written again."""
+    return digest_json({name: value for name, value in provenance.items() if name != "run"})
 
 
 def _write_json(path: Path, value: Any) -> None:

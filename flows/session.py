@@ -39,6 +39,7 @@ from .publication import Publication, publication_of
 from .publish import KnownFiles, check_folders
 from .request import Request, git_commit
 from .select import select_models
+from .whole import WholeModels
 
 if TYPE_CHECKING:
     from .release_records import Published
@@ -219,6 +220,7 @@ class Session:
         try:
             self.store.runs.write(record)
             self.known_files.save()
+            self.whole_models.save()
         except StoreError as error:
             _log.warning("the run is not recorded: %s", error)
         return record
@@ -262,6 +264,11 @@ class Session:
     def known_files(self) -> KnownFiles:
         """What is known of the files in the folder for results."""
         return KnownFiles(self.store, self.out)
+
+    @cached_property
+    def whole_models(self) -> WholeModels:
+        """The models that the ledger had whole the last time."""
+        return WholeModels(self.executor, str(self.loaded.files[0] if self.loaded else self.zoo))
 
     @cached_property
     def identity(self) -> dict[str, str]:

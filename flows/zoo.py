@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from ..artifacts.ledger import RecipeRecord
 from ..artifacts.runs import RunRecord
 from ..errors import InputError, ObjectDamaged, ObjectMissing, StoreError
 from ..tasks.accuracy import AccuracyReport
@@ -14,7 +17,7 @@ from ..tasks.codecs.payload import payload_sha256
 from ..tasks.figures import Figures
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.lowering import LoweredRecipe, lower_model
-from ..tasks.model import PlannedModel
+from ..tasks.model import PlannedModel, PlannedRecipe
 from ..tasks.numerics import Ladder
 from ..tasks.runner import CutShort, LedgerRunner, NotCached, SharingRunner, run_without_loop
 from ..tasks.scope import History, Scope
@@ -22,20 +25,18 @@ from ..tasks.stages.gate import Gate
 from ..tasks.stages.ladder import Ladder as LadderStage
 from ..tasks.stages.serialize import Serialize
 from .outcome import Failure, ModelOutcome, RecipeOutcome, Status, not_applicable
-from .publish import keep_rejected, publish, publish_debug_files
+from .publish import is_published, keep_rejected, publish, publish_debug_files
 from .session import Session
+from .whole import Results
 
 _ATTEMPTS = 3  # an input may be missing or damaged: the stage that made it runs again
-
-Results = dict[str, LoweredRecipe | Exception]
-"""Recipe name -> result or error."""
 
 
 def find_models(session: Session) -> None:
     """Concludes every model whose stages are all in the ledger. Needs no event loop, no torch and no Prefect."""
     searches = {path: ModuleSearch(path) for path in {model.python_path for model in session.models}}
     for model in session.models:
-        if model.name in session.outcomes:
+        if model.name in session.outcomes or conclude_whole(session, model):
             continue
         scope = Scope(LedgerRunner(session.executor), model, search=searches[model.python_path])
         try:
@@ -87,9 +88,28 @@ def conclude(session: Session, scope: Scope, results: Results) -> ModelOutcome:
     model, history = scope.model, History(scope)
     recipes = tuple(_conclude_recipe(session, scope, recipe.name, results[recipe.name]) for recipe in model.recipes)
     history.remember()
+    session.whole_models.note(scope, results, recipes)
     outcome = ModelOutcome(model.name, (*recipes, *not_applicable(model.not_applicable)), history.ran, history.cached)
     session.add(outcome, history.outcomes())
     return outcome
+
+
+def conclude_whole(session: Session, model: PlannedModel) -> bool:
+    """Publishes a model's files, if one record says that the ledger has all of its stages; returns whether it does."""
+    record = session.whole_models.find(model)
+    if record is None:
+        return False
+    folder = session.out / model.name
+    if not is_published(folder, {name: made.published for name, made in record.recipes.items()}, session.known_files):
+        try:
+            for recipe in model.recipes:
+                _publish_recorded(session, model, recipe, record.recipes[recipe.name])
+        except (ObjectMissing, ObjectDamaged):
+            return False
+    recipes = tuple(_recorded(folder, name, made) for name, made in record.recipes.items())
+    outcome = ModelOutcome(model.name, (*recipes, *not_applicable(model.not_applicable)), 0, len(record.stages))
+    session.add(outcome, record.stages)
+    return True
 
 
 def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord | None, problem: str) -> None:
@@ -169,7 +189,7 @@ def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe
     store, folder = session.store, session.out / scope.model.name
     assert scope.recipe  # noqa: S101 - there is a result
     provenance = scope.read_json(lowered.report.provenance)
-    provenance["run"] = {**session.identity, "request": session.request(scope.model.name)}
+    _add_run(session, scope.model, provenance)
     path = publish(store, lowered.file, lowered.data, provenance, folder, recipe, session.known_files)
     data = path.with_suffix(".ptd") if lowered.data else None
     publish_debug_files(store, lowered.debugging, folder, recipe, [spec.name for spec in scope.recipe.specializations])
@@ -184,6 +204,36 @@ def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe
         left_out=scope.why_left_out(provenance["left_out"]),
         accuracy=AccuracyReport.from_json(provenance["accuracy"]) if "accuracy" in provenance else None,
     )
+
+
+def _publish_recorded(session: Session, model: PlannedModel, recipe: PlannedRecipe, made: RecipeRecord) -> None:
+    store, folder = session.store, session.out / model.name
+    store.fetch(made.provenance)
+    provenance = json.loads(store.local.read_artifact(made.provenance))
+    _add_run(session, model, provenance)
+    publish(store, made.file, made.data, provenance, folder, recipe.name, session.known_files)
+    publish_debug_files(store, {}, folder, recipe.name, [spec.name for spec in recipe.specializations])
+
+
+def _recorded(folder: Path, recipe: str, made: RecipeRecord) -> RecipeOutcome:
+    path = folder / f"{recipe}.pte"
+    return RecipeOutcome(
+        recipe=recipe,
+        status="cached",
+        path=path,
+        data=path.with_suffix(".ptd") if made.data else None,
+        size=made.size,
+        sha256=made.published["pte"],
+        figures=Figures.from_json(made.figures),
+        seconds=made.seconds,
+        left_out=made.left_out,
+        ladder=Ladder.from_json(made.ladder) if made.ladder else None,
+        accuracy=AccuracyReport.from_json(made.accuracy) if made.accuracy else None,
+    )
+
+
+def _add_run(session: Session, model: PlannedModel, provenance: dict[str, Any]) -> None:
+    provenance["run"] = {**session.identity, "request": session.request(model.name)}
 
 
 def _failed(session: Session, scope: Scope, recipe: str, error: Exception) -> RecipeOutcome:

@@ -35,10 +35,12 @@ class Scope:
     recipes: dict[str, Scope] = field(default_factory=dict)  # scopes of the model's recipes, by name, as they come
     # finds modules of the user's code, for several models at once; None where stages run that may add some
     search: ModuleSearch | None = None
+    # digests of the user's code that stages run, by its source as JSON and the modules that were watched
+    sources: dict[tuple[str, tuple[str, ...]], Digest] = field(default_factory=dict)
 
     def of_recipe(self, recipe: PlannedRecipe, skipped: frozenset[str]) -> Scope:
         scope = self.recipes[recipe.name] = Scope(
-            self.runner, self.model, recipe, skipped, dict(self.done), search=self.search
+            self.runner, self.model, recipe, skipped, dict(self.done), search=self.search, sources=self.sources
         )
         return scope
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from ..artifacts.digest import canonical_json
+from ..artifacts.digest import canonical_json, digest_json
 from ..configs.quantize import CallableTransform, TorchaoTransform
 from ..configs.sources import BuilderSource, ProgramSource
 from .keys.search import ModuleSearch
@@ -141,6 +141,8 @@ def _common(edges: list[Edge.Params]) -> Edge.Params:
 
 
 def fields_of(run: Scope, source: BuilderSource | ProgramSource, watched: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Key fields of the user's code."""
+    """Key fields of the user's code, whose digest the scope keeps."""
     search = run.search or ModuleSearch(run.model.python_path)
-    return source_fields(source, search, watched, folder=run.model.folder)
+    fields = source_fields(source, search, watched, folder=run.model.folder)
+    run.sources[source.model_dump_json(), watched] = digest_json(fields)
+    return fields

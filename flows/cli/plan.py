@@ -89,7 +89,11 @@ def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
 
     refresh, session.executor.refresh = bool(session.executor.refresh), ""  # what is there is known, and will run
     runner = PlanRunner(session.executor)
+    whole = set()  # keys of the stages of models that need not be looked at
     for model in session.models:
+        if record := None if refresh else session.whole_models.find(model):
+            whole |= {stage.key for stage in record.stages}
+            continue
         for outcome in run_without_loop(lower_model(Scope(runner, model))).values():
             if isinstance(outcome, Exception) and not isinstance(outcome, CutShort):
                 raise outcome
@@ -105,7 +109,7 @@ def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
             for key, done in found.items()
         ]
         return 0, [*again, *will_run], runner.may_run
-    return len(found), will_run, runner.may_run
+    return len(found.keys() | whole), will_run, runner.may_run
 
 
 def _print(console: Console, found: int, will_run: list[Due], may_run: list[StageCall]) -> None:

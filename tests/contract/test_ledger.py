@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 from pteforge.artifacts.digest import digest_bytes, digest_json
-from pteforge.artifacts.ledger import Ledger, SlotRecord, StageRecord
+from pteforge.artifacts.ledger import Ledger, ModelRecord, RecipeRecord, SlotRecord, SourceRecord, StageRecord
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
+from pteforge.artifacts.runs import StageOutcome
 from pteforge.artifacts.signing import Seal
 
 BLOB = BlobRef(digest_bytes(b"x"), 1)
@@ -40,6 +41,24 @@ def test_life_of_a_record(place):
         there.ledger.forget(record.key)
         there.ledger.forget(record.key)
         assert here.ledger.lookup(record.key) is None
+
+
+def test_whole_models(place):
+    """A zoo's models are found on all hosts, under its own name; whatever stage is forgotten, they are, too."""
+    record = _record()
+    made = RecipeRecord(REF, None, REF, (BLOB,), {"pte": BLOB.digest}, 1, 2.5, {}, {"cases": []}, None, None)
+    source = SourceRecord({"builder": "nets:linear", "kwargs": {"width": 8}}, ("plugin",), BLOB.digest)
+    stage = StageOutcome("net/export", "export", None, ("portable",), "cached", record.key)
+    model = ModelRecord(record.key, ("torch",), (source,), (stage,), {"portable": made})
+    with place.open("a") as here, place.open("b") as there:
+        assert here.ledger.whole_models("zoo") == {}
+        here.ledger.commit(record)
+        here.ledger.remember_whole_models("zoo", {"net": model, "twin": model})
+        here.ledger.remember_whole_models("other zoo", {"net": model})
+        assert there.ledger.whole_models("zoo") == {"net": model, "twin": model}
+        assert list(there.ledger) == [record]
+        there.ledger.forget(record.key)
+        assert here.ledger.whole_models("zoo") == here.ledger.whole_models("other zoo") == {}
 
 
 def test_all_records_are_listed(place):

@@ -51,6 +51,28 @@ def test_files_that_did_not_change_are_read_once(store, tmp_path, read, monkeypa
     assert KnownFiles(store, tmp_path).sha256(tmp_path) is None
 
 
+def test_files_known_by_another_digest(store, tmp_path, read, monkeypatch):
+    """A file may be known by a digest that leaves out a part of it, as long as it is not written and is still there."""
+    file, digest = tmp_path / "net.json", digest_bytes(b"what matters")
+    file.write_bytes(b"one")
+    known = KnownFiles(store, tmp_path)
+    known.note(file, digest)
+    assert not known.knows(str(file), digest)  # it was written just now
+    monkeypatch.setattr(publish, "_SETTLING", 0)
+    known.note(file, digest)
+    known.note(tmp_path / "gone.json", digest)
+    known.save()
+    known = KnownFiles(store, tmp_path)
+    assert known.knows(str(file), digest)
+    assert not known.knows(str(file), digest_bytes(b"one"))
+    assert not known.knows(str(tmp_path / "gone.json"), digest)
+    file.write_bytes(b"two")
+    assert not known.knows(str(file), digest)
+    file.unlink()
+    assert not known.knows(str(file), digest)
+    assert read == []
+
+
 def test_files_that_were_just_written_are_read_again(store, tmp_path, read):
     """Within the resolution of a file system's clock, a second write may leave all times as they are."""
     file = tmp_path / "net.pte"

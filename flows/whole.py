@@ -1,0 +1,189 @@
+"""Records of models that the ledger has whole, all recipes of each: what a rerun asks first, in one read for a zoo.
+
+Such a record is an index: it says nothing that the records of the stages do not say. It holds as long as
+
+1. its key is equal: everything that the lowering of the model depends on besides the user's code, which is the model
+   with its recipes as they are planned, pteforge's code and that of other packages' targets, versions, and the
+   machine's instructions;
+2. the user's code is equal, digested again with the modules that were watched when the record was written;
+3. every object of the file, its data and its provenance is in the store. Objects that only led there may be gone.
+
+Otherwise the stages are looked up one by one. A model has one record, replaced or dropped whenever its stages are
+looked up, so that the ledger's slots have the keys of the record's stages.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from ..artifacts.digest import Digest, digest_file, digest_json
+from ..artifacts.ledger import ModelRecord, RecipeRecord, SourceRecord
+from ..configs.sources import BuilderSource, ProgramSource
+from ..errors import PteforgeError, SourceError
+from ..tasks.executor import Executor
+from ..tasks.keys.code import PTEFORGE
+from ..tasks.keys.key import stage_code_digest
+from ..tasks.keys.search import ModuleSearch
+from ..tasks.keys.source import source_fields
+from ..tasks.keys.versions import distribution_versions, host_capability
+from ..tasks.lowering import LoweredRecipe, lower_model
+from ..tasks.model import TOOLCHAIN, PlannedModel
+from ..tasks.runner import Done, EngineRunner, NotCached, StageCall, run_without_loop
+from ..tasks.scope import History, Scope
+from ..tasks.targets.find import find_target_class, link_names
+from .outcome import RecipeOutcome
+from .publish import published_digests
+
+_PACKAGE = Path(__file__).parents[1]
+_DECIDE = ("artifacts", "configs", "formats", "tasks")
+"""Where pteforge's code is that decides what a model's stages are, what they do, and what is recorded of them."""
+
+_SOURCE: TypeAdapter[BuilderSource | ProgramSource] = TypeAdapter(BuilderSource | ProgramSource)
+
+Results = dict[str, LoweredRecipe | Exception]
+"""Recipe name -> result or error."""
+
+
+class WholeModels:
+    """The records of one zoo."""
+
+    def __init__(self, executor: Executor, zoo: str) -> None:
+        """Reads the records of the zoo of this name."""
+        self._executor = executor
+        self._store = executor.store
+        self._zoo = zoo
+        self._records = self._store.ledger.whole_models(zoo)
+        self._changes: dict[str, ModelRecord | None] = {}
+        self._searches: dict[tuple[Path, ...], ModuleSearch] = {}
+
+    def find(self, model: PlannedModel) -> ModelRecord | None:
+        """The record of a model, if it holds and the run is not to make everything again."""
+        record = self._records.get(model.name)
+        if record is None or self._executor.refresh or record.key != self._key(model, record.distributions):
+            return None
+        objects = [blob for recipe in record.recipes.values() for blob in recipe.objects]
+        return record if self._same_sources(model, record) and self._store.has_all(objects) else None
+
+    def note(self, run: Scope, results: Results, outcomes: Iterable[RecipeOutcome]) -> None:
+        """Makes the record of a model whose stages were looked up or run, or drops it where something is missing."""
+        try:
+            self._changes[run.model.name] = self._describe(
+                *self._with_nothing_to_do(run, results), {outcome.recipe: outcome for outcome in outcomes}
+            )
+        except (NotCached, PteforgeError):
+            self._changes[run.model.name] = None
+
+    def save(self) -> None:
+        """Adds what was noted to what other runs may have written meanwhile; raises StoreUnusable."""
+        if not self._changes:
+            return
+        before = self._store.ledger.whole_models(self._zoo)
+        after = {name: record for name, record in {**before, **self._changes}.items() if record}
+        if after != before:
+            self._store.ledger.remember_whole_models(self._zoo, after)
+        self._changes = {}
+
+    def _with_nothing_to_do(self, run: Scope, results: Results) -> tuple[Scope, Results]:
+        """A model's lowering as the next run will see it: the same one, if no stage ran; raises NotCached."""
+        scopes = (run, *run.recipes.values())
+        done = {done.key.digest(): done for scope in scopes for done in scope.done.values()}
+        if all(each.cached for each in done.values()):
+            return run, results
+        again = Scope(_DoneRunner(self._executor, done), run.model, search=ModuleSearch(run.model.python_path))
+        return again, run_without_loop(lower_model(again))
+
+    def _describe(self, run: Scope, results: Results, outcomes: Mapping[str, RecipeOutcome]) -> ModelRecord | None:
+        recipes = {
+            name: self._describe_recipe(run, made, outcomes[name])
+            for name, made in results.items()
+            if isinstance(made, LoweredRecipe) and not made.debugging
+        }
+        scopes = (run, *run.recipes.values())
+        if len(recipes) < len(results) or any(scope.failed for scope in scopes):
+            return None
+        distributions = _distributions([done for scope in scopes for done in scope.done.values()])
+        sources = tuple(
+            SourceRecord(json.loads(source), watched, digest) for (source, watched), digest in run.sources.items()
+        )
+        return ModelRecord(
+            self._key(run.model, distributions), distributions, sources, History(run).outcomes(), recipes
+        )
+
+    def _describe_recipe(self, run: Scope, made: LoweredRecipe, outcome: RecipeOutcome) -> RecipeRecord:
+        provenance = run.read_json(made.report.provenance)
+        refs = [ref for ref in (made.file, made.data, made.report.provenance) if ref]
+        return RecipeRecord(
+            file=made.file,
+            data=made.data,
+            provenance=made.report.provenance,
+            objects=tuple(dict.fromkeys(blob for ref in refs for blob in self._store.objects_of(ref))),
+            published=published_digests(self._store, made.file, made.data, provenance),
+            size=outcome.size,
+            seconds=outcome.seconds,
+            left_out=outcome.left_out,
+            figures=provenance["verification"]["figures"],
+            accuracy=provenance.get("accuracy"),
+            ladder=outcome.ladder and outcome.ladder.to_json(),
+        )
+
+    def _key(self, model: PlannedModel, distributions: tuple[str, ...]) -> Digest:
+        targets = {
+            target.name for recipe in model.recipes for spec in recipe.specializations for target in spec.targets
+        }
+        targets |= {quantizer.name for recipe in model.recipes for quantizer in recipe.quantizers}
+        return digest_json([repr(model), host_capability(), _toolchain(distributions, tuple(sorted(targets)))])
+
+    def _same_sources(self, model: PlannedModel, record: ModelRecord) -> bool:
+        """Whether the user's code is what it was."""
+        search = self._searches.setdefault(model.python_path, ModuleSearch(model.python_path))
+
+        def digest(made: SourceRecord) -> Digest:
+            source = _SOURCE.validate_python(made.source)
+            return digest_json(source_fields(source, search, made.watched, folder=model.folder))
+
+        try:
+            return all(digest(made) == made.digest for made in record.sources)
+        except SourceError:
+            return False  # a file is gone: whoever looks up the stages says so
+
+
+@dataclass(eq=False)
+class _DoneRunner(EngineRunner):
+    """Finds what was done, by stage key, and nothing else."""
+
+    done: Mapping[Digest, Done]
+
+    async def __call__(self, call: StageCall) -> Done:
+        if done := self.done.get(self.engine.key(call).digest()):
+            return replace(done, call=call, cached=True, predicted_memory=0, queued=0.0)
+        raise NotCached(call.title)
+
+
+def _distributions(stages: Iterable[Done]) -> tuple[str, ...]:
+    """Packages whose versions are in the keys of stages, besides those of targets."""
+    return tuple(sorted({name for done in stages for name in done.call.stage.versions_of(done.call.params)}))
+
+
+@cache
+def _toolchain(distributions: tuple[str, ...], targets: tuple[str, ...]) -> Digest:
+    """Of all code that is not the user's, and of versions. Remembered for the life of the process, as that code is."""
+    classes = [find_target_class(link) for target in targets for link in link_names(target)]
+    modules = sorted({target.__module__ for target in classes})
+    others = [stage_code_digest(module) for module in modules if module.partition(".")[0] != PTEFORGE]
+    names = {*TOOLCHAIN, *distributions, *(name for target in classes for name in target.distributions)}
+    versions = {"python": platform.python_version(), **distribution_versions(names)}
+    return digest_json([_package_digest(_PACKAGE), others, list(targets), versions])
+
+
+@cache
+def _package_digest(package: Path) -> Digest:
+    """Of pteforge's own code, comments and all: that takes a tenth of the time of parsing it."""
+    files = [path for name in _DECIDE for path in (package / name).rglob("*.py")]
+    return digest_json({str(path.relative_to(package)): digest_file(path) for path in files})
