@@ -101,7 +101,7 @@ def test_a_process_in_which_something_is_left_ends(run, pid, ends, body, argumen
         assert all(map(ends, left))
 
 
-def test_a_process_that_is_gone_is_replaced(run, pid, ends, monkeypatch):
+def test_a_process_that_is_gone_is_replaced(pid, ends, monkeypatch):
     """The next call runs in a fresh process where the one that waited was killed, or has waited for too long."""
     killed = pid()
     os.kill(killed, signal.SIGKILL)

@@ -26,7 +26,7 @@ def test_surroundings(run, bodies):
 
 
 def test_only_its_own_descriptors_are_open(run, announcement):
-    """A process holds its log, its answer, its progress, the end for further calls, and nothing of the server or of calls that run meanwhile."""
+    """A process holds the ends of its own channels, and nothing of the server or of calls that run meanwhile."""
     with ThreadPoolExecutor() as threads:
         hanging = threads.submit(run, "announce_and_hang", str(announcement))
         pid = int(announcement.read_text())
