@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -183,7 +184,7 @@ class PrefectRunner(SharingRunner):
 
     async def run(self, call: StageCall) -> Done:
         """Submits the stage as a task; without Prefect, once that has failed, runs it here."""
-        async with self._slots:
+        async with nullcontext() if self.session.executor.awaited(call) else self._slots:
             if not self.session.server_lost:
                 with self.session.without_prefect_if_it_fails():  # if it was our failure after all, it comes again
                     return await self._submit(call)

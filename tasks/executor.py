@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.digest import Digest, digest_json
+from ..artifacts.digest import Digest, canonical_json, digest_json
 from ..artifacts.ledger import StageRecord
 from ..artifacts.local_store import LocalStore
 from ..artifacts.ref import ArtifactRef
@@ -25,13 +26,15 @@ from .prediction import predict_memory
 from .runner import Done, NullObserver, Observer, StageCall
 from .stage import CallableParams, Params, Progressed, Workspace, from_roles, no_progress, reporter, to_roles
 from .targets.find import find_target_class, link_names
-from .workers import StageRunner, WorkerLimits
+from .workers import Chain, StageRunner, WorkerLimits
 
 REFRESHED = "asked for with --refresh"
 """Why a stage ran that may have been in the ledger."""
 
+SWITCH = "PTEFORGE_PROCESSES"
+"""Environment variable; with ``fresh``, no two stages share a worker process."""
+
 _NOBODY = NullObserver()
-_BODY = f"{__name__}:run_stage"
 
 
 class Executor:
@@ -66,6 +69,10 @@ class Executor:
     def find(self, call: StageCall) -> Done | None:
         """The result from the ledger, where there is one and all of its outputs are in the store."""
         return self._find(call, self.key(call))
+
+    def awaited(self, call: StageCall) -> bool:
+        """Whether a worker process waits for this call, after an earlier one for the same payload."""
+        return self._workers.awaits(_chain(call))
 
     def run(self, call: StageCall, observer: Observer = _NOBODY, progressed: Progressed = no_progress) -> Done:
         """Finds the result of a call, or makes it.
@@ -120,12 +127,14 @@ class Executor:
 
         if call.stage.runs_isolated(call.params):
             predicted = predict_memory(call, self.store)
+            chain = _chain(call)
             report = self._workers.run(
-                _BODY,
+                f"{__name__}:{(run_stage_of_chain if chain else run_stage).__name__}",
                 self._work(call),
                 WorkerLimits(timeout=call.limits.timeout, memory=call.limits.memory),
                 memory=predicted,
                 python_path=tuple(map(str, call.python_path)),
+                chain=chain,
                 started=start,
                 progressed=progressed,
             )
@@ -218,6 +227,25 @@ def run_stage(work: Any) -> Any:
         space = Workspace(store, scratch, call.folder, call.python_path, call.program_file, reporter.get())
         outputs = stage.run(from_roles(stage.Inputs, call.inputs), call.params, space)
     return {role: ref.to_json() for role, ref in to_roles(outputs).items()}
+
+
+def run_stage_of_chain(work: Any) -> Any:
+    """Runs a stage's body in a worker process that other stages use, too: none leaves global state behind."""
+    from .programs.entry import fresh_state  # noqa: PLC0415 - torch
+
+    with fresh_state():
+        return run_stage(work)
+
+
+def _chain(call: StageCall) -> Chain | None:
+    """The chain of the calls for one payload of a model, where all code that this one runs is ours."""
+    if os.environ.get(SWITCH) == "fresh" or not call.stage.shares_process(call.params):
+        return None
+    targets = {link for name in call.params.target_names() for link in link_names(name)}
+    if not all(find_target_class(target).__module__.startswith(f"{__package__}.") for target in targets):
+        return None
+    name = canonical_json([call.model, call.id.recipe, call.id.payload, list(map(str, call.python_path))]).decode()
+    return Chain(name, goes_on=not call.stage.ends_chain)
 
 
 def current_params(call: StageCall, watched: tuple[str, ...]) -> Params:

@@ -183,6 +183,7 @@ class Stage:
         name: unique; enters keys, the ledger and messages.
         isolated: the body runs in a worker process. Otherwise it needs neither torch nor ExecuTorch, and runs where it
             is called.
+        ends_chain: no stage follows that shares a process with this one.
         distributions: packages whose versions the outputs depend on, besides those of targets.
         Params: type of its parameters.
         Inputs: type of its input artifacts.
@@ -191,6 +192,7 @@ class Stage:
 
     name: ClassVar[str]
     isolated: ClassVar[bool] = True
+    ends_chain: ClassVar[bool] = False
     distributions: ClassVar[tuple[str, ...]] = ("torch", "executorch", "torchao")
     Params: ClassVar[type[_AnyParams]]
     Inputs: ClassVar[type[Roles]]
@@ -205,6 +207,11 @@ class Stage:
     def runs_isolated(cls, params: Any) -> bool:  # noqa: ARG003 - for those that do it with some params only
         """Whether the body runs in a worker process, given the stage's params."""
         return cls.isolated
+
+    @classmethod
+    def shares_process(cls, params: Any) -> bool:  # noqa: ARG003 - as above
+        """Whether the body may run in a process after other stages of its payload: it runs no code of users."""
+        return False
 
     @classmethod
     def versions_of(cls, params: Any) -> tuple[str, ...]:  # noqa: ARG003 - as above

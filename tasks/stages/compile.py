@@ -25,6 +25,8 @@ class MethodMemory(stage.Params):
 class Compile(stage.Stage, name="compile"):
     """The payload of one specialization: a complete `.pte` with all methods."""
 
+    ends_chain = True
+
     class Params(stage.Params):
         options: CompileOptions
         edge: Edge.Params  # params of the `edge` stage (a pass depends on `skip_dim_order`)
@@ -63,6 +65,10 @@ class Compile(stage.Stage, name="compile"):
     def input_digest(cls, params: Params, ref: ArtifactRef) -> Digest:
         """A program's identity excludes stack traces, so where those are emitted its stored bytes count instead."""
         return ref.root.digest if params.emits_traces else ref.identity
+
+    @classmethod
+    def shares_process(cls, params: Params) -> bool:  # noqa: ARG003 - the base's
+        return True
 
     @staticmethod
     @lean_lowering()

@@ -41,6 +41,11 @@ class Edge(stage.Stage, name="edge"):
         program: kinds.EdgeProgram
         state: kinds.State  # names of the buffers that it changes
 
+    @classmethod
+    def shares_process(cls, params: Params) -> bool:
+        """Unless the recipe has passes of its own."""
+        return not params.passes
+
     @staticmethod
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:

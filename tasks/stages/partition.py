@@ -30,6 +30,10 @@ class Partition(stage.Stage, name="partition"):
     class Outputs(stage.Roles):
         program: kinds.PartitionedProgram
 
+    @classmethod
+    def shares_process(cls, params: Params) -> bool:  # noqa: ARG003 - the base's
+        return True
+
     @staticmethod
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:

@@ -23,6 +23,10 @@ class Preprocess(stage.Stage, name="preprocess"):
     class Outputs(stage.Roles):
         delegates: kinds.Delegates
 
+    @classmethod
+    def shares_process(cls, params: Params) -> bool:  # noqa: ARG003 - the base's
+        return True
+
     @staticmethod
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:

@@ -16,6 +16,8 @@ from ...errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, S
 from ..stage import Progressed
 from .process_memory import descendants_memory, own_memory
 from .protocol import (
+    CALL,
+    STARTED_SIZE,
     Answer,
     Ended,
     ProgressReader,
@@ -34,31 +36,77 @@ _KILL_LIMIT = 30.0  # seconds to wait for the end of a killed process, which may
 _CHUNK = 1 << 18
 
 
-def supervise(
-    server: Server, request: Request, limits: WorkerLimits, progressed: Progressed, grown: Callable[[int], None]
-) -> WorkerReport:
-    """Runs one call on a warm server, blocking; raises StageError. The call's processes end in any case.
+class HeldProcess:
+    """A stage process as the pool holds it: `close` has the server kill it, unless it has ended."""
 
-    `grown` is called with each new peak of its memory, in bytes.
+    def __init__(self, server: Server) -> None:
+        """Starts nothing yet."""
+        self.server = server
+        self.link, self._far_link = socket.socketpair()
+        self._calls, self._far_calls = socket.socketpair()
+
+    def fork(self, call_fds: list[int]) -> None:
+        """Has the server fork it for its first call; raises StageError if the server has ended."""
+        try:
+            self.server.send([*call_fds, self._far_calls.fileno(), self._far_link.fileno()])
+        except OSError:
+            raise self.server.loss() from None
+        finally:
+            self._far_link.close()
+            self._far_calls.close()
+
+    def take(self, call_fds: list[int]) -> Started | None:
+        """Hands over a further call; None if the process has ended, or does not answer."""
+        self._calls.settimeout(_KILL_LIMIT)
+        try:
+            socket.send_fds(self._calls, [CALL], call_fds)
+            return decode_link(self._calls.recv(STARTED_SIZE))[0]
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        for end in (self.link, self._far_link, self._calls, self._far_calls):
+            end.close()
+
+
+def supervise(
+    server: Server,
+    request: Request,
+    limits: WorkerLimits,
+    progressed: Progressed,
+    grown: Callable[[int], None],
+    waiting: HeldProcess | None = None,
+) -> tuple[WorkerReport, HeldProcess | None]:
+    """Runs one call on a warm server, blocking; raises StageError.
+
+    The call goes to the process that is waiting for one, if it still is; else to a new one. The call's processes end in
+    any case, except for one that returned a result and is to linger: it is returned, too.
+    `grown` is called with each new peak of the call's memory, in bytes.
     """
-    with ExitStack() as kept, ExitStack() as handed_over:
+    process = waiting or HeldProcess(server)
+    with ExitStack() as letting_go, ExitStack() as kept, ExitStack() as handed_over:
+        letting_go.callback(process.close)
         request_file = handed_over.enter_context(tempfile.TemporaryFile())
         request_file.write(request.encode())
         request_file.seek(0)
         answer, far_answer = _pipe(kept, handed_over)
         log, far_log = _pipe(kept, handed_over)
         progress, far_progress = _pipe(kept, handed_over)
-        link, far_link = socket.socketpair()
-        kept.enter_context(link)
-        handed_over.enter_context(far_link)
-        call = _RunningCall(limits, link, answer, log, progress, ProgressReader(progressed), grown)
-        try:
-            server.send([request_file.fileno(), far_answer, far_log, far_progress, far_link.fileno()])
-        except OSError:
-            raise server.loss() from None
+        far_ends = [request_file.fileno(), far_answer, far_log, far_progress]
+        call = _RunningCall(limits, process, answer, log, progress, ProgressReader(progressed), grown)
+        if not waiting:
+            process.fork(far_ends)
+        elif started := process.take(far_ends):
+            call.begin(started)
+        else:  # with channels of its own, since the process may have read from these
+            return supervise(server, request, limits, progressed, grown)
         handed_over.close()
-        call.wait()
-        return call.report(server)
+        call.wait(lingers=request.linger > 0)
+        report = call.report(server)
+        if not call.answered:
+            return report, None
+        letting_go.pop_all()
+        return report, process
 
 
 def _pipe(kept: ExitStack, handed_over: ExitStack) -> tuple[int, int]:
@@ -79,7 +127,7 @@ class _RunningCall:
     def __init__(
         self,
         limits: WorkerLimits,
-        link: socket.socket,
+        process: HeldProcess,
         answer: int,
         log: int,
         progress: int,
@@ -87,7 +135,7 @@ class _RunningCall:
         grown: Callable[[int], None],
     ) -> None:
         self._limits = limits
-        self._link = link
+        self._link = process.link
         self._answer_fd = answer
         self._log_fd = log
         self._progress_fd = progress
@@ -99,35 +147,43 @@ class _RunningCall:
         self._started: Started | None = None
         self._ended: Ended | None = None
         self._linked = True
+        self.answered = False  # whether the process has returned a result and lingers
         self._start_time = self._end_time = self._sample_time = self._kill_time = 0.0
         self._killed_for: _Bound | None = None
         self._memory = self._peak = 0
 
-    def wait(self) -> None:
-        """Returns when the server has closed the link: the call's process has ended, or the server has."""
+    def begin(self, started: Started) -> None:
+        """The process is not forked for this call, but has taken it."""
+        self._started, self._start_time = started, time.monotonic()
+        self._link_stream = started.encode()  # in place of what the server sent before the process's first call
+
+    def wait(self, *, lingers: bool) -> None:
+        """Returns when the server has closed the link: the call's process has ended, or the server has.
+
+        Also when a process that then `lingers` has returned a result.
+        """
         poll = select.poll()
         for fd in (self._link.fileno(), self._answer_fd, self._log_fd, self._progress_fd):
             os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
-        while self._linked and self._ended is None:
+        while self._linked and self._ended is None and not self.answered:
             for fd, _ in poll.poll(_TICK * 1000):
                 if self._read(fd) == b"":
                     poll.unregister(fd)
-            if self._started and self._ended is None:
+                    if fd == self._answer_fd and lingers:
+                        self._check_answer()
+            if self._started and self._ended is None and not self.answered:
                 self._check_bounds(self._started, time.monotonic())
         for fd in (self._answer_fd, self._log_fd, self._progress_fd):
             self._read(fd)  # the rest: a pipe holds less than a chunk
 
     def report(self, server: Server) -> WorkerReport:
-        if self._started is None or self._ended is None:
+        if self._started is None or (self._ended is None and not self.answered):
             raise self._with_log(self._lost(server))
-        code = self._ended.code
+        code = self._ended.code if self._ended else 0
         if code < 0:
             raise self._with_log(self._signalled(-code))
-        try:
-            answer = Answer.decode(bytes(self._answer)) if code == 0 else None
-        except ValueError:
-            answer = None
+        answer = self._whole_answer() if code == 0 else None
         if answer is None:
             raise self._with_log(StageCrashed(f"exited with code {code} without an answer"))
         if answer.error is not None:
@@ -138,6 +194,18 @@ class _RunningCall:
             peak_memory=max(self._peak, answer.memory - self._started.baseline),
             log=self._log.content(),
         )
+
+    def _whole_answer(self) -> Answer | None:
+        try:
+            return Answer.decode(bytes(self._answer))
+        except ValueError:
+            return None
+
+    def _check_answer(self) -> None:
+        """A result ends the call; a process that has none ends itself."""
+        answer = self._whole_answer()
+        self.answered = answer is not None and answer.error is None
+        self._end_time = time.monotonic()
 
     def _read(self, fd: int) -> bytes | None:
         """Reads one chunk: empty at the end, None where there is nothing yet."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ...errors import InputError, StageError, StageFailed
 from ..stage import Progressed, no_progress, reporter
-from .pool import ignore_start
+from .pool import Chain, ignore_start
 from .protocol import WorkerLimits, WorkerReport
 
 Result = TypeVar("Result")
@@ -26,12 +26,13 @@ class InProcess:
         *,
         memory: int | None = None,
         python_path: tuple[str, ...] = (),
+        chain: Chain | None = None,
         started: Callable[[], None] = ignore_start,
         progressed: Progressed = no_progress,
     ) -> WorkerReport:
         """Calls a function under the global torch state of a fresh process; raises StageFailed, with the cause."""
         del limits, memory  # there is one call at a time, and no process to kill
-        del python_path  # what the caller can import is what its own `sys.path` says
+        del chain, python_path  # what the caller can import is what its own `sys.path` says
         module, _, name = function.partition(":")
         body = getattr(importlib.import_module(module), name)
         started()
@@ -41,6 +42,11 @@ class InProcess:
         finally:
             reporter.reset(token)
         return WorkerReport(result, seconds, peak_memory=0, log=b"")
+
+    def awaits(self, chain: Chain | None) -> bool:
+        """No process waits here."""
+        del chain
+        return False
 
 
 def call_in_process(body: Callable[[], Result]) -> tuple[Result, float]:

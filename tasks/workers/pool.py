@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 from ...errors import StageCrashed
 from ..stage import Progressed, no_progress
-from .call import supervise
+from .call import HeldProcess, supervise
 from .process_memory import available_memory
 from .protocol import Request, WorkerLimits, WorkerReport
 from .warm_server import Server, SharedServer, WarmServer
@@ -33,27 +33,47 @@ class StageRunner(Protocol):
         *,
         memory: int | None = None,
         python_path: tuple[str, ...] = (),
+        chain: Chain | None = None,
         started: Callable[[], None] = ignore_start,
         progressed: Progressed = no_progress,
     ) -> WorkerReport:
         """Calls the function ``package.module:name`` with one JSON value.
 
         `memory` is how many bytes it will probably need, by default its limit: it waits until they are free. The
-        folders of `python_path` come first on ``sys.path``. In this thread, `started` is called when the wait is over,
-        and `progressed` with the function's progress (see `tasks.stage.reporter`).
+        folders of `python_path` come first on ``sys.path``. Calls of one `chain` may share a process. In this thread,
+        `started` is called when the wait is over, and `progressed` with the function's progress (see
+        `tasks.stage.reporter`).
 
         Raises:
             StageError: it returned no result.
         """
         ...
 
+    def awaits(self, chain: Chain | None) -> bool:
+        """Whether a process probably waits for the next call of a chain."""
+        ...
 
+
+@dataclass(frozen=True)
+class Chain:
+    """Calls that may run in one process after another, since none leaves anything behind that alters a later one.
+
+    Attributes:
+        name: the same for all of them. Their `python_path` is the same, too.
+        goes_on: whether another call probably follows soon, so that the process waits for it.
+    """
+
+    name: str
+    goes_on: bool
+
+
+_LINGER = 10.0  # seconds that a process waits for the next call of its chain
 _WARM_LOWERING = f"{__package__}.preload"
 _MEMORY_SHARE = 0.8  # of the machine's memory; the rest is for the server, the pool and other programs
 
 
 class Workers:
-    """Runs functions in fresh processes that are forked from a warm server.
+    """Runs functions in processes that are forked from a warm server: fresh ones, or those of earlier calls of a chain.
 
     `start` or the first `run` starts the server. Usable from many threads; as a context manager, it stops at the end.
     Processes see the environment, the working directory and the `sys.path` of the moment when the server was started.
@@ -73,7 +93,7 @@ class Workers:
         Args:
             jobs: calls at once; by default the number of processors.
             memory: bytes that all running calls may need together; by default 80 % of the machine's. A call that needs
-                more runs alone.
+                more runs alone. Processes that wait for calls, at most `jobs`, do not count: they hold little.
             preload: modules that the server imports before it takes calls.
             address: of another pool's server, to use in place of an own one while it is there.
         """
@@ -84,6 +104,7 @@ class Workers:
         self._address = address
         self._lock = threading.RLock()  # stop() may come from a signal handler, in the thread that holds it
         self._server: Server | None = None
+        self._waiting: list[tuple[str, HeldProcess]] = []  # processes and the chains they wait for, the first one first
         self._stopped = False
         self._calls = 0
 
@@ -118,10 +139,11 @@ class Workers:
         *,
         memory: int | None = None,
         python_path: tuple[str, ...] = (),
+        chain: Chain | None = None,
         started: Callable[[], None] = ignore_start,
         progressed: Progressed = no_progress,
     ) -> WorkerReport:
-        """Calls a function in a process of its own, see `StageRunner.run`. The function is never imported here.
+        """Calls a function in a process of its own or of its chain, see `StageRunner.run`. It is never imported here.
 
         Raises:
             StageFailed: the function raised, or the server's warm-up did.
@@ -133,17 +155,26 @@ class Workers:
         module, _, name = function.partition(":")
         if not (module and name):
             raise ValueError(f"function is {function!r}, must be 'package.module:name'")
-        request = Request(function, argument, python_path)
+        request = Request(function, argument, python_path, _LINGER if chain and chain.goes_on else 0.0)
+        needed = limits.memory if memory is None else memory
         try:
-            with self._admission.place(limits.memory if memory is None else memory) as grow:
+            with self._admission.place(needed, first=self.awaits(chain)) as grow:
                 server = self._running_server()
                 server.wait_until_ready()
                 with self._lock:
                     self._calls += 1
                 started()
-                return supervise(server, request, limits, progressed, grow)
+                waiting = self._take_waiting(chain, server)
+                report, process = supervise(server, request, limits, progressed, grow, waiting)
         except AdmissionClosed:
             raise StageCrashed("stopped") from None
+        if chain and process:
+            self._keep_waiting(chain, process)
+        return report
+
+    def awaits(self, chain: Chain | None) -> bool:
+        with self._lock:
+            return chain is not None and any(name == chain.name for name, _ in self._waiting)
 
     def stop(self) -> None:
         """Kills every call and the server; running and waiting calls raise StageCrashed. Idempotent."""
@@ -153,6 +184,25 @@ class Workers:
         self._admission.close()
         if server:
             server.stop()
+        self._close_waiting(0)
+
+    def _take_waiting(self, chain: Chain | None, server: Server) -> HeldProcess | None:
+        with self._lock:
+            for place, (name, process) in enumerate(self._waiting):
+                if chain and name == chain.name and process.server is server:
+                    return self._waiting.pop(place)[1]
+        return None
+
+    def _keep_waiting(self, chain: Chain, process: HeldProcess) -> None:
+        with self._lock:
+            self._waiting.append((chain.name, process))
+        self._close_waiting(0 if self._stopped else self.jobs)
+
+    def _close_waiting(self, bound: int) -> None:
+        """Ends the processes that have waited longest, except for so many."""
+        with self._lock:
+            while len(self._waiting) > bound:
+                self._waiting.pop(0)[1].close()
 
     def _running_server(self, *, shared: bool = False) -> Server:
         """The server; a new one if the last one crashed, so that only its own calls fail."""
@@ -215,14 +265,15 @@ class Admission:
         return len(self._queue)
 
     @contextmanager
-    def place(self, memory: int) -> Iterator[Callable[[int], None]]:
+    def place(self, memory: int, *, first: bool = False) -> Iterator[Callable[[int], None]]:
         """Waits for a place with so many bytes, and frees it at the end; raises AdmissionClosed after `close`.
 
-        Yields a function to call with what the call really takes: where that is more, others wait for more.
+        A call that comes `first` goes to the head of the queue, since a process waits for it. Yields a function to call
+        with what the call really takes: where that is more, others wait for more.
         """
         ticket = _Ticket(memory)
         with self._changed:
-            self._queue.append(ticket)
+            self._queue.insert(0 if first else len(self._queue), ticket)
             try:
                 self._changed.wait_for(lambda: self._closed or self._next() is ticket)
                 if self._closed:

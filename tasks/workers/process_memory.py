@@ -37,6 +37,10 @@ def descendants_memory(pid: int) -> int:
     return sum(_fields(f"/proc/{child}/smaps_rollup", (b"Private_Dirty:", b"Swap:")) for child in _descendants(pid))
 
 
+def has_children(pid: int) -> bool:
+    return bool(_descendants(pid))
+
+
 def available_memory() -> int:
     """Bytes of physical memory, or of this process's control group or one around it where that is less."""
     total = psutil.virtual_memory().total

@@ -1,12 +1,16 @@
 """Messages between the pool, its server and the stage processes: JSON and plain numbers; nothing is pickled.
 
-For each call the pool opens five channels and hands their far ends to the server in one message of one byte:
+For each call the pool opens four channels:
     request     a file that holds a `Request`
     answer      a pipe: the stage process writes an `Answer` and closes it
     log         a pipe: stdout and stderr of the stage process
     progress    a pipe: how far the stage process is
+and for each process two:
+    calls       a socket: takes the far ends of a further call's channels; the process answers with a `Started`
     link        a socket: the server sends a `Started`, and an `Ended` after the process; when the pool closes its end
                 (or dies), the server kills the process group of the call
+The far ends of all six go to the server, which forks the process, in one message of one byte; those of a further call
+go to a process that has answered one, and waits for another (`Request.linger`), in such a message, too.
 """
 
 from __future__ import annotations
@@ -31,8 +35,8 @@ class WorkerLimits:
 
     Attributes:
         timeout: wall-clock seconds of the call itself, without the wait for a free place or for the warm-up.
-        memory: bytes of anonymous memory that the call may hold beyond those inherited from the warm server. Sampled:
-            an excess of some ten milliseconds may go unnoticed.
+        memory: bytes of anonymous memory that the call may hold beyond those inherited from the warm server, or kept
+            from earlier calls of its chain. Sampled: an excess of some ten milliseconds may go unnoticed.
     """
 
     timeout: float
@@ -51,7 +55,7 @@ class WorkerReport:
 
     Attributes:
         result: the JSON value that the body returned.
-        seconds: wall-clock time from the fork to the end of the process.
+        seconds: wall-clock time from the fork to the end of the process, or of the call in a process of a chain.
         peak_memory: largest sampled memory in bytes, counted as `WorkerLimits.memory` counts it.
         log: stdout and stderr of the body; only the head and the tail of a very long one.
     """
@@ -62,18 +66,23 @@ class WorkerReport:
     log: bytes
 
 
-CALL_FDS = 5
+CALL_FDS = 4
+PROCESS_FDS = CALL_FDS + 2
 READY = b"R"
 CALL = b"C"
 
 
 @dataclass(frozen=True)
 class Request:
-    """The function to run, as ``package.module:name``, with folders to put in front of ``sys.path``."""
+    """The function to run, as ``package.module:name``, with folders to put in front of ``sys.path``.
+
+    `linger` is for how many seconds the process waits for another call once the function has returned; 0 ends it.
+    """
 
     function: str
     argument: Any
     python_path: Sequence[str]
+    linger: float = 0.0
 
     def encode(self) -> bytes:
         return json.dumps(vars(self)).encode()
@@ -107,11 +116,11 @@ class Answer:
 
 
 class Started(NamedTuple):
-    """The process was forked.
+    """The process was forked, or has taken a further call.
 
     Attributes:
         pid: of the process, or minus the errno with which the fork failed.
-        baseline: bytes of anonymous memory that the process inherited.
+        baseline: bytes of anonymous memory that the process inherited, or has kept from its earlier calls.
     """
 
     pid: int
@@ -132,6 +141,7 @@ class Ended(NamedTuple):
 
 _STARTED = struct.Struct("=qq")  # of fixed size, so that the link's stream can be split
 _ENDED = struct.Struct("=q")
+STARTED_SIZE = _STARTED.size
 
 
 def decode_link(stream: bytes) -> tuple[Started | None, Ended | None]:

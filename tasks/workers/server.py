@@ -24,8 +24,8 @@ from typing import Any, NoReturn, Self
 
 from ...errors import InputError
 from ..stage import reporter
-from .process_memory import own_memory
-from .protocol import CALL_FDS, READY, Answer, Ended, ProgressWriter, Request, Started
+from .process_memory import has_children, own_memory
+from .protocol import CALL_FDS, PROCESS_FDS, READY, Answer, Ended, ProgressWriter, Request, Started
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -57,6 +57,7 @@ def die_with_parent(set_signal: Callable[[int], None], parent: int) -> None:
 
 
 _MESSAGE_LIMIT = 4000
+_KEPT_MEMORY = 32 << 20  # bytes that a process may hold while it waits for its next call
 _LINUX_OOM_PREFERENCE = Path("/proc/self/oom_score_adj")
 
 
@@ -67,8 +68,8 @@ class StageProcess:
         self._server = server
         self._set_death_signal = set_death_signal
 
-    def run(self, request_fd: int, answer_fd: int, log_fd: int, progress_fd: int) -> NoReturn:
-        """Runs the requested body, writes its answer and exits with code 0, whether it returned or raised.
+    def run(self, fds: list[int], calls_fd: int) -> NoReturn:
+        """Runs the requested body, then those of further calls, and exits with code 0, whether they returned or raised.
 
         The exit skips Python's finalization, so threads and atexit functions of a body cannot keep the process alive.
         """
@@ -76,35 +77,81 @@ class StageProcess:
         die_with_parent(self._set_death_signal, self._server)
         with contextlib.suppress(OSError):  # out of memory, the kernel should kill a stage, not the pool or the server
             _LINUX_OOM_PREFERENCE.write_text("500")
-        os.dup2(log_fd, 1)
-        os.dup2(log_fd, 2)
-        os.close(log_fd)
-        reporter.set(ProgressWriter(progress_fd))
-        answer = _answer(request_fd)
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # closed by the body
-                stream.flush()
-        with open(answer_fd, "wb") as file:
-            file.write(answer)
+        inherited = own_memory(os.getpid())
+        with socket.socket(fileno=calls_fd) as calls:
+            while fds:
+                linger = _run_call(*fds)
+                fds = _next_call(calls, linger) if linger and _may_linger(inherited) else []
         os._exit(0)
 
 
-def _answer(request_fd: int) -> bytes:
+def _run_call(request_fd: int, answer_fd: int, log_fd: int, progress_fd: int) -> float:
+    """Runs one body and writes its answer; returns for how many seconds to wait for the next call."""
+    _write_to(log_fd)
+    reporter.set(ProgressWriter(progress_fd))
+    answer, linger = _answer(request_fd)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed by the body
+            stream.flush()
+    with open(answer_fd, "wb") as file:
+        file.write(answer)
+    os.close(progress_fd)
+    return linger
+
+
+def _write_to(log_fd: int) -> None:
+    """Makes a descriptor stdout and stderr, and closes it."""
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    os.close(log_fd)
+
+
+def _may_linger(inherited: int) -> bool:
+    """Whether the calls have left no thread, no child and little memory in this process, which began with `inherited`.
+
+    Where they have left more, lowering takes so long that a fork does not matter.
+    """
+    kept = own_memory(os.getpid()) - inherited
+    return kept <= _KEPT_MEMORY and _count_threads() == 1 and not has_children(os.getpid())
+
+
+def _next_call(calls: socket.socket, linger: float) -> list[int]:
+    """The far ends of the next call's channels; empty if none comes in time, or the pool has ended."""
+    _write_to(os.open(os.devnull, os.O_WRONLY))  # the pool has the log by now
+    calls.settimeout(linger)
+    with contextlib.suppress(OSError):  # a timeout, too
+        fds = _receive_fds(calls, CALL_FDS) or []
+        if len(fds) == CALL_FDS:
+            calls.sendall(Started(os.getpid(), own_memory(os.getpid())).encode())
+            return fds
+    return []
+
+
+def _receive_fds(calls: socket.socket, count: int) -> list[int] | None:
+    """The descriptors of one message, fewer if this process has run out of them; None if the other end is closed."""
+    message, fds, _, _ = socket.recv_fds(calls, 1, count)
+    for fd in fds:
+        os.set_inheritable(fd, False)  # programs that a body starts must not inherit them
+    return fds if message else None
+
+
+def _answer(request_fd: int) -> tuple[bytes, float]:
     try:
         with open(request_fd, "rb") as file:
             request = Request.decode(file.read())
         result = _load(request)(request.argument)
-        return Answer(result, None, bad_input=False, memory=own_memory(os.getpid())).encode()
+        return Answer(result, None, bad_input=False, memory=own_memory(os.getpid())).encode(), request.linger
     except BaseException as error:  # noqa: BLE001 - a process boundary: the answer says what was raised
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # the traceback begins in the body
         with contextlib.suppress(OSError, ValueError):  # the body closed stderr
             traceback.print_exception(error)
         bad_input = isinstance(error, InputError)
-        return Answer(None, _one_message(error), bad_input=bad_input, memory=own_memory(os.getpid())).encode()
+        return Answer(None, _one_message(error), bad_input=bad_input, memory=own_memory(os.getpid())).encode(), 0.0
 
 
 def _load(request: Request) -> Callable[[Any], Any]:
-    sys.path[:0] = request.python_path
+    if sys.path[: len(request.python_path)] != request.python_path:
+        sys.path[:0] = request.python_path
     importlib.invalidate_caches()  # the server may have listed a folder before the module was written
     module, _, name = request.function.partition(":")
     function: Callable[[Any], Any] = operator.attrgetter(name)(importlib.import_module(module))
@@ -156,14 +203,19 @@ def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | N
 
 def _require_single_thread() -> None:
     """A fork copies only the calling thread: locks that other threads hold would stay locked for ever."""
-    tasks = "/proc/self/task"
-    count = len(os.listdir(tasks)) if os.path.isdir(tasks) else threading.active_count()  # noqa: PTH112, PTH208 - plain counting
+    count = _count_threads()
     if count != 1:
         names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
         raise RuntimeError(
             f"the preload modules left {count - 1} more threads running ({names or 'none of them Python threads'}); "
             "a process cannot be forked safely"
         )
+
+
+def _count_threads() -> int:
+    """Threads of this process, those that Python does not know included."""
+    tasks = "/proc/self/task"
+    return len(os.listdir(tasks)) if os.path.isdir(tasks) else threading.active_count()  # noqa: PTH112, PTH208 - plain counting
 
 
 @dataclass
@@ -262,15 +314,12 @@ class _Server:
 
     def _receive(self, control: socket.socket) -> list[int] | None:
         try:
-            message, fds, _, _ = socket.recv_fds(control, 1, CALL_FDS)
+            return _receive_fds(control, PROCESS_FDS)
         except ConnectionError:
             return None
-        for fd in fds:
-            os.set_inheritable(fd, False)  # programs that a body starts must not inherit them
-        return fds if message else None
 
     def _start(self, fds: list[int], control: socket.socket) -> None:
-        if len(fds) != CALL_FDS:  # this process has run out of descriptors: the pool sees the link end
+        if len(fds) != PROCESS_FDS:  # this process has run out of descriptors: the pool sees the link end
             for fd in fds:
                 os.close(fd)
             return
@@ -315,7 +364,8 @@ class _Server:
             listeners = [self._listener] if self._listener else []
             for shared in (*self._controls, *listeners, self._wakeup, self._wakeup_end, *links):
                 shared.close()
-            self._stage_process.run(*own_fds)
+            *call_fds, calls_fd = own_fds
+            self._stage_process.run(call_fds, calls_fd)
         except BaseException:  # noqa: BLE001 - a process boundary
             traceback.print_exc()
         finally:  # a stage process must never continue as a server

@@ -34,13 +34,13 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def visit(admission: Admission, memory: int, threads: ThreadPoolExecutor) -> Visit:
+def visit(admission: Admission, memory: int, threads: ThreadPoolExecutor, *, first: bool = False) -> Visit:
     """Lets a thread queue up; returns when it is inside or in the queue."""
     queued = admission.waiting
     inside, leaving = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with admission.place(memory):
+        with admission.place(memory, first=first):
             inside.set()
             leaving.wait()
 
@@ -106,6 +106,19 @@ def test_a_call_that_takes_more_than_expected(threads):
     whole = visit(admission, 100, threads)
     assert whole.enters()
     whole.leave()
+
+
+def test_calls_that_come_first(threads):
+    """A call for which a process waits enters before those that came earlier."""
+    admission = Admission(jobs=1, memory=100)
+    running, early = (visit(admission, 10, threads) for _ in range(2))
+    first = visit(admission, 10, threads, first=True)
+    running.leave()
+    assert first.enters()
+    assert not early.inside.is_set()
+    first.leave()
+    assert early.enters()
+    early.leave()
 
 
 def test_closing_turns_away_who_waits_and_who_comes(threads):

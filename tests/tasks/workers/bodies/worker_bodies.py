@@ -168,6 +168,11 @@ def remember(value):
     return seen[:-1]
 
 
+def keep(size):
+    """Leaves so much memory in the process."""
+    sys.__dict__["_pteforge_test_kept"] = bytearray(b"x") * size
+
+
 def start_thread_that_never_ends(_argument):
     threading.Thread(target=threading.Event().wait).start()
     return "done"

@@ -1,0 +1,79 @@
+"""Which stages may share a worker process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pteforge.artifacts.store import LocalOnlyStore
+from pteforge.configs.model import Limits
+from pteforge.configs.recipe import CompileOptions
+from pteforge.tasks.executor import SWITCH, Executor
+from pteforge.tasks.runner import StageCall, StageId
+from pteforge.tasks.stage import TargetParams
+from pteforge.tasks.stages.compile import Compile
+from pteforge.tasks.stages.edge import Edge, PassParams
+from pteforge.tasks.stages.export import Export
+from pteforge.tasks.stages.partition import Partition
+from pteforge.tasks.stages.preprocess import Preprocess
+from pteforge.tasks.workers import Chain
+from pteforge.tasks.workers.in_process import InProcess
+
+PACKAGES = Path(__file__).parents[1] / "flows" / "packages"
+XNNPACK = TargetParams(name="xnnpack")
+EDGE = Edge.Params(passes_of=XNNPACK)
+EXPORT = Export.Params(source={"builder": "nets:linear"})
+
+
+class Listening(InProcess):
+    """Remembers the chain of the last call."""
+
+    chain: Chain | None = None
+
+    def awaits(self, chain: Chain | None) -> bool:
+        self.chain = chain
+        return super().awaits(chain)
+
+
+@pytest.fixture
+def chain(tmp_path):
+    """The chain of a stage with these params, in a recipe."""
+    runner = Listening()
+    executor = Executor(LocalOnlyStore(tmp_path / "store"), runner)
+
+    def of(stage: Any, params: Any, **step: str) -> Chain | None:
+        name = StageId(stage.name, **{"recipe": "fast", **step})
+        call = StageCall("net", name, stage, params, {}, Limits(), tmp_path, python_path=(tmp_path,))
+        assert not executor.awaited(call)
+        return runner.chain
+
+    return of
+
+
+def test_the_stages_of_a_payload_are_a_chain(chain, monkeypatch):
+    """Our own stages, from edge to compile, of one payload. The process does not wait after the last one."""
+    compiling = Compile.Params(options=CompileOptions(), edge=EDGE)
+    calls = [(Edge, EDGE), (Partition, Partition.Params(target=XNNPACK, edge=EDGE))]
+    calls += [(Preprocess, Preprocess.Params(targets=(XNNPACK,))), (Compile, compiling)]
+    chains = [chain(stage, params) for stage, params in calls]
+    assert len({each.name for each in chains}) == 1
+    assert [each.goes_on for each in chains] == [True, True, True, False]
+    assert chain(Edge, EDGE, method="encode") == chains[0]
+    others = [chain(Edge, EDGE, recipe="small"), chain(Edge, EDGE, payload="vulkan")]
+    assert len({each.name for each in (*others, chains[0])}) == 3
+    monkeypatch.setenv(SWITCH, "fresh")
+    assert chain(Edge, EDGE) is None
+
+
+@pytest.mark.parametrize("name", ["acme", "acme+xnnpack"])
+def test_code_of_others_shares_no_process(chain, monkeypatch, name):
+    """What a model's builder, a recipe's passes or another package's target leaves in a process reaches no stage."""
+    monkeypatch.syspath_prepend(PACKAGES / "acme")
+    acme = TargetParams(name=name)
+    assert chain(Export, EXPORT) is None
+    passes = (PassParams(source={"builder": "passes:fuse"}),)
+    assert chain(Edge, EDGE.model_copy(update={"passes": passes})) is None
+    assert chain(Edge, Edge.Params(preserve_for=acme)) is None
+    assert chain(Partition, Partition.Params(target=acme, edge=EDGE)) is None
+    assert chain(Preprocess, Preprocess.Params(targets=(XNNPACK, acme))) is None
