@@ -52,7 +52,9 @@ def identity_of(kind: str, body: Any, weights: Iterable[Weight] = ()) -> Digest:
     return digest_json([kind, body["form"], contents])
 
 
-def with_weights(kind: str, graph: ArtifactRef | None, manifest: ArtifactManifest, weights: Iterable[Weight]) -> ArtifactManifest:
+def with_weights(
+    kind: str, graph: ArtifactRef | None, manifest: ArtifactManifest, weights: Iterable[Weight]
+) -> ArtifactManifest:
     """The manifest of a program: that of its graph, the weights that it uses, and the graph if it can do without."""
     slots = {entry[1] for entry in manifest.body["externals"] if entry[0] == WEIGHT}
     used = [weight for weight in weights if weight.slot in slots]
@@ -99,7 +101,9 @@ def bind(graph: ArtifactRef, program: ArtifactRef, store: Store) -> ArtifactRef:
     manifest, weights = _manifest(graph, store), weights_of(_manifest(program, store))
     kind = graph.kind.replace("graph/", "program/", 1)
     bound = with_weights(kind, graph, manifest, weights)
-    return ArtifactRef(kind, store.local.put_bytes(bound.encode()), identity_of(kind, bound.body, weights), composite=True)
+    return ArtifactRef(
+        kind, store.local.put_bytes(bound.encode()), identity_of(kind, bound.body, weights), composite=True
+    )
 
 
 def _manifest(ref: ArtifactRef, store: Store) -> ArtifactManifest:

@@ -48,12 +48,14 @@ def save_program(program: ExportedProgram, *, kind: str, store: LocalStore) -> A
         StoreError: the program has an object that cannot be stored.
     """
     storages = StorageTable()
-    weights = {storages.number(storage): storage for storage in _weight_storages(program)}
+    transparent = not any(map(is_traceable_wrapper_subclass, program.state_dict.values()))
+    weights = {storages.number(storage): storage for storage in (_weight_storages(program) if transparent else ())}
     sink = BlobSink(store, storages, frozenset(weights), frozenset(map(id, program.state_dict.values())))
     manifest, slots = _graph(program, kind, sink)
     stored = put_weights({slot: weights[number] for number, slot in slots.items()}, storages, store)
-    separable = stored and sink.elsewhere.isdisjoint(weights)
-    graph = store.put_manifest(manifest, identity_of(manifest.kind, manifest.body)) if separable else None
+    graph = None
+    if transparent and sink.elsewhere.isdisjoint(weights):
+        graph = store.put_manifest(manifest, identity_of(manifest.kind, manifest.body))
     full = with_weights(kind, graph, manifest, stored)
     return store.put_manifest(full, identity_of(kind, full.body, stored))
 
@@ -86,14 +88,14 @@ def load_graph(ref: ArtifactRef, store: LocalStore) -> tuple[ExportedProgram, Ab
     """Loads the graph of a program: its weights are fake tensors of the mode that its nodes' values have.
 
     Raises:
-        ObjectMissing, ObjectDamaged, StoreError: as `load_program`; also StoreError for a graph without fake values.
+        ObjectMissing, ObjectDamaged, StoreError: as `load_program`; also StoreError where no node has a fake value.
     """
     absent = AbsentWeights()
     program = _load(ref, _manifest(ref, store), store, absent.add)
-    mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"])
-    if mode is None:
-        raise StoreError(f"the {ref.kind} {ref.root.digest} has no fake values to go with fake weights")
     state = program.state_dict
+    mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"])
+    if mode is None and absent:
+        raise StoreError(f"the {ref.kind} {ref.root.digest} has no fake values to go with fake weights")
     weights = {id(value): value for value in state.values() if absent.slot(value.untyped_storage()) is not None}
     # Entries that are one tensor stay one.
     fakes = {key: fake_on(value.untyped_storage(), value, mode) for key, value in weights.items()}
@@ -101,7 +103,7 @@ def load_graph(ref: ArtifactRef, store: LocalStore) -> tuple[ExportedProgram, Ab
     return program, absent
 
 
-def fake_on(storage: torch.UntypedStorage, like: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+def fake_on(storage: torch.UntypedStorage, like: torch.Tensor, mode: FakeTensorMode | None) -> torch.Tensor:
     """A fake tensor on an absent weight's storage that is otherwise like another one."""
     with no_dispatch(), torch.no_grad():
         meta = torch.empty(0, dtype=like.dtype, device="meta")
@@ -143,16 +145,10 @@ def _graph(program: ExportedProgram, kind: str, sink: BlobSink) -> tuple[Artifac
 
 
 def _weight_storages(program: ExportedProgram) -> Iterator[torch.UntypedStorage]:
-    """Storages of the program's state, but not those that constants or attributes of the graph use too.
-
-    None if there are tensors made of others: whoever lowers them looks inside.
-    """
-    state = list(program.state_dict.values())
-    if any(map(is_traceable_wrapper_subclass, state)):
-        return
+    """Storages of the program's state, but not those that constants or attributes of the graph use too."""
     module = program.graph_module
     others = {_place(value) for value in (*program.constants.values(), *module.parameters(), *module.buffers())}
-    for tensor in state:
+    for tensor in program.state_dict.values():
         if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and is_plain(tensor):
             storage = tensor.untyped_storage()
             if storage.nbytes() and _place(tensor) not in others:

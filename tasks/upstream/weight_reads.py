@@ -1,4 +1,4 @@
-"""torch 2.13 lets code read a fake tensor: `item` returns a symbol, `data_ptr` zero. With this patch, that ends the stage.
+"""torch 2.13 lets code read fake tensors: `item` returns a symbol, `data_ptr` zero. With this patch, that ends a stage.
 
 Stages that run without weights (see `tasks.codecs.binding`) have fake tensors in their place. Code that needs the bytes
 of one must neither go on with something else nor catch the error: `WeightRead` is no `Exception`. Code may compute with
@@ -50,7 +50,8 @@ def no_weight_reads(absent: AbsentWeights) -> Iterator[None]:
     def checked_address(storage: Any) -> int:
         if absent.slot(storage) is not None:
             raise WeightRead("the address of a weight was taken")
-        return address(storage)
+        place: int = address(storage)
+        return place
 
     with ExitStack() as patches:
         patches.enter_context(patch.object(FakeTensorMode, "dispatch", checked_dispatch))
