@@ -7,8 +7,8 @@ import atexit
 import json
 import os
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,6 +25,7 @@ from prefect.transactions import CommitMode, transaction
 from ..artifacts.locations import open_store
 from ..artifacts.ref import ArtifactRef
 from ..errors import PteforgeError, StageError, StageFailed, StoreError, StoreUnusable, first_line
+from ..tasks.codecs.binding import graph_of
 from ..tasks.executor import Executor
 from ..tasks.keys.key import StageKey
 from ..tasks.runner import Done, NullObserver, SharingRunner, StageCall
@@ -203,7 +204,10 @@ class PrefectRunner(SharingRunner):
         }
         tasks = self._flow_tasks if found or not call.stage.runs_isolated(call.params) else self._stage_tasks
         in_process = isinstance(tasks, ThreadPoolTaskRunner)
-        makers = {id(made[0]): made for ref in call.inputs.values() if (made := self._futures.get(ref))}
+        if not found and not in_process:
+            await asyncio.to_thread(self._publish_bound, call)
+        names = [name for ref in call.inputs.values() for name in self._names(ref)]
+        makers = {id(made[0]): made for name in names if (made := self._futures.get(name))}
         # A task runner knows its own futures only.
         earlier = [future if runner is tasks else future.state for future, runner in makers.values()]
         # A transaction of its own: that of a model's task is async, which a failing sync task cannot roll back.
@@ -222,8 +226,24 @@ class PrefectRunner(SharingRunner):
         done = found or _from_json(call, answer, self.engine.key)
         if found or not in_process:
             self.session.finished(done)
-        self._futures |= dict.fromkeys(done.roles.values(), (future, tasks))
+        self._futures |= dict.fromkeys(
+            (name for ref in done.roles.values() for name in self._names(ref)), (future, tasks)
+        )
         return done
+
+    def _publish_bound(self, call: StageCall) -> None:
+        """Makes programs that were bound to their weights here known to other machines: their manifests are new."""
+        for ref in call.inputs.values():
+            if ref.composite and ref.kind.startswith("program/"):
+                self.store.publish(ArtifactRef(ref.kind, ref.root, ref.root.digest))
+
+    def _names(self, ref: ArtifactRef) -> Iterator[ArtifactRef]:
+        """An artifact, and the graph of a program: stages may take or make that instead."""
+        yield ref
+        if ref.composite and ref.kind.startswith("program/"):
+            with suppress(StoreError):  # whoever needs it says so
+                if graph := graph_of(ref, self.store):
+                    yield graph
 
 
 @cache

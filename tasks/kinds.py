@@ -14,12 +14,16 @@ class Kind:
         self.names = names
 
 
-# ExportedPrograms: each a graph, and one object for each weight storage.
+# ExportedPrograms: each a graph, and one object for each weight storage. A graph is an artifact, too (see
+# `tasks.codecs.binding`): stages that do not read weights take it, and return one, or say why they cannot.
 AtenProgram = Annotated[ArtifactRef, Kind("program/aten")]
 QuantizedProgram = Annotated[ArtifactRef, Kind("program/quantized")]
 EdgeProgram = Annotated[ArtifactRef, Kind("program/edge")]
 PartitionedProgram = Annotated[ArtifactRef, Kind("program/partitioned")]
-ToLower = Annotated[ArtifactRef, Kind("program/aten", "program/quantized")]
+ToLower = Annotated[ArtifactRef, Kind("program/aten", "program/quantized", "graph/aten", "graph/quantized")]
+ToPartition = Annotated[ArtifactRef, Kind("program/edge", "graph/edge")]
+MadeEdge = Annotated[ArtifactRef, Kind("program/edge", "graph/edge", "graph/refused")]
+MadePartitioned = Annotated[ArtifactRef, Kind("program/partitioned", "graph/partitioned", "graph/refused")]
 ToEmit = Annotated[ArtifactRef, Kind("program/edge", "program/partitioned")]
 ToCompare = Annotated[ArtifactRef, Kind("program/aten", "program/quantized", "program/edge")]
 Rung = Annotated[ArtifactRef, Kind("program/aten", "program/quantized", "program/edge", "payload/pte")]

@@ -277,7 +277,8 @@ async def to_edge(run: Scope, spec: PlannedSpecialization, method: str, program:
     params = edge_params(run.plan, spec, method)
     if passes := run.plan.edge_options(spec, method).passes:
         params = params.model_copy(update={"passes": tuple(pass_params(run, method, passes))})
-    outputs: Edge.Outputs = await run(Edge, params, Edge.Inputs(program=program), method=method, payload=spec.name)
+    inputs = Edge.Inputs(program=program)
+    outputs: Edge.Outputs = await run.on_graph(Edge, params, inputs, method=method, payload=spec.name)
     return outputs
 
 
@@ -287,7 +288,7 @@ async def partition(
     """One method's partitions, unlinked. Methods that share state see which buffers the others change."""
     recipe = run.plan
     shares = recipe.recipe.compile.share_mutable_buffers
-    outputs: Partition.Outputs = await run(
+    outputs: Partition.Outputs = await run.on_graph(
         Partition,
         Partition.Params(target=params_of(spec.target_of(method)), edge=edge_params(recipe, spec, method)),
         Partition.Inputs(

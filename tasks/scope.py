@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..artifacts.digest import Digest
@@ -13,10 +13,13 @@ from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import FieldChange, StageOutcome, differing_fields
 from ..artifacts.store import Store
 from ..errors import first_line
+from .codecs.binding import REFUSED, bind, graph_of
 from .keys.search import ModuleSearch
 from .model import PlannedModel, PlannedRecipe
 from .runner import CutShort, Done, NotCached, Runner, StageCall, StageId, UserCode
 from .stage import UNKNOWN_DIGEST, Params, Roles, Stage, to_roles
+from .stages.edge import Edge
+from .stages.partition import Partition
 
 _GONE = "nothing changed, but its outputs were not in the store any more"
 
@@ -79,6 +82,36 @@ class Scope:
         except Exception as error:
             self.failed[name] = error
             raise
+        return done.outputs
+
+    async def on_graph(
+        self, stage: type[Edge | Partition], params: Any, inputs: Any, *, method: str, payload: str
+    ) -> Any:
+        """Calls a stage with the graph of its program, so that the result serves all weights of that graph.
+
+        The weights are bound to the result, here and now. Where the stage cannot do without them, it takes the program
+        itself, and its params say why.
+        """
+        program = inputs.program
+        why = stage.takes_weights(params)
+        if not why and program.composite:
+            if graph := graph_of(program, self.store):
+                outputs = await self(stage, params, replace(inputs, program=graph), method=method, payload=payload)
+                if outputs.program.kind != REFUSED:
+                    return self._bind(self._id(stage.name, method, payload), outputs.program, program)
+                self.store.fetch(outputs.program)
+                why = self.store.local.read_artifact(outputs.program).decode()
+            else:
+                why = "the weights are not apart from the graph"
+        params = params.model_copy(update={"takes_weights": why})
+        return await self(stage, params, inputs, method=method, payload=payload)
+
+    def _bind(self, step: StageId, graph: ArtifactRef, program: ArtifactRef) -> Any:
+        """The outputs of a call that made a graph, with the program in its place; unknown ones stay."""
+        done = self.done[step]
+        if graph.identity != UNKNOWN_DIGEST:
+            done = replace(done, roles={**done.roles, "program": bind(graph, program, self.store)})
+            self.done[step] = done
         return done.outputs
 
     @property
@@ -169,10 +202,12 @@ class History:
 
     def _reason(self, step: StageId, done: Done) -> tuple[tuple[FieldChange, ...], str]:
         last = self._ledger.last(step.slot(self._model.name))
+        why = getattr(done.call.params, "takes_weights", "")
+        needs = f"takes the weights: {why}" if why else ""
         if last is None:
-            return (), "had not run before"
+            return (), "; ".join(filter(None, ("had not run before", needs)))
         differing = differing_fields(last.fields, done.key.fields())
-        return differing, "" if differing else done.reason or _GONE
+        return differing, needs if differing else done.reason or _GONE
 
     def _outcome(self, key: str, steps: list[tuple[StageId, Done]]) -> StageOutcome:
         step, done = steps[0]

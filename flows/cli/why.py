@@ -155,7 +155,7 @@ def _reason(stage: StageOutcome) -> str:
     parts = [", ".join(_needed(stage))]
     if changes := stage.telling:
         parts.append(f"changed since it last ran: {', '.join(change.field for change in changes)}")
-    elif stage.message:
+    if stage.message:
         parts.append(stage.message)
     return "; ".join(parts)
 

@@ -51,12 +51,17 @@ _SPEC_FIELDS = (
 
 
 class CanonicalValues:
-    """Canonical forms of values; symbols and storages are numbered in order of first appearance."""
+    """Canonical forms of values; symbols and storages are numbered in order of first appearance.
 
-    def __init__(self, storages: StorageTable) -> None:
+    Attributes:
+        contents: place of each storage in the order of first appearance, by its number in `storages`. The form has
+            places only: what the storages hold is not part of it.
+    """
+
+    def __init__(self, storages: StorageTable, contents: dict[int, int]) -> None:
         self.storages = storages
+        self.contents = contents
         self.symbols: dict[sympy.Symbol, str] = {}
-        self._aliases: dict[int, int] = {}
         self._expressions: dict[Any, Any] = {}
         self._annotating = False
 
@@ -144,8 +149,19 @@ class CanonicalValues:
         names = {symbol: sympy.Symbol("$" + self.symbols[symbol]) for symbol in expression.free_symbols}
         return ["expression", str(expression.xreplace(names))]
 
+    def kept(self, value: Any) -> Any:
+        """Canonical form of an entry of a program's state or constants; absent weights have that of real ones."""
+        absent = self.storages.absent
+        if not (absent and isinstance(value, FakeTensor)):
+            form = self.value(value)
+        elif absent.slot(value.untyped_storage()) is None:
+            raise TypeError("a tensor that was computed from weights that are absent")
+        else:
+            form = self._held(value)
+        return [isinstance(value, torch.nn.Parameter), form]
+
     def tensor(self, tensor: torch.Tensor) -> Any:
-        """Type and layout; for real tensors also the digest of the bytes, and which tensors share them."""
+        """Type and layout; for real tensors also which of the program's storages they are in."""
         if isinstance(tensor, FakeTensor):
             constant = None if tensor.constant is None else self.tensor(tensor.constant)
             return [*self._layout(tensor), constant]
@@ -153,14 +169,13 @@ class CanonicalValues:
             names, context = tensor.__tensor_flatten__()
             parts = ([name, self.tensor(getattr(tensor, name))] for name in names)
             return ["wrapper", type(tensor).__module__, type(tensor).__qualname__, self.value(context), *parts]
-        form = self._layout(tensor)
-        if tensor.device.type == "meta":
-            return form
-        storage = tensor.untyped_storage()
+        return self._layout(tensor) if tensor.device.type == "meta" else self._held(tensor)
+
+    def _held(self, tensor: torch.Tensor) -> Any:
+        form, storage = self._layout(tensor), tensor.untyped_storage()
         if storage.nbytes() == 0:
-            return [*form, "", 0]
-        alias = self._aliases.setdefault(self.storages.number(storage), len(self._aliases))
-        return [*form, self.storages.digest(storage), alias]
+            return [*form, None]
+        return [*form, self.contents.setdefault(self.storages.number(storage), len(self.contents))]
 
     def _layout(self, tensor: torch.Tensor) -> list[Any]:
         if tensor.layout is not torch.strided:
@@ -195,10 +210,25 @@ _PROVENANCE = frozenset(
 _GRAPH_META = ("edge_dialect", "input_mem_buffer_sizes", "non_const_buffer_device", "non_const_buffer_sizes")
 
 
-def program_digest(program: ExportedProgram, storages: StorageTable | None = None) -> Digest:
+def program_digest(program: ExportedProgram) -> Digest:
     """SHA-256 of all that matters for lowering; raises StoreError if something has no canonical form."""
+    storages = StorageTable()
+    form, contents = program_form(program, storages)
+    return digest_json([form, [storages.digest(storages.storages[number]) for number in contents]])
+
+
+def program_form(program: ExportedProgram, storages: StorageTable) -> tuple[Digest, list[int]]:
+    """What a program is besides the bytes in its storages.
+
+    Returns:
+        SHA-256 of the form, which has places instead of storages; the storages' numbers in `storages`, by place.
+
+    Raises:
+        StoreError: something has no canonical form.
+    """
+    contents: dict[int, int] = {}
     try:
-        return digest_json(_Form(storages or StorageTable()).program(program))
+        return digest_json(_Form(storages, contents).program(program)), list(contents)
     except TypeError as error:
         raise StoreError(
             f"the program cannot be stored, it holds something that has no canonical digest: {error}"
@@ -208,13 +238,13 @@ def program_digest(program: ExportedProgram, storages: StorageTable | None = Non
 class _Form:
     """Canonical form of one program; each program inside a delegate has its own."""
 
-    def __init__(self, storages: StorageTable) -> None:
+    def __init__(self, storages: StorageTable, contents: dict[int, int]) -> None:
         self._storages = storages
-        self._values = CanonicalValues(storages)
+        self._values = CanonicalValues(storages, contents)
 
     def program(self, program: ExportedProgram) -> Any:
         nodes = {node.name: number for number, node in enumerate(_nodes(program.graph_module))}
-        tensors = self._values.value
+        tensors = self._values.kept
         return {
             "graph": self._graph_module(program.graph_module),
             "signature": self._signature(program.graph_signature, nodes),
@@ -281,7 +311,7 @@ class _Form:
             "payload": self._storages.bytes_digest(delegate.processed_bytes),
             "compile_specs": [[spec.key, self._values.value(spec.value)] for spec in delegate.compile_specs],
             "named_data": _named_data(delegate.named_data_store_output),
-            "program": _Form(self._storages).program(delegate.original_module),
+            "program": _Form(self._storages, self._values.contents).program(delegate.original_module),
         }
 
     def _signature(self, signature: ExportGraphSignature, nodes: dict[str, int]) -> Any:

@@ -27,7 +27,7 @@ from torch.utils._pytree import LeafSpec, treespec_leaf
 from torch.utils._traceback import CapturedTraceback
 
 from . import restore
-from .storages import StorageTable, is_plain, storage_bytes
+from .storages import INLINE_STORAGE_LIMIT, StorageTable, is_plain, storage_bytes
 
 
 class Interner:
@@ -116,11 +116,6 @@ _REBUILT = {
     "_out_spec",
 }
 _CACHES = {"tracked_fakes", "fake_tensor_cache", "fx_node_cache", "log"}
-
-
-def reduce_program(program: ExportedProgram) -> Reduction:
-    """Everything but the example inputs, which are a separate artifact."""
-    return restore.program, ({key: value for key, value in vars(program).items() if key != "_example_inputs"},)
 
 
 def reduce_graph_module(module: torch.fx.GraphModule) -> Reduction:
@@ -232,7 +227,6 @@ REDUCTIONS: dict[type, Callable[[Any], Reduction]] = {
     BackendOpOverload: reduce_dialect_operator,
     CapturedTraceback: lambda _: (CapturedTraceback, (None, 0)),  # it names frames of a process that is gone
     EdgeOpOverload: reduce_dialect_operator,
-    ExportedProgram: reduce_program,
     FakeTensor: reduce_fake_tensor,
     FakeTensorMode: reduce_fake_mode,
     OpOverload: reduce_operator,
@@ -253,16 +247,17 @@ REDUCTIONS: dict[type, Callable[[Any], Reduction]] = {
 INLINE_LIMIT = 4096
 """Bytes objects up to this size stay in the stream."""
 
-INLINE_STORAGE_LIMIT = 512
-"""Tensor storages up to this size stay in the stream."""
-
-
 _PLAIN = (bool, int, float, str)
-"""Types of a tensor's own attributes that are kept: `torch.nn.Buffer` marks its tensors with one."""
 
 
 class Externals(Protocol):
     """Keeps bytes that leave a stream. Each method returns the number that the stream refers to them by."""
+
+    def is_weight(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it leaves the stream whatever its size."""
+
+    def note_tensor(self, tensor: torch.Tensor) -> None:
+        """Called with each real tensor."""
 
     def put_storage(self, storage: torch.UntypedStorage) -> int: ...
 
@@ -279,6 +274,18 @@ class _Buffer:
         self.content = content
 
 
+def plain_attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """A tensor's own attributes that are kept: `torch.nn.Buffer` marks its tensors with some."""
+    return {name: value for name, value in vars(tensor).items() if type(value) in _PLAIN and name != "_is_param"}
+
+
+class _AbsentWeight:
+    """Marks an entry of a program's state or constants that is stored like a real tensor, but has no bytes."""
+
+    def __init__(self, fake: FakeTensor) -> None:
+        self.fake = fake
+
+
 class _Pickler(pickle.Pickler):
     def __init__(self, stream: io.BytesIO, storages: StorageTable, externals: Externals) -> None:
         super().__init__(stream, protocol=5)
@@ -286,7 +293,9 @@ class _Pickler(pickle.Pickler):
         self._externals = externals
         self._graphs: set[torch.fx.Graph] = set()
         self._interner = Interner()
+        self._marked: dict[int, _AbsentWeight] = {}
         self._stateful: dict[type, Callable[[Any], Reduction]] = {
+            ExportedProgram: self._reduce_program,
             NamedDataStoreOutput: self._reduce_named_data,
             NodeSource: self._reduce_node_source,
             torch.Tensor: self._reduce_tensor,
@@ -294,6 +303,7 @@ class _Pickler(pickle.Pickler):
             torch.fx.Graph: self._reduce_graph,
             torch.fx.Node: self._reduce_node,
             torch.nn.Parameter: self._reduce_tensor,
+            _AbsentWeight: lambda marked: self._reduce_kept(marked.fake),
         }
 
     def persistent_id(self, item: Any) -> int | None:
@@ -302,7 +312,7 @@ class _Pickler(pickle.Pickler):
             return self._externals.put_bytes(item) if len(item) > INLINE_LIMIT else None
         if kind is torch.UntypedStorage:
             large = item.device.type == "cpu" and item.nbytes() > INLINE_STORAGE_LIMIT
-            return self._externals.put_storage(item) if large else None
+            return self._externals.put_storage(item) if large or self._externals.is_weight(item) else None
         if kind is _Buffer:
             return self._externals.put_buffer(item.content)
         if kind is FileBackedData:
@@ -323,6 +333,19 @@ class _Pickler(pickle.Pickler):
             return restore.higher_order_operator, (item.name(),)
         return NotImplemented
 
+    def _reduce_program(self, program: ExportedProgram) -> Reduction:
+        """Everything but the example inputs, which are a separate artifact."""
+        state = {key: value for key, value in vars(program).items() if key != "_example_inputs"}
+        for table in ("_state_dict", "_constants"):
+            state[table] = {name: self._mark(value) for name, value in state[table].items()}
+        return restore.program, (state,)
+
+    def _mark(self, value: Any) -> Any:
+        """One mark per tensor, since tensors that are one stay one."""
+        if not isinstance(value, FakeTensor) or not self._externals.is_weight(value.untyped_storage()):
+            return value
+        return self._marked.setdefault(id(value), _AbsentWeight(value))
+
     def _reduce_graph(self, graph: torch.fx.Graph) -> Reduction:
         self._graphs.add(graph)
         return reduce_graph(graph, self._interner)
@@ -340,13 +363,17 @@ class _Pickler(pickle.Pickler):
             raise TypeError(
                 f"a tensor of layout {tensor.layout}, type {tensor.dtype} on {tensor.device} cannot be stored"
             )
+        self._externals.note_tensor(tensor)
+        return self._reduce_kept(tensor)
+
+    def _reduce_kept(self, tensor: torch.Tensor) -> Reduction:
         return restore.tensor, (
             self._storages.first(tensor.untyped_storage()),
             tensor.dtype,
             (tuple(tensor.shape), tensor.stride(), tensor.storage_offset()),
             tensor.requires_grad,
-            type(tensor) is torch.nn.Parameter,
-            {name: value for name, value in vars(tensor).items() if type(value) in _PLAIN},
+            isinstance(tensor, torch.nn.Parameter),
+            plain_attributes(tensor),
         )
 
     def _reduce_storage(self, storage: torch.UntypedStorage) -> Reduction:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,8 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import NodeSource
 from torch.utils._mode_utils import no_dispatch
+
+from .storages import copied_storage
 
 # Modules that register operators: imported when a stream names an operator that the process does not know yet.
 _LIBRARIES = {
@@ -109,10 +110,7 @@ def higher_order_operator(name: str) -> Any:
 
 
 def storage(content: bytes) -> torch.UntypedStorage:
-    restored = torch.UntypedStorage(len(content))
-    if content:
-        ctypes.memmove(restored.data_ptr(), content, len(content))
-    return restored
+    return copied_storage(content)
 
 
 def meta_storage(size: Any) -> torch.UntypedStorage:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from executorch.exir._serialize._cord import FileBackedData
 from ...artifacts.digest import Digest, digest_bytes
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, BlobRef
+from .binding import WEIGHT, Weight, weights_of
 
 
 def storage_bytes(storage: torch.UntypedStorage) -> memoryview:
@@ -34,7 +37,41 @@ def map_storage(path: Path, size: int) -> torch.UntypedStorage:
     return torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
 
 
+INLINE_STORAGE_LIMIT = 512
+"""Tensor storages up to this size stay in the stream; weights up to this size are together in one blob."""
+
 _STORAGE, _BYTES, _FILE = "storage", "bytes", "file"
+
+
+@dataclass
+class AbsentWeights:
+    """Storages without bytes that take the place of a program's weights, and the slot of the weight each stands for."""
+
+    _slots: dict[int, tuple[torch.UntypedStorage, int]] = field(default_factory=dict)
+
+    def add(self, slot: int, size: int) -> torch.UntypedStorage:
+        """A new storage, which takes no memory."""
+        storage = torch.UntypedStorage(size, device="meta")
+        self._slots[storage_address(storage)] = storage, slot
+        return storage
+
+    def add_copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A new storage for the same bytes as an absent one."""
+        known, slot = self._slots[storage_address(storage)]
+        return self.add(slot, known.nbytes())
+
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
+    def slot(self, storage: torch.UntypedStorage) -> int | None:
+        """The slot that a storage stands for; None for all others."""
+        known = self._slots.get(storage_address(storage))
+        return known[1] if known else None
+
+
+def storage_address(storage: torch.UntypedStorage) -> int:
+    address: int = storage._cdata  # noqa: SLF001 - the address of the StorageImpl, the only identity storages have
+    return address
 
 
 @dataclass
@@ -42,8 +79,12 @@ class StorageTable:
     """The distinct storages of a program or value, numbered in order of first use; hashes each of them once.
 
     Two storages with equal bytes are two entries: whether tensors share one matters to a program.
+
+    Attributes:
+        absent: storages that hold no bytes, of weights that are not there.
     """
 
+    absent: AbsentWeights = field(default_factory=AbsentWeights)
     storages: list[torch.UntypedStorage] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
     _digests: dict[int, Digest] = field(default_factory=dict)
@@ -51,8 +92,7 @@ class StorageTable:
 
     def number(self, storage: torch.UntypedStorage) -> int:
         """The storage's number; the table keeps the storage alive."""
-        key = storage._cdata  # noqa: SLF001 - the address of the StorageImpl, the only identity storages have
-        number = self._numbers.setdefault(key, len(self.storages))
+        number = self._numbers.setdefault(storage_address(storage), len(self.storages))
         if number == len(self.storages):
             self.storages.append(storage)
         return number
@@ -85,23 +125,37 @@ class BlobSink:
     """Publishes a stream's external content; hashes everything once.
 
     Attributes:
+        weights: numbers of the storages that are weights. They are not published here.
         blobs: every blob and its number, in order of first use.
-        entries: for each number in the stream, the kind of content and the number of its blob.
+        entries: for each number in the stream, the kind of content and the number of its blob, or of the weight's
+            storage.
+        elsewhere: numbers of the storages of tensors that are no entries of the program's state.
     """
 
     store: LocalStore
     storages: StorageTable
+    weights: frozenset[int] = frozenset()
+    state: frozenset[int] = frozenset()  # ids of the tensors in the program's state
     blobs: dict[BlobRef, int] = field(default_factory=dict)
     entries: list[tuple[str, int]] = field(default_factory=list)
+    elsewhere: set[int] = field(default_factory=set)
     _numbers: dict[int, int] = field(default_factory=dict)
+
+    def note_tensor(self, tensor: torch.Tensor) -> None:
+        """Raises TypeError for an absent weight: as an entry of the state it would be a fake tensor."""
+        if self.storages.absent.slot(tensor.untyped_storage()) is not None:
+            raise TypeError("the graph holds an absent weight outside of the program's state")
+        if id(tensor) not in self.state:
+            self.elsewhere.add(self.storages.number(tensor.untyped_storage()))
+
+    def is_weight(self, storage: torch.UntypedStorage) -> bool:
+        return self.storages.number(storage) in self.weights or self.storages.absent.slot(storage) is not None
 
     def put_storage(self, storage: torch.UntypedStorage) -> int:
         """Publishes each storage once; storages with equal bytes share a blob."""
         key = self.storages.number(storage)
         if key not in self._numbers:
-            blob = self.store.put_bytes(storage_bytes(storage))
-            self.storages.note_digest(storage, blob.digest)
-            self._numbers[key] = self._entry(_STORAGE, blob)
+            self._numbers[key] = self._put_storage(key, storage)
         return self._numbers[key]
 
     def put_bytes(self, content: bytes) -> int:
@@ -115,6 +169,14 @@ class BlobSink:
     def number(self, blob: BlobRef) -> int:
         return self.blobs.setdefault(blob, len(self.blobs))
 
+    def _put_storage(self, key: int, storage: torch.UntypedStorage) -> int:
+        if self.is_weight(storage):
+            self.entries.append((WEIGHT, key))
+            return len(self.entries) - 1
+        blob = self.store.put_bytes(storage_bytes(storage))
+        self.storages.note_digest(storage, blob.digest)
+        return self._entry(_STORAGE, blob)
+
     def _put(self, kind: str, content: bytes) -> int:
         blob = self.store.put_bytes(content)
         self.storages.note_bytes_digest(content, blob.digest)
@@ -125,9 +187,55 @@ class BlobSink:
         return len(self.entries) - 1
 
 
-def open_externals(manifest: ArtifactManifest, entries: list[tuple[str, int]], store: LocalStore) -> list[Any]:
-    """The content that `BlobSink` published, by number; storages and named data are mapped, not read."""
-    return [_open(kind, manifest.blobs[number], store) for kind, number in entries]
+def put_weights(slots: Mapping[int, torch.UntypedStorage], storages: StorageTable, store: LocalStore) -> list[Weight]:
+    """Publishes weights by slot: the large ones as blobs of exactly their bytes, the small ones in one blob."""
+    small = {slot: storage for slot, storage in slots.items() if storage.nbytes() <= INLINE_STORAGE_LIMIT}
+    together = store.put_bytes(b"".join(map(storage_bytes, small.values()))) if small else None
+    weights, offset = [], 0
+    for slot, storage in slots.items():
+        if together and slot in small:
+            weights.append(Weight(slot, storages.digest(storage), together, offset))
+            offset += storage.nbytes()
+        else:
+            blob = store.put_bytes(storage_bytes(storage))
+            storages.note_digest(storage, blob.digest)
+            weights.append(Weight(slot, blob.digest, blob, 0))
+    return weights
+
+
+def open_externals(
+    manifest: ArtifactManifest, store: LocalStore, open_weight: Callable[[int, int], torch.UntypedStorage]
+) -> list[Any]:
+    """The content that `BlobSink` published, by number; storages and named data are mapped, not read.
+
+    `open_weight` takes the slot and the size of a weight.
+    """
+    return [
+        open_weight(*entry) if kind == WEIGHT else _open(kind, manifest.blobs[entry[0]], store)
+        for kind, *entry in manifest.body["externals"]
+    ]
+
+
+def weight_opener(manifest: ArtifactManifest, store: LocalStore) -> Callable[[int, int], torch.UntypedStorage]:
+    """Opens a program's weights: large ones are mapped, small ones are read at once."""
+    weights = {weight.slot: weight for weight in weights_of(manifest)}
+    read = cache(store.read)
+
+    def open_weight(slot: int, size: int) -> torch.UntypedStorage:
+        weight = weights[slot]
+        if size > INLINE_STORAGE_LIMIT:
+            return map_storage(store.path(weight.blob), size)
+        return copied_storage(read(weight.blob)[weight.offset :][:size])
+
+    return open_weight
+
+
+def copied_storage(content: bytes) -> torch.UntypedStorage:
+    """A storage of its own, with these bytes."""
+    storage = torch.UntypedStorage(len(content))
+    if content:
+        ctypes.memmove(storage.data_ptr(), content, len(content))
+    return storage
 
 
 def _open(kind: str, blob: BlobRef, store: LocalStore) -> Any:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .. import kinds, stage
 from ..upstream.lean import lean_lowering
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+ON_GRAPHS = frozenset({"mlx", "portable", "vulkan", "xnnpack"})
+"""Targets whose partitioners look at graphs only. Tests compare their results with those made with weights."""
 
 
 class PassParams(stage.CallableParams):
@@ -30,6 +38,8 @@ class Edge(stage.Stage, name="edge"):
         decompose_affine: bool = False  # decompose torchao's affine quantization, since nothing is delegated
         core_aten_exceptions: tuple[str, ...] = ()  # operators that need not be core ATen
         passes: tuple[PassParams, ...] = ()  # the recipe's own passes, which run after the target's
+        # why the stage takes the weights, and runs again with each change of them; empty where it takes the graph
+        takes_weights: str = ""
 
         def target_names(self) -> tuple[str, ...]:
             return tuple(dict.fromkeys(target.name for target in (self.preserve_for, self.passes_of) if target))
@@ -38,7 +48,7 @@ class Edge(stage.Stage, name="edge"):
         program: kinds.ToLower
 
     class Outputs(stage.Roles):
-        program: kinds.EdgeProgram
+        program: kinds.MadeEdge
         state: kinds.State  # names of the buffers that it changes
 
     @classmethod
@@ -46,28 +56,39 @@ class Edge(stage.Stage, name="edge"):
         """Unless the recipe has passes of its own."""
         return not params.passes
 
+    @classmethod
+    def takes_weights(cls, params: Params) -> str:
+        """Why the stage cannot take graphs; empty if it can."""
+        if params.passes:
+            return "the recipe's passes may read weights"
+        if params.passes_of:
+            return f"the passes of target {params.passes_of.name!r} may read weights"
+        if params.preserve_for and params.preserve_for.name not in ON_GRAPHS:
+            return f"target {params.preserve_for.name!r} may read weights"
+        return ""
+
     @staticmethod
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Decomposes, goes to the edge dialect, and runs the target's passes and then the recipe's."""
         from ...artifacts.digest import canonical_json
-        from ..codecs.program import load_program, save_program
         from ..programs.exir import edge_config, to_edge_program
         from ..programs.graphs import decompose_affine
         from ..programs.recipe_passes import recipe_passes
         from ..programs.state import state_names
+        from ..programs.with_or_without_weights import transformed
         from ..targets.find import find_target
 
-        program = load_program(inputs.program, work.store)
-        if params.decompose_affine:
-            program = decompose_affine(program)
-        config = edge_config(params)
-        keeper, transformer = params.preserve_for, params.passes_of
-        partitioners = find_target(keeper.name, keeper.options).partitioners() if keeper else ()
-        passes = find_target(transformer.name, transformer.options).edge_passes() if transformer else ()
-        passes = [*passes, *recipe_passes(params.passes, program)]
-        edge = to_edge_program(program, partitioners, config, passes)
-        return Edge.Outputs(
-            program=save_program(edge, kind="program/edge", store=work.store),
-            state=work.store.put_artifact("program/state", canonical_json(sorted(state_names(edge)))),
-        )
+        def to_edge(program: ExportedProgram) -> ExportedProgram:
+            if params.decompose_affine:
+                program = decompose_affine(program)
+            config = edge_config(params)
+            keeper, transformer = params.preserve_for, params.passes_of
+            partitioners = find_target(keeper.name, keeper.options).partitioners() if keeper else ()
+            passes = find_target(transformer.name, transformer.options).edge_passes() if transformer else ()
+            passes = [*passes, *recipe_passes(params.passes, program)]
+            return to_edge_program(program, partitioners, config, passes)
+
+        edge, ref = transformed(inputs.program, to_edge, kind="program/edge", store=work.store)
+        state = sorted(state_names(edge)) if edge else []
+        return Edge.Outputs(program=ref, state=work.store.put_artifact("program/state", canonical_json(state)))

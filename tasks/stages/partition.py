@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from ...errors import TargetError
 from .. import kinds, stage
 from ..upstream.lean import lean_lowering
-from .edge import Edge
+from .edge import ON_GRAPHS, Edge
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 
 class Partition(stage.Stage, name="partition"):
@@ -18,17 +22,24 @@ class Partition(stage.Stage, name="partition"):
     class Params(stage.Params):
         target: stage.TargetParams  # whose partitioners run
         edge: Edge.Params  # params of the `edge` stage, to check that every preserved operator was delegated
+        # why the stage takes the weights, and runs again with each change of them; empty where it takes the graph
+        takes_weights: str = ""
 
         def target_names(self) -> tuple[str, ...]:
             return (self.target.name,)
 
     class Inputs(stage.Roles):
-        program: kinds.EdgeProgram  # of `edge`
+        program: kinds.ToPartition  # of `edge`
         # of the other methods, by method, where methods share their state: it is no constant here
         state: Mapping[str, kinds.State] = field(default_factory=dict)
 
     class Outputs(stage.Roles):
-        program: kinds.PartitionedProgram
+        program: kinds.MadePartitioned
+
+    @classmethod
+    def takes_weights(cls, params: Params) -> str:
+        """Why the stage cannot take graphs; empty if it can."""
+        return "" if params.target.name in ON_GRAPHS else f"target {params.target.name!r} may read weights"
 
     @classmethod
     def shares_process(cls, params: Params) -> bool:  # noqa: ARG003 - the base's
@@ -38,17 +49,19 @@ class Partition(stage.Stage, name="partition"):
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Runs the partitioners; raises TargetError if the backend would fail on a partition."""
-        from ..codecs.program import load_program, save_program
         from ..programs.exir import check_preserved_operators_found_delegates, edge_config, to_partitioned_program
+        from ..programs.with_or_without_weights import transformed
         from ..targets.find import find_target
 
-        program = load_program(inputs.program, work.store)
-        target = find_target(params.target.name, params.target.options)
-        if problem := target.refuses(program):
-            raise TargetError(f"target {target.name!r} cannot take this program: {problem}")
-        partitioners = target.partitioners()
-        config = edge_config(params.edge)
-        state = {name for ref in inputs.state.values() for name in json.loads(work.store.read_artifact(ref))}
-        partitioned = to_partitioned_program(program, partitioners, state)
-        check_preserved_operators_found_delegates(partitioned, partitioners, config)
-        return Partition.Outputs(program=save_program(partitioned, kind="program/partitioned", store=work.store))
+        def partition(program: ExportedProgram) -> ExportedProgram:
+            target = find_target(params.target.name, params.target.options)
+            if problem := target.refuses(program):
+                raise TargetError(f"target {target.name!r} cannot take this program: {problem}")
+            partitioners = target.partitioners()
+            state = {name for ref in inputs.state.values() for name in json.loads(work.store.read_artifact(ref))}
+            partitioned = to_partitioned_program(program, partitioners, state)
+            check_preserved_operators_found_delegates(partitioned, partitioners, edge_config(params.edge))
+            return partitioned
+
+        _, ref = transformed(inputs.program, partition, kind="program/partitioned", store=work.store)
+        return Partition.Outputs(program=ref)

@@ -57,17 +57,29 @@ def test_other_code_for_the_same_program_runs_export_only(made, lower):
     assert "params.source.builder" in run.changes("net", "export")
 
 
+def test_other_weights_reuse_graphs(made, lower, lower_project):
+    """Other weights of the same graph run no stage that does without them; files are those of a new store."""
+    run = lower(made, "models.net.seed=1", models="net")
+    assert run.ran("net") == ALL - {step for step in ALL if step.startswith(("edge", "partition"))}
+    assert run.changes("net", "export") == {"params.seed"}
+    assert run.changes("net", "preprocess/xnnpack-fp32") == {"inputs.program/forward"}
+    assert run.changes("net", "compile/portable-fp32") == {"inputs.program/forward"}
+    source = {"builder": "nets:linear", "kwargs": {"width": 8}}
+    anew, _ = lower_project({"net": {"source": source, "dynamic_shapes": BATCH, "seed": 1}})
+    for name in ("net/portable-fp32.pte", "net/xnnpack-fp32.pte"):
+        assert made.files()[name] == anew.files()[name]
+
+
 @pytest.mark.parametrize(
     ("override", "field"),
     [
-        ("models.net.seed=1", "params.seed"),
         ("models.net.source.kwargs.width=6", "params.source.kwargs.width"),
         ("models.net.dynamic_shapes.forward=[{0: {min: 1, max: 8}}]", "params.dynamic_shapes.forward"),
     ],
-    ids=["weights", "sizes", "bound"],
+    ids=["sizes", "bound"],
 )
 def test_another_program_runs_everything(made, lower, override, field):
-    """Other weights, sizes or bounds run all stages of the model, and the field is named."""
+    """Other sizes or bounds run all stages of the model, and the field is named."""
     run = lower(made, override, models="net")
     assert run.outcome.exit_code == 0, run.outcome.failures
     assert run.ran("net") == ALL

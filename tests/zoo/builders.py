@@ -61,6 +61,11 @@ def constant():
     return Function(lambda values: values + 0.5), (torch.ones(4),)
 
 
+def recurrent():
+    """An LSTM of one layer."""
+    return nn.LSTM(4, 4, batch_first=True), (torch.randn(1, 3, 4),)
+
+
 def two_partitions():
     return networks.TwoPartitions(), (torch.randn(2, 4),)
 
@@ -133,6 +138,11 @@ def elementwise_branches():
         return torch.sigmoid(torch.cond(values.sum() > 0, lambda v: v + v, lambda v: v * v, (values,)))
 
     return Function(compute), [POSITIVE, NEGATIVE]
+
+
+def branches_of_layers():
+    """`torch.cond` whose branches have weights."""
+    return networks.BranchesOfLayers(), [POSITIVE, NEGATIVE]
 
 
 def nested_branches():

@@ -224,6 +224,17 @@ class Branches(nn.Module):
         return torch.cond(chosen, lambda v: self.left(v).relu(), lambda v: self.right(v) * 2, (values,))
 
 
+class BranchesOfLayers(nn.Module):
+    """A linear layer or another, by the sign of the sum: [n, 4] to [n, 4]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, values):
+        return torch.cond(values.sum() > 0, lambda v: self.first(v) + 1, lambda v: self.second(v) * 2, (values,))
+
+
 class NestedBranches(nn.Module):
     """A branch within a branch."""
 

@@ -14,9 +14,9 @@ from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.ref import ArtifactManifest
 from pteforge.errors import ObjectDamaged, StoreError
-from pteforge.tasks.codecs.pickler import INLINE_LIMIT, INLINE_STORAGE_LIMIT
+from pteforge.tasks.codecs.pickler import INLINE_LIMIT
 from pteforge.tasks.codecs.program import load_program, save_program
-from pteforge.tasks.codecs.storages import storage_bytes
+from pteforge.tasks.codecs.storages import INLINE_STORAGE_LIMIT, storage_bytes
 from torch import Tensor, nn
 from torch.export import ExportedProgram, export
 
@@ -62,11 +62,11 @@ def test_weights_are_blobs(store):
     content = weight.detach().numpy().tobytes()
     assert digest_bytes(content) in {blob.digest for blob in aten.blobs}
     assert digest_bytes(content) in {blob.digest for blob in edge.blobs}
-    assert len(aten.blobs) == 2
+    assert len(aten.blobs) == 3  # the stream, the weight, and the manifest of the graph
 
 
 def test_large_bytes_are_blobs(store):
-    """Large bytes leave the stream; small storages and small bytes stay in it."""
+    """Large bytes leave the stream, and so does state: small weights as one blob. Small bytes stay in the stream."""
     program = with_tensors(
         small=torch.zeros(INLINE_STORAGE_LIMIT // 4), large=torch.zeros(INLINE_STORAGE_LIMIT // 4 + 1)
     )
@@ -77,7 +77,9 @@ def test_large_bytes_are_blobs(store):
     assert digest_bytes(large) in digests
     assert digest_bytes(small) not in digests
     assert digest_bytes(storage_bytes(program.state_dict["large"].untyped_storage())) in digests
-    assert len(digests) == 3
+    small_weights = [program.state_dict[name].untyped_storage() for name in ("small", "weight")]
+    assert digest_bytes(b"".join(map(storage_bytes, small_weights))) in digests
+    assert len(digests) == 5  # and the stream, and the manifest of the graph
     loaded = reload(program, store)
     assert loaded.graph_module.meta == program.graph_module.meta
     assert all(torch.equal(loaded.state_dict[name], program.state_dict[name]) for name in ("small", "large"))

@@ -1,0 +1,75 @@
+"""Lowers a transformer, and then the same one with other weights, and compares the CPU time of the two runs.
+
+`benchmarks/README.md` explains the figures. Also the module with the model's builder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cold import Seconds, environment_of, prepare_database, run
+
+RECIPES = ("portable-fp32", "xnnpack-fp32")
+
+
+def build(layers: int, width: int, seed: int) -> tuple[Any, tuple[Any, ...]]:
+    """An encoder without dropout, for 64 tokens."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+    layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), (torch.randn(1, 64, width),)
+
+
+def export(folder: Path, recipe: str, environment: dict[str, str], **kwargs: int) -> Seconds:
+    """One run of `pteforge export`, with the store in `folder`."""
+    source = {"builder": f"{Path(__file__).stem}:build", "kwargs": kwargs}
+    zoo = {
+        "version": 1,
+        "python_path": [str(Path(__file__).parent)],
+        "models": {"transformer": {"source": source, "recipes": [recipe]}},
+    }
+    folder.mkdir(exist_ok=True)
+    file = folder / "zoo.yaml"
+    file.write_text(json.dumps(zoo))
+    command = [Path(sys.executable).with_name("pteforge"), "export", file, "--store", folder / "store"]
+    return run([*command, "--out", folder / "out"], environment, folder / "log")
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=768, help="a multiple of 64")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
+    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
+        folder = Path(temporary)
+        environment = environment_of(folder, "prepared")
+        prepare_database(folder, environment)
+        print(f"{'recipe':<16}{'nothing cached, CPU s':>24}{'new weights, CPU s':>22}{'ratio':>8}")
+        ratios: dict[str, list[float]] = {recipe: [] for recipe in RECIPES}
+        for number in range(arguments.rounds):
+            for recipe in RECIPES:
+                with tempfile.TemporaryDirectory(dir=folder) as place:
+                    size = {"layers": arguments.layers, "width": arguments.width}
+                    cold, new = (
+                        export(Path(place), recipe, environment, seed=2 * number + seed, **size).cpu for seed in (0, 1)
+                    )
+                ratios[recipe].append(new / cold)
+                print(f"{recipe:<16}{cold:>24.1f}{new:>22.1f}{new / cold:>8.2f}", flush=True)
+        for recipe, each in ratios.items():
+            print(f"{recipe:<16}{'median':>46}{median(each):>8.2f}")
+
+
+if __name__ == "__main__":
+    main()

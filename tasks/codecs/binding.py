@@ -1,0 +1,111 @@
+"""Programs without the bytes of their weights ("graphs"), and putting the two together without loading either.
+
+The manifest of a program names a second artifact: its graph, which has everything but the bytes of the weights. Stages
+that do not read weights take the graph, so that their results serve every set of weights. The result is a graph as
+well, in which each storage of a weight has a *slot*: the place of that storage in the program that it came from.
+`bind` adds the weights of a program with the same graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ...artifacts.digest import Digest, digest_json
+from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
+from ...artifacts.store import Store
+
+REFUSED = "graph/refused"
+"""Kind of a text that says why a stage cannot do without the bytes of weights."""
+
+WEIGHT = "weight"
+"""Kind of an external of a program: slot and size follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Where the bytes of a weight's storage are: in a blob, from an offset on."""
+
+    slot: int
+    digest: Digest
+    blob: BlobRef
+    offset: int
+
+
+def is_graph(ref: ArtifactRef) -> bool:
+    return ref.kind.startswith("graph/") and ref.kind != REFUSED
+
+
+def graph_kind(kind: str) -> str:
+    """The kind of the graphs of programs of a kind; graphs' own kinds stay."""
+    return kind.replace("program/", "graph/", 1)
+
+
+def identity_of(kind: str, body: Any, weights: Iterable[Weight] = ()) -> Digest:
+    """The identity of a program with this manifest body, or of its graph if no weights are given.
+
+    That of a program consists of the digests of all its storages and does not depend on which of them are weights.
+    """
+    digests = {weight.slot: weight.digest for weight in weights}
+    contents = [digests.get(part[0], part) if isinstance(part, list) else part for part in body["contents"]]
+    return digest_json([kind, body["form"], contents])
+
+
+def with_weights(
+    kind: str, graph: ArtifactRef | None, manifest: ArtifactManifest, weights: Iterable[Weight]
+) -> ArtifactManifest:
+    """The manifest of a program: that of its graph, the weights that it uses, and the graph if it can do without."""
+    slots = {entry[1] for entry in manifest.body["externals"] if entry[0] == WEIGHT}
+    used = [weight for weight in weights if weight.slot in slots]
+    if missing := slots - {weight.slot for weight in used}:
+        raise ValueError(f"a {kind} has no weights for the slots {sorted(missing)}")
+    numbers = {blob: number for number, blob in enumerate(manifest.blobs)}
+    stored = [
+        [weight.slot, weight.digest, numbers.setdefault(weight.blob, len(numbers)), weight.offset] for weight in used
+    ]
+    named = graph and [numbers.setdefault(graph.root, len(numbers)), graph.identity]
+    return ArtifactManifest(kind, tuple(numbers), {**manifest.body, "weights": stored, "graph": named})
+
+
+def weights_of(manifest: ArtifactManifest) -> list[Weight]:
+    """The weights of a program; none of those of a graph."""
+    return [
+        Weight(slot, digest, manifest.blobs[number], offset)
+        for slot, digest, number, offset in manifest.body.get("weights", ())
+    ]
+
+
+def graph_of(program: ArtifactRef, store: Store) -> ArtifactRef | None:
+    """The graph of a program; None if its weights cannot be taken apart from it.
+
+    Raises:
+        StoreError: the program's manifest is gone or damaged.
+    """
+    manifest = _manifest(program, store)
+    if not manifest.body.get("graph"):
+        return None
+    number, identity = manifest.body["graph"]
+    return ArtifactRef(graph_kind(program.kind), manifest.blobs[number], identity, composite=True)
+
+
+def bind(graph: ArtifactRef, program: ArtifactRef, store: Store) -> ArtifactRef:
+    """A program with the graph that a stage made of a program's graph, and that program's weights.
+
+    It is what the stage makes of the program itself. Only the manifest is new, and only in the local store: it can be
+    made again.
+
+    Raises:
+        StoreError: one of the manifests is gone or damaged.
+    """
+    manifest, weights = _manifest(graph, store), weights_of(_manifest(program, store))
+    kind = graph.kind.replace("graph/", "program/", 1)
+    bound = with_weights(kind, graph, manifest, weights)
+    return ArtifactRef(
+        kind, store.local.put_bytes(bound.encode()), identity_of(kind, bound.body, weights), composite=True
+    )
+
+
+def _manifest(ref: ArtifactRef, store: Store) -> ArtifactManifest:
+    store.objects_of(ref)  # remote stores download it
+    return store.local.manifest(ref)
