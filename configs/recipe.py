@@ -192,6 +192,11 @@ class Output(FrozenModel):
         description="Write weights to a .ptd file next to the .pte: the constants of ExecuTorch's own kernels and the "
         "weights that backends look up by name. The two files belong together.",
     )
+    share_transposed: StrictBool = Field(
+        True,
+        description="fat: store a weight once if backends differ only in its layout, as for convolutions. false: for "
+        "apps with a delegate older than this, which would pass over the payloads concerned.",
+    )
 
     @property
     def payload_is_split(self) -> bool:

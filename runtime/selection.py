@@ -91,7 +91,7 @@ class _PassedOver(Exception):
 def _open(
     container: Container, payload: Payload, methods: Sequence[str], named_data: Path | None
 ) -> tuple[PteFile, Any]:
-    if payload.features:
+    if payload.unknown_features:
         raise _PassedOver("it needs a newer runtime, for extensions of the container that this one does not know")
     if payload.size == 0:
         raise _PassedOver("it is empty")

@@ -341,6 +341,7 @@ async def pack(run: Scope, exports: Exports, payloads: Mapping[str, Payload]) ->
             methods=tuple(exports),
             alignment=max(BYTE_ALIGNMENT, recipe.recipe.compile.segment_alignment),
             executorch_version=version("executorch"),
+            share_transposed=recipe.recipe.output.share_transposed,
         ),
         Pack.Inputs(payload={name: payload.compiled.payload for name, payload in payloads.items()}),
     )

@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from ...formats.pte.contents import PteFile
 
 
+_SHARE_TRANSPOSED = Annotated[
+    bool,
+    typer.Option(
+        "--share-transposed/--no-share-transposed",
+        help="Store a weight once for several layouts; no: for apps with a delegate that lacks it.",
+    ),
+]
+
+
 def extract_payload(
     file: Annotated[Path, typer.Argument(help="A fat .pte file.", show_default=False)],
     name: Annotated[
@@ -62,6 +71,7 @@ def merge_files(
     *,
     out: OUT,
     data_out: DATA_OUT = None,
+    share_transposed: _SHARE_TRANSPOSED = True,
     as_json: AS_JSON = False,
 ) -> None:
     """Combine plain files into a fat one. Payloads are named for their files, unless you name them."""
@@ -73,7 +83,8 @@ def merge_files(
     _check_fallback(sources[-1])
     for source in sources[:-1]:
         _check_signature(source, sources[-1])
-    packed = pack_v2([(source.description, source.content) for source in sources])
+    payloads = [(source.description, source.content) for source in sources]
+    packed = pack_v2(payloads, share_transposed=share_transposed)
     _write_fat_file(packed, sources[-1].content, out, data_out)
     size, total = _written_size(out, data_out), sum(len(source.content) for source in sources)
     names = [source.name for source in sources]
@@ -99,6 +110,7 @@ def thin_file(
     out: OUT,
     data: DATA = None,
     data_out: DATA_OUT = None,
+    share_transposed: _SHARE_TRANSPOSED = True,
     as_json: AS_JSON = False,
 ) -> None:
     """Keep only some payloads of a fat file. The result is byte-identical to a file packed from just those."""
@@ -114,7 +126,10 @@ def thin_file(
         contents = [
             _map_payload(file, container, payload, folder / str(index)) for index, payload in enumerate(payloads)
         ]
-        _write_fat_file(_pack(container, payloads, contents), contents[-1], out, data_out)
+        # Where the file does without, its users may have delegates that need it so.
+        share_transposed &= any(payload.transposes for payload in container.payloads)
+        packed = _pack(container, payloads, contents, share_transposed=share_transposed)
+        _write_fat_file(packed, contents[-1], out, data_out)
     kept, size = [payload.name for payload in payloads], _written_size(out, data_out)
     if as_json:
         print_json({"file": str(out), "payloads": kept, "size": size})
@@ -203,7 +218,9 @@ def _check_signature(source: _Source, last: _Source) -> None:
             raise InputError(f"{source.path}: method {name!r}: {problem}, as in {last.path}")
 
 
-def _pack(container: Container, payloads: tuple[Payload, ...], contents: list[memoryview]) -> PackedContainer:
+def _pack(
+    container: Container, payloads: tuple[Payload, ...], contents: list[memoryview], *, share_transposed: bool
+) -> PackedContainer:
     """Packs the payloads into a container of the same version; it needs no fallback."""
     from ...formats.nfat.contents import DEFAULT_ALIGNMENT
     from ...formats.nfat.pack import PackedContainer, pack_v2
@@ -220,6 +237,7 @@ def _pack(container: Container, payloads: tuple[Payload, ...], contents: list[me
         alignment=container.manifest.alignment,
         metadata=container.manifest.metadata,
         fallback=False,
+        share_transposed=share_transposed,
     )
 
 

@@ -15,6 +15,7 @@ from ...errors import FileFormatError
 from .contents import BYTE_ALIGNMENT, Blob, Manifest, Payload, Source, parts_digest
 from .limits import check_manifest
 from .manifest import read_manifest, write_manifest
+from .transposing import transposed
 from .v1 import MAGIC, read_v1
 from .v1 import VERSION as V1
 
@@ -96,26 +97,30 @@ class Container:
             FileFormatError: a blob is missing or has another size, the payload needs an extension, or its description
                 is damaged.
         """
-        if payload.features:
+        if payload.unknown_features:
             raise FileFormatError(
-                f"payload {payload.name} needs extensions that this pteforge does not know ({payload.features:#x})"
+                f"payload {payload.name} needs extensions that this pteforge does not know "
+                f"({payload.unknown_features:#x})"
             )
         expected, sha256 = payload.parts_sha256, payload.sha256
         if expected and sha256:
-            found = parts_digest(payload.size, sha256, payload.extents, self.inline, self.manifest.blobs)
+            blobs = self.manifest.blobs
+            found = parts_digest(payload.size, sha256, payload.extents, self.inline, blobs, payload.transposes)
             if found != expected:
                 raise FileFormatError(f"payload {payload.name} is damaged: its parts do not have SHA-256 {expected}")
-        blobs = {index: self._blob(self.manifest.blobs[index], payload) for index in payload.blobs}
-        return self._chunks(payload, blobs)
+        found_blobs = {index: self._blob(self.manifest.blobs[index], payload) for index in payload.blobs}
+        return self._chunks(payload, found_blobs)
 
     def _chunks(self, payload: Payload, blobs: Mapping[int, memoryview]) -> Iterator[memoryview]:
-        for extent in payload.extents:
+        transposes = {transpose.extent: transpose for transpose in payload.transposes}
+        for index, extent in enumerate(payload.extents):
             if extent.source is Source.ZEROS:
                 for start in range(0, extent.size, _CHUNK):
                     yield _ZEROS[: extent.size - start]
             else:
                 source = self.inline if extent.source is Source.INLINE else blobs[extent.blob]
-                yield extent.stored.of(source)
+                stored, transpose = extent.stored.of(source), transposes.get(index)
+                yield from map(memoryview, transposed(stored, transpose.shape)) if transpose else [stored]
 
     def _verified(self, payload: Payload) -> Iterator[memoryview]:
         """Yields the same as `chunks`; raises FileFormatError after the last one if the SHA-256 is wrong."""

@@ -21,6 +21,10 @@ BYTE_ALIGNMENT = 16
 """The alignment of addresses that ExecuTorch's loaders promise; positions and offsets are equal modulo this."""
 
 
+TRANSPOSED_EXTENTS = 1
+"""Bit of `features`: some extents are stored transposed."""
+
+
 class Source(IntEnum):
     """The kinds of places that an extent's bytes come from."""
 
@@ -49,6 +53,28 @@ class MappedExtent:
     def stored(self) -> Extent:
         """The extent of the bytes in their source."""
         return Extent(self.offset, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixShape:
+    """A batch of matrices: (batch, rows, columns) items of `item` bytes. The number of bytes implies the batch."""
+
+    item: int
+    rows: int
+    columns: int
+
+    @property
+    def swapped(self) -> MatrixShape:
+        """The shape after a transpose: (batch, columns, rows)."""
+        return MatrixShape(self.item, self.columns, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """The extent with index `extent` has stored bytes of a shape, each matrix transposed."""
+
+    extent: int
+    shape: MatrixShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +108,10 @@ class Payload:
 
     Attributes:
         sha256: SHA-256 of the file; None in containers of version 1, which do not have it.
-        extents: by position; empty if `features` is not 0, since their meaning is then unknown.
-        features: extensions that a reader has to know to use it; none is known.
+        extents: by position; empty if `unknown_features` is not 0, since their meaning is then unknown.
+        features: extensions that a reader has to know to use it.
         parts_sha256: see `parts_digest`; None if the container does not have it.
+        transposes: by extent; there are some if `features` has `TRANSPOSED_EXTENTS`.
     """
 
     description: Description
@@ -93,10 +120,19 @@ class Payload:
     extents: tuple[MappedExtent, ...]
     features: int = 0
     parts_sha256: Digest | None = None
+    transposes: tuple[Transpose, ...] = ()
 
     @property
     def name(self) -> str:
         return self.description.name
+
+    @property
+    def unknown_features(self) -> int:
+        return self.features & ~TRANSPOSED_EXTENTS
+
+    @property
+    def transposed_bytes(self) -> int:
+        return sum(self.extents[transpose.extent].size for transpose in self.transposes)
 
     @property
     def blobs(self) -> tuple[int, ...]:
@@ -122,6 +158,9 @@ class Manifest:
 EXTENT = struct.Struct("<QQII")
 """Position, offset, source and blob: the layout in a manifest."""
 
+TRANSPOSE = struct.Struct("<IIII")
+"""Extent, item, rows and columns: the layout in a manifest."""
+
 _SIZE = struct.Struct("<Q")
 
 
@@ -131,12 +170,16 @@ def parts_digest(
     extents: Sequence[MappedExtent],
     inline: bytes | bytearray | memoryview,
     blobs: Sequence[Blob],
+    transposes: Sequence[Transpose] = (),
 ) -> Digest:
-    """SHA-256 of a payload's size and SHA-256, its extents, and the inline bytes or blob digest of each extent."""
+    """SHA-256 of a payload's size, SHA-256, extents and transposes, and each extent's inline bytes or blob digest."""
     view = memoryview(inline)
     digest = hashlib.sha256(_SIZE.pack(size) + bytes.fromhex(sha256))
     for extent in extents:
         digest.update(EXTENT.pack(extent.position, extent.offset, extent.source, extent.blob))
+    for transpose in transposes:
+        shape = transpose.shape
+        digest.update(TRANSPOSE.pack(transpose.extent, shape.item, shape.rows, shape.columns))
     for extent in extents:
         if extent.source is Source.INLINE:
             digest.update(extent.stored.of(view))

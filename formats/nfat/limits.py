@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ...errors import FileFormatError
-from .contents import BYTE_ALIGNMENT, Blob, Description, Manifest, MappedExtent, Payload, Source
+from .contents import (
+    BYTE_ALIGNMENT,
+    TRANSPOSED_EXTENTS,
+    Blob,
+    Description,
+    Manifest,
+    MappedExtent,
+    MatrixShape,
+    Payload,
+    Source,
+)
 
 MAX_MANIFEST = 1 << 24
 MAX_PAYLOADS = 64
@@ -21,6 +31,9 @@ MAX_TEXT = 65535
 
 MAX_ZEROS = 1 << 24
 """Total bytes of a payload's zero extents."""
+
+ITEM_SIZES = (1, 2, 4, 8, 16)
+"""Possible sizes in bytes of items of transposed extents."""
 
 MAX_EXPANSION = 4
 """Bytes of a payload, other than zeros, for each byte that is stored for it."""
@@ -44,9 +57,10 @@ def check_manifest(manifest: Manifest, inline_size: int) -> None:
         names.add(payload.name)
         if not 1 <= payload.size <= MAX_SIZE:
             raise FileFormatError(f"payload {payload.name} has {payload.size} bytes; 1 to {MAX_SIZE} are possible")
-        if payload.features == 0:
+        if payload.unknown_features == 0:
             _check_extents(payload, manifest.blobs, inline_size)
             _check_expansion(payload, manifest.blobs, inline_size)
+            _check_transposes(payload)
 
 
 def check_description(description: Description) -> None:
@@ -103,6 +117,38 @@ def _check_expansion(payload: Payload, blobs: Sequence[Blob], inline_size: int) 
         raise FileFormatError(
             f"payload {payload.name} has {payload.size - zeros} bytes; with what is stored for it, {most} are possible"
         )
+
+
+def _check_transposes(payload: Payload) -> None:
+    if bool(payload.transposes) != bool(payload.features & TRANSPOSED_EXTENTS):
+        raise FileFormatError(
+            f"payload {payload.name} has {len(payload.transposes)} transposes, and features {payload.features:#x}"
+        )
+    last = -1
+    for transpose in payload.transposes:
+        if not last < transpose.extent < len(payload.extents):
+            raise FileFormatError(
+                f"payload {payload.name} has a transpose of extent {transpose.extent} after that of extent {last}; "
+                f"there are {len(payload.extents)}"
+            )
+        last = transpose.extent
+        if problem := _transpose_problem(transpose.shape, payload.extents[last]):
+            raise FileFormatError(f"payload {payload.name}: the transpose of extent {last} {problem}")
+
+
+def _transpose_problem(shape: MatrixShape, extent: MappedExtent) -> str:
+    if extent.source is Source.ZEROS:
+        return "is of zeros"
+    if shape.item not in ITEM_SIZES:
+        return f"has items of {shape.item} bytes; {ITEM_SIZES} are possible"
+    if shape.rows < 2 or shape.columns < 2:
+        return f"has {shape.rows} rows and {shape.columns} columns; 2 or more are possible"
+    if extent.size % (shape.item * shape.rows * shape.columns):
+        return (
+            f"has {shape.rows} x {shape.columns} items of {shape.item} bytes, of which the extent's "
+            f"{extent.size} bytes are no multiple"
+        )
+    return ""
 
 
 def _extent_problem(extent: MappedExtent, blobs: Sequence[Blob], inline_size: int) -> str:

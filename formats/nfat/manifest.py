@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import IntEnum
 
 from flatbuffers import Builder  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
@@ -17,7 +18,18 @@ from ..pte.contents import Extent
 from ..pte.tables import U32, U64, Flatbuffer, TableView
 from . import nfat_generated as generated
 from . import slots_generated as slots
-from .contents import EXTENT, Blob, Description, Manifest, MappedExtent, Payload, Source
+from .contents import (
+    EXTENT,
+    TRANSPOSE,
+    Blob,
+    Description,
+    Manifest,
+    MappedExtent,
+    MatrixShape,
+    Payload,
+    Source,
+    Transpose,
+)
 from .limits import MAX_BACKENDS, MAX_MANIFEST, MAX_METHOD, MAX_METHODS, MAX_NOTES, MAX_PAYLOADS, MAX_WORD
 
 _BLOB = struct.Struct("<Q32s")
@@ -91,14 +103,11 @@ class _Reader:
             executorch_version=node.text(slots.Payload.EXECUTORCH_VERSION),
             metadata=self._metadata(node, slots.Payload.METADATA),
         )
-        return Payload(
-            description,
-            size,
-            sha256,
-            () if features else tuple(self._extents(node, size)),
-            features,
-            self._digest(node, slots.Payload.PARTS_SHA256),
-        )
+        payload = Payload(description, size, sha256, (), features, self._digest(node, slots.Payload.PARTS_SHA256))
+        if payload.unknown_features:
+            return payload
+        extents = tuple(self._extents(node, size))
+        return replace(payload, extents=extents, transposes=tuple(self._transposes(node, len(extents))))
 
     def _digest(self, node: TableView, slot: IntEnum) -> Digest | None:
         extent = node.extent(slot)
@@ -117,6 +126,11 @@ class _Reader:
             following = start + EXTENT.size
             end = U64.packer_type.unpack_from(structs, following)[0] if following < len(structs) else size
             yield MappedExtent(position, end - position, _source(source), offset, blob)
+
+    def _transposes(self, node: TableView, most: int) -> Iterator[Transpose]:
+        _check_count(slots.Payload.TRANSPOSES, node.extent(slots.Payload.TRANSPOSES).size, most)
+        structs = self._structs(node, slots.Payload.TRANSPOSES, TRANSPOSE)
+        return (Transpose(extent, MatrixShape(*shape)) for extent, *shape in TRANSPOSE.iter_unpack(structs))
 
     def _structs(self, node: TableView, slot: IntEnum, layout: struct.Struct) -> memoryview:
         vector = node.extent(slot)
@@ -181,6 +195,7 @@ def _write_payload(builder: Builder, payload: Payload) -> int:
     for extent in reversed(payload.extents):
         generated.CreateExtent(builder, extent.position, extent.offset, extent.source, extent.blob)
     extents = builder.EndVector()
+    transposes = _write_transposes(builder, payload.transposes) if payload.transposes else None
     generated.PayloadStart(builder)
     generated.PayloadAddName(builder, name)
     generated.PayloadAddSize(builder, payload.size)
@@ -193,7 +208,18 @@ def _write_payload(builder: Builder, payload: Payload) -> int:
     generated.PayloadAddMetadata(builder, metadata)
     if parts is not None:
         generated.PayloadAddPartsSha256(builder, parts)
+    if transposes is not None:
+        generated.PayloadAddTransposes(builder, transposes)
     written: int = generated.PayloadEnd(builder)
+    return written
+
+
+def _write_transposes(builder: Builder, transposes: Sequence[Transpose]) -> int:
+    generated.PayloadStartTransposesVector(builder, len(transposes))
+    for transpose in reversed(transposes):
+        shape = transpose.shape
+        generated.CreateTranspose(builder, transpose.extent, shape.item, shape.rows, shape.columns)
+    written: int = builder.EndVector()
     return written
 
 

@@ -91,6 +91,37 @@ def CreateBlob(builder, size, sha256):
     return builder.Offset()
 
 
+# Extent number `extent` is transposed. It is stored as an array [batch][rows][columns] of items of `item` bytes, and the
+# payload has it as [batch][columns][rows]. 16 bytes.
+class Transpose(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def SizeOf(cls):
+        return 16
+
+    # Transpose
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # Transpose
+    def Extent(self): return self._tab.Get(flatbuffers.number_types.Uint32Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(0))
+    # Transpose
+    def Item(self): return self._tab.Get(flatbuffers.number_types.Uint32Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(4))
+    # Transpose
+    def Rows(self): return self._tab.Get(flatbuffers.number_types.Uint32Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(8))
+    # Transpose
+    def Columns(self): return self._tab.Get(flatbuffers.number_types.Uint32Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(12))
+
+def CreateTranspose(builder, extent, item, rows, columns):
+    builder.Prep(4, 16)
+    builder.PrependUint32(columns)
+    builder.PrependUint32(rows)
+    builder.PrependUint32(item)
+    builder.PrependUint32(extent)
+    return builder.Offset()
+
+
 # Free-form text about the container or a payload.
 class Note(object):
     __slots__ = ['_tab']
@@ -334,8 +365,31 @@ class Payload(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
         return o == 0
 
+    # Payload
+    def Transposes(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 16
+            obj = Transpose()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Payload
+    def TransposesLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Payload
+    def TransposesIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        return o == 0
+
 def PayloadStart(builder):
-    builder.StartObject(10)
+    builder.StartObject(11)
 
 def PayloadAddName(builder, name):
     builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
@@ -384,6 +438,12 @@ def PayloadAddPartsSha256(builder, partsSha256):
 
 def PayloadStartPartsSha256Vector(builder, numElems):
     return builder.StartVector(1, numElems, 1)
+
+def PayloadAddTransposes(builder, transposes):
+    builder.PrependUOffsetTRelativeSlot(10, flatbuffers.number_types.UOffsetTFlags.py_type(transposes), 0)
+
+def PayloadStartTransposesVector(builder, numElems):
+    return builder.StartVector(16, numElems, 4)
 
 def PayloadEnd(builder):
     return builder.EndObject()

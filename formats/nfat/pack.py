@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...artifacts.digest import Digest, digest_bytes
-from ...errors import FileFormatError, InputError
+from ...errors import FileFormatError, InputError, PteforgeError
 from ..pte.contents import Extent, PteFile
 from ..pte.reader import read_pte
 from .container import Buffer, Container, read_container, write_v2
@@ -14,16 +14,22 @@ from .contents import (
     BACKEND_ID,
     BYTE_ALIGNMENT,
     DEFAULT_ALIGNMENT,
+    TRANSPOSED_EXTENTS,
     Blob,
     Description,
     Manifest,
     MappedExtent,
     Payload,
     Source,
+    Transpose,
     parts_digest,
 )
 from .limits import check_description
 from .sharing import Block, Placement, Section, StoragePlan, plan_storage, sections
+from .transposing import is_transpose
+
+_FREES_CONSTANTS = frozenset({"VulkanBackend", "XnnpackBackend"})
+"""Backends that release constants once a method is loaded: copies of them, transposed, do not stay in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ def pack_v2(
     alignment: int = DEFAULT_ALIGNMENT,
     metadata: Mapping[str, str] | None = None,
     fallback: bool = True,
+    share_transposed: bool = True,
 ) -> PackedContainer:
     """Packs payloads; the same payloads in the same order give the same bytes.
 
@@ -61,6 +68,8 @@ def pack_v2(
         alignment: of blobs in their file, a power of two of at least 16.
         metadata: free-form text about the container.
         fallback: whether the last payload has to run without backends, as in all published files.
+        share_transposed: whether constants of the other payloads may be stored as transposes of what it has. Delegates
+            built before that existed pass over these payloads.
 
     Raises:
         InputError: there is no fallback, or a payload is a fat file itself; as FileFormatError if a payload is not a
@@ -74,11 +83,12 @@ def pack_v2(
         check_description(description)
     if fallback and (not descriptions or descriptions[-1].backends):
         raise InputError("the last payload of a fat file has to be one that needs no backend, such as portable")
-    all_sections = [
-        section
-        for index, (description, content) in enumerate(zip(descriptions, contents, strict=True))
-        for section in sections(index, _read(description, content))
-    ]
+    all_sections: list[Section] = []
+    for index, (description, content) in enumerate(zip(descriptions, contents, strict=True)):
+        pte = _read(description, content)
+        backends = {*pte.backends, *description.backends}
+        free = share_transposed and index + 1 < len(payloads) and bool(backends) and backends <= _FREES_CONSTANTS
+        all_sections += sections(index, pte, transposable=free)
     return pack_sections(descriptions, contents, all_sections, alignment, metadata or {})
 
 
@@ -90,11 +100,11 @@ def pack_sections(
     metadata: Mapping[str, str],
 ) -> PackedContainer:
     """Packs files of any kind, by preference; the sections, in any order, together cover all of their bytes."""
-    stored = _Storage(contents, plan_storage(contents, all_sections))
+    stored = _Storage(plan_storage(contents, all_sections))
     blobs = tuple(Blob(digest, len(blob)) for digest, blob in stored.blobs.items())
     manifest = Manifest(
         tuple(
-            _payload(description, content, stored.extents(index), stored.inline, blobs)
+            _payload(description, content, stored, index, blobs)
             for index, (description, content) in enumerate(zip(descriptions, contents, strict=True))
         ),
         blobs,
@@ -107,15 +117,25 @@ def pack_sections(
 class _Storage:
     """The inline section and the blobs of a plan, in the order of storing, and where payloads' bytes are in them."""
 
-    def __init__(self, contents: Sequence[memoryview], plan: StoragePlan) -> None:
+    def __init__(self, plan: StoragePlan) -> None:
         self.inline = bytearray()
         self.blobs: dict[Digest, memoryview] = {}
         self._plan = plan
+        self._shapes = {(section.payload, section.extent): shape for section, shape in plan.transposes.items()}
         self._sources: dict[tuple[int, Extent], tuple[Source, int, Digest | None]] = {}
         for run, blocks in plan.blocks.items():
             for block in blocks:
-                self._store(contents[run.payload], run.payload, block)
+                self._store(plan.contents[run.payload], run.payload, block)
         self._indices = {digest: index for index, digest in enumerate(self.blobs)}
+
+    def of(self, extent: MappedExtent, blobs: Sequence[Blob]) -> memoryview:
+        """The stored bytes of an extent."""
+        inline = extent.source is Source.INLINE
+        return extent.stored.of(memoryview(self.inline) if inline else self.blobs[blobs[extent.blob].digest])
+
+    def transposes(self, payload: int, extents: Sequence[MappedExtent]) -> tuple[Transpose, ...]:
+        shapes = (self._shapes.get((payload, Extent(extent.position, extent.size))) for extent in extents)
+        return tuple(Transpose(index, shape) for index, shape in enumerate(shapes) if shape)
 
     def _store(self, content: memoryview, payload: int, block: Block) -> None:
         stored = block.extent.of(content)
@@ -134,11 +154,14 @@ class _Storage:
         placements = [placement for placement in self._plan.placements if placement.payload == payload]
         placements.sort(key=lambda placement: placement.extent)
         for extent in (extent for placement in placements for extent in self._extents_of(placement)):
-            if found and _continues(found[-1], extent):
+            if found and _continues(found[-1], extent) and not self._transposed(payload, found[-1], extent):
                 found[-1] = replace(found[-1], size=found[-1].size + extent.size)
             else:
                 found.append(extent)
         return tuple(found)
+
+    def _transposed(self, payload: int, *extents: MappedExtent) -> bool:
+        return any((payload, Extent(extent.position, extent.size)) in self._shapes for extent in extents)
 
     def _extents_of(self, placement: Placement) -> Iterator[MappedExtent]:
         position = placement.extent.offset
@@ -163,15 +186,24 @@ def _continues(first: MappedExtent, second: MappedExtent) -> bool:
 
 
 def _payload(
-    description: Description,
-    content: memoryview,
-    extents: Sequence[MappedExtent],
-    inline: bytes | bytearray,
-    blobs: Sequence[Blob],
+    description: Description, content: memoryview, stored: _Storage, index: int, blobs: Sequence[Blob]
 ) -> Payload:
-    sha256 = digest_bytes(content)
-    parts_sha256 = parts_digest(len(content), sha256, extents, inline, blobs)
-    return Payload(description, len(content), sha256, tuple(extents), parts_sha256=parts_sha256)
+    sha256, extents = digest_bytes(content), stored.extents(index)
+    transposes = stored.transposes(index, extents)
+    for transpose in transposes:
+        extent = extents[transpose.extent]
+        here = Extent(extent.position, extent.size).of(content)
+        if not is_transpose(stored.of(extent, blobs), here, transpose.shape):
+            raise PteforgeError(f"payload {description.name}: the extent at {extent.position} is not what is stored")
+    return Payload(
+        description,
+        len(content),
+        sha256,
+        extents,
+        features=TRANSPOSED_EXTENTS if transposes else 0,
+        parts_sha256=parts_digest(len(content), sha256, extents, stored.inline, blobs, transposes),
+        transposes=transposes,
+    )
 
 
 def _read(description: Description, content: memoryview) -> PteFile:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ..pte.contents import Extent, PteFile
 from ..pte.extents import MIN_SHAREABLE, shareable_extents
-from .contents import BYTE_ALIGNMENT
+from .contents import BYTE_ALIGNMENT, MatrixShape
 from .limits import MAX_EXPANSION, MAX_ZEROS
+from .transposing import byte_sum, find_shape
 
 MIN_BLOB = 4096
 """Smaller runs are inline: mapping takes whole pages."""
@@ -31,11 +32,13 @@ class Section:
     Attributes:
         extent: in the payload.
         shareable: extents in it that other payloads may also contain, by offset and without overlaps.
+        transposable: whether it may be stored as the transpose of what another payload has.
     """
 
     payload: int
     extent: Extent
     shareable: tuple[Extent, ...] = field(default=(), compare=False)
+    transposable: bool = field(default=False, compare=False)
 
     @property
     def candidates(self) -> Sequence[Extent]:
@@ -44,9 +47,10 @@ class Section:
         return (*whole, *self.shareable)
 
 
-def sections(payload: int, pte: PteFile) -> Iterator[Section]:
-    """All bytes of a payload with the given index, by offset."""
+def sections(payload: int, pte: PteFile, *, transposable: bool = False) -> Iterator[Section]:
+    """All bytes of a payload with the given index, by offset; its delegates' named data may be `transposable`."""
     shareable = shareable_extents(pte)
+    named = {pte.segments[named.segment] for named in pte.named_data} if transposable else set()
     position = index = 0
     for extent in sorted([Extent(0, pte.program_size), *(segment for segment in pte.segments if segment.size)]):
         if extent.offset > position:
@@ -56,7 +60,8 @@ def sections(payload: int, pte: PteFile) -> Iterator[Section]:
         first = index
         while index < len(shareable) and shareable[index].end <= extent.end:
             index += 1
-        yield Section(payload, extent, tuple(inner for inner in shareable[first:index] if inner != extent))
+        inside = tuple(inner for inner in shareable[first:index] if inner != extent)
+        yield Section(payload, extent, inside, transposable=extent in named)
         position = extent.end
     if position < pte.size:
         yield Section(payload, Extent(position, pte.size - position))
@@ -104,11 +109,15 @@ class StoragePlan:
     """The place of each stored byte; the placements of all payloads are in the order of storing.
 
     Attributes:
+        contents: of the payloads as they are stored: transposed sections have the bytes that they share.
+        transposes: the shapes of the bytes that transposed sections share.
         repetitive: payloads that repeat so much that readers would refuse them, were all of it stored once.
     """
 
+    contents: Sequence[memoryview]
     placements: tuple[Placement, ...]
     blocks: dict[StoredRun, tuple[Block, ...]]
+    transposes: Mapping[Section, MatrixShape]
     repetitive: frozenset[int] = frozenset()
 
     def blocks_of(self, placement: Placement) -> Iterator[tuple[Block, Extent]]:
@@ -125,6 +134,18 @@ class StoragePlan:
 
 def plan_storage(contents: Sequence[memoryview], sections: Collection[Section]) -> StoragePlan:
     """Decides which bytes are shared and how they are stored; the sections cover all contents, in any order."""
+    twins = _find_twins(contents, sections)
+    while True:
+        plan = _plan(_as_stored(contents, twins), sections, {section: twin.shape for section, twin in twins.items()})
+        unshared = twins.keys() - _shared(plan)
+        if not unshared:
+            return plan
+        twins = {section: twin for section, twin in twins.items() if section not in unshared}
+
+
+def _plan(
+    contents: Sequence[memoryview], sections: Collection[Section], transposes: Mapping[Section, MatrixShape]
+) -> StoragePlan:
     deduplicator = _Deduplicator(contents, sections)
     bans: set[_Ban] = set()
     repetitive: set[int] = set()
@@ -140,7 +161,87 @@ def plan_storage(contents: Sequence[memoryview], sections: Collection[Section]) 
         bans |= new_bans
     runs = [placement.run for placement in placements if placement.original and placement.run]
     blocks = {run: _blocks(run, _partial_uses(run, uses[run])) for run in runs}
-    return StoragePlan(tuple(placements), blocks, frozenset(repetitive))
+    return StoragePlan(contents, tuple(placements), blocks, transposes, frozenset(repetitive))
+
+
+@dataclass(frozen=True, slots=True)
+class _Twin:
+    """Bytes of a payload, and the shape by which a section of another payload is their transpose."""
+
+    content: memoryview
+    shape: MatrixShape
+
+
+_Known = defaultdict[tuple[int, int], list[memoryview]]
+"""Bytes of which sections may be transposes, by what transposing does not change: number and sum."""
+
+
+def _find_twins(contents: Sequence[memoryview], sections: Collection[Section]) -> dict[Section, _Twin]:
+    """The transposable sections whose bytes other payloads have only transposed.
+
+    The last payload and those without transposable sections keep their layouts; the others follow from the last.
+    """
+    free = {section.payload for section in sections if section.transposable}
+    sizes = {section.extent.size for section in sections if section.transposable}
+    by_payload: defaultdict[int, list[Section]] = defaultdict(list)
+    for section in sorted(sections, key=lambda section: section.extent):
+        by_payload[section.payload].append(section)
+    known: _Known = defaultdict(list)
+    twins: dict[Section, _Twin] = {}
+    for payload in sorted(by_payload, key=lambda payload: (payload in free, -payload)) if free else ():
+        originals: _Known = defaultdict(list)
+        for section in by_payload[payload]:
+            for extent in (extent for extent in section.candidates if extent.size in sizes):
+                content = extent.of(contents[payload])
+                key = extent.size, byte_sum(content)
+                twin = _twin(content, known[key]) if section.transposable and extent == section.extent else None
+                if twin:
+                    twins[section] = twin
+                else:
+                    originals[key].append(content)
+        for key, found in originals.items():
+            known[key] += [content for content in found if not _among(content, known[key])]
+    return twins
+
+
+def _twin(content: memoryview, others: Sequence[memoryview]) -> _Twin | None:
+    if is_zero(content) or _among(content, others):
+        return None
+    shapes = ((other, find_shape(other, content)) for other in others)
+    return next((_Twin(other, shape) for other, shape in shapes if shape), None)
+
+
+def _among(content: memoryview, others: Iterable[memoryview]) -> bool:
+    return any(bytes(content) == bytes(other) for other in others)
+
+
+def _as_stored(contents: Sequence[memoryview], twins: Mapping[Section, _Twin]) -> Sequence[memoryview]:
+    """The contents, with those of twins in transposed sections."""
+    changed = {section.payload: bytearray(contents[section.payload]) for section in twins}
+    for section, twin in twins.items():
+        changed[section.payload][section.extent.offset : section.extent.end] = twin.content
+    return [memoryview(changed.get(index, content)) for index, content in enumerate(contents)]
+
+
+def _shared(plan: StoragePlan) -> set[Section]:
+    """The transposed sections that are stored in one piece, which another payload uses, too."""
+    by_run: defaultdict[StoredRun | None, list[Placement]] = defaultdict(list)
+    for placement in plan.placements:
+        by_run[placement.run].append(placement)
+    placements = {(placement.payload, placement.extent): placement for placement in plan.placements}
+    own = ((section, placements.get((section.payload, section.extent))) for section in plan.transposes)
+    return {
+        section
+        for section, placement in own
+        if placement and len(list(plan.blocks_of(placement))) == 1
+        if any(_covers(other, placement) for other in by_run[placement.run] if other.payload != section.payload)
+    }
+
+
+def _covers(other: Placement, placement: Placement) -> bool:
+    """Whether one placement, in the same run, has all the bytes of another."""
+    end = placement.position + placement.extent.size
+    return other.position <= placement.position and end <= other.position + other.extent.size
 
 
 _Ban = tuple[int, Section]

@@ -28,6 +28,7 @@ class Payload(IntEnum):
     FEATURES = 7
     METADATA = 8
     PARTS_SHA256 = 9
+    TRANSPOSES = 10
 
 
 class Source(IntEnum):

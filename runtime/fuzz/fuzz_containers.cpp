@@ -118,7 +118,7 @@ void check_payloads(nfat::Bytes content) {
     for (uint64_t backend = 0; backend < payload.backends.size(); ++backend) {
       check(nfat::is_word(payload.backends[backend]));
     }
-    if (payload.features != 0 || payload.size > kLarge) {
+    if (payload.has_unknown_features() || payload.size > kLarge) {
       continue;
     }
     nfat::ExtentLoader loader(*container, payload, blobs);

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "bytes.h"
+#include "transpose.h"
 
 namespace nfat {
 
@@ -16,6 +17,10 @@ constexpr uint32_t kMaxPayloads = 64;
 constexpr uint64_t kSha256Size = 32;
 /// Addresses in memory and positions in a payload are equal modulo this, or bytes are copied.
 constexpr uint64_t kByteAlignment = 16;
+
+/// Bits of a payload's features: what a reader has to know to use it.
+constexpr uint64_t kTransposedExtents = 1;
+constexpr uint64_t kKnownFeatures = kTransposedExtents;
 
 enum class Source : uint32_t { kZeros = 0, kInline = 1, kBlob = 2 };
 
@@ -59,6 +64,50 @@ class Extents {
   Bytes table_;
   uint64_t inline_offset_ = 0;
   uint64_t count_ = 0;
+};
+
+/// A payload's transposed extents, by extent: a checked table.
+class Transposes {
+ public:
+  static constexpr uint64_t kWidth = 16;
+
+  Transposes() = default;
+  explicit Transposes(Bytes table) : table_(table) {}
+
+  uint64_t size() const {
+    return table_.size / kWidth;
+  }
+
+  /// The table as it lies in the manifest; no bytes if there is none.
+  Bytes table() const {
+    return table_;
+  }
+
+  Transpose operator[](uint64_t index) const {
+    const uint64_t at = index * kWidth;
+    return {table_.u32(at), table_.u32(at + 4), table_.u32(at + 8), table_.u32(at + 12)};
+  }
+
+  /// How an extent is transposed. False if it is not.
+  bool find(uint64_t extent, Transpose& found) const {
+    uint64_t low = 0;
+    for (uint64_t high = size(); low < high;) {
+      const uint64_t middle = low + (high - low) / 2;
+      if ((*this)[middle].extent < extent) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    if (low == size() || (*this)[low].extent != extent) {
+      return false;
+    }
+    found = (*this)[low];
+    return true;
+  }
+
+ private:
+  Bytes table_;
 };
 
 /// Checked strings: a vector of a manifest, or a single one.
@@ -120,10 +169,15 @@ struct Payload {
   const uint8_t* sha256 = nullptr;
   /// 32 bytes, of what the payload is put together from; null where the container does not say.
   const uint8_t* parts_sha256 = nullptr;
-  /// Empty where `features` is not 0: their meaning is then not known.
+  /// Empty where `has_unknown_features`: their meaning is then not known.
   Extents extents;
+  Transposes transposes;
   Texts backends;
   uint64_t features = 0;
+
+  bool has_unknown_features() const {
+    return (features & ~kKnownFeatures) != 0;
+  }
 };
 
 struct Container {

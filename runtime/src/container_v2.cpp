@@ -37,6 +37,7 @@ constexpr unsigned kBackends = 4;
 constexpr unsigned kExecutorchVersion = 6;
 constexpr unsigned kFeatures = 7;
 constexpr unsigned kPartsSha256 = 9;
+constexpr unsigned kTransposes = 10;
 } // namespace payload_slot
 
 /// Reads the manifest; each function returns what is wrong, or nothing.
@@ -123,8 +124,11 @@ class Reader {
     payload.sha256 = manifest_.data + sha256.start;
     payload.parts_sha256 = parts_sha256.count != 0 ? manifest_.data + parts_sha256.start : nullptr;
     payload.backends = Texts(manifest_, backends.start, backends.count);
-    if (payload.features == 0) {
+    if (!payload.has_unknown_features()) {
       if (std::string problem = read_extents(table, index, payload); !problem.empty()) {
+        return problem;
+      }
+      if (std::string problem = read_transposes(table, payload); !problem.empty()) {
         return problem;
       }
     }
@@ -191,6 +195,30 @@ class Reader {
     if (zeros > kMaxZeros || payload.size - zeros > kExpansion * stored) {
       return "it has " + std::to_string(payload.size) + " bytes, " + std::to_string(zeros) + " of them zeros; " +
           std::to_string(stored) + " are stored for it";
+    }
+    return {};
+  }
+
+  std::string read_transposes(const FlatTable& table, Payload& payload) const {
+    Vector found;
+    if (!table.vector(payload_slot::kTransposes, Transposes::kWidth, found)) {
+      return "damaged manifest";
+    }
+    if ((found.count != 0) != ((payload.features & kTransposedExtents) != 0)) {
+      return "it has transposes that its features do not say, or none where they say so";
+    }
+    payload.transposes = Transposes(manifest_.part(found.start, found.count * Transposes::kWidth));
+    for (uint64_t each = 0; each < found.count; ++each) {
+      const Transpose transpose = payload.transposes[each];
+      const uint64_t index = transpose.extent;
+      if (index >= payload.extents.size() || (each != 0 && index <= payload.transposes[each - 1].extent)) {
+        return "its transposes are not of its extents, or do not ascend";
+      }
+      const uint64_t end = index + 1 < payload.extents.size() ? payload.extents[index + 1].position : payload.size;
+      const Extent extent = payload.extents[index];
+      if (extent.source == Source::kZeros || !fits(transpose, end - extent.position)) {
+        return "its extent " + std::to_string(index) + " cannot be transposed so";
+      }
     }
     return {};
   }

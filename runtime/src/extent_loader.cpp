@@ -43,6 +43,7 @@ ExtentLoader::ExtentLoader(
     std::shared_ptr<MappedBlobs> blobs)
     : size_(payload.size),
       extents_(payload.extents),
+      transposes_(payload.transposes),
       inline_section_(container.inline_section),
       blobs_(std::move(blobs)) {}
 
@@ -122,7 +123,6 @@ std::string ExtentLoader::map_again() const {
 }
 
 std::string ExtentLoader::hash(std::array<uint8_t, kSha256Size>& digest) const {
-  constexpr std::array<uint8_t, 4096> kZeros{};
   Sha256 sha256;
   size_t position = 0;
   for (uint64_t index = 0; position < size_; ++index) {
@@ -131,14 +131,16 @@ std::string ExtentLoader::hash(std::array<uint8_t, kSha256Size>& digest) const {
       return problem;
     }
     position += found.size;
-    if (found.memory != nullptr) {
+    if (found.memory != nullptr && !found.transposed) {
       sha256.update(found.memory, found.size);
       continue;
     }
-    for (size_t left = found.size; left != 0;) {
-      const size_t taken = std::min(left, kZeros.size());
-      sha256.update(kZeros.data(), taken);
-      left -= taken;
+    std::array<uint8_t, 4096> part{};
+    for (size_t within = 0; within < found.size;) {
+      const size_t taken = std::min(found.size - within, part.size());
+      copy_piece(found, within, taken, part.data());
+      sha256.update(part.data(), taken);
+      within += taken;
     }
   }
   digest = sha256.finish();
@@ -156,6 +158,7 @@ std::array<uint8_t, kSha256Size> ExtentLoader::hash_parts(const Payload& payload
     sha256.update(payload.sha256, kSha256Size);
   }
   sha256.update(extents_.table().data, extents_.table().size);
+  sha256.update(transposes_.table().data, transposes_.table().size);
   for (uint64_t index = 0; index < extents_.size(); ++index) {
     const Extent extent = extents_[index];
     if (extent.source == Source::kInline) {
@@ -233,12 +236,16 @@ uint64_t ExtentLoader::extent_at(uint64_t position) const {
 bool ExtentLoader::contiguous(size_t offset, size_t size) const {
   uint64_t index = extent_at(offset);
   Extent extent = extents_[index];
+  Transpose transpose;
+  if (transposes_.find(index, transpose)) {
+    return false;
+  }
   while (++index < extents_.size()) {
     const Extent next = extents_[index];
     if (next.position >= offset + size) {
       break;
     }
-    if (next.source != extent.source || next.blob != extent.blob ||
+    if (transposes_.find(index, transpose) || next.source != extent.source || next.blob != extent.blob ||
         next.offset - extent.offset != next.position - extent.position) {
       return false;
     }
@@ -247,10 +254,12 @@ bool ExtentLoader::contiguous(size_t offset, size_t size) const {
   return extent.source != Source::kZeros;
 }
 
-/// The stretch of an extent from `offset` on and before `end`. Its memory goes on as long as extents are contiguous.
+/// The stretch of an extent from `offset` on and before `end`. Its memory goes on as long as extents are contiguous. That
+/// of a transposed extent is the whole extent's.
 std::string ExtentLoader::piece(uint64_t index, size_t offset, size_t end, Piece& found) const {
   const Extent extent = extents_[index];
-  const uint64_t start = extent.offset + (offset - extent.position);
+  found.transposed = transposes_.find(index, found.transpose);
+  const uint64_t start = found.transposed ? extent.offset : extent.offset + (offset - extent.position);
   found.size = std::min<uint64_t>(end, extent_end(index)) - offset;
   found.memory = nullptr;
   std::string problem;
@@ -265,6 +274,17 @@ std::string ExtentLoader::piece(uint64_t index, size_t offset, size_t end, Piece
   return problem;
 }
 
+/// Copies `size` bytes from `within` on: of a transposed extent, or of what is left of another one.
+void ExtentLoader::copy_piece(const Piece& piece, uint64_t within, size_t size, uint8_t* to) {
+  if (piece.memory == nullptr) {
+    std::memset(to, 0, size);
+  } else if (piece.transposed) {
+    copy_transposed(piece.memory, piece.transpose, within, size, to);
+  } else {
+    std::memcpy(to, piece.memory + within, size);
+  }
+}
+
 std::string ExtentLoader::copy(size_t offset, size_t size, uint8_t* to) const {
   copied_ += size;
   const size_t end = offset + size;
@@ -273,11 +293,7 @@ std::string ExtentLoader::copy(size_t offset, size_t size, uint8_t* to) const {
     if (std::string problem = piece(index, offset, end, found); !problem.empty()) {
       return problem;
     }
-    if (found.memory != nullptr) {
-      std::memcpy(to, found.memory, found.size);
-    } else {
-      std::memset(to, 0, found.size);
-    }
+    copy_piece(found, found.transposed ? offset - extents_[index].position : 0, found.size, to);
     to += found.size;
     offset += found.size;
   }

@@ -18,7 +18,7 @@
 namespace nfat {
 
 /// Hands out memory of a blob or the inline section where a range is contiguous there and aligned as in the payload;
-/// copies it otherwise. The container's bytes have to outlive the loader and what it handed out of the inline section.
+/// copies it otherwise, and where it is transposed. Who got a copy frees it. The container's bytes have to outlive the loader and what it handed out of the inline section.
 class ExtentLoader final : public executorch::runtime::DataLoader {
  public:
   /// `blobs` are those of the container; payloads share them.
@@ -75,11 +75,13 @@ class ExtentLoader final : public executorch::runtime::DataLoader {
   }
 
  private:
-  /// A stretch of one extent; `memory` is null for zeros.
+  /// A stretch of one extent. `memory` is null for zeros, and where a transposed extent starts.
   struct Piece {
     const uint8_t* memory;
     size_t size;
     Mapping mapping;
+    bool transposed;
+    Transpose transpose;
   };
 
   std::string verify_range(size_t offset, size_t size, SegmentInfo::Type type) const;
@@ -88,10 +90,12 @@ class ExtentLoader final : public executorch::runtime::DataLoader {
   uint64_t extent_at(uint64_t position) const;
   bool contiguous(size_t offset, size_t size) const;
   std::string piece(uint64_t extent, size_t offset, size_t end, Piece& found) const;
+  static void copy_piece(const Piece& piece, uint64_t within, size_t size, uint8_t* to);
   std::string copy(size_t offset, size_t size, uint8_t* to) const;
 
   uint64_t size_;
   Extents extents_;
+  Transposes transposes_;
   Bytes inline_section_;
   std::shared_ptr<MappedBlobs> blobs_;
   bool verify_parsed_ = false;

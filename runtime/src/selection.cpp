@@ -10,7 +10,7 @@ namespace {
 
 /// Why a payload cannot run, as far as its container tells.
 std::string known_problem(const Payload& payload) {
-  if (payload.features != 0) {
+  if (payload.has_unknown_features()) {
     return "it needs a newer runtime, for extensions of the container that this one does not know";
   }
   if (payload.size == 0) {

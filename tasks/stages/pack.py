@@ -30,6 +30,7 @@ class Pack(stage.Stage, name="pack"):
         methods: tuple[str, ...]  # the methods that every payload must have
         alignment: int  # of the blobs, in bytes
         executorch_version: str  # the version that emitted the payloads
+        share_transposed: bool = True  # whether a weight may be stored once for several layouts
 
     class Inputs(stage.Roles):
         payload: Mapping[str, kinds.PteFile]  # by name
@@ -51,7 +52,8 @@ class Pack(stage.Stage, name="pack"):
             write_payload(inputs.payload[payload.name], work.store, path)
             content = map_file(path)
             payloads.append((_description(payload, params, content), content))
-        return Pack.Outputs(container=save_packed(pack_v2(payloads, alignment=params.alignment), work.store))
+        packed = pack_v2(payloads, alignment=params.alignment, share_transposed=params.share_transposed)
+        return Pack.Outputs(container=save_packed(packed, work.store))
 
 
 def _description(payload: PackedPayload, params: Pack.Params, content: memoryview) -> Description:

@@ -55,7 +55,7 @@ std::string describe(const nfat::Container& container, const nfat::Payload& payl
       return "";
     }
   }
-  if (payload.features != 0) {
+  if (payload.has_unknown_features()) {
     return "unknown";
   }
   if (payload.size > kLarge) {

@@ -1,0 +1,91 @@
+"""Batches of transposed matrices: making them, and finding out whether bytes are one of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import isqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .contents import MatrixShape
+
+_ITEMS = (4, 2, 1, 8, 16)  # sizes of items in bytes, in the order in which they are tried
+_CHUNK = 1 << 20
+_PROBES = 64
+
+_Bytes = bytes | bytearray | memoryview
+_Words = NDArray[np.unsignedinteger]
+_Indices = NDArray[np.int64]
+
+
+def transposed(stored: _Bytes, shape: MatrixShape) -> Iterator[bytes]:
+    """Stored bytes of a shape with each matrix transposed, in pieces of about a megabyte."""
+    array = _numbers(stored, shape.item).reshape(-1, shape.rows, shape.columns, max(shape.item // 8, 1))
+    line = shape.item * shape.rows
+    batches, columns = max(_CHUNK // (line * shape.columns), 1), max(_CHUNK // line, 1)
+    for batch in range(0, len(array), batches):
+        for column in range(0, shape.columns, columns):
+            yield array[batch : batch + batches, :, column : column + columns].swapaxes(1, 2).tobytes()
+
+
+def is_transpose(stored: _Bytes, content: _Bytes, shape: MatrixShape) -> bool:
+    """Whether transposing the content back gives the stored bytes, which have the shape."""
+    position = 0
+    for piece in transposed(content, shape.swapped):
+        if piece != bytes(stored[position : position + len(piece)]):
+            return False
+        position += len(piece)
+    return position == len(stored)
+
+
+def find_shape(stored: _Bytes, content: _Bytes) -> MatrixShape | None:
+    """The shape of stored bytes of which `content`, as many bytes, is the transpose; None if there is none."""
+    shapes = (shape for item in _ITEMS if len(stored) % item == 0 for shape in _plausible(stored, content, item))
+    return next((shape for shape in shapes if is_transpose(stored, content, shape)), None)
+
+
+def byte_sum(content: _Bytes) -> int:
+    """The same for all orders of the bytes."""
+    return int(np.frombuffer(content, np.uint8).sum(dtype=np.uint64))
+
+
+def _plausible(stored: _Bytes, content: _Bytes, item: int) -> Iterator[MatrixShape]:
+    """The shapes for which some items are where they have to be."""
+    here, there = _words(content, item), _words(stored, item)
+    count = len(there)
+    if count < 4 or here[0] != there[0] or here[-1] != there[-1]:
+        return
+    divisors = _divisors(count)
+    # The second item of either is in the other one after a line.
+    all_columns, all_rows = divisors[there[divisors] == here[1]], divisors[here[divisors] == there[1]]
+    probes = np.linspace(0, count - 1, _PROBES).astype(np.int64)
+    for rows, columns in product(map(int, all_rows), map(int, all_columns)):
+        if count % (rows * columns) == 0 and np.array_equal(there[_origins(probes, rows, columns)], here[probes]):
+            yield MatrixShape(item, rows, columns)
+
+
+def _origins(places: _Indices, rows: int, columns: int) -> _Indices:
+    """Where the items at some places of a transpose are stored."""
+    batch, place = np.divmod(places, rows * columns)
+    column, row = np.divmod(place, rows)
+    origins: _Indices = (batch * rows + row) * columns + column
+    return origins
+
+
+def _divisors(number: int) -> _Indices:
+    """Those from 2 on, without the number itself."""
+    small = np.arange(1, isqrt(number) + 1)
+    small = small[number % small == 0]
+    return np.union1d(small, number // small)[1:-1]
+
+
+def _numbers(content: _Bytes, item: int) -> _Words:
+    """A number for each item, two for items of 16 bytes."""
+    return np.frombuffer(content, f"<u{min(item, 8)}")
+
+
+def _words(content: _Bytes, item: int) -> _Words:
+    """A number for each item; the first half of items of 16 bytes."""
+    return _numbers(content, item)[:: max(item // 8, 1)]
