@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from ..tasks.keys.source import source_fields
 from ..tasks.keys.versions import distribution_versions, host_capability
 from ..tasks.lowering import LoweredRecipe, lower_model
 from ..tasks.model import TOOLCHAIN, PlannedModel
-from ..tasks.runner import Done, EngineRunner, NotCached, StageCall, run_without_loop
+from ..tasks.runner import Done, LedgerRunner, NotCached, run_without_loop
 from ..tasks.scope import History, Scope
 from ..tasks.targets.find import find_target_class, link_names
 from .outcome import RecipeOutcome
@@ -92,11 +91,9 @@ class WholeModels:
 
     def _with_nothing_to_do(self, run: Scope, results: Results) -> tuple[Scope, Results]:
         """A model's lowering as the next run will see it: the same one, if no stage ran; raises NotCached."""
-        scopes = (run, *run.recipes.values())
-        done = {done.key.digest(): done for scope in scopes for done in scope.done.values()}
-        if all(each.cached for each in done.values()):
+        if all(done.cached for scope in (run, *run.recipes.values()) for done in scope.done.values()):
             return run, results
-        again = Scope(_DoneRunner(self._executor, done), run.model, search=ModuleSearch(run.model.python_path))
+        again = Scope(LedgerRunner(self._executor), run.model, search=ModuleSearch(run.model.python_path))
         return again, run_without_loop(lower_model(again))
 
     def _describe(self, run: Scope, results: Results, outcomes: Mapping[str, RecipeOutcome]) -> ModelRecord | None:
@@ -152,18 +149,6 @@ class WholeModels:
             return all(digest(made) == made.digest for made in record.sources)
         except SourceError:
             return False  # a file is gone: whoever looks up the stages says so
-
-
-@dataclass(eq=False)
-class _DoneRunner(EngineRunner):
-    """Finds what was done, by stage key, and nothing else."""
-
-    done: Mapping[Digest, Done]
-
-    async def __call__(self, call: StageCall) -> Done:
-        if done := self.done.get(self.engine.key(call).digest()):
-            return replace(done, call=call, cached=True, predicted_memory=0, queued=0.0)
-        raise NotCached(call.title)
 
 
 def _distributions(stages: Iterable[Done]) -> tuple[str, ...]:

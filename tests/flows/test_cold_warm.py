@@ -28,7 +28,8 @@ FILES = {
 def test_first_run_makes_every_file(cold):
     """The first run makes a file and its provenance for every model and recipe, as the recipes say, and no more.
 
-    Without a terminal there is a line for every stage that ran and for every model, and none of Prefect's.
+    Without a terminal there is a line for every stage that ran and for every model, and none of Prefect's. The next
+    run can look up whole models.
     """
     assert cold.first.code == 0, cold.first.err
     assert set(cold.project.files()) == FILES
@@ -39,6 +40,8 @@ def test_first_run_makes_every_file(cold):
     assert sum(": verified (13 stages run, 0 cached)" in line for line in lines) == 2
     assert len(lines) == 28
     assert "\x1b" not in cold.first.err + cold.first.out
+    with open_store(str(cold.project.store)) as store:
+        assert set(store.ledger.whole_models(str(cold.project.folder / "zoo.yaml"))) == {"linear", "conv"}
 
 
 def test_provenance(cold):
