@@ -14,13 +14,15 @@ import torch
 import torch.hub
 from executorch.exir import to_edge_transform_and_lower
 
-from .. import programs
+from .. import executor, programs, stages
 from ..programs import entry
 from ..targets.find import find_target
+from ..upstream.lean import lean_lowering
 
-__all__ = ["entry"]
+__all__ = ["entry", "executor"]
 
 
+@lean_lowering()
 def _warm_up() -> None:
     """Lowers one linear layer. Nothing is executed: the runtime would start threads."""
     program = torch.export.export(torch.nn.Linear(2, 2).eval(), (torch.zeros(1, 2),))
@@ -29,6 +31,7 @@ def _warm_up() -> None:
 
 torch.set_num_threads(1)
 torch.hub.tqdm.monitor_interval = 0  # torch.fx's progress bars start a thread, and a process with threads must not fork
-for module in pkgutil.iter_modules(programs.__path__, f"{programs.__name__}."):
-    importlib.import_module(module.name)
+for package in (programs, stages):
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
 _warm_up()
