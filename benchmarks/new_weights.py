@@ -20,7 +20,7 @@ RECIPES = ("portable-fp32", "xnnpack-fp32")
 
 
 def build(layers: int, width: int, seed: int) -> tuple[Any, tuple[Any, ...]]:
-    """An encoder without dropout, for 8 tokens: with more, running it on the portable kernels takes most of the time."""
+    """An encoder without dropout, for 8 tokens: with more, verifying it on portable kernels takes most of the time."""
     import torch
     from torch import nn
 
