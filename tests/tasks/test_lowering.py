@@ -18,7 +18,7 @@ from pteforge.tasks.lowering import STAGES, LoweredRecipe, check_stage, lower_mo
 from pteforge.tasks.model import PlannedModel
 from pteforge.tasks.recipe_checks import plan_recipe
 from pteforge.tasks.runner import CutShort, Done, run_without_loop
-from pteforge.tasks.scope import Scope
+from pteforge.tasks.scope import History, Scope
 from pteforge.tasks.stage import unknown_roles
 from pteforge.tests.lowering import PORTABLE, XNNPACK, recipe
 
@@ -225,6 +225,15 @@ def test_the_users_code_is_in_the_params(lower, tmp_path: Path):
     differing = {name for name, call in after.calls.items() if call.params != before.calls[name].params}
     assert differing == {"source_transform/forward/t", "report/t"}
     assert after.calls["source_transform/forward/t"].user_code.callables[0].builder == "planned_fold:fold"
+
+
+def test_why_a_stage_takes_the_weights(lower, tmp_path: Path):
+    """The record of a run says why a stage did not do with the graph alone."""
+    (tmp_path / "planned_passes.py").write_text("def make():\n    return []\n")
+    made = lower(p={**PORTABLE, "edge": {"passes": [{"callable": "planned_passes:make"}]}}, x=PORTABLE)
+    said = {outcome.step: outcome.message for outcome in History(made.scope).outcomes()}
+    assert said["edge/forward/p"] == "had not run before; takes the weights: the recipe's passes may read weights"
+    assert said["edge/forward/x"] == "had not run before"
 
 
 def test_options_by_method(lower):
