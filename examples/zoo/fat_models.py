@@ -79,3 +79,24 @@ def twin_tower() -> ModelDefinition:
         },
         constant_methods={"dimensions": 128},
     )
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions with batch norms, added to the input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)]
+        self.body = nn.Sequential(*layers, nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """(batch, channels, height, width) to the same shape."""
+        return nn.functional.relu(image + self.body(image))
+
+
+def residual_tower(channels: int = 256, depth: int = 2, size: int = 14) -> ModelDefinition:
+    """Returns residual blocks and a classifier; with the default sizes, convolutions have 9 MB of weights."""
+    blocks = nn.Sequential(*(Residual(channels) for _ in range(depth)))
+    tower = nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(tower, nn.Linear(channels, 10)).eval()
+    return ModelDefinition({"forward": MethodDefinition(model, [(torch.randn(1, 3, size, size),)])})

@@ -38,9 +38,14 @@ def test_payloads_come_back(payloads, packed, tmp_path):
 
 
 def test_weights_are_stored_once(payloads, packed):
-    """The payloads share linear weights but not the convolution's, whose layout differs; no weights are inline."""
+    """The payloads share all weights, the convolution's in the layout of the fallback; no weights are inline."""
+    assert packed.size <= max(len(content) for _, content in payloads) + 16384
+    xnnpack, portable = packed.open().payloads
     conv = 16 * 8 * 9 * 4
-    assert packed.size <= max(len(content) for _, content in payloads) + conv + 16384
+    assert (xnnpack.features, xnnpack.transposed_bytes) == (1, conv)
+    assert (portable.features, portable.transposes) == (0, ())
+    apart = pack_v2(payloads, share_transposed=False)
+    assert packed.size + conv - 512 < apart.size < packed.size + conv + 512
     assert len(packed.container) < 20000
     assert all(len(blob) >= 4096 - 16 for blob in packed.blobs.values())
 
@@ -60,6 +65,17 @@ def test_extents(payloads, packed):
         assert not any(0 < start < pte.program_size for start in starts)
         stored = [extent for extent in payload.extents if extent.source is not Source.ZEROS]
         assert all((extent.position - extent.offset) % 16 == 0 for extent in stored)
+
+
+def test_only_what_is_freed_is_transposed(payloads):
+    """Payloads keep their layouts if a backend may keep constants, and if there is nothing to transpose."""
+    (description, content), portable = payloads
+    assert description.backends == ("XnnpackBackend",)
+    other = replace(description, backends=("CoreMLBackend", "XnnpackBackend"))
+    for entries in ([(other, content), portable], [portable, (description, content)], [(description, content)]):
+        with_all = pack_v2(entries, fallback=False)
+        assert with_all == pack_v2(entries, fallback=False, share_transposed=False)
+        assert not any(payload.features for payload in with_all.open().payloads)
 
 
 def test_packing_is_deterministic(payloads, packed):
@@ -162,6 +178,9 @@ def _specified(container, payload) -> str:
     described = struct.pack("<Q", payload.size) + bytes.fromhex(payload.sha256)
     for extent in payload.extents:
         described += struct.pack("<QQII", extent.position, extent.offset, extent.source, extent.blob)
+    for transpose in payload.transposes:
+        shape = transpose.shape
+        described += struct.pack("<IIII", transpose.extent, shape.item, shape.rows, shape.columns)
     for extent in payload.extents:
         if extent.source is Source.INLINE:
             described += bytes(container.inline[extent.offset : extent.offset + extent.size])
