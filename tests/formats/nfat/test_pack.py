@@ -9,7 +9,7 @@ from pteforge.artifacts.digest import Digest, digest_bytes
 from pteforge.errors import FileFormatError, InputError
 from pteforge.formats.nfat.container import read_container, write_v2
 from pteforge.formats.nfat.contents import Description, Source
-from pteforge.formats.nfat.pack import pack_v2
+from pteforge.formats.nfat.pack import PackedContainer, pack_v2
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.mutations import damage_inline
 
@@ -44,8 +44,8 @@ def test_weights_are_stored_once(payloads, packed):
     conv = 16 * 8 * 9 * 4
     assert (xnnpack.features, xnnpack.transposed_bytes) == (1, conv)
     assert (portable.features, portable.transposes) == (0, ())
-    apart = pack_v2(payloads, share_transposed=False)
-    assert packed.size + conv - 512 < apart.size < packed.size + conv + 512
+    twice = pack_v2(payloads, share_transposed=False)
+    assert packed.size + conv - 512 < twice.size < packed.size + conv + 512
     assert len(packed.container) < 20000
     assert all(len(blob) >= 4096 - 16 for blob in packed.blobs.values())
 
@@ -138,13 +138,19 @@ def test_backends_are_a_set(payloads):
     assert read_container(packed[0]).payloads[0].description.backends == ("A", "B")
 
 
-def test_wrong_blob(packed):
+@pytest.fixture(scope="module")
+def apart(payloads) -> PackedContainer:
+    """Each payload has the convolution's weight for itself."""
+    return pack_v2(payloads, share_transposed=False)
+
+
+def test_wrong_blob(apart):
     """A blob of the wrong size makes only those payloads unusable that need it, and is named."""
-    container = packed.open()
+    container = apart.open()
     xnnpack, portable = container.payloads
     only_xnnpack = {container.manifest.blobs[index].digest for index in set(xnnpack.blobs) - set(portable.blobs)}
     digest = only_xnnpack.pop()
-    short = read_container(packed.container, {**packed.blobs, digest: packed.blobs[digest][:-1]})
+    short = read_container(apart.container, {**apart.blobs, digest: apart.blobs[digest][:-1]})
     assert short.rebuild(portable)
     with pytest.raises(FileFormatError, match=f"payload xnnpack needs the blob {digest} of"):
         short.verify(xnnpack)
@@ -189,16 +195,16 @@ def _specified(container, payload) -> str:
     return hashlib.sha256(described).hexdigest()
 
 
-def test_damaged_descriptions_are_found(packed):
+def test_damaged_descriptions_are_found(apart):
     """A wrong digest of parts makes its payload unusable, and no other one.
 
     An extent of another blob is found so without reading any blob.
     """
-    container = packed.open()
+    container = apart.open()
     first, last = container.payloads
     wrong = replace(first, parts_sha256=Digest("ab" * 32))
     damaged = read_container(
-        write_v2(replace(container.manifest, payloads=(wrong, last)), bytes(container.inline)), packed.blobs
+        write_v2(replace(container.manifest, payloads=(wrong, last)), bytes(container.inline)), apart.blobs
     )
     damaged.verify(damaged.payload(last.name))
     for use in (damaged.rebuild, damaged.verify):
