@@ -120,7 +120,8 @@ class Container:
             else:
                 source = self.inline if extent.source is Source.INLINE else blobs[extent.blob]
                 stored, transpose = extent.stored.of(source), transposes.get(index)
-                yield from map(memoryview, transposed(stored, transpose.shape)) if transpose else [stored]
+                pieces = transposed(stored, transpose.shape) if transpose else [stored]
+                yield from (memoryview(piece) for piece in pieces)
 
     def _verified(self, payload: Payload) -> Iterator[memoryview]:
         """Yields the same as `chunks`; raises FileFormatError after the last one if the SHA-256 is wrong."""

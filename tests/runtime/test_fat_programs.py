@@ -1,6 +1,7 @@
 """Fat programs in ExecuTorch's Python runtime, with the library as it is shipped."""
 
 import pytest
+from pteforge.formats.nfat.fat_file import open_fat
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test builds
 
@@ -30,6 +31,9 @@ _NESTED = "fat: passed over: it is a fat program itself, and those do not nest"
         ("v2-aliases", "xnnpack", ""),
         ("v2-two-methods", "xnnpack", ""),
         ("v2-state", "xnnpack", ""),
+        ("transposed", "xnnpack", ""),
+        ("transposed-no-parts-digest", "xnnpack", ""),
+        ("transposed-damaged-first", "portable", f"{_DAMAGED}what the container says of it has another SHA-256"),
     ],
 )
 def test_chosen_payload(outcomes, name, chosen, reason):
@@ -74,6 +78,12 @@ def test_other_outputs(outcomes):
     outcome = outcomes["v2-other-outputs"]
     assert outcome.chosen == "xnnpack"
     assert outcome.error.startswith("method->execute() failed")
+
+
+def test_transposed(outcomes, programs):
+    """What is transposed is copied, and nothing else."""
+    payload = open_fat(programs / "transposed.pte").container.payload("xnnpack")
+    assert outcomes["transposed"].report[-1].endswith(f" bytes in place, {payload.transposed_bytes} copied")
 
 
 @pytest.mark.parametrize("name", ["v2", "v2-damaged-first", "v2-dynamic", "v2-state"])

@@ -20,7 +20,7 @@ def test_containers(cmake, programs, tmp_path_factory, tmp_path):
     seeds, found = tmp_path / "seeds", tmp_path / "found"
     seeds.mkdir()
     found.mkdir()
-    for name in ("v1", "v2", "v2-state"):
+    for name in ("v1", "v2", "v2-state", "transposed"):
         content = (programs / f"{name}.pte").read_bytes()
         delegate = next(each for method in read_pte(content).methods for each in method.delegates)
         (seeds / name).write_bytes(delegate.extent.of(content))

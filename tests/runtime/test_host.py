@@ -15,7 +15,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["v1", "v2", "v2-damaged-first", "v2-dynamic", "v2-aliases", "v2-two-methods"])
+@pytest.mark.parametrize(
+    "name", ["v1", "v2", "v2-damaged-first", "v2-dynamic", "v2-aliases", "v2-two-methods", "transposed"]
+)
 def test_outputs(check_host, programs, outcomes, name):
     """A C++ program that links the library gets bit for bit what Python gets: for each method, call and size."""
     assert outcomes[name].error == ""
@@ -44,7 +46,7 @@ def test_state(run_host, host_arguments, programs):
         assert found == torch.tensor([[2.0] * 4, [4.0] * 4, [6.0] * 4]).numpy().tobytes()
 
 
-@pytest.mark.parametrize("name", ["v1", "v2", "v2-state", "v2-aliases", "large"])
+@pytest.mark.parametrize("name", ["v1", "v2", "v2-state", "v2-aliases", "large", "transposed"])
 def test_threads(run_host, host_arguments, sanitized, programs, name):
     """Instances that threads load and call at the same time do not affect each other, their state included."""
     arguments = host_arguments(programs, name)
@@ -67,6 +69,8 @@ def test_threads(run_host, host_arguments, sanitized, programs, name):
         ("v2-no-parts-digest-damaged-first", "parsed", "portable"),
         ("v2-no-parts-digest", "all", "xnnpack"),
         ("v2", "none", "xnnpack"),
+        ("transposed", "none", "xnnpack"),
+        ("transposed-no-parts-digest", "all", "xnnpack"),
     ],
 )
 def test_levels_of_verification(run_host, host_arguments, programs, name, level, chosen):

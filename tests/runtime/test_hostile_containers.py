@@ -12,8 +12,19 @@ from pteforge.artifacts.digest import digest_bytes
 from pteforge.errors import FileFormatError
 from pteforge.formats.nfat import slots_generated as slots
 from pteforge.formats.nfat.container import read_container, write_v2
-from pteforge.formats.nfat.contents import Blob, Description, Manifest, MappedExtent, Payload, Source, parts_digest
+from pteforge.formats.nfat.contents import (
+    Blob,
+    Description,
+    Manifest,
+    MappedExtent,
+    MatrixShape,
+    Payload,
+    Source,
+    Transpose,
+    parts_digest,
+)
 from pteforge.formats.nfat.manifest import _Reader
+from pteforge.formats.nfat.transposing import transposed
 from pteforge.formats.nfat.v1 import pack_v1
 from pteforge.formats.pte.tables import TableView
 from pteforge.tests.mutations import mutate
@@ -44,7 +55,12 @@ def _sound_v2() -> bytes:
     blobs = tuple(Blob(digest_bytes(blob), len(blob)) for blob in _BLOBS)
     parts = parts_digest(len(mixed), digest_bytes(mixed), extents, _INLINE, blobs)
     described, whole = Description("mixed", ("Other", "XnnpackBackend")), (MappedExtent(0, 777, Source.BLOB, 0, 1),)
+    shapes = MatrixShape(2, 3, 4), MatrixShape(4, 2, 8)  # of 48 inline bytes, and of 256 of a blob
+    transposes = Transpose(0, shapes[0]), Transpose(3, shapes[1])
+    turned = b"".join([*transposed(mixed[:48], shapes[0]), mixed[48:768], *transposed(mixed[768:1024], shapes[1])])
+    turned += mixed[1024:]
     payloads = (
+        Payload(Description("turned"), len(turned), digest_bytes(turned), extents, 1, None, transposes),
         Payload(described, len(mixed), digest_bytes(mixed), extents, parts_sha256=parts),
         Payload(Description("future"), 77, digest_bytes(b""), (), features=4),
         Payload(Description("portable", executorch_version="1.5.1"), 777, digest_bytes(_BLOBS[1]), whole),
@@ -64,7 +80,7 @@ def _of_package(content: bytes) -> str:
         return f"refused: {error}"
     found = []
     for payload in container.payloads:
-        if payload.features:
+        if payload.unknown_features:
             verdict = "unknown"
         elif payload.size > _LARGE:
             verdict = "large"

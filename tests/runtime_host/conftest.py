@@ -173,6 +173,26 @@ class Maker:
         return bytes(content)
 
 
+@pytest.fixture(scope="session")
+def convolutions(tmp_path_factory) -> tuple[Path, Path, Any]:
+    """A convolution for XNNPACK and for portable, and an input."""
+    import torch
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+    from torch.export import export
+
+    torch.manual_seed(0)
+    model, x = torch.nn.Conv2d(32, 64, 3).eval(), torch.randn(1, 32, 6, 6)
+    folder = tmp_path_factory.mktemp("convolutions")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # upstream's, while it lowers
+        for name, partitioner in (("xnnpack", [XnnpackPartitioner()]), ("portable", None)):
+            program = export(model, (x,))
+            lowered = to_edge_transform_and_lower(program, partitioner=partitioner).to_executorch()
+            (folder / f"{name}.pte").write_bytes(lowered.buffer)
+    return folder / "xnnpack.pte", folder / "portable.pte", x
+
+
 @pytest.fixture
 def make(tmp_path, payloads) -> Maker:
     return Maker(tmp_path, payloads)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pteforge.artifacts.digest import digest_file
+from pteforge.runtime import load
 
 
 @pytest.fixture
@@ -76,6 +77,36 @@ def test_thin(pteforge, fat, make, tmp_path, kept):
     told = pteforge("thin", fat, *options, "-o", "again.pte", "--json").json
     assert told == {"file": "again.pte", "payloads": list(kept), "size": expected.stat().st_size}
     assert (tmp_path / "again.pte").read_bytes() == expected.read_bytes()
+
+
+def test_layouts_of_convolutions(pteforge, convolutions, tmp_path):
+    """A weight in two layouts is stored once by `merge`, and `inspect` says what that takes; unless opted out of.
+
+    `thin` opts out, too, and keeps to what a file has.
+    """
+    xnnpack, portable, x = convolutions
+    files = xnnpack, portable
+    once = pteforge("merge", *files, "-o", "once.pte", "--json").json["size"]
+    twice = pteforge("merge", *files, "-o", "twice.pte", "--no-share-transposed", "--json").json["size"]
+    weight = 64 * 32 * 9 * 4
+    assert weight - 1000 < twice - once < weight + 1000
+    payloads = pteforge("inspect", "once.pte", "--json").json["container"]["payloads"]
+    assert [(payload["features"], payload["transposed"]) for payload in payloads] == [(1, weight), (0, 0)]
+    said = pteforge("inspect", "once.pte").out
+    assert "payload xnnpack needs a delegate with transposed extents (features 0x1), which share 72.0 KiB of it" in said
+    assert "transposed" not in pteforge("inspect", "twice.pte").out
+    for file, options, size in (
+        ("once.pte", [], once),
+        ("once.pte", ["--no-share-transposed"], twice),
+        ("twice.pte", [], twice),
+    ):
+        told = pteforge("thin", file, "--keep", "xnnpack,portable", *options, "-o", "thin.pte", "--json").json
+        assert told["size"] == size
+    outputs = [load(tmp_path / name).run("forward", [x])[0] for name in ("once.pte", "twice.pte")]
+    assert outputs[0].equal(outputs[1])
+    assert load(tmp_path / "once.pte").payload == "xnnpack"
+    assert pteforge("extract", "once.pte", "xnnpack", "-o", "plain.pte").code == 0
+    assert (tmp_path / "plain.pte").read_bytes() == xnnpack.read_bytes()
 
 
 def test_thin_version_1(pteforge, make, tmp_path):

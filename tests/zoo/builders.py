@@ -41,6 +41,10 @@ def named_layers(**layers):
 # One method.
 
 
+def wide_conv():
+    return nn.Conv2d(8, 16, 3), (torch.randn(1, 8, 6, 6),)
+
+
 def conv_net():
     return networks.ConvNet(), (torch.randn(1, 3, 8, 8),)
 

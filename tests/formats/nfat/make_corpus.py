@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.formats.nfat.container import assemble, write_v2
-from pteforge.formats.nfat.contents import Blob, Description, Manifest, MappedExtent, Payload, Source, parts_digest
+from pteforge.formats.nfat.contents import (
+    Blob,
+    Description,
+    Manifest,
+    MappedExtent,
+    MatrixShape,
+    Payload,
+    Source,
+    Transpose,
+    parts_digest,
+)
 from pteforge.formats.nfat.limits import MAX_ZEROS
 from pteforge.formats.nfat.manifest import write_manifest
 from pteforge.formats.nfat.v1 import pack_v1
@@ -32,15 +42,33 @@ class Case(NamedTuple):
     problem: str = ""
 
 
-def _payload(name: str, extents: tuple[MappedExtent, ...], *backends: str) -> Payload:
+def _transposed(stored: bytes, shape: MatrixShape) -> bytes:
+    """As the specification says: [batch][rows][columns] becomes [batch][columns][rows]."""
+    item, rows, columns = shape.item, shape.rows, shape.columns
+    items = [stored[start : start + item] for start in range(0, len(stored), item)]
+    return b"".join(
+        items[batch + row * columns + column]
+        for batch in range(0, len(items), rows * columns)
+        for column in range(columns)
+        for row in range(rows)
+    )
+
+
+def _payload(
+    name: str, extents: tuple[MappedExtent, ...], *backends: str, transposes: tuple[Transpose, ...] = ()
+) -> Payload:
     parts = {Source.INLINE: INLINE, Source.BLOB: WEIGHTS}
-    content = b"".join(
+    pieces = [
         bytes(each.size) if each.source is Source.ZEROS else parts[each.source][each.offset : each.offset + each.size]
         for each in extents
-    )
+    ]
+    for transpose in transposes:
+        pieces[transpose.extent] = _transposed(pieces[transpose.extent], transpose.shape)
+    content = b"".join(pieces)
     description = Description(name, backends, ("forward",), "1.5.1", {"target": name})
-    parts = parts_digest(len(content), digest_bytes(content), extents, INLINE, BLOBS)
-    return Payload(description, len(content), digest_bytes(content), extents, parts_sha256=parts)
+    sha256, features = digest_bytes(content), int(bool(transposes))
+    parts_sha256 = parts_digest(len(content), sha256, extents, INLINE, BLOBS, transposes)
+    return Payload(description, len(content), sha256, extents, features, parts_sha256, transposes)
 
 
 BLOBS = (Blob(digest_bytes(WEIGHTS), len(WEIGHTS)),)
@@ -56,6 +84,27 @@ FIRST = _payload(
     "XnnpackBackend",
 )
 LAST = _payload("portable", (MappedExtent(0, 16, Source.INLINE, 16), MappedExtent(16, 8176, Source.BLOB, 0, 0)))
+TRANSPOSED = _payload(
+    "xnnpack",
+    (
+        MappedExtent(0, 16, Source.INLINE, 0),
+        MappedExtent(16, 48, Source.ZEROS),
+        MappedExtent(64, 4096, Source.BLOB, 1024, 0),
+        MappedExtent(4160, 3072, Source.BLOB, 4096, 0),
+        MappedExtent(7232, 2048, Source.BLOB, 0, 0),
+        MappedExtent(9280, 1024, Source.BLOB, 2048, 0),
+        MappedExtent(10304, 1024, Source.BLOB, 3072, 0),
+        MappedExtent(11328, 3, Source.INLINE, 32),
+    ),
+    "XnnpackBackend",
+    transposes=(
+        Transpose(0, MatrixShape(1, 2, 8)),
+        Transpose(2, MatrixShape(4, 8, 32)),
+        Transpose(3, MatrixShape(16, 3, 64)),
+        Transpose(4, MatrixShape(2, 512, 2)),
+        Transpose(5, MatrixShape(8, 16, 8)),
+    ),
+)
 GOOD = Manifest((FIRST, LAST), BLOBS, 128, {"made-by": "hand"})
 
 
@@ -85,6 +134,7 @@ def cases() -> Iterator[Case]:
     yield from _bad_starts()
     yield from _bad_descriptions()
     yield from _bad_extents()
+    yield from _bad_transposes()
 
 
 def _good() -> Iterator[Case]:
@@ -102,6 +152,11 @@ def _good() -> Iterator[Case]:
     yield Case("v2-four-times", write_v2(replace(GOOD, payloads=(_payload("portable", _repeated(4)),)), b""))
     # A payload with an unknown extension: readers ignore its extents, and cannot use it.
     yield _bad("feature", "", _first(features=1 << 63, extents=(MappedExtent(9, 1, Source.ZEROS, 5, 7),)))
+    yield Case("v2-transposed", write_v2(replace(GOOD, payloads=(TRANSPOSED, LAST)), INLINE))
+    whole = replace(TRANSPOSED, parts_sha256=None)
+    yield Case("v2-transposed-no-parts-digest", write_v2(replace(GOOD, payloads=(whole, LAST)), INLINE))
+    new = _manifest_of(features=3, transposes=(Transpose(99, MatrixShape(3, 0, 0)),))
+    yield _bad("transposed-and-a-feature", "", new)
     yield Case("v1-two-payloads", pack_v1([("XnnpackBackend", b"first"), ("portable", b"second")]))
     yield Case("v1-empty", pack_v1([]))
     yield Case("v1-id-of-32", pack_v1([("B" * 32, b"x")]))
@@ -228,6 +283,39 @@ def _bad_extents() -> Iterator[Case]:
     yield _bad("blob-unknown-huge", "there are 1", _extent(2, blob=2**32 - 1))
     yield _bad("source-unknown", "source 3", _extent(1, source=3))
     yield _bad("misaligned", "not aligned", _extent(2, offset=1032))
+
+
+def _manifest_of(**changes: object) -> Manifest:
+    """The manifest of the transposed payload with changes to it."""
+    return replace(GOOD, payloads=(replace(TRANSPOSED, **changes), LAST))  # type: ignore[arg-type]  # any of its fields
+
+
+def _transpose(extent: int, item: int, rows: int, columns: int) -> Manifest:
+    return _manifest_of(transposes=(Transpose(extent, MatrixShape(item, rows, columns)),))
+
+
+def _bad_transposes() -> Iterator[Case]:
+    yield _bad("transposes-without-feature", "has 5 transposes", _manifest_of(features=0))
+    yield _bad("feature-without-transposes", "has 0 transposes", _manifest_of(transposes=()))
+    twice = (TRANSPOSED.transposes[0],) * 2
+    yield _bad("transpose-twice", "transpose of extent 0 after that of extent 0", _manifest_of(transposes=twice))
+    turned = TRANSPOSED.transposes[::-1]
+    yield _bad("transposes-descend", "transpose of extent 4 after that of extent 5", _manifest_of(transposes=turned))
+    yield _bad("transpose-of-no-extent", "there are 8", _transpose(8, 4, 8, 32))
+    yield _bad("transpose-of-no-extent-huge", "there are 8", _transpose(2**32 - 1, 4, 8, 32))
+    many = tuple(Transpose(index, MatrixShape(4, 8, 32)) for index in range(9))
+    yield _bad("more-transposes-than-extents", "9 transposes; 8", _manifest_of(transposes=many))
+    yield _bad("transpose-of-zeros", "is of zeros", _transpose(1, 4, 2, 2))
+    for item in (0, 3, 32, 2**31):
+        yield _bad(f"transpose-item-{item}", "has items of", _transpose(2, item, 8, 32))
+    yield _bad("transpose-rows-0", "has 0 rows", _transpose(2, 4, 0, 32))
+    yield _bad("transpose-rows-1", "has 1 rows", _transpose(2, 4, 1, 32))
+    yield _bad("transpose-columns-0", "and 0 columns", _transpose(2, 4, 8, 0))
+    yield _bad("transpose-columns-1", "and 1 columns", _transpose(2, 4, 8, 1))
+    yield _bad("transpose-too-large", "are no multiple", _transpose(2, 4, 32, 64))
+    yield _bad("transpose-remainder", "are no multiple", _transpose(2, 4, 3, 8))
+    yield _bad("transpose-of-half-items", "are no multiple", _transpose(7, 2, 2, 2))
+    yield _bad("transpose-product-wraps", "are no multiple", _transpose(2, 16, 2**31, 2**31))
 
 
 def write_corpus() -> None:

@@ -20,7 +20,7 @@ from pteforge.formats.nfat.manifest import write_manifest
 from pteforge.tests.mutations import mutate, spliced
 
 _CORPUS = Path(__file__).with_name("corpus")
-_SAMPLES = {name: (_CORPUS / "good" / f"{name}-two-payloads.nfat").read_bytes() for name in ("v1", "v2")}
+_SAMPLES = {name[:2]: (_CORPUS / "good" / f"{name}.nfat").read_bytes() for name in ("v1-two-payloads", "v2-transposed")}
 _BLOBS = {path.name: path.read_bytes() for path in (_CORPUS / "blobs").iterdir()}
 _MANIFEST = _SAMPLES["v2"][16:][: struct.unpack_from("<I", _SAMPLES["v2"], 8)[0]]
 _INLINE = bytes(read_container(_SAMPLES["v2"]).inline)
@@ -47,7 +47,7 @@ def _check_payload(container: Container, payload: Payload) -> None:
             assert extent.offset + extent.size <= len(container.inline)
         elif extent.source is Source.BLOB:
             assert extent.offset + extent.size <= container.manifest.blobs[extent.blob].size
-    assert end == payload.size or payload.features
+    assert end == payload.size or payload.unknown_features
     if payload.size < 1 << 20:
         try:
             assert sum(map(len, container.chunks(payload))) == payload.size

@@ -5,7 +5,16 @@ from hypothesis import strategies as st
 from pteforge.artifacts.digest import Digest
 from pteforge.formats.nfat import nfat_generated, slots_generated
 from pteforge.formats.nfat.container import read_v2, write_v2
-from pteforge.formats.nfat.contents import Blob, Description, Manifest, MappedExtent, Payload, Source
+from pteforge.formats.nfat.contents import (
+    Blob,
+    Description,
+    Manifest,
+    MappedExtent,
+    MatrixShape,
+    Payload,
+    Source,
+    Transpose,
+)
 from pteforge.formats.nfat.limits import check_manifest
 from pteforge.formats.nfat.manifest import read_manifest, write_manifest
 
@@ -46,7 +55,14 @@ def _manifests(draw):
             draw(_metadata),
         )
         parts = draw(st.one_of(st.none(), _digests))
-        payloads.append(Payload(description, position, draw(_digests), tuple(extents), parts_sha256=parts))
+        transposes = tuple(
+            Transpose(index, MatrixShape(item, 2, 2))
+            for index, extent in enumerate(extents)
+            for item in [draw(st.sampled_from([0, 1, 2, 16]))]
+            if item and extent.source is not Source.ZEROS and extent.size % (4 * item) == 0
+        )
+        features = int(bool(transposes))
+        payloads.append(Payload(description, position, draw(_digests), tuple(extents), features, parts, transposes))
     return Manifest(tuple(payloads), tuple(blobs), draw(st.sampled_from([16, 128, 65536])), draw(_metadata))
 
 

@@ -9,7 +9,7 @@ from pteforge.artifacts.digest import Digest, digest_bytes
 from pteforge.errors import FileFormatError, InputError
 from pteforge.formats.nfat.container import read_container, write_v2
 from pteforge.formats.nfat.contents import Description, Source
-from pteforge.formats.nfat.pack import pack_v2
+from pteforge.formats.nfat.pack import PackedContainer, pack_v2
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.mutations import damage_inline
 
@@ -38,9 +38,14 @@ def test_payloads_come_back(payloads, packed, tmp_path):
 
 
 def test_weights_are_stored_once(payloads, packed):
-    """The payloads share linear weights but not the convolution's, whose layout differs; no weights are inline."""
+    """The payloads share all weights, the convolution's in the layout of the fallback; no weights are inline."""
+    assert packed.size <= max(len(content) for _, content in payloads) + 16384
+    xnnpack, portable = packed.open().payloads
     conv = 16 * 8 * 9 * 4
-    assert packed.size <= max(len(content) for _, content in payloads) + conv + 16384
+    assert (xnnpack.features, xnnpack.transposed_bytes) == (1, conv)
+    assert (portable.features, portable.transposes) == (0, ())
+    twice = pack_v2(payloads, share_transposed=False)
+    assert packed.size + conv - 512 < twice.size < packed.size + conv + 512
     assert len(packed.container) < 20000
     assert all(len(blob) >= 4096 - 16 for blob in packed.blobs.values())
 
@@ -60,6 +65,17 @@ def test_extents(payloads, packed):
         assert not any(0 < start < pte.program_size for start in starts)
         stored = [extent for extent in payload.extents if extent.source is not Source.ZEROS]
         assert all((extent.position - extent.offset) % 16 == 0 for extent in stored)
+
+
+def test_only_what_is_freed_is_transposed(payloads):
+    """Payloads keep their layouts if a backend may keep constants, and if there is nothing to transpose."""
+    (description, content), portable = payloads
+    assert description.backends == ("XnnpackBackend",)
+    other = replace(description, backends=("CoreMLBackend", "XnnpackBackend"))
+    for entries in ([(other, content), portable], [portable, (description, content)], [(description, content)]):
+        with_all = pack_v2(entries, fallback=False)
+        assert with_all == pack_v2(entries, fallback=False, share_transposed=False)
+        assert not any(payload.features for payload in with_all.open().payloads)
 
 
 def test_packing_is_deterministic(payloads, packed):
@@ -122,13 +138,19 @@ def test_backends_are_a_set(payloads):
     assert read_container(packed[0]).payloads[0].description.backends == ("A", "B")
 
 
-def test_wrong_blob(packed):
+@pytest.fixture(scope="module")
+def apart(payloads) -> PackedContainer:
+    """Each payload has the convolution's weight for itself."""
+    return pack_v2(payloads, share_transposed=False)
+
+
+def test_wrong_blob(apart):
     """A blob of the wrong size makes only those payloads unusable that need it, and is named."""
-    container = packed.open()
+    container = apart.open()
     xnnpack, portable = container.payloads
     only_xnnpack = {container.manifest.blobs[index].digest for index in set(xnnpack.blobs) - set(portable.blobs)}
     digest = only_xnnpack.pop()
-    short = read_container(packed.container, {**packed.blobs, digest: packed.blobs[digest][:-1]})
+    short = read_container(apart.container, {**apart.blobs, digest: apart.blobs[digest][:-1]})
     assert short.rebuild(portable)
     with pytest.raises(FileFormatError, match=f"payload xnnpack needs the blob {digest} of"):
         short.verify(xnnpack)
@@ -162,6 +184,9 @@ def _specified(container, payload) -> str:
     described = struct.pack("<Q", payload.size) + bytes.fromhex(payload.sha256)
     for extent in payload.extents:
         described += struct.pack("<QQII", extent.position, extent.offset, extent.source, extent.blob)
+    for transpose in payload.transposes:
+        shape = transpose.shape
+        described += struct.pack("<IIII", transpose.extent, shape.item, shape.rows, shape.columns)
     for extent in payload.extents:
         if extent.source is Source.INLINE:
             described += bytes(container.inline[extent.offset : extent.offset + extent.size])
@@ -170,16 +195,16 @@ def _specified(container, payload) -> str:
     return hashlib.sha256(described).hexdigest()
 
 
-def test_damaged_descriptions_are_found(packed):
+def test_damaged_descriptions_are_found(apart):
     """A wrong digest of parts makes its payload unusable, and no other one.
 
     An extent of another blob is found so without reading any blob.
     """
-    container = packed.open()
+    container = apart.open()
     first, last = container.payloads
     wrong = replace(first, parts_sha256=Digest("ab" * 32))
     damaged = read_container(
-        write_v2(replace(container.manifest, payloads=(wrong, last)), bytes(container.inline)), packed.blobs
+        write_v2(replace(container.manifest, payloads=(wrong, last)), bytes(container.inline)), apart.blobs
     )
     damaged.verify(damaged.payload(last.name))
     for use in (damaged.rebuild, damaged.verify):

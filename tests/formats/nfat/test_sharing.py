@@ -4,12 +4,13 @@ import random
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.formats.nfat.container import Container
-from pteforge.formats.nfat.contents import Description, Source
+from pteforge.formats.nfat.contents import Description, MatrixShape, Source
 from pteforge.formats.nfat.limits import MAX_ZEROS
 from pteforge.formats.nfat.pack import PackedContainer, pack_sections
 from pteforge.formats.nfat.sharing import Section
@@ -25,7 +26,7 @@ class _File:
     content: bytearray = field(default_factory=bytearray)
     sections: list[Section] = field(default_factory=list)
 
-    def add(self, *pieces: bytes, padding: bytes = b"\0") -> Self:
+    def add(self, *pieces: bytes, padding: bytes = b"\0", transposable: bool = False) -> Self:
         """Appends a section; in front of it are zeros, between its pieces is padding."""
         gap = -len(self.content) % self.alignment
         if gap:
@@ -37,7 +38,8 @@ class _File:
             ranges.append(Extent(len(self.content), len(piece)))
             self.content += piece
         whole = Extent(start, len(self.content) - start)
-        self.sections.append(Section(self.index, whole, tuple(each for each in ranges if each != whole)))
+        parts = tuple(each for each in ranges if each != whole)
+        self.sections.append(Section(self.index, whole, parts, transposable=transposable))
         return self
 
 
@@ -195,6 +197,77 @@ def test_any_payloads(layouts):
     packed = _pack(*files)
     extents = sum(len(payload.extents) for payload in packed.open().payloads)
     assert packed.size <= sum(len(file.content) for file in files) + 40 * extents + 512 * len(files)
+
+
+def _transposed(content: bytes, item: int, rows: int, columns: int) -> bytes:
+    array = np.frombuffer(content, f"V{item}").reshape(-1, rows, columns)
+    return np.ascontiguousarray(array.swapaxes(1, 2)).tobytes()
+
+
+_SHAPES = [(4, 3, 9), (4, 64, 9), (2, 1024, 2), (1, 4, 4096), (16, 8, 8), (8, 2, 32)]
+"""Of items of the first of W: their bytes, rows and columns."""
+
+
+@pytest.mark.parametrize("shape", _SHAPES)
+def test_transposed_tensors(shape):
+    """A tensor in another layout is stored once, in that of the last payload, and is an extent of its own."""
+    item, rows, columns = shape
+    weight = _noise(item * rows * columns * 16, 1)
+    other = _transposed(weight, *shape)
+    fallback = _File(2).add(W[1], weight)
+    first, second = (_File(index).add(W[1], transposable=True).add(other, transposable=True) for index in (0, 1))
+    packed = _pack(first, second, fallback)
+    assert packed.size - len(packed.container) + len(packed.open().inline) <= len(fallback.content) + 16
+    *payloads, last = packed.open().payloads
+    assert (last.features, last.transposes) == (0, ())
+    for payload in payloads:
+        (transpose,) = payload.transposes
+        assert (payload.features, payload.transposed_bytes) == (1, len(weight))
+        assert transpose.shape == MatrixShape(*shape)
+
+
+def test_layouts_that_are_kept():
+    """What must not be transposed is stored as it is, and so is what would save nothing, being stored anyway."""
+    other = _transposed(W[0], 4, 64, 64)
+    for files in (
+        [_File(0).add(other), _File(1).add(W[0])],
+        [_File(0).add(other, transposable=True), _File(1, alignment=1).add(b"x" * 1025).add(W[0])],
+        [_File(0).add(other, transposable=True), _File(1).add(other, W[0])],
+        [_File(0).add(W[0], transposable=True).add(other, transposable=True)],
+    ):
+        packed = _pack(*files)
+        assert not any(payload.features for payload in packed.open().payloads)
+        assert sum(map(len, packed.blobs.values())) >= 2 * len(W[0]) - 16
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([1, 2, 4, 8, 16]),
+            st.integers(1, 8),
+            st.integers(2, 24),
+            st.integers(2, 24),
+            st.binary(min_size=1, max_size=8),
+            st.lists(st.integers(0, 2), min_size=1, max_size=3),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.booleans(),
+)
+def test_any_transposed_payloads(tensors, mixed):
+    """Any payloads of tensors and transposes of them, also of few values, are rebuilt by containers without waste."""
+    files = [_File(index).add(b"program") for index in range(3)]
+    for number, (item, batch, rows, columns, values, users) in enumerate(tensors):
+        size = item * batch * rows * columns
+        content = bytes(random.Random(number).choices(values, k=size)) if mixed else _noise(size, number)  # noqa: S311
+        for user in users:
+            turned = content if user == 2 else _transposed(content, item, rows, columns)
+            files[user].add(turned, transposable=user < 2)
+    packed = _pack(*files)
+    extents = sum(len(payload.extents) for payload in packed.open().payloads)
+    assert packed.size <= sum(len(file.content) for file in files) + 64 * extents + 512 * len(files)
 
 
 @pytest.mark.parametrize("count", [3, 8])

@@ -56,6 +56,19 @@ class Linear(torch.nn.Module):
         return self.second(self.first(x).relu())
 
 
+class Convolutions(torch.nn.Module):
+    """XNNPACK keeps weights of each of its convolutions in another order than portable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 32, 3, padding=1)
+        self.depthwise = torch.nn.Conv2d(32, 64, 3, groups=32)
+        self.last = torch.nn.ConvTranspose2d(64, 6, 3, groups=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.depthwise(self.first(x).relu()).relu())
+
+
 class Both(Linear):
     """Takes what it does not use; returns an input, and one result twice."""
 
@@ -128,6 +141,7 @@ def main(folder: Path) -> None:
     _write_linear(maker)
     _write_signatures(maker)
     _write_large(maker)
+    _write_convolutions(maker)
     maker.finish()
 
 
@@ -225,6 +239,28 @@ def _write_large(maker: Maker) -> None:
         damaged[len(damaged) // 2] ^= 1
         changed = replace(packed, blobs={**packed.blobs, key: damaged})
         maker.write(f"large-{name}-damaged", signature, changed, calls, expected)
+
+
+def _write_convolutions(maker: Maker) -> None:
+    """Weights that are stored once for two layouts."""
+    x = torch.randn(1, 3, 12, 10)
+    program = {"forward": export(Convolutions().eval(), (x,))}
+    accelerated, plain, packed = fat(program)
+    payloads = packed.open().payloads
+    assert len(payloads[0].transposes) == 3
+    assert payloads[0].transposed_bytes > 10_000
+    signature = _planned(program)
+    maker.write("transposed", signature, packed, {"forward": [(x,), (-x,)]}, accelerated)
+    whole = packed.open().manifest
+    undigested = replace(whole, payloads=tuple(replace(each, parts_sha256=None) for each in whole.payloads))
+    without = replace(packed, container=write_v2(undigested, bytes(packed.open().inline)))
+    maker.write("transposed-no-parts-digest", signature, without, {"forward": [(x,)]}, accelerated)
+    first, last = whole.payloads
+    wrong = first.transposes[0]
+    wrong = replace(wrong, shape=wrong.shape.swapped)
+    damaged = replace(whole, payloads=(replace(first, transposes=(wrong, *first.transposes[1:])), last))
+    container = write_v2(damaged, bytes(packed.open().inline))
+    maker.write("transposed-damaged-first", signature, replace(packed, container=container), {"forward": [(x,)]}, plain)
 
 
 if __name__ == "__main__":

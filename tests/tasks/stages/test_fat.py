@@ -77,13 +77,27 @@ def test_weights_are_stored_once(lower, tmp_path):
     assert lowered.provenance["data"]["sha256"]
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_weights_in_two_layouts(shared, lower, tmp_path):
+    """A convolution's weight is stored once for both backends, unless the recipe says no."""
+    options = {} if shared else {"share_transposed": False}
+    container = opened(lower("builders:wide_conv", FAT | {"output": {"form": "fat", **options}}), tmp_path).container
+    transposed = [(payload.features, payload.transposed_bytes) for payload in container.payloads]
+    assert transposed == [(1, 16 * 8 * 9 * 4) if shared else (0, 0), (0, 0)]
+    assert pack_of(container, share_transposed=shared).manifest == container.manifest
+
+
+def pack_of(container, **options):
+    payloads = [(payload.description, container.rebuild(payload)) for payload in container.payloads]
+    return pack_v2(payloads, **options).open()
+
+
 def test_equal_work_gives_equal_bytes(lower, tmp_path):
     """Lowering again gives the same file; so does packing its payloads again."""
     first, again = (lower("builders:two_methods", FAT) for _ in range(2))
     assert first.outputs["serialize"] == again.outputs["serialize"]
     container = opened(first, tmp_path).container
-    payloads = [(payload.description, container.rebuild(payload)) for payload in container.payloads]
-    assert pack_v2(payloads).open().manifest == container.manifest
+    assert pack_of(container).manifest == container.manifest
 
 
 def test_every_payload_that_can_run_is_verified(lower):
