@@ -179,7 +179,7 @@ _Known = defaultdict[tuple[int, int], list[memoryview]]
 def _find_twins(contents: Sequence[memoryview], sections: Collection[Section]) -> dict[Section, _Twin]:
     """The transposable sections whose bytes other payloads have only transposed.
 
-    The last payload and those without transposable sections keep their layouts; the others follow from the last.
+    Payloads without transposable sections, such as the last one, keep their layouts; of the others, the first.
     """
     free = {section.payload for section in sections if section.transposable}
     sizes = {section.extent.size for section in sections if section.transposable}
@@ -188,7 +188,7 @@ def _find_twins(contents: Sequence[memoryview], sections: Collection[Section]) -
         by_payload[section.payload].append(section)
     known: _Known = defaultdict(list)
     twins: dict[Section, _Twin] = {}
-    for payload in sorted(by_payload, key=lambda payload: (payload in free, -payload)) if free else ():
+    for payload in sorted(by_payload, key=lambda payload: (payload in free, payload)) if free else ():
         originals: _Known = defaultdict(list)
         for section in by_payload[payload]:
             for extent in (extent for extent in section.candidates if extent.size in sizes):

@@ -226,6 +226,14 @@ def test_transposed_tensors(shape):
         assert transpose.shape == MatrixShape(*shape)
 
 
+def test_the_preferred_layout_is_stored():
+    """If the last payload lacks a tensor, the first one of the others has it as it is stored."""
+    files = [_File(0).add(W[0], transposable=True), _File(1).add(_transposed(W[0], 4, 64, 64), transposable=True)]
+    packed = _pack(*files, _File(2).add(W[1]))
+    assert [payload.features for payload in packed.open().payloads] == [0, 1, 0]
+    assert sum(map(len, packed.blobs.values())) == len(W[0]) + len(W[1])
+
+
 def test_layouts_that_are_kept():
     """What must not be transposed is stored as it is, and so is what would save nothing, being stored anyway."""
     other = _transposed(W[0], 4, 64, 64)
