@@ -15,7 +15,6 @@ from ...errors import FileFormatError
 from .contents import BYTE_ALIGNMENT, Blob, Manifest, Payload, Source, parts_digest
 from .limits import check_manifest
 from .manifest import read_manifest, write_manifest
-from .transposing import transposed
 from .v1 import MAGIC, read_v1
 from .v1 import VERSION as V1
 
@@ -112,6 +111,8 @@ class Container:
         return self._chunks(payload, found_blobs)
 
     def _chunks(self, payload: Payload, blobs: Mapping[int, memoryview]) -> Iterator[memoryview]:
+        from .transposing import transposed  # noqa: PLC0415 - numpy
+
         transposes = {transpose.extent: transpose for transpose in payload.transposes}
         for index, extent in enumerate(payload.extents):
             if extent.source is Source.ZEROS:

@@ -163,6 +163,8 @@ TRANSPOSE = struct.Struct("<IIII")
 
 _SIZE = struct.Struct("<Q")
 
+_PAGE = bytes(1 << 14)
+
 
 def parts_digest(
     size: int,
@@ -186,3 +188,10 @@ def parts_digest(
         elif extent.source is Source.BLOB:
             digest.update(bytes.fromhex(blobs[extent.blob].digest))
     return Digest(digest.hexdigest())
+
+
+def is_zero(content: memoryview) -> bool:
+    """Whether all bytes are zero; stops at the first page that has another."""
+    # Compared as bytes, because memoryviews are compared item by item.
+    pages = (bytes(content[start : start + len(_PAGE)]) for start in range(0, len(content), len(_PAGE)))
+    return all(page == _PAGE[: len(page)] for page in pages)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from ..pte.contents import Extent, PteFile
 from ..pte.extents import MIN_SHAREABLE, shareable_extents
-from .contents import BYTE_ALIGNMENT, MatrixShape
+from .contents import BYTE_ALIGNMENT, MatrixShape, is_zero
 from .limits import MAX_EXPANSION, MAX_ZEROS
 from .transposing import byte_sum, find_shape
 
@@ -369,16 +369,6 @@ class _Deduplicator:
 
 def _stored(section: Section, extent: Extent) -> Placement:
     return Placement(section.payload, extent, StoredRun(section.payload, extent, section), extent.offset)
-
-
-_PAGE = bytes(1 << 14)
-
-
-def is_zero(content: memoryview) -> bool:
-    """Whether all bytes are zero; stops at the first page that has another."""
-    # Compared as bytes, because memoryviews are compared item by item.
-    pages = (bytes(content[start : start + len(_PAGE)]) for start in range(0, len(content), len(_PAGE)))
-    return all(page == _PAGE[: len(page)] for page in pages)
 
 
 _Uses = dict[int, list[Extent]]

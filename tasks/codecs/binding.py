@@ -19,6 +19,9 @@ from ...artifacts.store import Store
 REFUSED = "graph/refused"
 """Kind of a text that says why a stage cannot do without the bytes of weights."""
 
+ON_GRAPHS = frozenset({"mlx", "portable", "vulkan", "xnnpack"})
+"""Targets whose partitioners look at graphs only. Tests compare their results with those made with weights."""
+
 WEIGHT = "weight"
 """Kind of an external of a program: slot and size follow."""
 

@@ -14,7 +14,7 @@ from ...artifacts.files import staging_file
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
 from ...errors import ObjectMissing, StoreError
-from ...formats.nfat.sharing import is_zero
+from ...formats.nfat.contents import is_zero
 from ...formats.pte.contents import Extent
 from ...formats.pte.extents import MIN_SHAREABLE, shareable_extents
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import kinds, stage
+from ..codecs.binding import ON_GRAPHS
 from ..upstream.lean import lean_lowering
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
-
-ON_GRAPHS = frozenset({"mlx", "portable", "vulkan", "xnnpack"})
-"""Targets whose partitioners look at graphs only. Tests compare their results with those made with weights."""
 
 
 class PassParams(stage.CallableParams):

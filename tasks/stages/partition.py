@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from ...errors import TargetError
 from .. import kinds, stage
+from ..codecs.binding import ON_GRAPHS
 from ..upstream.lean import lean_lowering
-from .edge import ON_GRAPHS, Edge
+from .edge import Edge
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

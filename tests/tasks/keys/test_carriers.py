@@ -52,11 +52,11 @@ def test_params():
         '{"check_ir_validity":true,"core_aten_exceptions":[],"decompose_affine":false,'
         '"passes":[{"method":"forward","source":{"builder":"a:b"}}],"passes_of":null,'
         '"preserve_for":{"name":"xnnpack","options":{"precisions":["fp32"],"share":0.5}},'
-        '"preserve_operators":["aten.hardswish.default"],"skip_dim_order":false}'
+        '"preserve_operators":["aten.hardswish.default"],"skip_dim_order":false,"takes_weights":""}'
     )
     assert dumped(edge) == edge_text
     assert dumped(Partition.Params(target=TargetParams(name="x"), edge=edge)) == (
-        f'{{"edge":{edge_text},"target":{{"name":"x","options":{{}}}}}}'
+        f'{{"edge":{edge_text},"takes_weights":"","target":{{"name":"x","options":{{}}}}}}'
     )
     assert dumped(Verify.Params(bounds=VerifyBounds(max_abs_error=0.1), host="avx2")) == (
         '{"bounds":{"drawn_inputs":2,"max_abs_error":0.1,"max_relative_error":null,"min_sqnr_db":80.0},"host":"avx2"}'
