@@ -158,5 +158,5 @@ def test_cached_stages_cost_little(tmp_path, server, by_threads):
     """What Prefect takes for showing a stage that is cached is at most 30 ms of CPU time, models' tasks included."""
     done = run_driver(tmp_path, CACHED, server, store=str(by_threads / "store"))
     assert done["ran"] == 0
-    assert done["cached"] == 78
+    assert done["cached"] == 82
     assert done["spent"] / done["cached"] <= 0.030

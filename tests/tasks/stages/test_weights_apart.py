@@ -82,6 +82,7 @@ def test_as_with_weights(lower, lower_with_weights, model, made):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights:UserWarning")  # torch's, of its own LSTM
 @pytest.mark.parametrize(("model", "made"), MANY)
 def test_as_with_weights_of_all_kinds(lower, lower_with_weights, model, made):
     """As above, for further models, targets and recipes."""
