@@ -24,7 +24,8 @@ class Encoder(nn.Module):
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         """Tokens [n, length] or an image [n, 3, h, w] to [n, length, outputs]."""
-        return self.head(self.layers(self.embedding(given) + self.positions, mask=self.mask))
+        embedded = self.embedding(given) + self.positions
+        return self.head(self.layers(embedded, mask=self.mask, is_causal=self.mask is not None))
 
 
 class Patches(nn.Module):
