@@ -120,8 +120,8 @@ def measure_seconds(zoo: str, folder: Path, environment: dict[str, str], *, peer
 
 def check_same_files(zoo: str, peer: Path, ours: Path) -> None:
     """Exits unless both sides made every file of the zoo, and nothing else."""
-    expected = {Path(model) / f"{recipe}.pte" for model in ZOOS[zoo].builders for recipe in ZOOS[zoo].recipes}
-    for side in (peer, ours):
+    for side, names in ((peer, ZOOS[zoo].recipes), (ours, ZOOS[zoo].files)):
+        expected = {Path(model) / f"{name}.pte" for model in ZOOS[zoo].builders for name in names}
         made = {file.relative_to(side) for file in side.rglob("*.pte")}
         if made != expected:
             sys.exit(f"{side} should have {sorted(map(str, expected))} and has {sorted(map(str, made))}")
@@ -157,7 +157,7 @@ def middle(runs: list[Run]) -> Run:
 
 def show(zoo: str, runs: int, medians: Run, size: Bytes, machine: Machine, database: Seconds | None) -> None:
     """Prints the figures as a table."""
-    files = len(ZOOS[zoo].builders) * len(ZOOS[zoo].recipes)
+    files = len(ZOOS[zoo].builders) * len(ZOOS[zoo].files)
     print(f"{zoo} zoo, {files} files, {machine.cpus} CPUs, medians of {runs} runs")
     print(f"{'':<28}{'wall s':>10}{'ratio':>8}{'CPU s':>10}{'ratio':>8}")
     for name, seconds in (

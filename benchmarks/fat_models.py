@@ -43,6 +43,16 @@ def weights(folder: Path) -> Iterator[FatModel]:
     yield pack("21 MB", "portable", without, (1, 1024), folder)
 
 
+def transposed(folder: Path) -> Iterator[FatModel]:
+    """ResNet-18: 44 MB of weights of convolutions are transposed when the file is loaded for XNNPACK."""
+    import torch
+    from networks import resnet18
+
+    torch.manual_seed(0)
+    module, (image,) = resnet18()
+    yield pack("ResNet-18", "xnnpack", lower(module.eval(), image, tuple(BACKENDS)), tuple(image.shape), folder)
+
+
 def small(folder: Path) -> Iterator[FatModel]:
     """A model with almost no computation, to measure the cost of a call."""
     import torch
@@ -61,9 +71,11 @@ def lower(module: Any, example: Any, names: tuple[str, ...]) -> dict[str, bytes]
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
+    from pteforge.tasks.programs.batch_norms import fold_batch_norms
     from torch.export import export
 
     program = export(module, (example,))
+    fold_batch_norms(program)
     partitioners = {"vulkan": [VulkanPartitioner()], "xnnpack": [XnnpackPartitioner()], "portable": None}
     return {
         name: bytes(

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from fat_models import FatModel, small, weights
+from fat_models import FatModel, small, transposed, weights
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
 
@@ -164,6 +164,7 @@ def main() -> None:
         folder = Path(temporary)
         host = arguments.host or build_host(folder / "build")
         costs = [measure(host, fat, 5, arguments.repeat) for fat in weights(folder)]
+        costs += [measure(host, fat, 5, arguments.repeat) for fat in transposed(folder)]
         costs += [measure(host, fat, 20_000, arguments.repeat) for fat in small(folder)]
     if arguments.json:
         print(json.dumps([asdict(cost) for cost in costs], indent=2))

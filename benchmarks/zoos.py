@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,32 +18,30 @@ class Zoo:
     Attributes:
         file: the zoo file.
         builders: by name of the model.
-        recipes: of every model.
+        recipes: of every model, for the peer.
+        files: names of the files that pteforge makes of every model: those of the recipes, or one fat file.
     """
 
     file: Path
     builders: Mapping[str, str]
     recipes: tuple[str, ...]
+    files: tuple[str, ...]
 
 
+STARTER = {
+    "deep_autoencoder": "executorch.examples.models.mlperf_tiny:DeepAutoEncoderModel",
+    "ds_cnn": "executorch.examples.models.mlperf_tiny:DSCNNKWSModel",
+    "lstm": "executorch.examples.models.lstm:LSTMModel",
+    "mobilenet_v1_025": "executorch.examples.models.mlperf_tiny:MobileNetV1025Model",
+    "resnet8": "executorch.examples.models.mlperf_tiny:ResNet8Model",
+    "sdpa": "executorch.examples.models.toy_model.model:SdpaModule",
+}
+PLAIN = ("portable-fp32", "xnnpack-fp32")
+MID_SIZE = {name: f"networks:{name}" for name in ("distilbert", "gpt2", "resnet18", "vit")}
 ZOOS = {
-    "starter": Zoo(
-        HERE.parent / "examples" / "zoo" / "starter.yaml",
-        {
-            "deep_autoencoder": "executorch.examples.models.mlperf_tiny:DeepAutoEncoderModel",
-            "ds_cnn": "executorch.examples.models.mlperf_tiny:DSCNNKWSModel",
-            "lstm": "executorch.examples.models.lstm:LSTMModel",
-            "mobilenet_v1_025": "executorch.examples.models.mlperf_tiny:MobileNetV1025Model",
-            "resnet8": "executorch.examples.models.mlperf_tiny:ResNet8Model",
-            "sdpa": "executorch.examples.models.toy_model.model:SdpaModule",
-        },
-        ("portable-fp32", "xnnpack-fp32"),
-    ),
-    "mid-size": Zoo(
-        HERE / "mid_size.yaml",
-        {name: f"networks:{name}" for name in ("distilbert", "gpt2", "resnet18", "vit")},
-        ("xnnpack-fp32",),
-    ),
+    "starter": Zoo(HERE.parent / "examples" / "zoo" / "starter.yaml", STARTER, PLAIN, PLAIN),
+    "four-targets": Zoo(HERE / "four_targets.yaml", STARTER, (*PLAIN, "vulkan-fp32", "mlx-fp32"), ("fat",)),
+    "mid-size": Zoo(HERE / "mid_size.yaml", MID_SIZE, ("xnnpack-fp32",), ("xnnpack-fp32",)),
 }
 
 
@@ -57,7 +55,7 @@ class Lowering:
         file: path of the result in the output folder, the same as pteforge's.
         module: the eager module, in eval mode.
         example_inputs: positional arguments to trace with.
-        partitioners: for delegation; None for the portable recipe.
+        partitioners: for delegation, as the target of the recipe has them; None for the portable one.
     """
 
     model: str
@@ -65,12 +63,12 @@ class Lowering:
     file: Path
     module: Any
     example_inputs: tuple[Any, ...]
-    partitioners: list[Any] | None
+    partitioners: Sequence[Any] | None
 
 
 def lowerings(zoo: str) -> Iterator[Lowering]:
     """Every lowering of a zoo. Each builds its model again, as separate scripts would."""
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from pteforge.tasks.targets.find import find_target
 
     for model, builder in ZOOS[zoo].builders.items():
         for recipe in ZOOS[zoo].recipes:
@@ -81,7 +79,7 @@ def lowerings(zoo: str) -> Iterator[Lowering]:
                 Path(model) / f"{recipe}.pte",
                 module.eval(),
                 example_inputs,
-                [XnnpackPartitioner()] if recipe == "xnnpack-fp32" else None,
+                find_target(recipe.removesuffix("-fp32")).partitioners() or None,
             )
 
 
