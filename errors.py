@@ -128,12 +128,14 @@ class ObjectDamaged(StoreError):
 class StageError(PteforgeError):
     """One stage produced no outputs. Other models and specializations are not affected.
 
-    `log_tail` is the end of the stage's log; `bad_input` means that the user's builder, inputs or file is the cause.
+    `log_tail` is the end of the stage's log; `bad_input` means that the user's builder, inputs or file is the cause,
+    `lost_object` that an object of the store was missing or damaged.
     """
 
-    def __init__(self, problem: str, *, log_tail: str = "", bad_input: bool = False) -> None:
+    def __init__(self, problem: str, *, log_tail: str = "", bad_input: bool = False, lost_object: bool = False) -> None:
         self.log_tail = log_tail
         self.bad_input = bad_input
+        self.lost_object = lost_object
         super().__init__(problem)
 
 

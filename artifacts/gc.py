@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from ..errors import StoreError, StoreUnusable
 from .digest import Digest
 from .ledger import StageRecord
 from .object_folder import StoredObject
@@ -44,7 +43,8 @@ class VerifyReport:
 
     Attributes:
         damaged: objects whose bytes were wrong; they are in quarantine now.
-        incomplete: keys of ledger records with outputs that are missing or damaged; those stages will run again.
+        incomplete: keys of ledger records with outputs that are missing or damaged, or that were made from damaged
+            objects; those stages will run again.
     """
 
     objects: int
@@ -140,7 +140,7 @@ def collect(
 
 
 def verify_store(store: Store, *, progress: Progress | None = None) -> VerifyReport:
-    """Reads every object again. Damaged ones go into quarantine, and the stages that made them will run again."""
+    """Reads every object again. Damaged ones go into quarantine; what made them and what they made will run again."""
     objects = list(store.objects())
     damaged = []
     for done, stored in enumerate(objects, 1):
@@ -148,12 +148,11 @@ def verify_store(store: Store, *, progress: Progress | None = None) -> VerifyRep
             damaged.append(stored.digest)
         if progress:
             progress(done, len(objects))
-    incomplete = tuple(
-        record.key for record in store.ledger if not all(store.has(ref) for ref in record.outputs.values())
-    )
+    incomplete = [record.key for record in store.ledger if not all(map(store.has, record.outputs.values()))]
     if incomplete:
         store.ledger.forget()
-    return VerifyReport(len(objects), _size(objects), tuple(damaged), incomplete)
+    incomplete += sorted(store.forget_damaged() - {*incomplete})
+    return VerifyReport(len(objects), _size(objects), tuple(damaged), tuple(incomplete))
 
 
 def usage(store: Store) -> Usage:
@@ -169,7 +168,7 @@ def usage(store: Store) -> Usage:
 
     def share(parts: Iterable[tuple[StageRecord, Iterable[ArtifactRef]]]) -> Share:
         chosen = list(parts)
-        digests = {digest for record, refs in chosen for ref in refs for digest in _objects_of(store, ref)}
+        digests = {digest for record, refs in chosen for ref in refs for digest in store.known_objects(ref)}
         finished = sorted(record.finished for record, _ in chosen)
         return Share(len(chosen), sum(sizes.get(digest, 0) for digest in digests), finished[0], finished[-1])
 
@@ -198,16 +197,7 @@ def _has_kind(record: StageRecord, kind: str) -> bool:
 
 def _objects(store: Store, record: StageRecord) -> set[Digest]:
     needed = {record.log.digest} if record.log else set()
-    return needed.union(*(_objects_of(store, ref) for ref in record.outputs.values()))
-
-
-def _objects_of(store: Store, ref: ArtifactRef) -> set[Digest]:
-    try:
-        return {ref.root.digest, *(blob.digest for blob in store.objects_of(ref))}
-    except StoreUnusable:
-        raise
-    except StoreError:
-        return {ref.root.digest}  # the manifest is lost, so the record is a miss
+    return needed.union(*(store.known_objects(ref) for ref in record.outputs.values()))
 
 
 def _age(record: StageRecord, now: float) -> float:

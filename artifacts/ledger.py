@@ -30,6 +30,7 @@ class StageRecord(Record):
         finished: when, ISO 8601 in UTC.
         log: the output of its process, None if there was none.
         refreshed_by: the run that was asked to make everything again and made this; empty for other runs.
+        reads: every object of its inputs; None in records of versions that did not write them.
     """
 
     key: Digest
@@ -40,6 +41,7 @@ class StageRecord(Record):
     finished: str
     log: BlobRef | None = None
     refreshed_by: str = ""
+    reads: tuple[Digest, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,19 @@ from .ref import ArtifactManifest, ArtifactRef, BlobRef
 LAYOUT = b"pteforge store 1\n"
 """Content of the marker file `version`."""
 
-_FOLDERS = ("objects", "ledger", "leases", "runs", "tmp", "quarantine")
+_FOLDERS = ("objects", "ledger", "leases", "runs", "tmp", "quarantine", "damaged")
 _IGNORED = frozenset({"lost+found"})
 
 
 class LocalStore:
     """Objects and artifacts on a local disk; safe under concurrent threads and processes.
 
-    A read-only object of the right size and with the modification time `VERIFIED_MTIME_NS` was verified when it was
-    stored, and is not verified again. Any other object is hashed before use: damaged ones move to
-    ``<root>/quarantine`` and are never used.
+    `path` and `read` digest what they give, each time: bytes that rot keep their file's size and times. Whoever only
+    asks whether an object is there trusts its mark: it is read-only, of the right size, and has the modification time
+    `VERIFIED_MTIME_NS`. Damaged objects move to ``<root>/quarantine`` and are never used.
+
+    The digest is the object's own SHA-256. A faster checksum would have to be stored next to it, and be missing from
+    existing stores; `docs/operations.md` says what SHA-256 costs.
 
     Attributes:
         root: the store's folder; a worker process creates its own `LocalStore(root)`.
@@ -67,11 +70,11 @@ class LocalStore:
         return blob
 
     def path(self, blob: BlobRef) -> Path:
-        return self.objects.verified(blob)
+        """A file to map or to read later, whose bytes were just digested; raises ObjectMissing or ObjectDamaged."""
+        return self.objects.digested(blob)
 
     def read(self, blob: BlobRef) -> bytes:
-        with self.objects.open(blob) as file:
-            return file.read()
+        return self.objects.read(blob)
 
     def contains(self, blob: BlobRef) -> bool:
         return self.objects.holds(blob)
@@ -86,7 +89,7 @@ class LocalStore:
         The identity is the canonical digest of kinds that have one, and the manifest's digest by default.
         """
         for blob in manifest.blobs:
-            self.path(blob)
+            self.objects.require(blob)
         root = self.put_bytes(manifest.encode())
         return ArtifactRef(manifest.kind, root, identity or root.digest, composite=True)
 
@@ -99,7 +102,7 @@ class LocalStore:
     def manifest(self, ref: ArtifactRef) -> ArtifactManifest:
         """Manifest of a composite artifact; raises ObjectMissing, ObjectDamaged, or StoreError if it has none."""
         try:
-            self.path(ref.root)  # raises if it is gone or damaged
+            self.objects.require(ref.root)
             manifest = self._manifests(ref.root)
         except ValueError as error:
             raise StoreError(f"object {ref.root.digest} in {self.root} is not the manifest of a {ref.kind}") from error

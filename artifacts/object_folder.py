@@ -11,11 +11,12 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from ..errors import ObjectDamaged, ObjectMissing, StoreUnusable
-from .digest import Digest, is_digest
+from .digest import Digest, digest_bytes, is_digest
+from .files import write_errors
 from .ref import BlobRef
 
 _log = logging.getLogger(__name__)
@@ -34,56 +35,71 @@ class StoredObject:
 
 
 class ObjectFolder:
-    """Files ``<root>/objects/<first two digits>/<digest>``; safe under concurrent threads and processes."""
+    """Files ``<root>/objects/<first two digits>/<digest>``; safe under concurrent threads and processes.
+
+    Where only presence matters, a file's mark is trusted. Whoever uses the bytes digests them: rot keeps the mark.
+
+    A damaged file moves to ``<root>/quarantine``, after ``<root>/damaged/<digest>`` has noted it: what was made from it
+    is not to be trusted either (`Store.forget_damaged`), even if this process ends here.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def holds(self, blob: BlobRef) -> bool:
-        """Whether the object is there and good."""
+        """Whether the object is there and good, as far as its mark tells."""
+        try:
+            self.require(blob)
+        except (ObjectMissing, ObjectDamaged):
+            return False
+        return True
+
+    def require(self, blob: BlobRef) -> None:
+        """Raises ObjectMissing or ObjectDamaged unless `holds`."""
         try:
             # No `Path`: a rerun with nothing to do asks for every object of a zoo.
             status = os.lstat(f"{self._root}/objects/{blob.digest[:2]}/{blob.digest}")
         except FileNotFoundError:
-            return False
-        if not _is_marked(status, blob.size):
-            with contextlib.suppress(ObjectMissing, ObjectDamaged):
-                self.verified(blob)
-                return True
-            return False
-        return True
-
-    def verified(self, blob: BlobRef) -> Path:
-        """A file whose bytes are the blob's; raises ObjectMissing or ObjectDamaged."""
-        path = self._path(blob.digest)
-        try:
-            status = os.lstat(path)
-        except FileNotFoundError:
             raise ObjectMissing(blob.digest, str(self._root)) from None
         if not _is_marked(status, blob.size):
-            self._verify(path, blob)
+            self.digested(blob)
+
+    def digested(self, blob: BlobRef) -> Path:
+        """A file whose bytes are the blob's: all of them are read. Raises ObjectMissing or ObjectDamaged."""
+        path = self._path(blob.digest)
+        with self._open(path, blob) as file:
+            found = os.fstat(file.fileno())
+            try:
+                good = hashlib.file_digest(file, "sha256").hexdigest() == blob.digest
+            except OSError as error:  # a disk error
+                _log.warning("object %s in %s cannot be read: %s", blob.digest, self._root, error)
+                good = False
+            if good and not _is_marked(found, found.st_size):
+                _mark(file.fileno())
+        if not good:
+            self._quarantine(path, found.st_ino, blob)
+        elif found.st_size != blob.size:
+            raise ObjectMissing(blob.digest, str(self._root))  # the object is good, the ref is wrong
         return path
 
-    def open(self, blob: BlobRef) -> BinaryIO:
-        """The verified file, open, even if it is replaced later; raises ObjectMissing or ObjectDamaged."""
+    def read(self, blob: BlobRef) -> bytes:
+        """The blob's bytes, digested; raises ObjectMissing or ObjectDamaged."""
         while True:
-            path = self.verified(blob)
-            try:
-                file = path.open("rb")
-            except FileNotFoundError:
-                raise ObjectMissing(blob.digest, str(self._root)) from None
-            if _is_marked(os.fstat(file.fileno()), blob.size):
-                return file
-            file.close()
+            path = self._path(blob.digest)
+            with self._open(path, blob) as file:
+                content = file.read(blob.size + 1)
+                if len(content) == blob.size and digest_bytes(content) == blob.digest:
+                    if not _is_marked(os.fstat(file.fileno()), blob.size):
+                        _mark(file.fileno())
+                    return content
+            self.digested(blob)  # raises, unless a good file has replaced it
 
     def refresh(self, blob: BlobRef) -> bool:
-        """Whether the object exists and is good; if so it counts as published now, which renews its grace period."""
-        try:
-            path = self.verified(blob)
-        except (ObjectMissing, ObjectDamaged):
+        """Whether `holds`; if so the object counts as published now, which renews its grace period."""
+        if not self.holds(blob):
             return False
         with self._lock(fcntl.LOCK_SH), contextlib.suppress(FileNotFoundError):
-            os.utime(path, ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
+            os.utime(self._path(blob.digest), ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
             return True
         return False
 
@@ -112,6 +128,24 @@ class ObjectFolder:
         with contextlib.suppress(FileNotFoundError):
             os.utime(self._path(digest))
 
+    def damaged(self) -> list[Digest]:
+        """Objects that were found damaged, by any process, and are not `settled` yet."""
+        try:
+            names = os.listdir(f"{self._root}/damaged")  # noqa: PTH208 - asked at each look into the ledger: no `Path`
+        except FileNotFoundError:
+            return []
+        return [Digest(name) for name in names if is_digest(name)]
+
+    def settle(self, digest: Digest) -> None:
+        """Forgets that an object was found damaged: nothing rests on it any more."""
+        with write_errors(self._root):
+            (self._root / "damaged" / digest).unlink(missing_ok=True)
+
+    def _note_damage(self, digest: Digest) -> None:
+        folder = self._root / "damaged"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / digest).touch(mode=0o600)
+
     def quarantined(self, before: float) -> list[Path]:
         entries = _entries(self._root / "quarantine")
         return sorted(Path(entry.path) for entry in entries if entry.stat(follow_symlinks=False).st_ctime < before)
@@ -137,31 +171,25 @@ class ObjectFolder:
         finally:
             os.close(descriptor)
 
-    def _verify(self, path: Path, blob: BlobRef) -> None:
+    def _open(self, path: Path, blob: BlobRef) -> BufferedReader:
         try:
-            with path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if hashlib.file_digest(file, "sha256").hexdigest() == blob.digest:
-                    _mark(file.fileno())
-                    if found.st_size == blob.size:
-                        return
-                    raise ObjectMissing(blob.digest, str(self._root))  # the object is good, the ref is wrong
+            return path.open("rb")
         except FileNotFoundError:
             raise ObjectMissing(blob.digest, str(self._root)) from None
         except PermissionError as error:
             raise StoreUnusable(
                 f"the store {self._root} cannot be read: {error}; run: chmod -R u+rwX {self._root}"
             ) from error
-        except OSError as error:  # not a file, or a disk error
+        except OSError as error:  # not a file
             _log.warning("object %s in %s cannot be read: %s", blob.digest, self._root, error)
-            found = path.lstat()
-        self._quarantine(path, found.st_ino, blob)
+            self._quarantine(path, path.lstat().st_ino, blob)
+            return self._open(path, blob)
 
     def _quarantine(self, path: Path, inode: int, blob: BlobRef) -> None:
         """Quarantines a damaged file and raises ObjectDamaged, unless a good file has replaced it meanwhile."""
         folder = self._root / "quarantine"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        with self._lock(fcntl.LOCK_EX):
+        with write_errors(self._root), self._lock(fcntl.LOCK_EX):
+            folder.mkdir(mode=0o700, exist_ok=True)
             target = next(
                 candidate
                 for number in itertools.count()
@@ -170,11 +198,12 @@ class ObjectFolder:
             try:
                 replaced = path.lstat().st_ino != inode
                 if not replaced:
+                    self._note_damage(blob.digest)
                     path.rename(target)
             except FileNotFoundError:
                 raise ObjectMissing(blob.digest, str(self._root)) from None
         if replaced:
-            self.verified(blob)
+            self.digested(blob)
             return
         _log.warning("object %s in %s is damaged; moved to %s", blob.digest, self._root, target)
         raise ObjectDamaged(blob.digest, str(self._root), str(target))

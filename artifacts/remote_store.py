@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +32,9 @@ _PARALLEL = 8
 _NOTES = "publishing"
 """Folder of `PublishingNotes`; gc deletes old ones."""
 
+_DAMAGED = "damaged"
+"""Folder of empty files named by the objects that were found damaged and are not settled yet."""
+
 
 class RemoteStore(Store):
     """Objects in a bucket, signed records, and a local copy of the objects that were used here.
@@ -48,6 +52,7 @@ class RemoteStore(Store):
         self.ledger = Ledger(self._files, Seal(key))
         self.leases = RemoteLeases(self._files, LocalLeases(cache / "leases"), timing)
         self.runs = Runs(self._files)
+        self._may_be_damaged = True  # another host may have found something and ended
 
     def publish(self, ref: ArtifactRef) -> None:
         """Uploads missing objects, the root last.
@@ -85,8 +90,9 @@ class RemoteStore(Store):
                 yield stored
 
     def check(self, blob: BlobRef) -> bool:
-        self.local.objects.distrust(blob.digest)
-        good_copy = self.local.contains(blob)
+        good_copy = False
+        with contextlib.suppress(ObjectMissing, ObjectDamaged):
+            good_copy = bool(self.local.path(blob))
         try:
             self._receive(blob, lambda path: digest_file(path) == blob.digest)
         except ObjectMissing:
@@ -124,10 +130,30 @@ class RemoteStore(Store):
                 self._files.delete(file.name)
         return len(old) + self.local.sweep_leftovers(since, dry_run=dry_run)
 
+    def _damaged(self) -> set[Digest]:
+        """Objects that were damaged in the store itself: a damaged copy is only downloaded again.
+
+        Every host that finds one notes it in the store before it moves it away, so that another one can settle it.
+        """
+        for digest in self.local.objects.damaged():
+            self.local.objects.settle(digest)
+        if not self._may_be_damaged:
+            return set()
+        self._may_be_damaged = False
+        names = [name.rpartition("/")[2] for name in self._files.names(_DAMAGED)]
+        digests = {Digest(name) for name in names if is_digest(name)}
+        self._may_be_damaged |= bool(digests)  # until all of them are settled, for other threads, too
+        return digests
+
+    def _settle(self, damaged: Iterable[Digest]) -> None:
+        for digest in damaged:
+            self._files.delete(f"{_DAMAGED}/{digest}")
+
     def _upload(self, blob: BlobRef) -> None:
-        path = self.local.path(blob)
-        if not self._is_remote(blob):
-            self._files.upload(path, _object_name(blob.digest))
+        if self._is_remote(blob):
+            self.local.objects.require(blob)
+        else:
+            self._files.upload(self.local.path(blob), _object_name(blob.digest))
 
     def _absent(self, blobs: Sequence[BlobRef]) -> list[BlobRef]:
         """The objects without a good local copy."""
@@ -149,6 +175,8 @@ class RemoteStore(Store):
                     raise ObjectMissing(blob.digest, self.url)
                 if accept(folder / "object"):
                     return
+        self._files.write(f"{_DAMAGED}/{blob.digest}", b"")
+        self._may_be_damaged = True
         quarantine = f"quarantine/{blob.digest}.{len(self._files.names('quarantine'))}"
         self._files.move(name, quarantine)
         _log.warning("object %s in %s is damaged; moved to %s there", blob.digest, self.url, quarantine)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..errors import StoreError, StoreUnusable
+from ..errors import ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
 from .digest import Digest
 from .files import LocalFiles, staging_file, write_errors
 from .lease import Leases, LocalLeases
@@ -19,6 +21,8 @@ from .object_folder import StoredObject
 from .ref import ArtifactRef, BlobRef
 from .runs import Runs
 from .signing import Seal
+
+_log = logging.getLogger(__name__)
 
 
 class Store(ABC):
@@ -66,6 +70,15 @@ class Store(ABC):
     def objects_of(self, ref: ArtifactRef) -> tuple[BlobRef, ...]:
         """Every object of an artifact, the root first; raises ObjectMissing or ObjectDamaged for its manifest."""
 
+    def known_objects(self, ref: ArtifactRef) -> set[Digest]:
+        """Digests of the objects of an artifact; of one whose manifest is lost, the root's alone."""
+        try:
+            return {blob.digest for blob in self.objects_of(ref)}
+        except StoreUnusable:
+            raise
+        except StoreError:
+            return {ref.root.digest}
+
     @abstractmethod
     def objects(self) -> Iterator[StoredObject]:
         """All objects, in no order."""
@@ -73,6 +86,55 @@ class Store(ABC):
     @abstractmethod
     def check(self, blob: BlobRef) -> bool:
         """Reads an object again and returns whether it is good; a damaged one goes into quarantine."""
+
+    def forget_damaged(self) -> set[Digest]:
+        """Drops the records of all stages that were made from objects found damaged since the last call.
+
+        Their outputs may come from the wrong bytes, so they are made again: those that read such an object, and those
+        that read what only such stages have made. Costs one look into a folder where nothing was damaged.
+
+        Returns:
+            The keys of the dropped records.
+        """
+        dropped: set[Digest] = set()
+        settled: set[Digest] = set()
+        while damaged := self._damaged() - settled:  # looking at the artifacts may find more
+            keys = self._made_from(damaged)
+            self.ledger.forget(*keys)
+            if keys:
+                _log.warning("%d stages were made from damaged objects, and will run again", len(keys))
+            self._settle(damaged)
+            settled |= damaged
+            dropped |= keys
+        return dropped
+
+    def _made_from(self, damaged: AbstractSet[Digest]) -> set[Digest]:
+        """Keys of the records that rest on damaged objects.
+
+        What a record has among its outputs and did not read, its stage has made. An object that another stage has made
+        too, which does not rest on them, is good. Records that do not say what they read count as made from them.
+        """
+        records = list(self.ledger)
+        made = {
+            record.key: set().union(*map(self.known_objects, record.outputs.values())).difference(record.reads or ())
+            for record in records
+        }
+        found = {record.key for record in records if record.reads is None and record.fields.get("inputs")}
+        while True:
+            good = set().union(*(digests for key, digests in made.items() if key not in found))
+            bad = (set().union(*(made[key] for key in found)) - good) | damaged
+            new = {record.key for record in records if not bad.isdisjoint(record.reads or ())} - found
+            if not new:
+                return found
+            found |= new
+
+    def _damaged(self) -> set[Digest]:
+        """Objects of the store that were found damaged, and still have to be settled."""
+        return set(self.local.objects.damaged())
+
+    def _settle(self, damaged: Iterable[Digest]) -> None:
+        for digest in damaged:
+            self.local.objects.settle(digest)
 
     @abstractmethod
     def discard(self, digest: Digest, unless_since: float) -> bool:
@@ -114,9 +176,9 @@ class LocalOnlyStore(Store):
         self.fetch(ref)
 
     def fetch(self, ref: ArtifactRef) -> None:
-        """Verifies every object that is not marked as verified."""
+        """Verifies every object that is not marked as verified: whoever reads one digests it."""
         for blob in self.local.objects_of(ref):
-            self.local.path(blob)
+            self.local.objects.require(blob)
 
     def has_all(self, blobs: Sequence[BlobRef]) -> bool:
         return all(map(self.local.contains, blobs))
@@ -128,8 +190,11 @@ class LocalOnlyStore(Store):
         return iter(self.local.objects)
 
     def check(self, blob: BlobRef) -> bool:
-        self.local.objects.distrust(blob.digest)
-        return self.local.contains(blob)
+        try:
+            self.local.path(blob)
+        except (ObjectMissing, ObjectDamaged):
+            return False
+        return True
 
     def discard(self, digest: Digest, unless_since: float) -> bool:
         return self.local.objects.discard(digest, unless_since)

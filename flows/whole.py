@@ -58,12 +58,15 @@ class WholeModels:
         self._executor = executor
         self._store = executor.store
         self._zoo = zoo
+        self._store.forget_damaged()
         self._records = self._store.ledger.whole_models(zoo)
         self._changes: dict[str, ModelRecord | None] = {}
         self._searches: dict[tuple[Path, ...], ModuleSearch] = {}
 
     def find(self, model: PlannedModel) -> ModelRecord | None:
         """The record of a model, if it holds and the run is not to make everything again."""
+        if self._store.forget_damaged():
+            self._records = self._store.ledger.whole_models(self._zoo)
         record = self._records.get(model.name)
         if record is None or self._executor.refresh or record.key != self._key(model, record.distributions):
             return None

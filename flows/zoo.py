@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from .publish import is_published, keep_rejected, publish, publish_debug_files
 from .session import Session
 from .whole import Results
 
-_ATTEMPTS = 3  # an input may be missing or damaged: the stage that made it runs again
+_ATTEMPTS = 3  # of a step that misses an object or finds one damaged: what made the object runs again
 
 
 def find_models(session: Session) -> None:
@@ -57,16 +58,20 @@ async def lower_rest(session: Session, runner: SharingRunner) -> None:
 
 async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner) -> ModelOutcome:
     """Lowers a model and publishes its files. Failures are part of the outcome."""
-    for _ in range(_ATTEMPTS):
+    lost: Counter[str] = Counter()  # by step, or by object where the file of the model could not be put together
+    while all(times < _ATTEMPTS for times in lost.values()):
         scope = Scope(runner, model)
         try:
             results = await lower_model(scope)
-            if not any(map(_lost_an_input, (scope, *scope.recipes.values()))):
+            losers = {step for each in (scope, *scope.recipes.values()) for step in _lost_an_object(each)}
+            if not losers:
                 return await asyncio.to_thread(conclude, session, scope, results)
         except Exception as error:  # noqa: BLE001 - the boundary of a model: the others continue
             results = _all_failed(model, error)
             if not isinstance(error, ObjectMissing | ObjectDamaged):
                 break
+            losers = {error.digest}
+        lost.update(losers)
         runner.forget_finished()
     try:
         return await asyncio.to_thread(conclude, session, scope, results)
@@ -168,8 +173,9 @@ def _all_failed(model: PlannedModel, error: Exception) -> Results:
     return {recipe.name: error for recipe in model.recipes}
 
 
-def _lost_an_input(scope: Scope) -> bool:
-    return any(isinstance(error, ObjectMissing | ObjectDamaged) for error in scope.failed.values())
+def _lost_an_object(scope: Scope) -> set[str]:
+    """Steps that missed an object, or found one damaged."""
+    return {str(step) for step, error in scope.failed.items() if isinstance(error, ObjectMissing | ObjectDamaged)}
 
 
 def _conclude_recipe(

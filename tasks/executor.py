@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..artifacts.ledger import StageRecord
 from ..artifacts.local_store import LocalStore
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
-from ..errors import PteforgeError, StageError, StageFailed
+from ..errors import ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
 from .keys.key import StageKey, stage_code_digest
 from .keys.search import ModuleSearch
 from .keys.source import source_fields
@@ -94,7 +95,7 @@ class Executor:
             done = self._find(call, key)
             if done is None:
                 with self.store.leases.hold(key.digest()):
-                    done = self._find(call, key) or self._make(call, key, observer, report)
+                    done = self._find(call, key) or self._make_again(call, key, observer, report)
         except Exception as error:
             observer.failed(call, error)
             raise
@@ -108,12 +109,26 @@ class Executor:
         return replace(self._commit(call, self.key(call), outputs, seconds), reason=reason)
 
     def _find(self, call: StageCall, key: StageKey) -> Done | None:
+        self.store.forget_damaged()
         record = self.store.ledger.lookup(key.digest())
         if record is None or (self.refresh and record.refreshed_by != self.refresh):
             return None
         if not all(self.store.has(ref) for ref in record.outputs.values()):
             return None
         return Done(call, key, record.outputs, cached=True, seconds=record.seconds, peak_memory=record.peak_memory)
+
+    def _make_again(self, call: StageCall, key: StageKey, observer: Observer, progressed: Progressed) -> Done:
+        """Makes the result; once more if the body finds a damaged object that this host can replace by itself."""
+        try:
+            return self._make(call, key, observer, progressed)
+        except StageError as error:
+            if not error.lost_object:
+                raise
+        for ref in call.inputs.values():
+            for blob in self.store.objects_of(ref):
+                with suppress(ObjectMissing, ObjectDamaged):
+                    self.store.local.path(blob)  # there may be more damage; `_make` fetches what is good elsewhere
+        return self._make(call, key, observer, progressed)
 
     def _make(self, call: StageCall, key: StageKey, observer: Observer, progressed: Progressed) -> Done:
         for ref in call.inputs.values():
@@ -162,7 +177,8 @@ class Executor:
         except StageError:
             raise
         except (PteforgeError, OSError, ValueError) as error:
-            raise StageFailed(f"{type(error).__name__}: {error}") from error
+            lost_object = isinstance(error, ObjectMissing | ObjectDamaged)
+            raise StageFailed(f"{type(error).__name__}: {error}", lost_object=lost_object) from error
 
     def _commit(
         self,
@@ -186,6 +202,7 @@ class Executor:
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
             log=kept.root if kept else None,
             refreshed_by=self.refresh,
+            reads=tuple(sorted(set().union(*map(self.store.known_objects, call.inputs.values())))),
         )
         self.store.ledger.commit(record)
         reason = REFRESHED if self.refresh else ""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -245,6 +245,7 @@ class SharingRunner(EngineRunner):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self._calls: dict[Digest, asyncio.Task[Done]] = {}
+        self._ran: dict[Digest, Done] = {}  # what ran before it was forgotten
 
     async def __call__(self, call: StageCall) -> Done:
         """Joins a call with an equal key that is running or done, or runs it."""
@@ -252,11 +253,16 @@ class SharingRunner(EngineRunner):
         task = self._calls.get(key)
         if task is None:
             task = self._calls[key] = asyncio.create_task(self.run(call))
-        return await asyncio.shield(task)
+        done = await asyncio.shield(task)
+        ran = self._ran.get(key)
+        return replace(ran, roles=done.roles) if ran and done.cached else done  # it is cached since this run made it
 
     def forget_finished(self) -> None:
         """Asks the ledger again from now on, since something that was made is gone."""
-        self._calls = {key: task for key, task in self._calls.items() if not task.done()}
+        finished = {key: task for key, task in self._calls.items() if task.done()}
+        self._calls = {key: task for key, task in self._calls.items() if key not in finished}
+        results = {k: task.result() for k, task in finished.items() if not (task.cancelled() or task.exception())}
+        self._ran |= {key: done for key, done in results.items() if not done.cached}
 
     async def run(self, call: StageCall) -> Done:
         """Finds or makes the result of a call that nobody else asked for yet."""

@@ -187,7 +187,8 @@ class _RunningCall:
         if answer is None:
             raise self._with_log(StageCrashed(f"exited with code {code} without an answer"))
         if answer.error is not None:
-            raise self._with_log(StageFailed(answer.error, bad_input=answer.bad_input))
+            failed = StageFailed(answer.error, bad_input=answer.bad_input, lost_object=answer.lost_object)
+            raise self._with_log(failed)
         return WorkerReport(
             result=answer.result,
             seconds=self._end_time - self._start_time,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...errors import InputError, StageError, StageFailed
+from ...errors import InputError, ObjectDamaged, ObjectMissing, StageError, StageFailed
 from ..stage import Progressed, no_progress, reporter
 from .pool import Chain, ignore_start
 from .protocol import WorkerLimits, WorkerReport
@@ -61,5 +61,6 @@ def call_in_process(body: Callable[[], Result]) -> tuple[Result, float]:
             raise
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
-            raise StageFailed(problem, bad_input=isinstance(error, InputError)) from error
+            lost_object = isinstance(error, ObjectMissing | ObjectDamaged)
+            raise StageFailed(problem, bad_input=isinstance(error, InputError), lost_object=lost_object) from error
     return result, time.perf_counter() - started

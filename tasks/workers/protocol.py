@@ -99,6 +99,7 @@ class Answer:
     Attributes:
         result: JSON value; None with an error.
         error: ``ExceptionType: message``; None with a result.
+        lost_object: the error is that an object of the store was missing or damaged.
         memory: bytes of anonymous memory that the process held at its end.
     """
 
@@ -106,6 +107,7 @@ class Answer:
     error: str | None
     bad_input: bool
     memory: int
+    lost_object: bool = False
 
     def encode(self) -> bytes:
         return json.dumps(vars(self)).encode()

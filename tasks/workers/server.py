@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from ...errors import InputError
+from ...errors import InputError, ObjectDamaged, ObjectMissing
 from ..stage import reporter
 from .process_memory import has_children, own_memory
 from .protocol import CALL_FDS, PROCESS_FDS, READY, Answer, Ended, ProgressWriter, Request, Started
@@ -145,8 +145,14 @@ def _answer(request_fd: int) -> tuple[bytes, float]:
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # the traceback begins in the body
         with contextlib.suppress(OSError, ValueError):  # the body closed stderr
             traceback.print_exception(error)
-        bad_input = isinstance(error, InputError)
-        return Answer(None, _one_message(error), bad_input=bad_input, memory=own_memory(os.getpid())).encode(), 0.0
+        answer = Answer(
+            result=None,
+            error=_one_message(error),
+            bad_input=isinstance(error, InputError),
+            memory=own_memory(os.getpid()),
+            lost_object=isinstance(error, ObjectMissing | ObjectDamaged),
+        )
+        return answer.encode(), 0.0
 
 
 def _load(request: Request) -> Callable[[Any], Any]:

@@ -50,25 +50,45 @@ def test_bytes_come_back(store, make, content):
     assert store.path(blob) == _file(store, blob)
 
 
-def test_verified_files_are_not_read_again(store):
-    """A marked file is trusted: this makes a rerun fast (and is why `store verify` exists).
+def test_marks_say_what_is_there(store):
+    """Whether an object is there is known from its mark, without reading it: this makes a rerun fast.
 
     A file that lost its time or mode (in a backup, say) is verified once, then used and marked again.
     """
     blob = store.put_bytes(b"weights")
     path = _file(store, blob)
     assert _mark(path) == (VERIFIED_MTIME_NS, 0o444)
+    for use in (store.contains, store.read, store.path):
+        path.chmod(0o644)
+        os.utime(path)
+        assert use(blob)
+        assert _mark(path) == (VERIFIED_MTIME_NS, 0o444)
+    _rot(path)
+    assert store.contains(blob)
+
+
+def _rot(path: Path) -> None:
+    """Changes one bit and neither size nor time nor mode, as a disk does."""
+    content = path.read_bytes()
     path.chmod(0o644)
-    os.utime(path)
-    assert store.read(blob) == b"weights"
-    assert _mark(path) == (VERIFIED_MTIME_NS, 0o444)
-    path.chmod(0o644)
-    path.write_bytes(b"WEIGHTS")
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     path.chmod(0o444)
     os.utime(path, ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
-    assert store.contains(blob)
-    store.objects.distrust(blob.digest)
+
+
+@pytest.mark.parametrize("use", [LocalStore.read, LocalStore.path], ids=["read", "path"])
+def test_what_is_read_is_digested(store, use):
+    """Rot, which no mark shows, is found by whoever reads the object, each time, and noted for the ledger."""
+    blob = store.put_bytes(b"weights")
+    use(store, blob)
+    _rot(_file(store, blob))
+    with pytest.raises(ObjectDamaged):
+        use(store, blob)
     assert not store.contains(blob)
+    assert store.objects.damaged() == [blob.digest]
+    store.objects.settle(blob.digest)
+    assert store.objects.damaged() == []
+    assert use(store, store.put_bytes(b"weights"))
 
 
 def test_damage_is_quarantined_and_reported(store, caplog):

@@ -12,6 +12,8 @@ from pteforge.artifacts.ledger import Ledger, ModelRecord, RecipeRecord, SlotRec
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import StageOutcome
 from pteforge.artifacts.signing import Seal
+from pteforge.artifacts.store import Store
+from pteforge.errors import ObjectDamaged
 
 BLOB = BlobRef(digest_bytes(b"x"), 1)
 REF = ArtifactRef("program/aten", BLOB, digest_bytes(b"canonical"), composite=True)
@@ -157,3 +159,42 @@ def test_fields_must_be_json(place):
         with pytest.raises(ValueError, match="JSON"):
             store.ledger.commit(record)
         assert list(store.ledger) == []
+
+
+def _stage(store: Store, name: str, *inputs: ArtifactRef, makes: bytes) -> tuple[StageRecord, ArtifactRef]:
+    """Records a stage that read some artifacts and made one."""
+    ref = store.local.put_artifact("report", makes)
+    store.publish(ref)
+    fields = {"stage": name, "inputs": {str(number): ref.identity for number, ref in enumerate(inputs)}}
+    reads = tuple(ref.root.digest for ref in inputs)
+    record = StageRecord(digest_json(name), fields, {"made": ref}, 1.0, 0, "2026-01-02", reads=reads)
+    store.ledger.commit(record)
+    return record, ref
+
+
+def test_what_was_made_from_damage_is_forgotten(place):
+    """Stages that read a damaged object, and those that read what only such stages have made, run again.
+
+    What another stage has made, too, is good. A record of an earlier version, which does not say what it read, is
+    forgotten as well. Another process that opens the store does it if the one that found the damage did not.
+    """
+    with place.open("a") as store:
+        weights, ref = _stage(store, "export", makes=b"weights")
+        edge, edged = _stage(store, "edge", ref, makes=b"edge")
+        _, common = _stage(store, "names", ref, makes=b"common")
+        other, _ = _stage(store, "other names", makes=b"common")
+        _stage(store, "file", edged, makes=b"file")
+        reader, _ = _stage(store, "reader", common, makes=b"read")
+        earlier, _ = _stage(store, "earlier", common, makes=b"by an earlier version")
+        store.ledger.commit(replace(earlier, reads=None))
+        assert store.forget_damaged() == set()
+        place.plant(store, ref.root.digest, b"WEIGHTS")
+        with place.open("fresh") as fresh, pytest.raises(ObjectDamaged):
+            fresh.fetch(ref)
+    with place.open("b") as store:
+        kept = {weights.key, other.key, reader.key}
+        forgotten = {record.key for record in store.ledger} - kept
+        assert {edge.key, earlier.key} < forgotten
+        assert store.forget_damaged() == forgotten
+        assert {record.key for record in store.ledger} == kept
+        assert store.forget_damaged() == set()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.ref import BlobRef
 from pteforge.configs.load import load_zoo
+from pteforge.errors import ObjectDamaged
 from pteforge.flows.select import select_models
 from pteforge.flows.session import Session
 from pteforge.flows.zoo import lower_one
+from pteforge.tasks.codecs.binding import weights_of
 from pteforge.tasks.executor import Executor
 from pteforge.tasks.runner import LocalRunner
 
@@ -23,7 +27,8 @@ STEPS = 13  # of a model of one method with both recipes
 
 @pytest.fixture(scope="module")
 def lowered(lower_project):
-    return lower_project({"linear": "nets:linear"})
+    # wide enough for its weights to be objects of their own
+    return lower_project({"linear": {"source": {"builder": "nets:linear", "kwargs": {"width": 256}}}})
 
 
 def change(path: Path, content: bytes) -> None:
@@ -36,6 +41,14 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     change(path, bytes(content))
+
+
+def rot(path: Path) -> None:
+    """Flips a bit as disks do: size, times and mode stay."""
+    before = path.stat()
+    flip(path)
+    path.chmod(before.st_mode)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def truncate(path: Path) -> None:
@@ -62,6 +75,12 @@ def root_of(project, stage: str, role: str) -> tuple[str, Path, set[str]]:
         record.fields["stage"] for record in records if digest in {ref.root.digest for ref in record.outputs.values()}
     }
     return digest, project.store / "objects" / digest[:2] / digest, makers
+
+
+def made_from(project, digest: str) -> set[str]:
+    """Names of the stages that read an object."""
+    with open_store(str(project.store)) as store:
+        return {record.fields["stage"] for record in store.ledger if digest in record.reads}
 
 
 def quarantined(project) -> set[str]:
@@ -92,29 +111,86 @@ def remake(lowered, made, lower):
     [*((*output, flip) for output in OUTPUTS), *((*OUTPUTS[0], damage) for damage in (truncate, Path.unlink))],
 )
 def test_damaged_objects_are_made_again(made, remake, lower, pteforge, stage, role, damage):
-    """A damaged object is never used: it is quarantined, its stage runs again, and all files have the same bytes."""
+    """A damaged object is never used: it is quarantined, its stage and those that read it run again, to the same files.
+
+    One that is only gone was good: nothing else runs again.
+    """
     names = set(made.files())
     digest, path, makers = root_of(made, stage, role)
+    readers = made_from(made, digest) if damage is not Path.unlink else set()
     damage(path)
     ran = remake()
     assert {name.partition("/")[0] for name in ran} & makers
-    assert len(ran) < STEPS
+    assert {name.partition("/")[0] for name in ran} >= readers
+    assert len(ran) < STEPS or readers
     assert set(made.files()) == names
     assert quarantined(made) == (set() if damage is Path.unlink else {digest})
     assert pteforge(made, "store", "verify").code == 0
     assert lower(made).ran("linear") == set()
 
 
-def test_damage_everywhere(made, remake):
-    """If every object is damaged, everything is made again, to the same files.
-
-    Except for `serialize`, whose record names what `compile` has made again by then.
-    """
+@pytest.mark.parametrize("damage", [flip, rot])
+def test_damage_everywhere(made, remake, damage):
+    """If every object is damaged, everything is made again, to the same files."""
     for path in (made.store / "objects").glob("*/*"):
-        flip(path) if path.stat().st_size else change(path, b"x")
-    ran = remake()
-    assert not any(name.startswith("serialize/") for name in ran)
-    assert len(ran) == STEPS - 2
+        damage(path) if path.stat().st_size else change(path, b"x")
+    assert len(remake()) == STEPS
+
+
+def weight_of(project) -> Path:
+    """The largest weight of the exported program."""
+    with open_store(str(project.store)) as store:
+        (program,) = {r.outputs["program"] for r in store.ledger if r.fields["stage"] == "export"}
+        weights = weights_of(store.local.manifest(program))
+    digest = max((weight.blob for weight in weights), key=lambda blob: blob.size).digest
+    return project.store / "objects" / digest[:2] / digest
+
+
+AFTER = ("preprocess", "compile", "serialize", "verify", "report")
+
+
+def test_rot_never_becomes_a_result(made, lower, remake):
+    """A weight whose bit flipped with the file's times kept is found by the stage that reads it.
+
+    All that was made from it is made again, and has the bytes that it had. Edge programs do not hold weights, and stay.
+    """
+    rot(weight_of(made))
+    with open_store(str(made.store)) as store:
+        records = [record for record in store.ledger if record.fields["stage"] in AFTER]
+        store.ledger.forget(*(record.key for record in records))
+    ran = {name.partition("/")[0] for name in remake()}
+    assert ran == {"export", *AFTER}
+    assert quarantined(made) == {weight_of(made).name}
+    assert lower(made).ran("linear") == set()
+
+
+def test_rot_that_verify_finds(made, remake, pteforge):
+    """What was made from an object that `store verify` finds damaged is not cached any more."""
+    path = weight_of(made)
+    rot(path)
+    said = pteforge(made, "store", "verify", "--json")
+    assert said.code == 1
+    assert json.loads(said.out)["damaged"] == [path.name]
+    assert {name.partition("/")[0] for name in remake()} == {"export", *AFTER}
+
+
+def test_rot_that_a_killed_run_found(made, remake):
+    """If the process that found damage ends before the ledger is told, the next run tells it."""
+    path = weight_of(made)
+    rot(path)
+    with open_store(str(made.store)) as store, pytest.raises(ObjectDamaged):
+        store.local.path(BlobRef(path.name, path.stat().st_size))
+    assert {name.partition("/")[0] for name in remake()} == {"export", *AFTER}
+
+
+def test_rot_of_a_published_file(made, remake):
+    """A piece of a file that rotted is never put into `out`."""
+    with open_store(str(made.store)) as store:
+        file = next(r.outputs["file"] for r in store.ledger if r.fields["stage"] == "serialize")
+        pieces = store.local.manifest(file).blobs
+    rot(made.store / "objects" / pieces[0].digest[:2] / pieces[0].digest)
+    assert "serialize" in {name.partition("/")[0] for name in remake()}
+    assert quarantined(made) == {pieces[0].digest}
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink], ids=["flip", "unlink"])
