@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import itertools
+import logging
 import os
 import secrets
 import shutil
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import StoreUnusable
+
+_log = logging.getLogger(__name__)
 
 
 class NamedFiles(ABC):
@@ -48,24 +55,71 @@ class LocalFiles(NamedFiles):
 
     def read(self, name: str) -> bytes | None:
         try:
-            with open(f"{self._root}/{name}", "rb") as file:  # noqa: PTH123 - a rerun reads thousands: no `Path`
+            with open_file(f"{self._root}/{name}") as file:  # a rerun reads thousands: no `Path`
                 return file.read()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except NotAFileError as error:
+            self._move_aside(name, error)
             return None
         except OSError as error:
             raise StoreUnusable(f"the store {self._root} cannot be read: {error}") from error
 
     def write(self, name: str, content: bytes) -> None:
         with write_errors(self._root):
-            replace_file(self._root / name, content, self._root / "tmp")
+            try:
+                replace_file(self._root / name, content, self._root / "tmp")
+            except IsADirectoryError as error:
+                self._move_aside(name, error)
+                replace_file(self._root / name, content, self._root / "tmp")
 
     def delete(self, name: str) -> None:
         with write_errors(self._root):
-            (self._root / name).unlink(missing_ok=True)
+            try:
+                (self._root / name).unlink(missing_ok=True)
+            except IsADirectoryError as error:
+                self._move_aside(name, error)
 
     def names(self, folder: str) -> list[str]:
+        """Of all that is no folder: `read` moves aside what is no file, either."""
         top = self._root / folder
-        return sorted(str(path.relative_to(self._root)) for path in top.rglob("*") if path.is_file())
+        found = (path for path in top.rglob("*") if path.is_symlink() or not path.is_dir())
+        return sorted(str(path.relative_to(self._root)) for path in found)
+
+    def _move_aside(self, name: str, error: OSError) -> None:
+        with write_errors(self._root), contextlib.suppress(FileNotFoundError):
+            target = move_aside(self._root / name, self._root, name.replace("/", "-"))
+            _log.warning("%s in the store %s is not a file (%s); moved to %s", name, self._root, error.strerror, target)
+
+
+class NotAFileError(OSError):
+    """There is a link, a folder, a pipe, a socket or a device where a file should be."""
+
+
+def open_file(path: str | Path) -> BufferedReader:
+    """Opens a file to read; never follows a link, waits for a pipe or touches a device. Raises NotAFileError."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise NotAFileError(errno.EINVAL, "a link, folder, pipe or device", str(path))
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # it has just been replaced
+            raise NotAFileError(error.errno, error.strerror, str(path)) from error
+        raise
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise NotAFileError(errno.EINVAL, "a folder, pipe or device", str(path))
+
+
+def move_aside(path: Path, root: Path, name: str) -> Path:
+    """Renames whatever is at a path to ``<root>/quarantine/<name>.<number>``, and returns that."""
+    folder = root / "quarantine"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    numbered = (folder / f"{name}.{number}" for number in itertools.count())
+    target = next(candidate for candidate in numbered if not os.path.lexists(candidate))
+    path.rename(target)
+    return target
 
 
 @contextlib.contextmanager
@@ -149,7 +203,7 @@ def abandoned(folder: Path) -> Iterator[Path]:
     """Staging entries in `folder` whose processes are dead; each is locked until the next one is requested."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         with contextlib.suppress(OSError):  # already removed, or not ours
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import StoreUnusable
 from .digest import Digest
+from .files import move_aside, write_errors
 from .records import Record
 
 if TYPE_CHECKING:
@@ -34,6 +36,11 @@ _ABANDONED = 24 * 3600.0
 
 _CLOCK_STEP = 1.0
 """Seconds by which servers round modification times down."""
+
+
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+"""Errors of opening a link, a folder or a socket. A pipe can be locked as a file can."""
 
 
 class Leases(ABC):
@@ -83,9 +90,11 @@ class LocalLeases(Leases):
     def _taken(path: Path) -> float | None:
         """When a lease was taken; None if nobody holds it."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
+            descriptor = os.open(path, _OPEN)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, *_NOT_A_FILE):
+                return None
+            raise
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -98,7 +107,15 @@ class LocalLeases(Leases):
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         pause = _POLL
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                descriptor = os.open(path, _OPEN | os.O_CREAT, 0o600)
+            except OSError as error:
+                if error.errno not in _NOT_A_FILE:
+                    raise
+                with write_errors(self._folder.parent), contextlib.suppress(FileNotFoundError):
+                    target = move_aside(path, self._folder.parent, f"lease-{path.name}")
+                    _log.warning("the lease %s is not a file; moved to %s", path, target)
+                continue
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(path, descriptor):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import StoreError, StoreUnusable
 from .digest import Digest, digest_bytes, digest_file
-from .files import abandoned, create_file, remove, staging_file, staging_folder, write_errors
+from .files import abandoned, create_file, open_file, remove, staging_file, staging_folder, write_errors
 from .object_folder import ObjectFolder
 from .ref import ArtifactManifest, ArtifactRef, BlobRef
 
@@ -170,14 +170,15 @@ def _check_trust(folder: Path) -> None:
 
 def _check_layout(root: Path) -> None:
     marker = root / "version"
-    if not marker.exists():
+    if not os.path.lexists(marker):
         unexpected = sorted({entry.name for entry in root.iterdir()} - {*_FOLDERS, "version", "lock"} - _IGNORED)
         if unexpected:
             raise StoreUnusable(
                 f"{root} is neither empty nor a pteforge store (it holds {unexpected[0]}); give an empty folder"
             )
         create_file(marker, LAYOUT, root / "tmp")
-    content = marker.read_bytes()
+    with open_file(marker) as file:
+        content = file.read(len(LAYOUT) + 40)
     if content != LAYOUT:
         raise StoreUnusable(
             f"the store {root} has another layout ({content[:40]!r}, this pteforge reads {LAYOUT!r}); "

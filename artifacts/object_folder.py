@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import itertools
 import logging
 import os
 import stat
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from ..errors import ObjectDamaged, ObjectMissing, StoreUnusable
 from .digest import Digest, digest_bytes, is_digest
-from .files import write_errors
+from .files import NotAFileError, move_aside, open_file, remove, write_errors
 from .ref import BlobRef
 
 _log = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class ObjectFolder:
         try:
             # No `Path`: a rerun with nothing to do asks for every object of a zoo.
             status = os.lstat(f"{self._root}/objects/{blob.digest[:2]}/{blob.digest}")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(blob.digest, str(self._root)) from None
         if not _is_marked(status, blob.size):
             self.digested(blob)
@@ -87,7 +86,9 @@ class ObjectFolder:
         while True:
             path = self._path(blob.digest)
             with self._open(path, blob) as file:
-                content = file.read(blob.size + 1)
+                content = b""
+                with contextlib.suppress(OSError):  # `digested` reads it again, and says so
+                    content = file.read(blob.size + 1)
                 if len(content) == blob.size and digest_bytes(content) == blob.digest:
                     if not _is_marked(os.fstat(file.fileno()), blob.size):
                         _mark(file.fileno())
@@ -111,7 +112,11 @@ class ObjectFolder:
         """
         _mark(descriptor)
         path = self._path(blob.digest)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(mode=0o700, parents=True)
+        if not path.parent.is_dir():  # else nothing could be stored any more
+            move_aside(path.parent, self._root, path.parent.name)
+            path.parent.mkdir(mode=0o700)
         with self._lock(fcntl.LOCK_SH):
             part.replace(path)
 
@@ -119,7 +124,7 @@ class ObjectFolder:
         path = self._path(digest)
         with self._lock(fcntl.LOCK_EX), contextlib.suppress(FileNotFoundError):
             if path.lstat().st_ctime < unless_since:
-                path.unlink()
+                remove(path)
                 return True
         return False
 
@@ -173,33 +178,27 @@ class ObjectFolder:
 
     def _open(self, path: Path, blob: BlobRef) -> BufferedReader:
         try:
-            return path.open("rb")
-        except FileNotFoundError:
+            return open_file(path)
+        except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(blob.digest, str(self._root)) from None
-        except PermissionError as error:
+        except NotAFileError as error:
+            _log.warning("object %s in %s is %s", blob.digest, self._root, error.strerror)
+            with contextlib.suppress(FileNotFoundError):
+                self._quarantine(path, path.lstat().st_ino, blob)
+            return self._open(path, blob)
+        except OSError as error:
             raise StoreUnusable(
                 f"the store {self._root} cannot be read: {error}; run: chmod -R u+rwX {self._root}"
             ) from error
-        except OSError as error:  # not a file
-            _log.warning("object %s in %s cannot be read: %s", blob.digest, self._root, error)
-            self._quarantine(path, path.lstat().st_ino, blob)
-            return self._open(path, blob)
 
     def _quarantine(self, path: Path, inode: int, blob: BlobRef) -> None:
-        """Quarantines a damaged file and raises ObjectDamaged, unless a good file has replaced it meanwhile."""
-        folder = self._root / "quarantine"
+        """Quarantines what is damaged and raises ObjectDamaged, unless a good file has replaced it meanwhile."""
         with write_errors(self._root), self._lock(fcntl.LOCK_EX):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            target = next(
-                candidate
-                for number in itertools.count()
-                if not os.path.lexists(candidate := folder / f"{blob.digest}.{number}")
-            )
             try:
                 replaced = path.lstat().st_ino != inode
                 if not replaced:
                     self._note_damage(blob.digest)
-                    path.rename(target)
+                    target = move_aside(path, self._root, blob.digest)
             except FileNotFoundError:
                 raise ObjectMissing(blob.digest, str(self._root)) from None
         if replaced:

@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import socket
+import stat
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 from pteforge.artifacts.digest import Digest, digest_bytes
 from pteforge.artifacts.files import LocalFiles, abandoned, remove, staging_file, staging_folder
+from pteforge.artifacts.lease import LocalLeases
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
@@ -110,6 +114,93 @@ def test_damage_is_quarantined_and_reported(store, caplog):
         with pytest.raises(ObjectMissing):
             store.path(blob)
     assert store.read(store.put_bytes(b"weights")) == b"weights"
+
+
+def _replace(path: Path, what: str) -> None:
+    """Puts something that is no file in the place of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        path.rename(path.with_name("moved"))
+    match what:
+        case "link":
+            path.symlink_to(path.with_name("moved"))
+        case "loop":
+            path.symlink_to(path)
+        case "device":
+            path.symlink_to("/dev/zero") if os.geteuid() else os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+        case "folder":
+            path.mkdir()
+            (path / "file").write_bytes(b"x")
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(path.parent):
+                server.bind(path.name[:50])
+                Path(path.name[:50]).rename(path)
+
+
+NO_FILES = ["link", "loop", "device", "folder", "pipe", "socket"]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", NO_FILES)
+def test_only_a_file_is_an_object(store, what):
+    """Anything but a file in an object's place is moved aside, never followed or waited for; then it is made again."""
+    for number, use in enumerate((store.read, store.path, store.contains, LocalOnlyStore(store.root).check)):
+        blob = store.put_bytes(b"weights")
+        _replace(_file(store, blob), what)
+        if number < 2:
+            with pytest.raises(ObjectDamaged, match="quarantine"):
+                use(blob)
+        else:
+            assert not use(blob)
+        assert not os.path.lexists(_file(store, blob))
+        assert os.path.lexists(store.root / f"quarantine/{blob.digest}.{number}")
+    _replace(_file(store, blob), what)
+    assert store.read(store.put_bytes(b"weights")) == b"weights"
+    assert store.sweep_leftovers(time.time() + 60, dry_run=False) == 5
+    assert not list((store.root / "quarantine").iterdir())
+
+
+def test_a_file_in_place_of_the_objects_folder(store):
+    """A file where objects with the same two first digits should be is moved aside when one is stored."""
+    blob = store.put_bytes(b"weights")
+    shard = _file(store, blob).parent
+    remove(shard)
+    shard.write_bytes(b"no folder")
+    assert not store.contains(blob)
+    assert store.read(store.put_bytes(b"weights")) == b"weights"
+    assert (store.root / f"quarantine/{shard.name}.0").read_bytes() == b"no folder"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", NO_FILES)
+def test_only_a_file_is_a_record(store, what, caplog):
+    """Anything but a file in a record's place is moved aside with a warning, whether it is read, written or deleted."""
+    files, name = LocalFiles(store.root), "ledger/slots/abc"
+    _replace(store.root / name, what)
+    assert (name in files.names("ledger")) == (what != "folder")
+    assert files.read(name) is None
+    assert "ledger/slots/abc" in caplog.text
+    assert os.path.lexists(store.root / "quarantine/ledger-slots-abc.0")
+    for use in (lambda: files.write(name, b"record"), lambda: files.delete(name)):
+        _replace(store.root / name, what)
+        use()
+    assert files.read(name) is None
+    files.write(name, b"record")
+    assert files.read(name) == b"record"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", NO_FILES)
+def test_only_a_file_is_a_lease(store, what):
+    """Anything else in a lease's place does not keep anybody from holding the lease."""
+    leases, key = LocalLeases(store.root / "leases"), digest_bytes(b"key")
+    _replace(store.root / "leases" / key, what)
+    assert leases.oldest() is None
+    assert not leases.watch(key)()
+    with leases.hold(key):
+        assert leases.watch(key)()
 
 
 def test_ref_of_the_wrong_size_is_refused(store):

@@ -137,6 +137,32 @@ def test_damage_everywhere(made, remake, damage):
     assert len(remake()) == STEPS
 
 
+def link(path: Path) -> None:
+    path.rename(path.parent.with_name(f"moved-{path.name}"))
+    path.symlink_to(path.parent.with_name(f"moved-{path.name}"))
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("replace", [link, folder, pipe])
+def test_no_files_everywhere(made, remake, pteforge, replace):
+    """If there is something else in place of every object and record, everything is made again, to the same files."""
+    for path in [path for name in ("objects", "ledger", "runs") for path in (made.store / name).rglob("*")]:
+        if path.is_file():
+            replace(path)
+    assert len(remake()) == STEPS
+    pteforge(made, "store", "verify")  # moves aside what no stage has needed again
+    assert pteforge(made, "store", "verify").code == 0
+
+
 def weight_of(project) -> Path:
     """The largest weight of the exported program."""
     with open_store(str(project.store)) as store:
