@@ -22,6 +22,10 @@ from ..errors import StoreUnusable
 _log = logging.getLogger(__name__)
 
 
+RECORD_LIMIT = 64 * 2**20
+"""Bytes that a record has at most. Others may have written the file: no more of it is read."""
+
+
 class NamedFiles(ABC):
     """Files under names like ``ledger/ab/abcd``, on a disk or behind a URL.
 
@@ -30,8 +34,8 @@ class NamedFiles(ABC):
     """
 
     @abstractmethod
-    def read(self, name: str) -> bytes | None:
-        """Returns a file's content, or None if it does not exist."""
+    def read(self, name: str, limit: int = RECORD_LIMIT) -> bytes | None:
+        """Returns a file's content, or None if it does not exist; nothing of a file of more than `limit` bytes."""
 
     @abstractmethod
     def write(self, name: str, content: bytes) -> None:
@@ -53,10 +57,10 @@ class LocalFiles(NamedFiles):
         """Keeps files below `root`, and staging files in ``<root>/tmp``."""
         self._root = root
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, limit: int = RECORD_LIMIT) -> bytes | None:
         try:
             with open_file(f"{self._root}/{name}") as file:  # a rerun reads thousands: no `Path`
-                return file.read()
+                return at_most(file.read(limit + 1), limit)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except NotAFileError as error:
@@ -90,6 +94,11 @@ class LocalFiles(NamedFiles):
         with write_errors(self._root), contextlib.suppress(FileNotFoundError):
             target = move_aside(self._root / name, self._root, name.replace("/", "-"))
             _log.warning("%s in the store %s is not a file (%s); moved to %s", name, self._root, error.strerror, target)
+
+
+def at_most(content: bytes, limit: int) -> bytes:
+    """Content of at most so many bytes; nothing of what is longer, which is not what was written."""
+    return content if len(content) <= limit else b""
 
 
 class NotAFileError(OSError):

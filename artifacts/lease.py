@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import random
+import re
 import secrets
 import threading
 import time
@@ -16,12 +17,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from ..errors import StoreUnusable
 from .digest import Digest
 from .files import move_aside, write_errors
-from .records import Record
+from .records import Record, RecordFiles
+from .signing import Seal
 
 if TYPE_CHECKING:
     from .remote_files import RemoteFiles  # imports fsspec, which a local store does without
@@ -41,6 +45,10 @@ _CLOCK_STEP = 1.0
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 """Errors of opening a link, a folder or a socket. A pipe can be locked as a file can."""
+
+
+_HEARTBEAT_LIMIT = 4096  # bytes
+_LEASE = re.compile(r"leases/[^/]+/[0-9]{8}")
 
 
 class Leases(ABC):
@@ -155,9 +163,15 @@ class RemoteLeases(Leases):
     of several succeeds. If it then finds another live lease after all, it withdraws and starts over.
     """
 
-    def __init__(self, files: RemoteFiles, local: Leases, timing: LeaseTiming | None = None) -> None:
-        """Keeps leases in `files`; takes this host's lease in `local` first, so that one process per host polls."""
+    def __init__(
+        self, files: RemoteFiles, local: Leases, timing: LeaseTiming | None = None, seal: Seal | None = None
+    ) -> None:
+        """Keeps leases in `files`, wrapped by `seal` if others can write them.
+
+        Takes this host's lease in `local` first, so that one process per host polls.
+        """
         self._files = files
+        self._records = RecordFiles(files, seal)
         self._local = local
         self._timing = timing or LeaseTiming()
 
@@ -185,9 +199,9 @@ class RemoteLeases(Leases):
     def oldest(self) -> float | None:
         times = []
         for file in self._files.list("leases"):
-            content = self._files.read(file.name)
-            if content is not None and time.time() - file.modified < _ABANDONED:
-                times.append(file.modified - _seconds_held(content) - _CLOCK_STEP)
+            heartbeat = self._read(file.name)
+            if heartbeat and time.time() - file.modified < _ABANDONED:
+                times.append(file.modified - heartbeat.held - _CLOCK_STEP)
         return min(times, default=None)
 
     def _acquire(self, folder: str, holder: str) -> str:
@@ -196,9 +210,9 @@ class RemoteLeases(Leases):
         while True:
             stale, live = self._find(folder, changes)
             if not live:
-                generation = 1 + max((int(name.rsplit("/", 1)[1]) for name in stale), default=-1)
+                generation = 1 + max((int(name[-8:]) for name in stale if _LEASE.fullmatch(name)), default=-1)
                 name = f"{folder}/{generation:08d}"
-                if self._files.create(name, _Heartbeat(holder, 0, 0.0).encode()):
+                if self._files.create(name, self._records.sealed(name, _Heartbeat(holder, 0, 0.0).encode())):
                     if set(self._files.names(folder)) <= {name, *stale}:
                         for dead in stale:
                             self._files.delete(dead)
@@ -208,13 +222,16 @@ class RemoteLeases(Leases):
             pause = min(pause * 2, self._timing.poll)
 
     def _find(self, folder: str, changes: _LeaseChanges) -> tuple[list[str], list[str]]:
+        """Stale leases, which what is no lease counts as, and live ones."""
         stale: list[str] = []
         live: list[str] = []
         for name in self._files.names(folder):
-            content = self._files.read(name)
-            if content is not None:
-                (stale if changes.is_stale(name, content) else live).append(name)
+            heartbeat = self._read(name)
+            (live if heartbeat and not changes.is_stale(name, heartbeat) else stale).append(name)
         return stale, live
+
+    def _read(self, name: str) -> _Heartbeat | None:
+        return self._records.read(name, name, _Heartbeat, _HEARTBEAT_LIMIT) if _LEASE.fullmatch(name) else None
 
     def _beat(self, name: str, holder: str, ended: threading.Event) -> None:
         start = time.monotonic()
@@ -225,7 +242,7 @@ class RemoteLeases(Leases):
                 if self._files.read(name) is None:
                     _log.warning("lease %s was taken over: its heartbeat came too late", name)
                     return
-                self._files.write(name, _Heartbeat(holder, beat, time.monotonic() - start).encode())
+                self._records.write(name, name, _Heartbeat(holder, beat, time.monotonic() - start).encode())
             except StoreUnusable as error:
                 _log.warning("lease %s could not be renewed: %s", name, error)
 
@@ -241,14 +258,14 @@ class _LeaseChanges:
     """When each lease file last changed, by our own monotonic clock: clocks of different hosts are never compared."""
 
     expiry: float
-    seen: dict[str, tuple[bytes, float]] = field(default_factory=dict)
+    seen: dict[str, tuple[_Heartbeat, float]] = field(default_factory=dict)
 
-    def is_stale(self, name: str, content: bytes) -> bool:
+    def is_stale(self, name: str, heartbeat: _Heartbeat) -> bool:
         now = time.monotonic()
         before, since = self.seen.get(name, (None, now))
-        if before != content:
+        if before != heartbeat:
             since = now
-        self.seen[name] = (content, since)
+        self.seen[name] = (heartbeat, since)
         return now - since > self.expiry
 
 
@@ -258,11 +275,4 @@ class _Heartbeat(Record):
 
     holder: str
     beat: int
-    held: float
-
-
-def _seconds_held(content: bytes) -> float:
-    try:
-        return _Heartbeat.decode(content).held
-    except ValueError:
-        return 0.0
+    held: Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,13 +9,12 @@ from typing import Any, TypeVar
 
 from .digest import Digest, canonical_json, digest_bytes, is_digest
 from .files import NamedFiles
-from .records import Record, decode
+from .records import Record, RecordFiles, decode
 from .ref import ArtifactRef, BlobRef
 from .runs import StageOutcome
 from .signing import Seal
 
 _Kind = TypeVar("_Kind")
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +122,25 @@ class ModelRecord(Record):
 
 _WATCHED: Any = WatchRecord | tuple[str, ...]  # the modules alone, as earlier versions wrote them
 _WHOLE: Any = dict[str, ModelRecord]
+_ZOO_LIMIT = 512 * 2**20  # bytes
 
 
 class Ledger:
     """Records of finished stages, written only after every output is in the store.
 
-    A record that cannot be trusted (truncated, garbled, of another version, not signed with our key) is a miss: it
-    causes a warning, and is replaced when the stage has run again.
+    A record that cannot be trusted is a miss (see `RecordFiles`), and is replaced when the stage has run again.
     """
 
     def __init__(self, files: NamedFiles, seal: Seal) -> None:
         """Keeps records in `files` below ``ledger/``, wrapped by `seal`."""
         self._files = files
-        self._seal = seal
+        self._records = RecordFiles(files, seal)
 
     def lookup(self, key: Digest) -> StageRecord | None:
-        return self._read(_stage_file(key), f"stage/{key}", StageRecord)
+        return self._records.read(_stage_file(key), f"stage/{key}", StageRecord)
 
     def commit(self, record: StageRecord) -> None:
-        self._write(_stage_file(record.key), f"stage/{record.key}", record.encode())
+        self._records.write(_stage_file(record.key), f"stage/{record.key}", record.encode())
 
     def forget(self, *keys: Digest) -> None:
         """Drops the records of stages, and all records of whole models, which may rest on them."""
@@ -158,7 +156,7 @@ class Ledger:
                 yield record
 
     def last(self, slot: str) -> SlotRecord | None:
-        return self._read(_named_file("slots", slot), f"slot/{slot}", SlotRecord)
+        return self._records.read(_named_file("slots", slot), f"slot/{slot}", SlotRecord)
 
     def last_run(self, slot: str) -> StageRecord | None:
         """The record of the stage that a slot had in its last use."""
@@ -167,15 +165,17 @@ class Ledger:
 
     def remember(self, slot: str, key: Digest, fields: Mapping[str, Any]) -> None:
         record = SlotRecord(slot, key, fields)
-        self._write(_named_file("slots", slot), f"slot/{slot}", record.encode())
+        self._records.write(_named_file("slots", slot), f"slot/{slot}", record.encode())
 
     def watched(self, source: str) -> tuple[str, ...]:
         """The modules of a source's `WatchRecord`."""
-        found = self._read(_named_file("watch", source), f"watch/{source}", _WATCHED)
+        found = self._records.read(_named_file("watch", source), f"watch/{source}", _WATCHED)
         return found.modules if isinstance(found, WatchRecord) else found or ()
 
     def watch(self, source: str, modules: Sequence[str]) -> None:
-        self._write(_named_file("watch", source), f"watch/{source}", WatchRecord(source, tuple(modules)).encode())
+        self._records.write(
+            _named_file("watch", source), f"watch/{source}", WatchRecord(source, tuple(modules)).encode()
+        )
 
     def slots(self) -> Iterator[SlotRecord]:
         """The last use of every slot."""
@@ -191,28 +191,17 @@ class Ledger:
 
     def whole_models(self, zoo: str) -> Mapping[str, ModelRecord]:
         """The models of a zoo that were whole when it was last lowered, by name: one file for all of them."""
-        return self._read(_named_file("zoos", zoo), f"zoo/{zoo}", _WHOLE) or {}
+        return self._records.read(_named_file("zoos", zoo), f"zoo/{zoo}", _WHOLE, _ZOO_LIMIT) or {}
 
     def remember_whole_models(self, zoo: str, models: Mapping[str, ModelRecord]) -> None:
         content = canonical_json({name: model.to_json() for name, model in models.items()})
-        self._write(_named_file("zoos", zoo), f"zoo/{zoo}", content)
+        self._records.write(_named_file("zoos", zoo), f"zoo/{zoo}", content)
 
     def _all(self, folder: str, kind: type[_Kind]) -> Iterator[_Kind]:
         """What records say that are named by a digest; their seals, which need the name, are not checked here."""
         for name in self._files.names(f"ledger/{folder}"):
             with suppress(ValueError):
                 yield decode(kind, (self._files.read(name) or b"").partition(b"\n")[2])
-
-    def _read(self, name: str, purpose: str, kind: type[_Kind]) -> _Kind | None:
-        sealed = self._files.read(name)
-        try:
-            return None if sealed is None else decode(kind, self._seal.open(purpose, sealed))
-        except ValueError as error:
-            _log.warning("the ledger's record %s is not used: %s", purpose, error)
-            return None
-
-    def _write(self, name: str, purpose: str, content: bytes) -> None:
-        self._files.write(name, self._seal.close(purpose, content))
 
 
 def _stage_file(key: Digest) -> str:

@@ -20,7 +20,7 @@ import fsspec
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from ..errors import StoreUnusable
-from .files import NamedFiles
+from .files import RECORD_LIMIT, NamedFiles, at_most
 
 OPTIONS_VARIABLE = "PTEFORGE_STORE_OPTIONS"
 
@@ -79,9 +79,9 @@ class RemoteFiles(NamedFiles):
             raise StoreUnusable(f"the store {self.url} cannot be opened: {self._describe(error)}") from None
         self._root = root.rstrip("/") + "/"
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, limit: int = RECORD_LIMIT) -> bytes | None:
         try:
-            return bytes(self._call("read", lambda: self._fs.cat_file(self._root + name), FileNotFoundError))
+            return at_most(self._read_part(name, 0, limit + 1), limit)
         except FileNotFoundError:
             return None
 
@@ -137,9 +137,13 @@ class RemoteFiles(NamedFiles):
         with self._atomic(name) as target:
             self._call("written", lambda: self._fs.put_file(str(path), target))
 
-    def download(self, name: str, path: Path) -> bool:
+    def download(self, name: str, path: Path, size: int) -> bool:
+        """Copies a file to `path`, and one byte more than `size` at most; returns whether there is one."""
         try:
-            self._call("read", lambda: self._fs.get_file(self._root + name, str(path)), FileNotFoundError)
+            with path.open("wb") as file:
+                for start in range(0, max(size, 1), _BLOCK):
+                    end = start + _BLOCK if start + _BLOCK < size else size + 1
+                    file.write(self._read_part(name, start, end))
         except FileNotFoundError:
             return False
         return True
@@ -149,11 +153,19 @@ class RemoteFiles(NamedFiles):
 
         Raises FileNotFoundError if there is none.
         """
-        path = self._root + name
         for start in range(0, size, _BLOCK):
-            end = min(start + _BLOCK, size)
-            read = functools.partial(self._fs.cat_file, path, start=start, end=end)
-            yield bytes(self._call("read", read, FileNotFoundError))
+            yield self._read_part(name, start, min(start + _BLOCK, size))
+
+    def _read_part(self, name: str, start: int, end: int) -> bytes:
+        """Bytes of a file, fewer at its end; raises FileNotFoundError if there is none."""
+        read = functools.partial(self._fs.cat_file, self._root + name, start=start, end=end)
+        try:
+            return bytes(self._call("read", read, FileNotFoundError))
+        except StoreUnusable:  # servers do not give a part of nothing
+            file = self.find(name)
+            if file and file.size <= start:
+                return b""
+            raise
 
     def move(self, name: str, new_name: str) -> None:
         self._make_folder(new_name)

@@ -17,7 +17,7 @@ from .lease import LeaseTiming, LocalLeases, RemoteLeases
 from .ledger import Ledger
 from .local_store import LAYOUT, LocalStore
 from .object_folder import StoredObject
-from .records import decode
+from .records import RecordFiles
 from .ref import ArtifactRef, BlobRef
 from .remote_files import RemoteFiles, public_url
 from .runs import Runs
@@ -46,12 +46,13 @@ class RemoteStore(Store):
         self.url = public_url(url)
         key = None if url.startswith("memory://") else signing_key(self.url)
         self._files = RemoteFiles(url)
-        self._notes = PublishingNotes(self._files)
+        seal = None if key is None else Seal(key)
+        self._notes = PublishingNotes(self._files, seal)
         self._check_layout()
         self.local = LocalStore.open(cache)
         self.ledger = Ledger(self._files, Seal(key))
-        self.leases = RemoteLeases(self._files, LocalLeases(cache / "leases"), timing)
-        self.runs = Runs(self._files)
+        self.leases = RemoteLeases(self._files, LocalLeases(cache / "leases"), timing, seal)
+        self.runs = Runs(self._files, seal)
         self._may_be_damaged = True  # another host may have found something and ended
 
     def publish(self, ref: ArtifactRef) -> None:
@@ -171,7 +172,7 @@ class RemoteStore(Store):
         name = _object_name(blob.digest)
         for _ in range(2):
             with self.local.scratch() as folder:
-                if not self._files.download(name, folder / "object"):
+                if not self._files.download(name, folder / "object", blob.size):
                     raise ObjectMissing(blob.digest, self.url)
                 if accept(folder / "object"):
                     return
@@ -197,29 +198,25 @@ class RemoteStore(Store):
 class PublishingNotes:
     """Small files, each a JSON list of digests. They renew objects, as a bucket's objects cannot be touched."""
 
-    def __init__(self, files: RemoteFiles) -> None:
+    def __init__(self, files: RemoteFiles, seal: Seal | None = None) -> None:
+        """Keeps notes in `files`, wrapped by `seal` if others can write them."""
         self._files = files
+        self._records = RecordFiles(files, seal)
         self._read: dict[str, list[Digest]] = {}
 
     def add(self, blobs: Sequence[BlobRef]) -> None:
-        self._files.write(f"{_NOTES}/{secrets.token_hex(16)}", canonical_json([blob.digest for blob in blobs]))
+        name = f"{_NOTES}/{secrets.token_hex(16)}"
+        self._records.write(name, name, canonical_json([blob.digest for blob in blobs]))
 
     def times(self) -> dict[Digest, float]:
         """When each noted object was last published, in seconds since the epoch on the server's clock."""
         times: dict[Digest, float] = {}
         for file in self._files.list(_NOTES):
             if file.name not in self._read:
-                self._read[file.name] = _digests(self._files.read(file.name))
+                self._read[file.name] = self._records.read(file.name, file.name, list[Digest]) or []
             for digest in self._read[file.name]:
                 times[digest] = max(file.modified, times.get(digest, 0.0))
         return times
-
-
-def _digests(note: bytes | None) -> list[Digest]:
-    try:
-        return decode(list[Digest], note or b"[]")
-    except ValueError:
-        return []
 
 
 def _in_parallel(action: Callable[[BlobRef], _Result], blobs: Sequence[BlobRef]) -> list[_Result]:

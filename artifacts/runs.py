@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,9 +9,8 @@ from typing import Any, Literal
 
 from .digest import Digest, canonical_json
 from .files import NamedFiles
-from .records import Record
-
-_log = logging.getLogger(__name__)
+from .records import Record, RecordFiles
+from .signing import Seal
 
 RETAINED = 200
 """How many runs are kept; writing another one removes the oldest."""
@@ -118,12 +116,14 @@ class RunRecord(Record):
 class Runs:
     """The newest `RETAINED` run records."""
 
-    def __init__(self, files: NamedFiles) -> None:
-        """Keeps records in `files` as ``runs/<time>-<id>.json``."""
+    def __init__(self, files: NamedFiles, seal: Seal | None = None) -> None:
+        """Keeps records in `files` as ``runs/<time>-<id>.json``, wrapped by `seal` if others can write them."""
         self._files = files
+        self._records = RecordFiles(files, seal)
 
     def write(self, record: RunRecord) -> None:
-        self._files.write(_file(record), record.encode())
+        name = _file(record)
+        self._records.write(name, name, record.encode())
         for name in self._files.names("runs")[:-RETAINED]:
             self._files.delete(name)
 
@@ -142,12 +142,7 @@ class Runs:
         return filter(None, map(self._read, reversed(self._files.names("runs"))))
 
     def _read(self, name: str) -> RunRecord | None:
-        content = self._files.read(name)
-        try:
-            return None if content is None else RunRecord.decode(content)
-        except ValueError as error:
-            _log.warning("the run record %s is not readable: %s", name, error)
-            return None
+        return self._records.read(name, name, RunRecord)
 
 
 def differing_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[FieldChange, ...]:

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from ..artifacts.digest import Digest, canonical_json, digest_bytes, digest_file, digest_json
 from ..artifacts.files import LocalFiles, replace_file
+from ..artifacts.records import RecordFiles
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable, convert_os_errors
@@ -23,6 +22,10 @@ from ..tasks.stages.compile import Compile
 
 _MAPS = ("debug_handles", "delegate_map", "debug_sources")
 _SETTLING = 2 * 10**9  # ns: a file may be written again without another time within those of a file system's clock
+
+
+_Known = tuple[int, int, int, int, Digest]  # what `_seen` says, and the digest
+_KNOWN: Any = dict[str, _Known]
 
 
 class KnownFiles:
@@ -50,7 +53,7 @@ class KnownFiles:
             return None
         known = self._known.get(str(path))
         if known and known[:-1] == _seen(status):
-            return Digest(str(known[-1]))
+            return known[-1]
         digest = digest_file(path)
         self._note(path, status, digest)
         return digest
@@ -72,18 +75,15 @@ class KnownFiles:
 
     def _note(self, path: Path, status: os.stat_result, digest: Digest) -> None:
         if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLING:
-            self._known[str(path)] = [*_seen(status), digest]
+            self._known[str(path)] = (*_seen(status), digest)
 
     def save(self) -> None:
         """Remembers what was found out; raises StoreUnusable if the store cannot be written."""
         if self._known != self._before:
             self._files.write(self._name, canonical_json(self._known))
 
-    def _read(self) -> dict[str, list[int | str]]:
-        try:
-            return _KNOWN.validate_json(self._files.read(self._name) or b"{}")
-        except ValueError:
-            return {}
+    def _read(self) -> dict[str, _Known]:
+        return RecordFiles(self._files, None).read(self._name, self._name, _KNOWN) or {}
 
 
 def _look_at(path: str | Path) -> os.stat_result | None:
@@ -93,11 +93,8 @@ def _look_at(path: str | Path) -> os.stat_result | None:
         return None
 
 
-def _seen(status: os.stat_result) -> list[int]:
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-
-
-_KNOWN = TypeAdapter(dict[str, list[int | str]])
+def _seen(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def check_folders(folders: Iterable[Path]) -> None:

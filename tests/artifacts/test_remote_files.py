@@ -3,9 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from pteforge.artifacts import remote_files
 from pteforge.artifacts.ref import BlobRef
 from pteforge.artifacts.remote_files import RemoteFiles
 from pteforge.artifacts.remote_store import PublishingNotes
+from pteforge.artifacts.signing import Seal
 from pteforge.errors import StoreUnusable
 
 
@@ -46,15 +48,39 @@ def test_up_and_down(files, tmp_path):
     """Local files are uploaded and downloaded; missing ones are reported."""
     (tmp_path / "here").write_bytes(b"weights")
     files.upload(tmp_path / "here", "objects/x")
-    assert files.download("objects/x", tmp_path / "back")
+    assert files.download("objects/x", tmp_path / "back", 7)
     assert (tmp_path / "back").read_bytes() == b"weights"
-    assert not files.download("objects/y", tmp_path / "nothing")
+    assert not files.download("objects/y", tmp_path / "nothing", 7)
     files.move("objects/x", "quarantine/x")
     assert files.names("objects") == []
     assert files.read("quarantine/x") == b"weights"
     files.delete("quarantine/x")
     files.delete("quarantine/x")
     assert files.names("quarantine") == []
+
+
+def test_no_more_is_read_than_expected(files, tmp_path, monkeypatch):
+    """A file that somebody has made larger is read to its expected size only, and then is not what was expected."""
+    files.write("objects/x", b"w" * 1000)
+    assert files.read("objects/x", 1000) == b"w" * 1000
+    assert files.read("objects/x", 999) == b""
+    assert files.download("objects/x", tmp_path / "copy", 10)
+    assert (tmp_path / "copy").stat().st_size == 11
+    monkeypatch.setattr(remote_files, "_BLOCK", 7)
+    for size in (20, 21, 22, 999, 1000, 1001):
+        assert files.download("objects/x", tmp_path / "copy", size)
+        assert (tmp_path / "copy").stat().st_size == min(size + 1, 1000)
+
+
+def test_notes_that_nobody_signed(files, caplog):
+    """Where notes are signed, others count for nothing; each is reported once."""
+    PublishingNotes(files).add([BlobRef("a" * 64, 1)])
+    files.write("publishing/deep", b"[" * 100_000)
+    notes = PublishingNotes(files, Seal("k" * 32))
+    notes.add([BlobRef("b" * 64, 1)])
+    for _ in range(2):
+        assert notes.times().keys() == {"b" * 64}
+    assert caplog.text.count("is not used") == 2
 
 
 def test_notes_give_the_last_time(files):

@@ -154,6 +154,33 @@ def test_outage_does_not_fail_the_holder(tmp_path, caplog):
     assert "could not be released" in caplog.text
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("notanumber", b"x"),
+        ("00000007", b"[" * 100_000),
+        ("00000007", b" " * 100_000),
+        ("00000007", b'{"holder":"x","beat":0,"held":1e300}'),  # not signed
+        ("99999999", b"{}"),
+        ("a/b", b"{}"),
+    ],
+)
+def test_what_others_put_in_place_of_a_lease(place, name, content, caplog):
+    """A file that is no lease holds nothing up, is removed by the next holder, and is reported once at most."""
+    with place.open() as store:
+        files = store.leases._files
+        files.write(f"leases/{KEY}/{name}", content)
+        for _ in range(2):
+            assert store.leases.oldest() is None
+            assert not store.leases.watch(KEY)()
+        with store.leases.hold(KEY):
+            assert len(files.names("leases")) == 1
+        assert files.names("leases") == []
+        assert caplog.text.count("is not used") <= 1
+
+
 def _wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         threading.Event().wait(0.01)

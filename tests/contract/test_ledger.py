@@ -96,15 +96,15 @@ def test_damaged_record_is_a_miss(place, damage, caplog):
         assert store.ledger.lookup(record.key) == record
 
 
-def test_sealed_content_of_another_form_is_a_miss(place, caplog):
-    """Sealed content that is no record, for example of an older pteforge, is a miss too."""
+@pytest.mark.parametrize("content", [b"null", b"[]", b"{}", b'{"key": 1}', b"not json", b"\xff", b"[" * 100_000])
+def test_sealed_content_of_another_form_is_a_miss(place, caplog, content):
+    """Sealed content that is no record, for example of an older pteforge, is a miss too, and reported once."""
     record = _record()
     with place.open() as store:
-        for content in (b"null", b"[]", b"{}", b'{"key": 1}', b"not json", b"\xff"):
-            caplog.clear()
-            store.ledger._write(_file(record), f"stage/{record.key}", content)
+        store.ledger._records.write(_file(record), f"stage/{record.key}", content)
+        for _ in range(2):
             assert store.ledger.lookup(record.key) is None
-            assert "not used" in caplog.text
+        assert caplog.text.count("not used") == 1
 
 
 def test_copied_record_is_a_miss(place, caplog):
@@ -147,7 +147,7 @@ def test_watch_list_comes_back(place, caplog):
         store.ledger.watch("zoo.models:resnet8", ["zoo.layers", "zoo.blocks"])
         assert store.ledger.watched("zoo.models:resnet8") == ("zoo.layers", "zoo.blocks")
         [name] = store.ledger._files.names("ledger/watch")
-        store.ledger._write(name, "watch/zoo.models:resnet8", json.dumps([1]).encode())
+        store.ledger._records.write(name, "watch/zoo.models:resnet8", json.dumps([1]).encode())
         assert store.ledger.watched("zoo.models:resnet8") == ()
         assert "zoo.models:resnet8" in caplog.text
 

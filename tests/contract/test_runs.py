@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from pteforge.artifacts import runs
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.artifacts.runs import FieldChange, RunRecord, StageOutcome
+from pteforge.artifacts.runs import FieldChange, RunRecord, Runs, StageOutcome
 
 START = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 OUTCOME = StageOutcome(
@@ -48,12 +49,22 @@ def test_old_runs_go(place, monkeypatch):
         assert [run.id for run in store.runs] == ["run-4", "run-3", "run-2"]
 
 
-def test_unreadable_run_is_left_out(place, caplog):
-    """A damaged run does not hide others."""
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b"\xff", b'{"id": 1}', b"[" * 100_000, b" " * 5000])
+def test_unreadable_run_is_left_out(place, caplog, content):
+    """A damaged run does not hide others, and is reported once."""
     with place.open() as store:
         store.runs.write(_run(0, "resnet8"))
-        for content in (b"", b"{", b"{}", b"[]", b"\xff", b'{"id": 1}'):
-            caplog.clear()
-            store.runs._files.write("runs/20990101T000000.000000-bad.json", content)
+        store.runs._files.write("runs/20990101T000000.000000-bad.json", content)
+        for _ in range(2):
             assert store.runs.latest() == _run(0, "resnet8")
-            assert "20990101T000000.000000-bad.json" in caplog.text
+        assert caplog.text.count("20990101T000000.000000-bad.json") == 1
+
+
+def test_run_that_somebody_else_wrote(place, caplog):
+    """Where records are signed, a run that is not counts as absent; elsewhere it is plain JSON, as it always was."""
+    run = _run(0, "resnet8")
+    with place.open() as store:
+        Runs(store.runs._files).write(run)
+        signed = place.url.startswith("s3")
+        assert store.runs.latest() == (None if signed else run)
+        assert ("not a record" in caplog.text) == signed

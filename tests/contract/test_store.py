@@ -95,6 +95,20 @@ def test_damaged_local_copy_is_never_used(place, damage):
         assert store.local.read_artifact(ref) == b"all is well"
 
 
+@pytest.mark.parametrize("place", ["memory", "s3"], indirect=True)
+def test_objects_are_not_downloaded_beyond_their_size(place, monkeypatch):
+    """Of a large file in place of a small object, one byte more than the object has is read."""
+    with place.open("a") as here, place.open("b") as there:
+        ref = here.local.put_artifact("report", b"all is well")
+        here.publish(ref)
+        place.plant(here, ref.root.digest, bytes(1 << 20))
+        read, read_part = [], there._files._read_part
+        monkeypatch.setattr(there._files, "_read_part", lambda *part: read.append(read_part(*part)) or read[-1])
+        with pytest.raises(ObjectDamaged):
+            there.fetch(ref)
+        assert [len(content) for content in read] == [12, 12]
+
+
 def test_publishing_again(place):
     """Publishing is idempotent: same refs, one object. A remote object of a wrong size does not count as published."""
     with place.open("a") as here, place.open("b") as there:

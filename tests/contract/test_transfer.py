@@ -76,7 +76,7 @@ def test_damaged_stages_are_left_out(mine, place):
 
 def test_lists_of_earlier_versions(mine):
     """A watch list without its source's name, as earlier versions wrote it, is still read."""
-    mine.ledger._write(f"ledger/watch/{_name('builder')}", "watch/builder", b'["hidden"]')
+    mine.ledger._records.write(f"ledger/watch/{_name('builder')}", "watch/builder", b'["hidden"]')
     assert mine.ledger.watched("builder") == ("hidden",)
     assert list(mine.ledger.watch_lists()) == []
 
