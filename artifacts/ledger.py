@@ -189,6 +189,14 @@ class Ledger:
             if isinstance(found, WatchRecord) and (modules := self.watched(found.source)):
                 yield WatchRecord(found.source, modules)
 
+    def purposes(self) -> dict[str, str]:
+        """Files of records, and the purposes that they are sealed for, as far as that is known without opening them."""
+        keys = [(name, name.rpartition("/")[2]) for name in self._files.names("ledger/stages")]
+        slots = {_named_file("slots", found.slot): f"slot/{found.slot}" for found in self._all("slots", SlotRecord)}
+        lists = [found for found in self._all("watch", _WATCHED) if isinstance(found, WatchRecord)]
+        watched = {_named_file("watch", found.source): f"watch/{found.source}" for found in lists}
+        return {name: f"stage/{key}" for name, key in keys} | slots | watched
+
     def whole_models(self, zoo: str) -> Mapping[str, ModelRecord]:
         """The models of a zoo that were whole when it was last lowered, by name: one file for all of them."""
         return self._records.read(_named_file("zoos", zoo), f"zoo/{zoo}", _WHOLE, _ZOO_LIMIT) or {}

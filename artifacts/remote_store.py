@@ -23,6 +23,7 @@ from .remote_files import RemoteFiles, public_url
 from .runs import Runs
 from .signing import Seal, signing_key
 from .store import Store
+from .store_key import check_key
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class RemoteStore(Store):
         seal = None if key is None else Seal(key)
         self._notes = PublishingNotes(self._files, seal)
         self._check_layout()
+        if key is not None:
+            check_key(self._files, key)
         self.local = LocalStore.open(cache)
         self.ledger = Ledger(self._files, Seal(key))
         self.leases = RemoteLeases(self._files, LocalLeases(cache / "leases"), timing, seal)

@@ -138,6 +138,10 @@ class Runs:
             self._files.delete(name)
         return record
 
+    def purposes(self) -> dict[str, str]:
+        """Files of records, and the purposes that they are sealed for."""
+        return {name: name for name in self._files.names("runs")}
+
     def __iter__(self) -> Iterator[RunRecord]:
         return filter(None, map(self._read, reversed(self._files.names("runs"))))
 

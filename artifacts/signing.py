@@ -9,6 +9,7 @@ import os
 from ..errors import StoreUnusable
 
 KEY_VARIABLE = "PTEFORGE_SIGNING_KEY"
+NEW_KEY_VARIABLE = "PTEFORGE_NEW_SIGNING_KEY"
 _MINIMUM = 32
 _MAGIC = b"pteforge-record 1 "
 
@@ -49,17 +50,22 @@ class Seal:
         return hmac.new(self._key, message, hashlib.sha256).hexdigest().encode()
 
 
-def signing_key(url: str) -> str:
+def signing_key(url: str, variable: str = KEY_VARIABLE) -> str:
     """The key for a store that others can reach; raises StoreUnusable, with how to create one, if it is not set."""
-    key = os.environ.get(KEY_VARIABLE, "")
+    key = os.environ.get(variable, "")
     if len(key) < _MINIMUM:
-        problem = f"{KEY_VARIABLE} has fewer than {_MINIMUM} characters" if key else f"{KEY_VARIABLE} is not set"
+        problem = f"{variable} has fewer than {_MINIMUM} characters" if key else f"{variable} is not set"
         raise StoreUnusable(
             f"the store {url} needs a signing key, and {problem}: stored programs are pickles, so records of a shared "
             "store are signed. Create a key once, and give it to everybody who uses the store:\n"
-            f'  export {KEY_VARIABLE}=$(python -c "import secrets; print(secrets.token_hex(32))")'
+            f'  export {variable}=$(python -c "import secrets; print(secrets.token_hex(32))")'
         )
     return key
+
+
+def key_id(key: str) -> str:
+    """What a key is recognised by: 32 hexadecimal characters that do not give it away."""
+    return hmac.new(key.encode(), b"pteforge key id", hashlib.sha256).hexdigest()[:32]
 
 
 def _reason(header: bytes, method: bytes) -> str:

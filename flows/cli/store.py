@@ -1,4 +1,4 @@
-"""`pteforge store ls`, `verify`, `gc`, `push` and `pull`."""
+"""`pteforge store ls`, `verify`, `gc`, `push`, `pull` and `rekey`."""
 
 from __future__ import annotations
 
@@ -131,6 +131,29 @@ def _transfer(source: Store, target: Store, *, as_json: bool) -> None:
         return
     lost = f", {done.lost} are damaged and were left out" if done.lost else ""
     typer.echo(f"copied {done.stages} stages from {source.url} to {target.url}; {done.present} were there{lost}")
+
+
+@app.command()
+def rekey(*, store: STORE = None, as_json: AS_JSON = False) -> None:
+    """Sign a shared store with another key: PTEFORGE_NEW_SIGNING_KEY in place of PTEFORGE_SIGNING_KEY."""
+    from ..session import store_url
+
+    url = store_url(store) or ""
+    if "://" not in url or url.startswith(("file:", "local:", "memory:")):
+        raise InputError(f"{url or 'the default store'} is not signed: only stores that several machines share are")
+    from ...artifacts.remote_files import RemoteFiles
+    from ...artifacts.signing import NEW_KEY_VARIABLE, signing_key
+    from ...artifacts.store_key import rekey
+
+    files = RemoteFiles(url)
+    done = rekey(files, signing_key(files.url), signing_key(files.url, NEW_KEY_VARIABLE))
+    if as_json:
+        print_json(asdict(done))
+        return
+    typer.echo(
+        f"signed {done.records} records of {files.url} with the new key, dropped {done.dropped}; "
+        "from now on, set PTEFORGE_SIGNING_KEY to it"
+    )
 
 
 @app.command("gc")

@@ -8,9 +8,14 @@ import threading
 from contextlib import closing
 
 import pytest
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.ledger import StageRecord
 from pteforge.artifacts.locations import cache_folder, open_store
+from pteforge.artifacts.remote_files import RemoteFiles
+from pteforge.artifacts.runs import RunRecord
 from pteforge.artifacts.store import LocalOnlyStore
 from pteforge.errors import InputError, StoreUnusable
+from pteforge.tests.contract.conftest import SIGNING_KEY
 
 SECRET = "do-not-show-this"  # noqa: S105 - not a real one
 
@@ -78,6 +83,123 @@ def test_remote_store_needs_a_key(tmp_path, monkeypatch, key):
     if key is None:
         with open_store("memory://without-a-key", cache=tmp_path) as store:
             assert list(store.ledger) == []
+
+
+KEY = digest_bytes(b"a stage")
+OTHER_KEY = "another key for tests, longer than thirty-two characters"
+signed = pytest.mark.parametrize("place", ["s3"], indirect=True)
+
+
+@pytest.fixture
+def filled(place):
+    """Bytes of a signed store with a record of each kind, by name."""
+    with place.open() as store:
+        ref = store.local.put_artifact("report", b"all is well")
+        store.publish(ref)
+        store.ledger.commit(StageRecord(KEY, {"stage": "export"}, {"report": ref}, 1.0, 0, "2026-01-02"))
+        store.ledger.remember("net/export", KEY, {"stage": "export"})
+        store.ledger.watch("nets:linear", ["layers"])
+        store.runs.write(RunRecord("id", "zoo", "2026-01-02T03:04:05+00:00", 1.0, {}))
+    return contents(store)
+
+
+def contents(store):
+    files = store._files
+    below = [name for folder in ("ledger", "runs", "objects") for name in files.names(folder)]
+    return {name: files.read(name) for name in ("key", "version", *below)}
+
+
+@signed
+@pytest.mark.parametrize("earlier", [False, True], ids=["", "of an earlier version"])
+def test_key_that_does_not_fit(place, filled, monkeypatch, earlier):
+    """Another key than the store's is an error that says what to do, before anything is read or written.
+
+    A store of an earlier version, which kept no id of its key, is recognised by its records, and keeps it from then on.
+    """
+    with place.open() as store:
+        if earlier:
+            store._files.delete("key")
+        monkeypatch.setenv("PTEFORGE_SIGNING_KEY", OTHER_KEY)
+        before = contents(store)
+        with pytest.raises(StoreUnusable, match=r"signed with .*PTEFORGE_SIGNING_KEY.*store rekey") as caught:
+            place.open()
+        assert contents(store) == before
+        for key in (OTHER_KEY, SIGNING_KEY):
+            assert key not in str(caught.value)
+        monkeypatch.setenv("PTEFORGE_SIGNING_KEY", SIGNING_KEY)
+        with place.open():
+            assert contents(store) == filled
+        assert SIGNING_KEY.encode() not in filled["key"]
+
+
+@signed
+def test_run_whose_key_does_not_fit(place, filled, monkeypatch, run_here, tmp_path):
+    """A run stops before any work."""
+    monkeypatch.setenv("PTEFORGE_SIGNING_KEY", OTHER_KEY)
+    (tmp_path / "net.py").write_text("def build():\n    raise SystemExit('the model must not be built')\n")
+    (tmp_path / "zoo.yaml").write_text("version: 1\nmodels: {net: {source: 'net:build', recipes: [portable-fp32]}}\n")
+    run_here(tmp_path, "export", "zoo.yaml", "--store", place.url).refused("is signed with the key", "store rekey")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("PTEFORGE_SIGNING_KEY", SIGNING_KEY)
+    with place.open() as store:
+        assert contents(store) == filled
+
+
+@signed
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"pteforge key 2 x\n"])
+def test_garbled_id_of_a_key(place, filled, content):
+    """An id that cannot be read counts as absent."""
+    with place.open() as store:
+        store._files.write("key", content)
+        with place.open():
+            assert store._files.read("key") == filled["key"]
+
+
+@signed
+def test_rekey(place, filled, monkeypatch, run_here, tmp_path):
+    """`store rekey` signs all records with another key, and then only that one fits.
+
+    Until an interrupted change is finished, neither does.
+    """
+    with place.open() as store:
+        files = store._files
+    monkeypatch.setenv("PTEFORGE_NEW_SIGNING_KEY", OTHER_KEY)
+    write, written = RemoteFiles.write, []
+
+    def fail_in_the_middle(self, name, content):
+        if len(written) == 3:
+            raise StoreUnusable("the network is gone")
+        written.append(name)
+        write(self, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteFiles, "write", fail_in_the_middle)
+        assert run_here(tmp_path, "store", "rekey", "--store", place.url).code == 2
+    for key in (SIGNING_KEY, OTHER_KEY):
+        monkeypatch.setenv("PTEFORGE_SIGNING_KEY", key)
+        with pytest.raises(StoreUnusable, match="being changed"):
+            place.open()
+    monkeypatch.setenv("PTEFORGE_SIGNING_KEY", SIGNING_KEY)
+    files.write("runs/20990101T000000.000000-forged.json", RunRecord("x", "x", "2026-01-02", 1.0, {}).encode())
+    done = run_here(tmp_path, "store", "rekey", "--store", place.url, "--json").json
+    assert done == {"records": 4, "dropped": 1}
+    with pytest.raises(StoreUnusable):
+        place.open()
+    monkeypatch.setenv("PTEFORGE_SIGNING_KEY", OTHER_KEY)
+    with place.open() as store:
+        record = store.ledger.lookup(KEY)
+        store.fetch(record.outputs["report"])
+        assert store.ledger.last("net/export").key == KEY
+        assert store.ledger.watched("nets:linear") == ("layers",)
+        assert [run.id for run in store.runs] == ["id"]
+        assert contents(store).keys() == filled.keys()
+
+
+def test_rekey_of_a_store_without_a_key(tmp_path, run_here, monkeypatch):
+    """Only stores that several machines share have a key; another one to change to must be given."""
+    run_here(tmp_path, "store", "rekey", "--store", str(tmp_path)).refused("not signed")
+    monkeypatch.setenv("PTEFORGE_SIGNING_KEY", SIGNING_KEY)
+    run_here(tmp_path, "store", "rekey", "--store", "s3://zoo/x").refused("PTEFORGE_NEW_SIGNING_KEY is not set")
 
 
 def test_missing_bucket(s3_server, tmp_path, monkeypatch):

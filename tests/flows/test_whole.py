@@ -60,9 +60,9 @@ def reads(monkeypatch):
     names = []
     read = LocalFiles.read
 
-    def noting(self, name):
+    def noting(self, name, *limit):
         names.append(name)
-        return read(self, name)
+        return read(self, name, *limit)
 
     monkeypatch.setattr(LocalFiles, "read", noting)
     return names
