@@ -34,11 +34,11 @@ def check_key(files: RemoteFiles, key: str) -> None:
         signed = _signs_records(files, key)
         if signed is False:
             raise _does_not_fit(files.url, own, "another key")
-        with contextlib.suppress(StoreUnusable) if signed else contextlib.nullcontext():  # it may be read-only
+        with contextlib.suppress(StoreUnusable):  # it may be read-only
             if not files.create(_FILE, _line(own)) and _read(files) is None:
                 files.write(_FILE, _line(own))  # what was there is no id
-            known = _read(files)
-    if known not in (None, (own,)):
+        known = _read(files) or (own,)
+    if known != (own,):
         raise _does_not_fit(files.url, own, f"the key {known[0]}" if len(known) == 1 else "a key that is being changed")
 
 
@@ -115,5 +115,5 @@ def _does_not_fit(url: str, own: str, other: str) -> StoreUnusable:
     return StoreUnusable(
         f"the store {url} is signed with {other}, and {KEY_VARIABLE} is the key {own}. Set it to the store's key, "
         "which everybody has who uses the store. `pteforge store rekey` changes the key of a store, and finishes a "
-        "change that was interrupted. If the key is lost, use another prefix: everything in the store can be computed again"
+        "change that was interrupted. If the key is lost, use another prefix: everything can be computed again"
     )

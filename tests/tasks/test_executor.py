@@ -1,20 +1,27 @@
-"""Which stages may share a worker process."""
+"""Which stages may share a worker process, and what becomes of one that finds an input damaged."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pteforge.artifacts.digest import canonical_json
+from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
 from pteforge.artifacts.store import LocalOnlyStore
 from pteforge.configs.model import Limits
 from pteforge.configs.recipe import CompileOptions
+from pteforge.errors import ObjectMissing
+from pteforge.tasks.accuracy import Score, Scores
 from pteforge.tasks.executor import SWITCH, Executor
 from pteforge.tasks.runner import StageCall, StageId
 from pteforge.tasks.stage import TargetParams
 from pteforge.tasks.stages.compile import Compile
 from pteforge.tasks.stages.edge import Edge, PassParams
 from pteforge.tasks.stages.export import Export
+from pteforge.tasks.stages.gate import Gate
 from pteforge.tasks.stages.partition import Partition
 from pteforge.tasks.stages.preprocess import Preprocess
 from pteforge.tasks.workers import Chain
@@ -77,3 +84,27 @@ def test_code_of_others_shares_no_process(chain, monkeypatch, name):
     assert chain(Edge, Edge.Params(preserve_for=acme)) is None
     assert chain(Partition, Partition.Params(target=acme, edge=EDGE)) is None
     assert chain(Preprocess, Preprocess.Params(targets=(XNNPACK, acme))) is None
+
+
+@pytest.mark.parametrize("url", ["memory://copies", ""])
+def test_input_that_rots_on_this_machine(tmp_path, url):
+    """A stage that finds a local copy damaged runs again with a new one; otherwise the object is reported missing."""
+    with open_store(url or str(tmp_path / "store"), cache=tmp_path) as store:
+        scores = canonical_json(Scores((Score("", 0.75),), {}).to_json())
+        ref = store.local.put_artifact("report/scores", scores)
+        store.publish(ref)
+        path = store.local.path(ref.root)
+        path.chmod(0o644)
+        path.write_bytes(scores.replace(b"0.75", b"0.95"))
+        path.chmod(0o444)
+        os.utime(path, ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
+        params = Gate.Params(evaluator="zoo:top1", floor=0.5, max_drop=None)
+        call = StageCall("net", StageId("gate", recipe="fast"), Gate, params, {"scores": ref}, Limits(), tmp_path)
+        executor = Executor(store, InProcess())
+        if not url:
+            with pytest.raises(ObjectMissing, match=ref.root.digest):
+                executor.run(call)
+            return
+        report = store.local.read_artifact(executor.run(call).outputs.accuracy)
+        assert b"0.75" in report
+        assert store.ledger.lookup(executor.key(call).digest()).reads == (ref.root.digest,)
