@@ -60,7 +60,8 @@ class LocalFiles(NamedFiles):
     def read(self, name: str, limit: int = RECORD_LIMIT) -> bytes | None:
         try:
             with open_file(f"{self._root}/{name}") as file:  # a rerun reads thousands: no `Path`
-                return at_most(file.read(limit + 1), limit)
+                size = os.fstat(file.fileno()).st_size
+                return at_most(file.read(min(size, limit) + 1), limit)  # which reserves as much memory at once
         except (FileNotFoundError, NotADirectoryError):
             return None
         except NotAFileError as error:

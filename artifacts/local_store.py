@@ -26,7 +26,7 @@ _IGNORED = frozenset({"lost+found"})
 class LocalStore:
     """Objects and artifacts on a local disk; safe under concurrent threads and processes.
 
-    `path` and `read` digest what they give, each time: bytes that rot keep their file's size and times. Whoever only
+    `path` and `read` digest what they give: bytes that rot keep their file's size and times. Whoever only
     asks whether an object is there trusts its mark: it is read-only, of the right size, and has the modification time
     `VERIFIED_MTIME_NS`. Damaged objects move to ``<root>/quarantine`` and are never used.
 
@@ -34,14 +34,17 @@ class LocalStore:
     existing stores; `docs/operations.md` says what SHA-256 costs.
 
     Attributes:
-        root: the store's folder; a worker process creates its own `LocalStore(root)`.
+        root: the store's folder; the body of a stage has a `LocalStore(root, once=True)` of its own.
         objects: the objects' files, for maintenance.
     """
 
-    def __init__(self, root: Path) -> None:
-        """Uses a root that `open` has checked, without reading or writing anything."""
+    def __init__(self, root: Path, *, once: bool = False) -> None:
+        """Uses a root that `open` has checked, without reading or writing anything.
+
+        With `once`, `path` digests each object the first time only: for the body of one stage.
+        """
         self.root = root
-        self.objects = ObjectFolder(root)
+        self.objects = ObjectFolder(root, once=once)
         # Each is needed several times in a row: by whoever looks for an artifact, fetches it, and reads it.
         self._manifests = lru_cache(maxsize=512)(lambda root: ArtifactManifest.decode(self.read(root)))
 

@@ -42,8 +42,10 @@ class ObjectFolder:
     is not to be trusted either (`Store.forget_damaged`), even if this process ends here.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, once: bool = False) -> None:
+        """With `once`, each file is digested by its first use only; what was installed here was digested by that."""
         self._root = root
+        self._digested: dict[Digest, tuple[int, ...]] | None = {} if once else None
 
     def holds(self, blob: BlobRef) -> bool:
         """Whether the object is there and good, as far as its mark tells."""
@@ -68,6 +70,8 @@ class ObjectFolder:
         path = self._path(blob.digest)
         with self._open(path, blob) as file:
             found = os.fstat(file.fileno())
+            if self._digested is not None and self._digested.get(blob.digest) == _file_state(found, blob.size):
+                return path
             try:
                 good = hashlib.file_digest(file, "sha256").hexdigest() == blob.digest
             except OSError as error:  # a disk error
@@ -79,6 +83,7 @@ class ObjectFolder:
             self._quarantine(path, found.st_ino, blob)
         elif found.st_size != blob.size:
             raise ObjectMissing(blob.digest, str(self._root))  # the object is good, the ref is wrong
+        self._note_digested(path, blob)
         return path
 
     def read(self, blob: BlobRef) -> bytes:
@@ -119,6 +124,7 @@ class ObjectFolder:
             path.parent.mkdir(mode=0o700)
         with self._lock(fcntl.LOCK_SH):
             part.replace(path)
+        self._note_digested(path, blob)
 
     def discard(self, digest: Digest, unless_since: float) -> bool:
         path = self._path(digest)
@@ -144,7 +150,12 @@ class ObjectFolder:
     def settle(self, digest: Digest) -> None:
         """Forgets that an object was found damaged: nothing rests on it any more."""
         with write_errors(self._root):
-            (self._root / "damaged" / digest).unlink(missing_ok=True)
+            remove(self._root / "damaged" / digest)
+
+    def _note_digested(self, path: Path, blob: BlobRef) -> None:
+        if self._digested is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._digested[blob.digest] = _file_state(path.lstat(), blob.size)
 
     def _note_damage(self, digest: Digest) -> None:
         folder = self._root / "damaged"
@@ -206,6 +217,11 @@ class ObjectFolder:
             return
         _log.warning("object %s in %s is damaged; moved to %s", blob.digest, self._root, target)
         raise ObjectDamaged(blob.digest, str(self._root), str(target))
+
+
+def _file_state(status: os.stat_result, size: int) -> tuple[int, ...]:
+    """What tells a file that was digested from another one, or from one that was written since."""
+    return status.st_ino, status.st_mtime_ns, status.st_size, size
 
 
 def _is_marked(status: os.stat_result, size: int) -> bool:

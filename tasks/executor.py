@@ -238,7 +238,7 @@ def run_stage(work: Any) -> Any:
     Returns:
         Role name to the JSON of an artifact ref.
     """
-    call, store = StageCall.decode(work["call"].encode()), LocalStore(Path(work["store"]))
+    call, store = StageCall.decode(work["call"].encode()), LocalStore(Path(work["store"]), once=True)
     stage = call.stage
     with store.scratch() as scratch:
         space = Workspace(store, scratch, call.folder, call.python_path, call.program_file, reporter.get())

@@ -95,6 +95,26 @@ def test_what_is_read_is_digested(store, use):
     assert use(store, store.put_bytes(b"weights"))
 
 
+def test_a_stage_digests_an_object_once(store):
+    """The store of one stage's body digests an object the first time only, unless its file was replaced meanwhile.
+
+    What the body has stored itself needs no second look, and the next stage's store digests it again.
+    """
+    blob, other = store.put_bytes(b"weights"), BlobRef(digest_bytes(b"biases"), 6)
+    body = LocalStore(store.root, once=True)
+    body.path(blob)
+    body.put_bytes(b"biases")
+    for seen in (blob, other):
+        _rot(_file(store, seen))
+        assert body.path(seen) == _file(store, seen)
+        with pytest.raises(ObjectDamaged):
+            LocalStore(store.root, once=True).path(seen)
+    replaced = _file(store, store.put_bytes(b"weights"))
+    _rot(replaced)
+    with pytest.raises(ObjectDamaged):
+        body.path(blob)
+
+
 def test_damage_is_quarantined_and_reported(store, caplog):
     """Damaged bytes, or a folder under an object's name, are kept for inspection, under a new name each time."""
     for number, damaged in enumerate((b"damaged", b"again", None)):
