@@ -74,10 +74,13 @@ def _import_inspector_on_demand() -> None:
 
 
 class _DeferredPass(ModuleType):
-    """The module of the pass, imported for graphs that need it, and for everything else that it has."""
+    """The module of the pass, imported for graphs that need it, and for the other function that it has.
+
+    Asked for anything else, it has nothing: pickle looks for functions in all modules.
+    """
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name != "remove_self_clone":
             raise AttributeError(name)
         return getattr(_import_pass(), name)
 

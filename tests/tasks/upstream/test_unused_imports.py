@@ -28,6 +28,8 @@ def run(code: str, **environment: str) -> str:
 def test_imported_when_asked_for():
     """Lowering a layer imports none of the packages; afterwards, code of the user imports each of them as ever."""
     imported, *names = run(
+        "import pickle\n"
+        "pickle.whichmodule(object(), 'nowhere')\n"
         "print({'pandas', 'redis', 'torch._inductor.pattern_matcher'} & {*sys.modules})\n"
         "import executorch.devtools, redis\n"
         "from executorch.devtools import Inspector, inspector\n"
