@@ -1,4 +1,4 @@
-"""Memory of every stage that lowers a Llama of 127 million parameters, relative to its weights.
+"""Memory of every stage that lowers a large transformer, relative to its weights.
 
 `benchmarks/README.md` explains the figures.
 """
@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
+from cold import environment_of, prepare_database
+from networks import LLAMAS
 from pteforge.artifacts.locations import open_store
 
-ZOO = Path(__file__).parents[1] / "examples" / "llama" / "llama.yaml"
 GIB = 1 << 30
+RECIPES = ("portable-fp32", "xnnpack-fp32", "fat")
+SMALL = ("edge", "partition")
+"""Stages that read no weights."""
 
 
 @dataclass(frozen=True)
@@ -25,78 +32,95 @@ class Peaks:
     """Peak memory, in bytes.
 
     Attributes:
-        stages: step name to memory of its worker process beyond the server that it was forked from.
-        flow: resident memory of the process that runs the flow.
         weights: bytes of the model's parameters.
+        stages: by recipe and step name, memory of its worker process beyond the server that it was forked from.
+        command: resident memory of the command's own process.
     """
 
-    stages: dict[str, int]
-    flow: int
     weights: int
+    stages: Mapping[str, Mapping[str, int]]
+    command: int
 
-    @property
-    def bound(self) -> float:
-        """The limit for a worker: 2.6 times the weights plus 1 GiB."""
-        return 2.6 * self.weights + GIB
+    def bound(self, step: str) -> float:
+        """The limit for a worker."""
+        return GIB / 2 if step.split("/", maxsplit=1)[0] in SMALL else 1.6 * self.weights + 0.6 * GIB
+
+    def over(self) -> bool:
+        """Whether a worker used more than its limit."""
+        steps = [(step, peak) for recipe in self.stages.values() for step, peak in recipe.items()]
+        return any(peak > self.bound(step) for step, peak in steps)
 
 
-def measure(model: str, folder: Path) -> Peaks:
-    """Lowers a model of the zoo from nothing.
+def write_zoo(folder: Path, model: str, recipes: list[str]) -> Path:
+    """A zoo of one model with random weights."""
+    fat = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
+    zoo: dict[str, Any] = {
+        "version": 1,
+        "python_path": [str(Path(__file__).parent)],
+        "models": {model: {"source": {"builder": "networks:llama", "kwargs": {"size": model}}, "recipes": recipes}},
+        "recipes": {"fat": fat},
+    }
+    if model.endswith("bf16"):
+        zoo["models"][model]["verify"] = {"min_sqnr_db": 20}
+    file = folder / "zoo.yaml"
+    file.write_text(json.dumps(zoo))
+    return file
 
-    Args:
-        model: name of the model.
-        folder: an empty folder for store and results.
-    """
-    command = ["pteforge", "export", str(ZOO), "--model", model, "--store", str(folder / "store")]
-    command += ["--out", str(folder / "out"), "--jobs", "1"]
-    process = psutil.Popen(command, stdout=sys.stderr)
-    flow = 0
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        flow = max(flow, process.memory_info().rss)
-        try:
-            process.wait(0.2)
-        except psutil.TimeoutExpired:
-            continue
-        break
+
+def measure(model: str, recipes: list[str], folder: Path, environment: dict[str, str]) -> Peaks:
+    """Lowers a model from nothing, one stage at a time."""
+    command = [str(Path(sys.executable).with_name("pteforge")), "export", str(write_zoo(folder, model, recipes))]
+    command += ["--store", str(folder / "store"), "--out", str(folder / "out"), "--jobs", "1"]
+    resident = 0
+    with (folder / "log").open("wb") as log:
+        process = psutil.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        while process.poll() is None:
+            try:
+                resident = max(resident, process.memory_info().rss)
+                process.wait(0.1)
+            except (psutil.TimeoutExpired, psutil.NoSuchProcess):
+                continue
     if process.returncode:
-        sys.exit(f"pteforge ended with {process.returncode}")
-    provenance = json.loads((folder / "out" / model / "chat.json").read_text(encoding="utf-8"))
+        sys.exit(f"{(folder / 'log').read_text()}\npteforge ended with {process.returncode}")
+    stages = {}
     with open_store(str(folder / "store")) as store:
-        records = {step: store.ledger.lookup(key) for step, key in provenance["stage_keys"].items()}
-    return Peaks({step: record.peak_memory for step, record in records.items() if record}, flow, _weights(model))
-
-
-def _weights(model: str) -> int:
-    """Bytes of the parameters, counted in another process."""
-    program = f"""
-import sys, torch, yaml
-sys.path.insert(0, {str(ZOO.parent)!r})
-import small_llama
-source = yaml.safe_load(open({str(ZOO)!r}))["models"][{model!r}]["source"]
-kwargs = source.get("kwargs", {{}}) if isinstance(source, dict) else {{}}
-module = small_llama.small_llama(**kwargs).methods["prefill"].module
-print(sum(weight.numel() * weight.element_size() for weight in module.parameters()))
-"""
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    return int(done.stdout.split()[-1])
+        for recipe in recipes:
+            provenance = json.loads((folder / "out" / model / f"{recipe}.json").read_text(encoding="utf-8"))
+            records = {step: store.ledger.lookup(key) for step, key in provenance["stage_keys"].items()}
+            stages[recipe] = {step: record.peak_memory for step, record in records.items() if record}
+    return Peaks(LLAMAS[model].weights, stages, resident)
 
 
 def main() -> None:
-    """Prints a table; exits with 1 if a worker used more than the bound."""
+    """Prints a table; exits with 1 if a worker used more than its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="medium", help="a model of examples/llama/llama.yaml")
+    parser.add_argument("--model", default="135M", choices=list(LLAMAS), help="its size (%(default)s)")
+    parser.add_argument("--recipe", action="append", choices=RECIPES, help="one or more (all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
     with tempfile.TemporaryDirectory(prefix="pteforge-memory-") as folder:
-        peaks = measure(chosen.model, Path(folder))
+        environment = environment_of(Path(folder), "prepared")
+        prepare_database(Path(folder), environment)
+        peaks = measure(chosen.model, chosen.recipe or list(RECIPES), Path(folder), environment)
     if chosen.json:
-        print(json.dumps({"weights": peaks.weights, "flow": peaks.flow, "stages": peaks.stages}, indent=2))
+        print(json.dumps(asdict(peaks), indent=2))
     else:
-        print(f"{'step':28} {'GiB':>6} {'x weights':>10}")
-        for step, peak in (*peaks.stages.items(), ("the flow's own process", peaks.flow), ("bound", peaks.bound)):
-            print(f"{step:28} {peak / GIB:6.2f} {peak / peaks.weights:10.2f}")
-    if max(peaks.stages.values()) > peaks.bound:
-        sys.exit(1)
+        show(chosen.model, peaks)
+    if peaks.over():
+        sys.exit("more than the limit")
+
+
+def show(model: str, peaks: Peaks) -> None:
+    """Prints the table."""
+    print(f"{f'{model}, {peaks.weights / GIB:.2f} GiB of weights':<44}{'GiB':>8}{'x weights':>12}{'limit':>8}")
+    steps = [
+        (f"{recipe}: {step}", peak, peaks.bound(step))
+        for recipe in peaks.stages
+        for step, peak in peaks.stages[recipe].items()
+    ]
+    for name, peak, limit in (*steps, ("the command's own process", peaks.command, 300e6)):
+        print(f"{name:<44}{peak / GIB:>8.2f}{peak / peaks.weights:>12.2f}{limit / GIB:>8.2f}")
 
 
 if __name__ == "__main__":

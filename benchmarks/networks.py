@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -109,3 +110,47 @@ def mobilenet_v2() -> Built:
     stem = [*_convolution(3, 32, stride=2), nn.ReLU6()]
     head = [*_convolution(320, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000)]
     return nn.Sequential(*stem, *blocks, *head), (torch.randn(1, 3, 224, 224),)
+
+
+@dataclass(frozen=True)
+class Llama:
+    """Sizes of a Llama with a vocabulary of 32,000."""
+
+    width: int
+    layers: int
+    inner: int
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all parameters."""
+        layer = 4 * self.width**2 + 3 * self.width * self.inner + 2 * self.width
+        return (2 * 32000 * self.width + self.layers * layer + self.width) * self.dtype.itemsize
+
+
+LLAMAS = {
+    "tiny": Llama(64, 2, 128),
+    "135M": Llama(768, 12, 2048),
+    "500M": Llama(1280, 21, 3584),
+    "1B-bf16": Llama(2048, 17, 5632, torch.bfloat16),
+}
+
+
+def llama(size: str) -> Built:
+    """ExecuTorch's own Llama, with 8 tokens and without a cache."""
+    from executorch.examples.models.llama.llama_transformer import construct_transformer
+    from executorch.examples.models.llama.model_args import ModelArgs
+
+    chosen = LLAMAS[size]
+    heads = chosen.width // 64
+    args = ModelArgs(
+        dim=chosen.width, n_layers=chosen.layers, n_heads=heads, n_kv_heads=heads, hidden_dim=chosen.inner,
+        vocab_size=32000, max_seq_len=128, max_context_len=128, generate_full_logits=True,
+    )  # fmt: skip
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(chosen.dtype)
+    try:
+        model = construct_transformer(args)
+    finally:
+        torch.set_default_dtype(default)
+    return model, (torch.randint(32000, (1, 8)),)

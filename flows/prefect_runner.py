@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import itertools
 import json
+import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Self
 
-from prefect import get_run_logger, task
+from prefect import get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext, TaskRunContext
@@ -34,6 +37,12 @@ from ..tasks.workers import Workers
 from .figures_text import format_size
 from .session import Session, stage_memory
 from .throttle import Throttle, samples_done
+
+LIMITS_FOR = 30.0
+"""Seconds for which the concurrency limits that the server has are taken for known."""
+
+_TAG_LIMIT = "tag:stage:"  # what Prefect puts before the name of a tag that has a limit
+_PAGE = 200
 
 
 @dataclass(frozen=True)
@@ -104,9 +113,8 @@ def run_stage_call(title: str, work: bytes) -> Any:
     del title
     asked = json.loads(work)
     call = StageCall.decode(asked["call"].encode())
-    add_tags(f"model:{call.model}", *(f"recipe:{recipe}" for recipe in call.recipes))
+    add_tags(f"stage:{call.stage.name}", f"model:{call.model}", *(f"recipe:{recipe}" for recipe in call.recipes))
     if asked["found"]:
-        add_tags(f"stage:{call.stage.name}")
         return Completed(name="Cached", message=f"found by stage key {asked['key']}", data=asked["found"])
     site = Site(**asked["site"])
     if (site.run, os.getpid()) in _runs and not runner_of(site.run):
@@ -173,6 +181,7 @@ class PrefectRunner(SharingRunner):
         server = session.workers.address
         self._site = Site(session.store.url, session.jobs, memory, session.id, session.executor.refresh, server)
         self._slots = asyncio.Semaphore(session.submitted_at_once)
+        self._limits = _StageLimits()
         # who made what and the task runner that ran it, for the edges of the graph in the UI
         self._futures: dict[ArtifactRef, tuple[Any, Any]] = {}
 
@@ -210,10 +219,11 @@ class PrefectRunner(SharingRunner):
         makers = {id(made[0]): made for name in names if (made := self._futures.get(name))}
         # A task runner knows its own futures only.
         earlier = [future if runner is tasks else future.state for future, runner in makers.values()]
+        limited = not found and await self._limits.cover(call.stage.name)
         # A transaction of its own: that of a model's task is async, which a failing sync task cannot roll back.
         with transaction(commit_mode=CommitMode.EAGER):
             future = tasks.submit(
-                _named(call.stage.name, limited=found is None),
+                _named(call.stage.name, limited=limited),
                 {"title": call.title, "work": json.dumps(work).encode()},
                 wait_for=earlier,
             )
@@ -246,9 +256,40 @@ class PrefectRunner(SharingRunner):
                     yield graph
 
 
+class _StageLimits:
+    """The stages whose tag has a concurrency limit on the server; looked up again every half minute."""
+
+    def __init__(self) -> None:
+        self._stages: frozenset[str] = frozenset()
+        self._read = -math.inf
+        self._reading = asyncio.Lock()
+
+    async def cover(self, stage: str) -> bool:
+        async with self._reading:
+            if time.monotonic() - self._read > LIMITS_FOR:
+                self._stages = frozenset([name async for name in _limited_stages()])
+                self._read = time.monotonic()
+        return stage in self._stages
+
+
+async def _limited_stages() -> AsyncIterator[str]:
+    async with get_client() as client:
+        for page in itertools.count():
+            limits = await client.read_global_concurrency_limits(limit=_PAGE, offset=page * _PAGE)
+            for limit in limits:
+                if limit.active and limit.name.startswith(_TAG_LIMIT):
+                    yield limit.name.removeprefix(_TAG_LIMIT)
+            if len(limits) < _PAGE:
+                return
+
+
 @cache
 def _named(stage: str, *, limited: bool) -> Any:
-    """The task for a stage. Only stages that run wait for a slot of a concurrency limit on their tag."""
+    """The task for a stage. With the tag from the start, it waits for a slot of the tag's concurrency limit.
+
+    Prefect asks for a slot whether there is a limit or not, in a transaction that other writers to its database hold up
+    for seconds.
+    """
     return stage_task.with_options(name=stage, tags=[f"stage:{stage}"] if limited else [])
 
 
@@ -329,4 +370,4 @@ def add_tags(*tags: str) -> None:
     what people need.
     """
     if context := TaskRunContext.get():
-        context.task_run.tags.extend(tags)
+        context.task_run.tags.extend(tag for tag in tags if tag not in context.task_run.tags)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from ..tasks.runner import LocalRunner
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from .embedded_server import EmbeddedServer
 
 _log = logging.getLogger(__name__)
+_M_ARENA_MAX = -8  # malloc.h
 
 
 def run_flow(session: Session) -> ZooOutcome:
@@ -57,6 +60,7 @@ def _import_prefect(session: Session) -> tuple[Flow[..., Any], EmbeddedServer | 
 
     Takes seconds.
     """
+    _share_malloc_arenas()
     if not _log.isEnabledFor(logging.INFO):
         quiet_console()
     collecting = gc.isenabled()
@@ -79,6 +83,13 @@ def _import_prefect(session: Session) -> tuple[Flow[..., Any], EmbeddedServer | 
     finally:
         if collecting:
             gc.enable()
+
+
+def _share_malloc_arenas() -> None:
+    """Has Prefect's dozens of threads share two pools of memory: with one for each, a tenth of it lies idle."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # not glibc
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 @contextmanager

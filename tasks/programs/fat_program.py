@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from executorch.exir._serialize._cord import Cord
 from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
@@ -75,18 +76,14 @@ def write_fat(
         segment_alignment=packed.alignment,
     )
     if data_path is not None:
-        _write(_data_file(blobs, packed.alignment), data_path)
-    _write(bytes(content), path)
+        serializer = FlatTensorSerializer(FlatTensorConfig(segment_alignment=packed.alignment))
+        _write(serializer.serialize(DataPayload(blobs.buffers, blobs.pte_data)), data_path)
+    _write(content, path)
 
 
-def _data_file(blobs: NamedDataStoreOutput, alignment: int) -> bytes:
-    serializer = FlatTensorSerializer(FlatTensorConfig(segment_alignment=alignment))
-    return bytes(serializer.serialize(DataPayload(blobs.buffers, blobs.pte_data)))
-
-
-def _write(content: bytes, path: Path) -> None:
+def _write(content: Cord, path: Path) -> None:
     with staging_file(path.parent) as (part, file):
-        file.write(content)
+        content.write_to_file(file)
         file.flush()
         part.replace(path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ...artifacts.ref import ArtifactRef
 from ...errors import FileFormatError, VerificationFailed
 from ...formats.nfat.fat_file import is_fat, open_fat
 from ...formats.pte.ptd import check_external_weights
-from ...formats.pte.reader import open_pte, read_pte
+from ...formats.pte.reader import open_pte
 from ..codecs.program import load_program
 from ..figures import Case
 from . import kernels  # noqa: F401 - those of quantized operators, too
@@ -29,7 +30,7 @@ from .inputs import prepend_mutated_inputs, stored_cases
 class Loadable:
     """A complete program."""
 
-    program: Path | bytes  # a `.pte` file, or its content
+    program: Path  # the `.pte` file
     data: Path | None = None  # the `.ptd` file with its external weights; None where it has none
 
     def load(self) -> Program:
@@ -101,9 +102,7 @@ def execute(loaded: Mapping[str, Any], method: str, flat: Sequence[Any], label: 
 
 def _sharing_state(payload: Loadable) -> tuple[str, ...]:
     """Methods of a file that share their state, which has a memory arena of its own."""
-    program = payload.program
-    pte = read_pte(program) if isinstance(program, bytes) else open_pte(program)
-    return tuple(method.name for method in pte.methods if len(method.planned_memory) > 1)
+    return tuple(method.name for method in open_pte(payload.program).methods if len(method.planned_memory) > 1)
 
 
 def runnable_payloads(
@@ -111,7 +110,8 @@ def runnable_payloads(
 ) -> Iterator[tuple[str, Loadable]]:
     """Name and program of all that can run here: a plain file, whose name is empty, or payloads of a fat file.
 
-    Fills `not_run` with the payloads that this machine has no backend for: name to reason.
+    Fills `not_run` with the payloads that this machine has no backend for: name to reason. The file of a payload is
+    gone when the next one is asked for.
 
     Raises:
         VerificationFailed: the file is damaged, or a plain one needs a backend that is not here.
@@ -133,12 +133,15 @@ def runnable_payloads(
         yield "", Loadable(path, data)
         return
     container = open_fat(path, data_files).container
-    for payload in container.payloads:
-        content = container.rebuild(payload)  # checks the digest, also of payloads that cannot run
-        if missing := missing_backends(payload.description.backends):
-            not_run[payload.name] = f"needs {', '.join(missing)}, which this machine's runtime does not have"
-        else:
-            yield payload.name, Loadable(content)
+    with TemporaryDirectory(prefix="pteforge-payload-") as folder:
+        rebuilt = Path(folder, "payload.pte")  # the runtime maps a file, but copies bytes
+        for payload in container.payloads:
+            rebuilt.unlink(missing_ok=True)
+            rebuilt.write_bytes(container.rebuild(payload))  # checks the digest, also of payloads that cannot run
+            if missing := missing_backends(payload.description.backends):
+                not_run[payload.name] = f"needs {', '.join(missing)}, which this machine's runtime does not have"
+            else:
+                yield payload.name, Loadable(rebuilt)
 
 
 Watch = Callable[[Node, Any], Any]

@@ -74,6 +74,7 @@ class Compile(stage.Stage, name="compile"):
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Links, plans and emits; raises TargetError if quantized operators are left that no kernel computes."""
+        from ...formats.pte.reader import map_file
         from ..codecs.payload import save_payload
         from ..programs.debugging import debug_artifacts
         from ..programs.emission import backend_config, to_executorch
@@ -85,8 +86,11 @@ class Compile(stage.Stage, name="compile"):
             check_no_affine(method, manager.exported_program(method))
         emitted = to_executorch(manager, backend_config(params, manager.methods))
         debugging = debug_artifacts(inputs.edge, emitted, work) if params.options.generate_etrecord else {}
+        path = work.scratch / "model.pte"
+        with path.open("wb") as file:
+            emitted.write_to_file(file)  # in one piece, it would be in memory twice
         return Compile.Outputs(
-            payload=save_payload(emitted.buffer, kind="payload/pte", store=work.store),
+            payload=save_payload(map_file(path), kind="payload/pte", store=work.store),
             data=save_data(emitted, work) if params.external_data else None,
             **debugging,
         )

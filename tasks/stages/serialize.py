@@ -6,7 +6,7 @@ from typing import Literal
 
 from ...formats.pte.reader import map_file, open_pte
 from .. import kinds, stage
-from ..codecs.payload import load_packed, read_payload, save_data_file, save_payload, write_payload
+from ..codecs.payload import load_packed, save_data_file, save_payload, write_payload
 from ..programs.delivery import check_file
 
 
@@ -59,8 +59,10 @@ class Serialize(stage.Stage, name="serialize"):
 
             assert inputs.container is not None  # noqa: S101 - the fat form has one
             packed = load_packed(inputs.container, work.store)
+            signature_path = work.scratch / "signature.pte"
+            write_payload(inputs.payload, work.store, signature_path)
             data_path = work.scratch / "model.ptd" if params.external_data else None
-            write_fat(packed, read_payload(inputs.payload, work.store), path, data_path=data_path)
+            write_fat(packed, map_file(signature_path), path, data_path=data_path)
             outputs = Serialize.Outputs(
                 file=save_payload(map_file(path), store=work.store),
                 data=save_data_file(map_file(data_path), work.store) if data_path else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -90,6 +91,21 @@ def test_stages_are_recorded(warm, recorded, on_server):
         "recipe:portable-fp32",
         "recipe:xnnpack-fp32",
     }
+
+
+def test_limited_stages_wait(project, on_server, recorded, prefect):
+    """With a concurrency limit on a stage's tag, its runs follow one another; those of other stages do not wait."""
+    project.write_zoo({f"net{seed}": {"source": "nets:linear", "seed": seed} for seed in range(3)}, ("portable-fp32",))
+    prefect("concurrency-limit", "create", "stage:export", "1")
+    try:
+        done = project.export("--jobs", "3", "--out", str(project.out), env=on_server)
+    finally:
+        prefect("concurrency-limit", "delete", "stage:export")
+    assert done.code == 0, done.err
+    tasks = recorded(project).task_runs(19).values()  # the models have one `edge`, since their graphs are equal
+    runs = sorted((task.start_time, task.end_time) for task in tasks if "stage:export" in task.tags)
+    assert len(runs) == 3
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(runs))
 
 
 def test_parameters_are_recorded(warm, on_server, recorded):
