@@ -63,7 +63,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     [
         ("", COMMANDS),
         ("ex", ["export", "extract"]),
-        ("store ", ["ls", "verify", "push", "pull", "gc"]),
+        ("store ", ["ls", "verify", "push", "pull", "rekey", "gc"]),
         ("export zoo.yaml --ref", ["--refresh"]),
         ("export zoo.yaml --on ", list(PLACES)),
         ("export zoo.yaml --until ", sorted(stage.name for stage in STAGES)),
