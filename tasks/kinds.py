@@ -34,6 +34,7 @@ Examples = Annotated[ArtifactRef, Kind("examples")]  # flat inputs, eager's flat
 Samples = Annotated[ArtifactRef, Kind("samples")]  # flat inputs for calibration
 MethodNames = Annotated[ArtifactRef, Kind("model/methods")]
 NodeNames = Annotated[ArtifactRef, Kind("model/batch_norms")]  # of an exported program's graph
+WeightDigests = Annotated[ArtifactRef, Kind("model/weights")]  # of all methods' parameters, by method and name
 Constants = Annotated[ArtifactRef, Kind("model/constants")]  # values of constant methods
 Observed = Annotated[ArtifactRef, Kind("model/observed")]  # modules and distributions that the user's code loaded
 

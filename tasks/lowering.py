@@ -208,7 +208,25 @@ async def export_methods(run: Scope) -> Exports:
     others = await together({method: export(run, method) for method in methods[1:]})
     if unknown := sorted(set(run.model.calibration) - set(methods)):
         raise SourceError(f"calibration names the methods {unknown}; the model has {methods}")
-    return {methods[0]: first, **others}
+    exports = {methods[0]: first, **others}
+    check_one_build(run, exports)
+    return exports
+
+
+def check_one_build(run: Scope, exports: Exports) -> None:
+    """Raises SourceError unless all methods have weights of one model: each is exported from a build of its own."""
+    built = {method: run.read_json(export.weights) for method, export in exports.items() if export.weights}
+    for method, weights in built.items():
+        first = next(iter(built))
+        for owner, digests in weights.items():
+            for name in sorted(digests):
+                if built[first].get(owner, {}).get(name) != digests[name]:
+                    raise SourceError(
+                        f"the builder makes another model each time: parameter {name!r} of method {owner!r} had other "
+                        f"values when {method!r} was exported than when {first!r} was. Let it draw random numbers from "
+                        "torch, numpy or random, which `seed` sets, and read files that do not change; then export "
+                        "the model again with --refresh"
+                    )
 
 
 async def export(run: Scope, method: str | None) -> Export.Outputs:

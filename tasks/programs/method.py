@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from ...configs.definition import MethodDefinition
+from ...artifacts.digest import Digest, digest_bytes
+from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from ..stages.export import MethodParams
 from .dynamic_shapes import check_entries, to_dims
@@ -31,6 +32,26 @@ def choose_method(model: BuiltModel, params: MethodParams) -> str:
     if model.program is None:
         for_inference(model.definition.methods[name].module)
     return name
+
+
+def digest_weights(definition: ModelDefinition) -> dict[str, dict[str, Digest]]:
+    """SHA-256 of the parameters, by method and name; those of tensor subclasses are left out."""
+    digests: dict[int, Digest] = {}
+
+    def digest(weight: torch.Tensor) -> Digest:
+        if id(weight) not in digests:
+            content = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digests[id(weight)] = digest_bytes(memoryview(content.numpy()))
+        return digests[id(weight)]
+
+    return {
+        method: {
+            name: digest(weight)
+            for name, weight in made.module.named_parameters(remove_duplicate=False)
+            if type(weight) is torch.nn.Parameter and weight.layout is torch.strided
+        }
+        for method, made in definition.methods.items()
+    }
 
 
 def export_method(name: str, method: MethodDefinition, params: MethodParams, stage: str = "") -> ExportedProgram:

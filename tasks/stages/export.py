@@ -40,6 +40,7 @@ class Export(stage.Stage, name="export"):
         examples: kinds.Examples
         methods: kinds.MethodNames  # names of all methods, the first one first
         constants: kinds.Constants
+        weights: kinds.WeightDigests | None = None  # of a model with several methods
         batch_norms: kinds.NodeNames | None = None  # those that `fold_batch_norms` can fold, if there are any
         # local modules and installed packages that were loaded on the way; None for a live model
         observed: kinds.Observed | None = None
@@ -67,9 +68,11 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     from ..programs.batch_norms import foldable_norms
     from ..programs.constants import emitted_constants
     from ..programs.eager import eager_examples
-    from ..programs.method import choose_method, export_method
+    from ..programs.method import choose_method, digest_weights, export_method
 
-    name, methods = choose_method(model, params), list(model.definition.methods)
+    methods = list(model.definition.methods)
+    weights = digest_weights(model.definition) if len(methods) > 1 else {}  # before anything changes them
+    name = choose_method(model, params)
     program = model.program
     if program is None:
         program = export_method(name, model.definition.methods[name], params)
@@ -81,5 +84,6 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
         examples=save_value(examples, kind="examples", store=store),
         methods=store.put_artifact("model/methods", canonical_json(methods)),
         constants=save_value(constants, kind="model/constants", store=store),
+        weights=store.put_artifact("model/weights", canonical_json(weights)) if weights else None,
         batch_norms=store.put_artifact("model/batch_norms", canonical_json(norms)) if norms else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -212,6 +213,13 @@ def two_methods():
         },
         {"version": 3, "sample_rate": 16000.0},
     )
+
+
+def unseeded():
+    """Two methods of a layer whose bias no seed determines."""
+    layer = nn.Linear(2, 2)
+    nn.init.constant_(layer.bias, int.from_bytes(os.urandom(3), "big"))
+    return methods(torch.randn(1, 2), forward=layer, encode=nn.Sequential(layer, nn.ReLU()))
 
 
 def two_networks(width: int = 64):

@@ -36,6 +36,7 @@ def test_outputs(stages):
         "program": "program/aten",
         "examples": "examples",
         "methods": "model/methods",
+        "weights": "model/weights",
         "constants": "model/constants",
         "observed": "model/observed",
     }

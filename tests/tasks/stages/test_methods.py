@@ -30,6 +30,12 @@ def methods(lower):
     return lowered
 
 
+def test_methods_of_different_models(lower):
+    """Methods are exported from a build each; where the builder makes another model each time, no file is made."""
+    with pytest.raises(SourceError, match=r"parameter '0\.bias' of method 'encode' had other values when 'encode' was"):
+        lower("builders:unseeded", PORTABLE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "decode", "delegates"),
