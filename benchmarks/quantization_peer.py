@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,4 +84,7 @@ def lower(work: Work, recipe_type: str) -> bytes:
 
 def measure(file: bytes, work: Work) -> tuple[float | None, ...]:
     """Runs a file on every input; returns the ratio of each output in dB, None if it equals eager's."""
-    return tuple(case.sqnr_db for case in run_method(Loadable(file), METHOD, work.stored, work.stored["drawn"]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.pte")
+        path.write_bytes(file)
+        return tuple(case.sqnr_db for case in run_method(Loadable(path), METHOD, work.stored, work.stored["drawn"]))

@@ -17,6 +17,7 @@ def test_figures(run_python, build):
     assert [(cost["model"], cost["payload"]) for cost in costs] == [
         ("21 MB", "xnnpack"),
         ("21 MB", "portable"),
+        ("ResNet-18", "xnnpack"),
         ("x + x", "xnnpack"),
         ("x + x", "portable"),
     ]
