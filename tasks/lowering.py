@@ -18,7 +18,7 @@ from .keys.versions import host_capability
 from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .runner import CutShort, NotCached, UserCode, first_of, outcomes_of, together
 from .scope import Scope
-from .stage import Stage
+from .stage import Stage, is_known
 from .stage_params import (
     compile_params,
     edge_params,
@@ -215,7 +215,8 @@ async def export_methods(run: Scope) -> Exports:
 
 def check_one_build(run: Scope, exports: Exports) -> None:
     """Raises SourceError unless all methods have weights of one model: each is exported from a build of its own."""
-    built = {method: run.read_json(export.weights) for method, export in exports.items() if export.weights}
+    refs = {method: export.weights for method, export in exports.items()}
+    built = {method: run.read_json(ref) for method, ref in refs.items() if ref and is_known(ref)}
     for method, weights in built.items():
         first = next(iter(built))
         for owner, digests in weights.items():

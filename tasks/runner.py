@@ -24,6 +24,7 @@ from .stage import (
     Stage,
     find_stage,
     from_roles,
+    is_known,
     unknown_roles,
 )
 
@@ -228,7 +229,7 @@ class PlanRunner(EngineRunner):
     found: list[Done] = field(default_factory=list)  # results that the ledger has
 
     async def __call__(self, call: StageCall) -> Done:
-        if any(ref.identity == UNKNOWN_DIGEST for ref in call.inputs.values()):
+        if not all(map(is_known, call.inputs.values())):
             self.may_run.append(call)
         elif found := self.engine.find(call):
             self.found.append(found)

@@ -17,7 +17,7 @@ from .codecs.binding import REFUSED, bind, graph_of
 from .keys.search import ModuleSearch
 from .model import PlannedModel, PlannedRecipe
 from .runner import CutShort, Done, NotCached, Runner, StageCall, StageId, UserCode
-from .stage import UNKNOWN_DIGEST, Params, Roles, Stage, to_roles
+from .stage import Params, Roles, Stage, is_known, to_roles
 from .stages.edge import Edge
 from .stages.partition import Partition
 
@@ -109,7 +109,7 @@ class Scope:
     def _bind(self, step: StageId, graph: ArtifactRef, program: ArtifactRef) -> Any:
         """The outputs of a call that made a graph, with the program in its place; unknown ones stay."""
         done = self.done[step]
-        if graph.identity != UNKNOWN_DIGEST:
+        if is_known(graph):
             done = replace(done, roles={**done.roles, "program": bind(graph, program, self.store)})
             self.done[step] = done
         return done.outputs
@@ -138,7 +138,7 @@ class Scope:
 
     def methods(self, names: ArtifactRef) -> list[str]:
         """Names of the model's methods, the first one first; a plan for a model never exported assumes one."""
-        if names.identity == UNKNOWN_DIGEST:
+        if not is_known(names):
             return ["forward"]
         methods: list[str] = self.read_json(names)
         return methods

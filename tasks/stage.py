@@ -162,6 +162,11 @@ UNKNOWN_DIGEST = Digest("0" * 64)
 """Identity of an output that a plan does not know yet."""
 
 
+def is_known(ref: ArtifactRef) -> bool:
+    """Whether an output is there, or only planned."""
+    return ref.identity != UNKNOWN_DIGEST
+
+
 def unknown_roles(cls: type[Roles]) -> dict[str, ArtifactRef]:
     """Role to an unknown artifact, for every output that a stage may have."""
     return {
