@@ -11,8 +11,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def measure(folder: Path, models: int, environment: dict[str, str]) -> Overhead:
     zoo = write_zoo(folder / "zoo", models)
     command = [str(Path(sys.executable).with_name("pteforge")), "export", str(zoo)]
     command += ["--store", str(folder / "store"), "--out", str(folder / "out")]
-    cpu: dict[tuple[int, str], float] = {}
+    cpu: dict[str, float] = {}
     first = 0.0
     with (folder / "log").open("wb") as log:
         start = time.perf_counter()
@@ -58,41 +58,46 @@ def measure(folder: Path, models: int, environment: dict[str, str]) -> Overhead:
             command, env=environment | {"PTEFORGE_CACHE": str(folder / "cache")}, stdout=log, stderr=log
         )
         while process.poll() is None:
-            cpu |= {(pid, kind): seconds for pid, kind, seconds in _seconds(process)}
+            cpu |= dict(_seconds(process))
             if not first and any((folder / "store" / "ledger" / "stages").glob("*/*")):
                 first = time.perf_counter() - start
             time.sleep(_TICK)
         wall = time.perf_counter() - start
     if process.returncode:
         sys.exit((folder / "log").read_text(encoding="utf-8"))
-    by_kind: dict[str, float] = defaultdict(float)
-    for (_, kind), seconds in cpu.items():
-        by_kind[kind] += seconds
     with open_store(str(folder / "store")) as store:
         (record,) = store.runs
     stages = sum(stage.status == "ran" for model in record.models.values() for stage in model)
-    return Overhead(models, stages, wall, {kind: by_kind[kind] for kind in KINDS}, first)
+    return Overhead(models, stages, wall, {kind: cpu.get(kind, 0.0) for kind in KINDS}, first)
 
 
-def _seconds(command: psutil.Process) -> Iterator[tuple[int, str, float]]:
-    """CPU seconds so far of the command, of its worker server, and of workers that have ended."""
-    for process in (command, *command.children(recursive=True)):
-        try:
-            line, times = " ".join(process.cmdline()), process.cpu_times()
-        except psutil.Error:
-            continue
-        own, ended = times.user + times.system, times.children_user + times.children_system
-        if process.pid == command.pid:
-            yield process.pid, "command", own
-        elif "tasks.workers" in line and process.ppid() == command.pid:
-            yield process.pid, "worker server", own
-            yield process.pid, "stages", ended
+def _seconds(command: psutil.Process) -> Iterator[tuple[str, float]]:
+    """CPU seconds so far, by kind: of the command, of its worker server, and of workers, whether ended or not."""
+    yield "command", _cpu(command)[0]
+    for server in command.children():
+        with suppress(psutil.Error):
+            if "tasks.workers" in " ".join(server.cmdline()):
+                own, ended = _cpu(server)
+                yield "worker server", own
+                yield "stages", ended + sum(sum(_cpu(worker)) for worker in server.children())
+
+
+def _cpu(process: psutil.Process) -> tuple[float, float]:
+    """CPU seconds so far of a process, and of its children that have ended."""
+    times = process.cpu_times()
+    return times.user + times.system, times.children_user + times.children_system
+
+
+def _outside(run: Overhead) -> float:
+    """CPU seconds that are not a worker's."""
+    return sum(run.cpu.values()) - run.cpu["stages"]
 
 
 def main() -> None:
     """Measures both zoos, and prints seconds by kind of process, and what each further stage costs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, nargs=2, default=(2, 10), metavar=("FEW", "MANY"), help="%(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the median is taken (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it, stacked, as .png or .svg")
     arguments = parser.parse_args()
@@ -100,10 +105,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
         environment = environment_of(Path(temporary), "prepared")
         prepare_database(Path(temporary), environment)
-        runs = [measure(Path(temporary) / str(models), models, environment) for models in arguments.models]
+        rounds = [
+            [measure(Path(temporary) / f"{number}-{models}", models, environment) for models in arguments.models]
+            for number in range(arguments.rounds)
+        ]
+        runs = [sorted(each, key=_outside)[len(each) // 2] for each in zip(*rounds, strict=True)]
     few, many = runs
-    outside = [sum(run.cpu.values()) - run.cpu["stages"] for run in runs]
-    each = (outside[1] - outside[0]) / (many.stages - few.stages)
+    each = (_outside(many) - _outside(few)) / (many.stages - few.stages)
     if arguments.plot:
         draw(runs, arguments.plot)
     if arguments.json:
