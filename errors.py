@@ -31,8 +31,25 @@ from dataclasses import dataclass
 from typing import Any
 
 
+def printable(text: str, *, keep: str = "") -> str:
+    r"""The text with unprintable characters escaped, as in ``\x1b``, except those in `keep`.
+
+    What is not pteforge's own text, such as names, logs and messages of others, may contain characters that command a
+    terminal, or reorder what it shows. Text that was escaped before stays as it is.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
+
+
 class PteforgeError(Exception):
     """Root of all errors raised by pteforge. The message says what, where and what to do."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n\t")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles message and attributes, whatever the constructor takes: errors come back from other processes."""

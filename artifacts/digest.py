@@ -10,6 +10,8 @@ from typing import Annotated, Any, NewType
 
 from pydantic import StringConstraints
 
+from .opening import open_input
+
 _PATTERN = "^[0-9a-f]{64}$"
 
 Digest = NewType("Digest", Annotated[str, StringConstraints(pattern=_PATTERN)])
@@ -31,7 +33,7 @@ def digest_bytes(content: bytes | bytearray | memoryview) -> Digest:
 
 
 def digest_file(path: Path) -> Digest:
-    with path.open("rb") as file:
+    with open_input(path) as file:
         return Digest(hashlib.file_digest(file, "sha256").hexdigest())
 
 

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import itertools
 import logging
 import os
 import secrets
 import shutil
-import stat
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import StoreUnusable
+from .digest import is_digest
+from .opening import NotAFileError, open_file
 
 _log = logging.getLogger(__name__)
 
 
 RECORD_LIMIT = 64 * 2**20
 """Bytes that a record has at most. Others may have written the file: no more of it is read."""
+
+
+WAIT_UNTOLD = 10.0
+"""Seconds of waiting for another process without a word."""
+
+_STAGING_FILE = f"{'[0-9a-f]' * 32}.part"
 
 
 class NamedFiles(ABC):
@@ -60,15 +66,20 @@ class LocalFiles(NamedFiles):
     def read(self, name: str, limit: int = RECORD_LIMIT) -> bytes | None:
         try:
             with open_file(f"{self._root}/{name}") as file:  # a rerun reads thousands: no `Path`
-                size = os.fstat(file.fileno()).st_size
-                return at_most(file.read(min(size, limit) + 1), limit)  # which reserves as much memory at once
+                status = os.fstat(file.fileno())
+                if status.st_uid != os.geteuid():  # of a folder that another user has made
+                    raise StoreUnusable(
+                        f"the record {name} in the store {self._root} belongs to user {status.st_uid}, not to you "
+                        f"({os.geteuid()}): records lead to pickles and must be yours; move {Path(name).parent} away"
+                    )
+                return at_most(file.read(min(status.st_size, limit) + 1), limit)  # reserves as much memory at once
         except (FileNotFoundError, NotADirectoryError):
             return None
         except NotAFileError as error:
             self._move_aside(name, error)
             return None
         except OSError as error:
-            raise StoreUnusable(f"the store {self._root} cannot be read: {error}") from error
+            raise unreadable(self._root, error) from error
 
     def write(self, name: str, content: bytes) -> None:
         with write_errors(self._root):
@@ -86,40 +97,44 @@ class LocalFiles(NamedFiles):
                 self._move_aside(name, error)
 
     def names(self, folder: str) -> list[str]:
-        """Of all that is no folder: `read` moves aside what is no file, either."""
-        top = self._root / folder
-        found = (path for path in top.rglob("*") if path.is_symlink() or not path.is_dir())
-        return sorted(str(path.relative_to(self._root)) for path in found)
+        """Of all that is no folder, and of folders where a record should be: `read` moves aside what is no file.
+
+        A folder that cannot be listed is an error: `gc` would take its records for dropped.
+        """
+        found = []
+        with read_errors(self._root):
+            for path, folders, files in os.walk(self._root / folder, onerror=_raise_unless_missing):
+                records = (name for name in folders if _names_record(name) or Path(path, name).is_symlink())
+                found += [os.path.relpath(f"{path}/{name}", self._root) for name in (*files, *records)]
+        return sorted(found)
 
     def _move_aside(self, name: str, error: OSError) -> None:
+        """Moves what is no file to quarantine; in a store that cannot be written it stays where it is."""
+        if not os.access(self._root, os.W_OK):
+            _log.warning(
+                "%s in the store %s is not a file (%s); it stays, since the store is read-only",
+                name,
+                self._root,
+                error.strerror,
+            )
+            return
         with write_errors(self._root), contextlib.suppress(FileNotFoundError):
             target = move_aside(self._root / name, self._root, name.replace("/", "-"))
             _log.warning("%s in the store %s is not a file (%s); moved to %s", name, self._root, error.strerror, target)
 
 
+def _names_record(name: str) -> bool:
+    return name.endswith(".json") or is_digest(name)
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def at_most(content: bytes, limit: int) -> bytes:
     """Content of at most so many bytes; nothing of what is longer, which is not what was written."""
     return content if len(content) <= limit else b""
-
-
-class NotAFileError(OSError):
-    """There is a link, a folder, a pipe, a socket or a device where a file should be."""
-
-
-def open_file(path: str | Path) -> BufferedReader:
-    """Opens a file to read; never follows a link, waits for a pipe or touches a device. Raises NotAFileError."""
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        raise NotAFileError(errno.EINVAL, "a link, folder, pipe or device", str(path))
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # it has just been replaced
-            raise NotAFileError(error.errno, error.strerror, str(path)) from error
-        raise
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    raise NotAFileError(errno.EINVAL, "a folder, pipe or device", str(path))
 
 
 def move_aside(path: Path, root: Path, name: str) -> Path:
@@ -132,6 +147,20 @@ def move_aside(path: Path, root: Path, name: str) -> Path:
     return target
 
 
+def unreadable(root: Path, error: OSError) -> StoreUnusable:
+    """What to raise for an error of the operating system while reading from the store at `root`."""
+    return StoreUnusable(f"the store {root} cannot be read: {error}; run: chmod -R u+rwX {root}")
+
+
+@contextlib.contextmanager
+def read_errors(root: Path) -> Iterator[None]:
+    """Converts the operating system's errors while reading from the store at `root` to StoreUnusable."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(root, error) from error
+
+
 @contextlib.contextmanager
 def write_errors(root: Path) -> Iterator[None]:
     """Converts the operating system's errors while writing to the store at `root` to StoreUnusable."""
@@ -141,6 +170,27 @@ def write_errors(root: Path) -> Iterator[None]:
         raise StoreUnusable(
             f"the store {root} cannot be written: {error}; free some space (pteforge store gc) or use another folder"
         ) from error
+
+
+@contextlib.contextmanager
+def told_after(seconds: float, message: str, *args: object) -> Iterator[None]:
+    """Logs a warning once if the block takes longer than that."""
+    timer = threading.Timer(seconds, _log.warning, (message, *args))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def wait_for_lock(descriptor: int, operation: int, what: str) -> None:
+    """Locks a file; whoever waits for long says so, and that it is for `what`."""
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with told_after(WAIT_UNTOLD, "waiting for another process that %s; it may be stopped", what):
+            fcntl.flock(descriptor, operation)
 
 
 def replace_file(path: Path, content: bytes, staging: Path) -> None:
@@ -169,7 +219,10 @@ def _staged(content: bytes, folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def staging_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new private file in `folder`, open for writing; removed at the end unless it was renamed."""
+    """A new private file in `folder`, open for writing; removed at the end unless it was renamed.
+
+    Where it cannot be removed, it is left to whoever removes what is `abandoned`.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     while True:
         path = folder / f"{secrets.token_hex(16)}.part"
@@ -180,14 +233,15 @@ def staging_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
                 yield path, file
                 return
             finally:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 @contextlib.contextmanager
-def staging_folder(folder: Path) -> Iterator[Path]:
+def staging_folder(folder: Path, suffix: str = ".scratch") -> Iterator[Path]:
     """A new private folder in `folder`, removed with all its content at the end."""
     while True:
-        path = folder / f"{secrets.token_hex(16)}.scratch"
+        path = folder / f"{secrets.token_hex(16)}{suffix}"
         path.mkdir(mode=0o700, parents=True)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -199,19 +253,20 @@ def staging_folder(folder: Path) -> Iterator[Path]:
             yield path
             return
         finally:
-            remove(path)
+            with contextlib.suppress(OSError):
+                remove(path)
             os.close(descriptor)
 
 
 def _lock(descriptor: int) -> bool:
     """Locks a new staging entry; returns False if it was removed as abandoned before it was locked."""
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    wait_for_lock(descriptor, fcntl.LOCK_EX, "looks at a new staging file")
     return os.fstat(descriptor).st_nlink > 0
 
 
-def abandoned(folder: Path) -> Iterator[Path]:
+def abandoned(folder: Path, pattern: str = "*") -> Iterator[Path]:
     """Staging entries in `folder` whose processes are dead; each is locked until the next one is requested."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for path in sorted(folder.glob(pattern)):
         with contextlib.suppress(OSError):  # already removed, or not ours
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
@@ -221,6 +276,14 @@ def abandoned(folder: Path) -> Iterator[Path]:
                 pass
             finally:
                 os.close(descriptor)
+
+
+def remove_abandoned_files(folder: Path) -> None:
+    """Removes staging files of dead processes from a folder that has other files, too; what cannot be, stays."""
+    with contextlib.suppress(OSError):  # no such folder, or not to be listed
+        for path in abandoned(folder, _STAGING_FILE):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def remove(path: Path) -> None:

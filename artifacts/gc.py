@@ -25,7 +25,7 @@ _DAY = timedelta(days=1)
 class GcReport:
     """The result of a collection or, with `dry_run`, what it would have been.
 
-    Leftovers are staging files of dead processes, and quarantined objects.
+    Leftovers are staging files and leases of dead processes, and quarantined objects.
     """
 
     dry_run: bool
@@ -45,12 +45,16 @@ class VerifyReport:
         damaged: objects whose bytes were wrong; they are in quarantine now.
         incomplete: keys of ledger records with outputs that are missing or damaged, or that were made from damaged
             objects; those stages will run again.
+        read_only: whether the store cannot be written, so that everything stays as it is.
+        misplaced: records in whose place there was a link, a folder, a pipe or a device; moved to quarantine.
     """
 
     objects: int
     size: int
     damaged: tuple[Digest, ...]
     incomplete: tuple[Digest, ...]
+    misplaced: tuple[str, ...]
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,10 @@ def collect(
 
 
 def verify_store(store: Store, *, progress: Progress | None = None) -> VerifyReport:
-    """Reads every object again. Damaged ones go into quarantine; what made them and what they made will run again."""
+    """Reads all objects and records. Damaged ones go into quarantine; what made them and what they made runs again.
+
+    A store that cannot be written is only read.
+    """
     objects = list(store.objects())
     damaged = []
     for done, stored in enumerate(objects, 1):
@@ -148,11 +155,15 @@ def verify_store(store: Store, *, progress: Progress | None = None) -> VerifyRep
             damaged.append(stored.digest)
         if progress:
             progress(done, len(objects))
+    misplaced = store.check_records()
     incomplete = [record.key for record in store.ledger if not all(map(store.has, record.outputs.values()))]
-    if incomplete:
+    if store.writable and incomplete:
         store.ledger.forget()
-    incomplete += sorted(store.forget_damaged() - {*incomplete})
-    return VerifyReport(len(objects), _size(objects), tuple(damaged), tuple(incomplete))
+    resting = store.forget_damaged() if store.writable else store.made_from({*damaged})
+    incomplete += sorted(resting - {*incomplete})
+    return VerifyReport(
+        len(objects), _size(objects), tuple(damaged), tuple(incomplete), tuple(misplaced), not store.writable
+    )
 
 
 def usage(store: Store) -> Usage:

@@ -10,12 +10,15 @@ import os
 import random
 import re
 import secrets
+import socket
+import stat
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +26,7 @@ from pydantic import Field
 
 from ..errors import StoreUnusable
 from .digest import Digest
-from .files import move_aside, write_errors
+from .files import WAIT_UNTOLD, move_aside, read_errors, write_errors
 from .records import Record, RecordFiles
 from .signing import Seal
 
@@ -58,8 +61,11 @@ class Leases(ABC):
     """
 
     @abstractmethod
-    def hold(self, key: Digest) -> AbstractContextManager[None]:
-        """Waits until nobody else holds the key, then holds it until the end of the ``with`` block."""
+    def hold(self, key: Digest, what: str = "") -> AbstractContextManager[None]:
+        """Waits until nobody else holds the key, then holds it until the end of the ``with`` block.
+
+        Whoever waits for long says so, and that it is for `what`.
+        """
 
     @abstractmethod
     def watch(self, key: Digest) -> Callable[[], bool]:
@@ -77,26 +83,34 @@ class LocalLeases(Leases):
         self._folder = folder
 
     @contextlib.contextmanager
-    def hold(self, key: Digest) -> Iterator[None]:
+    def hold(self, key: Digest, what: str = "") -> Iterator[None]:
         path = self._folder / key
-        descriptor = self._acquire(path)
+        with write_errors(self._folder.parent):
+            descriptor = self._acquire(path, what)
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a forked child still has it open
+            with contextlib.suppress(OSError):  # the lock counts: a file that stays is nobody's lease
+                path.unlink()
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a forked child still has it open
             os.close(descriptor)
 
     def watch(self, key: Digest) -> Callable[[], bool]:
         return lambda: self._taken(self._folder / key) is not None
 
     def oldest(self) -> float | None:
-        paths = self._folder.iterdir() if self._folder.is_dir() else ()
+        with read_errors(self._folder.parent):
+            paths = list(self._folder.iterdir()) if self._folder.is_dir() else []
         return min((taken for path in paths if (taken := self._taken(path)) is not None), default=None)
 
+    def _taken(self, path: Path) -> float | None:
+        """When a lease was taken; None if nobody holds it. Raises StoreUnusable if that cannot be told."""
+        with read_errors(self._folder.parent):
+            return self._locked_since(path)
+
     @staticmethod
-    def _taken(path: Path) -> float | None:
-        """When a lease was taken; None if nobody holds it."""
+    def _locked_since(path: Path) -> float | None:
         try:
             descriptor = os.open(path, _OPEN)
         except OSError as error:
@@ -111,16 +125,16 @@ class LocalLeases(Leases):
             os.close(descriptor)
         return None
 
-    def _acquire(self, path: Path) -> int:
+    def _acquire(self, path: Path, what: str) -> int:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        pause = _POLL
+        waiting, pause = _Waiting(what), _POLL
         while True:
             try:
                 descriptor = os.open(path, _OPEN | os.O_CREAT, 0o600)
             except OSError as error:
                 if error.errno not in _NOT_A_FILE:
                     raise
-                with write_errors(self._folder.parent), contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError):
                     target = move_aside(path, self._folder.parent, f"lease-{path.name}")
                     _log.warning("the lease %s is not a file; moved to %s", path, target)
                 continue
@@ -128,8 +142,11 @@ class LocalLeases(Leases):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(path, descriptor):
                     os.utime(descriptor)
+                    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                     return descriptor
             except BlockingIOError:
+                waiting.tell(lambda: _describe_process(descriptor))  # noqa: B023 - called at once
                 # Polls, because a blocking flock would swallow Ctrl-C in a thread and cannot be cancelled.
                 time.sleep(pause)
                 pause = min(2 * pause, _POLL_MAXIMUM)
@@ -137,6 +154,32 @@ class LocalLeases(Leases):
                 os.close(descriptor)
                 raise
             os.close(descriptor)
+
+
+class _Waiting:
+    """Says once for whom we wait, if that takes long."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._since: float | None = time.monotonic()
+
+    def tell(self, holder: Callable[[], str]) -> None:
+        if self._since is not None and time.monotonic() - self._since > WAIT_UNTOLD:
+            self._since = None
+            _log.warning("waiting for %s, which runs %s", holder(), self._what or "what is needed here, too")
+
+
+def _describe_process(descriptor: int) -> str:
+    """The process that a local lease names, and what to do if it is stopped."""
+    import psutil  # noqa: PLC0415 - few runs wait
+
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        process = psutil.Process(int(os.pread(descriptor, 20, 0).partition(b"\n")[0]))
+        since = datetime.fromtimestamp(os.fstat(descriptor).st_mtime).astimezone()
+        stopped = process.status() == psutil.STATUS_STOPPED
+        advice = f" (it is stopped: `kill -CONT {process.pid}` continues it, `kill -9 {process.pid}` ends it)"
+        return f"process {process.pid}{advice if stopped else ''} since {since:%H:%M:%S}"
+    return "another process"
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
@@ -176,10 +219,10 @@ class RemoteLeases(Leases):
         self._timing = timing or LeaseTiming()
 
     @contextlib.contextmanager
-    def hold(self, key: Digest) -> Iterator[None]:
-        with self._local.hold(key):
-            holder = secrets.token_hex(8)
-            name = self._acquire(f"leases/{key}", holder)
+    def hold(self, key: Digest, what: str = "") -> Iterator[None]:
+        with self._local.hold(key, what):
+            holder = f"{os.getpid()}@{socket.gethostname()} {secrets.token_hex(8)}"
+            name = self._acquire(f"leases/{key}", holder, what)
             ended = threading.Event()
             heart = threading.Thread(
                 target=self._beat, args=(name, holder, ended), name=f"lease-{key[:8]}", daemon=True
@@ -204,13 +247,13 @@ class RemoteLeases(Leases):
                 times.append(file.modified - heartbeat.held - _CLOCK_STEP)
         return min(times, default=None)
 
-    def _acquire(self, folder: str, holder: str) -> str:
+    def _acquire(self, folder: str, holder: str, what: str) -> str:
         changes = _LeaseChanges(self._timing.expiry)
-        pause = 0.02
+        waiting, pause, least = _Waiting(what), 0.02, 0
         while True:
             stale, live = self._find(folder, changes)
             if not live:
-                generation = 1 + max((int(name[-8:]) for name in stale if _LEASE.fullmatch(name)), default=-1)
+                generation = max(least, *(int(name[-8:]) + 1 for name in stale if _LEASE.fullmatch(name)), 0)
                 name = f"{folder}/{generation:08d}"
                 if self._files.create(name, self._records.sealed(name, _Heartbeat(holder, 0, 0.0).encode())):
                     if set(self._files.names(folder)) <= {name, *stale}:
@@ -218,6 +261,9 @@ class RemoteLeases(Leases):
                             self._files.delete(dead)
                         return name
                     self._files.delete(name)
+                else:
+                    least = generation + 1  # somebody else's, or a folder, which no listing has
+            waiting.tell(changes.holders)
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - only spreads waiting processes
             pause = min(pause * 2, self._timing.poll)
 
@@ -268,10 +314,18 @@ class _LeaseChanges:
         self.seen[name] = (heartbeat, since)
         return now - since > self.expiry
 
+    def holders(self) -> str:
+        """Who has had the leases."""
+        names = {heartbeat.holder.partition(" ")[0] for heartbeat, _ in self.seen.values()}
+        return f"process {', '.join(sorted(names))}"
+
 
 @dataclass(frozen=True, slots=True)
 class _Heartbeat(Record):
-    """The content of a lease file: its holder, the number of this heartbeat, and the seconds since the first."""
+    """The content of a lease file: its holder, the number of this heartbeat, and the seconds since the first.
+
+    The holder is the number of its process at its host, and a random number.
+    """
 
     holder: str
     beat: int

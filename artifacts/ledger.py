@@ -53,7 +53,7 @@ class SlotRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class WatchRecord(Record):
-    """Modules that a model's source loaded although its text does not name them."""
+    """Modules that a model's source loaded although its text does not name them, and what it read."""
 
     source: str
     modules: tuple[str, ...]
@@ -65,7 +65,7 @@ class SourceRecord(Record):
 
     Attributes:
         source: where it comes from, as JSON.
-        watched: the modules that were watched besides those that its text names.
+        watched: what was watched besides the modules that its text names.
         digest: of its part of the keys.
     """
 
@@ -168,7 +168,7 @@ class Ledger:
         self._records.write(_named_file("slots", slot), f"slot/{slot}", record.encode())
 
     def watched(self, source: str) -> tuple[str, ...]:
-        """The modules of a source's `WatchRecord`."""
+        """What a source's `WatchRecord` lists."""
         found = self._records.read(_named_file("watch", source), f"watch/{source}", _WATCHED)
         return found.modules if isinstance(found, WatchRecord) else found or ()
 

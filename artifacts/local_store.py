@@ -12,8 +12,9 @@ from pathlib import Path
 
 from ..errors import StoreError, StoreUnusable
 from .digest import Digest, digest_bytes, digest_file
-from .files import abandoned, create_file, open_file, remove, staging_file, staging_folder, write_errors
+from .files import abandoned, create_file, remove, staging_file, staging_folder, write_errors
 from .object_folder import ObjectFolder
+from .opening import NotAFileError, open_file
 from .ref import ArtifactManifest, ArtifactRef, BlobRef
 
 LAYOUT = b"pteforge store 1\n"
@@ -50,7 +51,10 @@ class LocalStore:
 
     @classmethod
     def open(cls, root: Path) -> LocalStore:
-        """Creates or checks the store at `root`; raises StoreUnusable if it cannot be used or trusted."""
+        """Creates or checks the store at `root`; raises StoreUnusable if it cannot be used or trusted.
+
+        A store that cannot be written can be used by whoever only reads.
+        """
         _prepare_root(root)
         return cls(root)
 
@@ -66,7 +70,7 @@ class LocalStore:
 
     def put_scratch(self, path: Path) -> BlobRef:
         """Publishes a file of a `scratch` folder by renaming it, without copying its bytes."""
-        with path.open("rb") as file, write_errors(self.root):
+        with write_errors(self.root), path.open("rb") as file:
             blob = BlobRef(digest_file(path), os.fstat(file.fileno()).st_size)
             if not self.objects.refresh(blob):
                 self.objects.install(path, file.fileno(), blob)
@@ -128,10 +132,12 @@ class LocalStore:
 
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
         count = 0
-        for path in itertools.chain(abandoned(self.root / "tmp"), self.objects.quarantined(since)):
+        dead = (abandoned(self.root / name) for name in ("tmp", "leases"))  # a lease is locked as a staging file is
+        for path in itertools.chain(*dead, self.objects.quarantined(since)):
             count += 1
             if not dry_run:
-                remove(path)
+                with write_errors(self.root):
+                    remove(path)
         return count
 
 
@@ -140,11 +146,12 @@ def _prepare_root(root: Path) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (root, *(root / name for name in _FOLDERS)):
             _check_trust(folder)
-        _check_layout(root)
-        for name in _FOLDERS:
-            (root / name).mkdir(mode=0o700, exist_ok=True)  # one by one: a parent would get the umask's mode
-        if not os.access(root, os.W_OK | os.X_OK):
-            raise PermissionError(13, os.strerror(13), str(root))
+        if os.access(root, os.W_OK | os.X_OK) or not (root / "version").exists():
+            _check_layout(root)
+            for name in _FOLDERS:
+                (root / name).mkdir(mode=0o700, exist_ok=True)  # one by one: a parent would get the umask's mode
+        else:
+            _check_version(root)
     except OSError as error:
         raise StoreUnusable(
             f"the store {root} cannot be opened: {error.strerror or error}; "
@@ -180,8 +187,18 @@ def _check_layout(root: Path) -> None:
                 f"{root} is neither empty nor a pteforge store (it holds {unexpected[0]}); give an empty folder"
             )
         create_file(marker, LAYOUT, root / "tmp")
-    with open_file(marker) as file:
-        content = file.read(len(LAYOUT) + 40)
+    _check_version(root)
+
+
+def _check_version(root: Path) -> None:
+    try:
+        with open_file(root / "version") as file:
+            content = file.read(len(LAYOUT) + 40)
+    except NotAFileError as error:
+        raise StoreUnusable(
+            f"{root / 'version'} is {error.strerror}, and not what pteforge writes there; "
+            "use another folder as the store, or delete this one: everything in it can be computed again"
+        ) from error
     if content != LAYOUT:
         raise StoreUnusable(
             f"the store {root} has another layout ({content[:40]!r}, this pteforge reads {LAYOUT!r}); "

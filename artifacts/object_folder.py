@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-from ..errors import ObjectDamaged, ObjectMissing, StoreUnusable
+from ..errors import ObjectDamaged, ObjectMissing
 from .digest import Digest, digest_bytes, is_digest
-from .files import NotAFileError, move_aside, open_file, remove, write_errors
+from .files import move_aside, read_errors, remove, unreadable, wait_for_lock, write_errors
+from .opening import NotAFileError, open_file
 from .ref import BlobRef
 
 _log = logging.getLogger(__name__)
@@ -62,13 +63,15 @@ class ObjectFolder:
             status = os.lstat(f"{self._root}/objects/{blob.digest[:2]}/{blob.digest}")
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(blob.digest, str(self._root)) from None
+        except OSError as error:
+            raise unreadable(self._root, error) from error
         if not _is_marked(status, blob.size):
             self.digested(blob)
 
     def digested(self, blob: BlobRef) -> Path:
         """A file whose bytes are the blob's: all of them are read. Raises ObjectMissing or ObjectDamaged."""
         path = self._path(blob.digest)
-        with self._open(path, blob) as file:
+        with self._open(path, blob) as file, read_errors(self._root):
             found = os.fstat(file.fileno())
             if self._digested is not None and self._digested.get(blob.digest) == _file_state(found, blob.size):
                 return path
@@ -90,10 +93,10 @@ class ObjectFolder:
         """The blob's bytes, digested; raises ObjectMissing or ObjectDamaged."""
         while True:
             path = self._path(blob.digest)
-            with self._open(path, blob) as file:
+            with self._open(path, blob) as file, read_errors(self._root):
                 content = b""
                 with contextlib.suppress(OSError):  # `digested` reads it again, and says so
-                    content = file.read(blob.size + 1)
+                    content = file.read(min(blob.size, os.fstat(file.fileno()).st_size) + 1)
                 if len(content) == blob.size and digest_bytes(content) == blob.digest:
                     if not _is_marked(os.fstat(file.fileno()), blob.size):
                         _mark(file.fileno())
@@ -101,10 +104,15 @@ class ObjectFolder:
             self.digested(blob)  # raises, unless a good file has replaced it
 
     def refresh(self, blob: BlobRef) -> bool:
-        """Whether `holds`; if so the object counts as published now, which renews its grace period."""
+        """Whether `holds`; if so the object counts as published now, which renews its grace period.
+
+        In a store that cannot be written, nobody deletes it either.
+        """
         if not self.holds(blob):
             return False
-        with self._lock(fcntl.LOCK_SH), contextlib.suppress(FileNotFoundError):
+        if not os.access(self._root, os.W_OK):
+            return True
+        with write_errors(self._root), self._lock(fcntl.LOCK_SH), contextlib.suppress(FileNotFoundError):
             os.utime(self._path(blob.digest), ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
             return True
         return False
@@ -128,7 +136,7 @@ class ObjectFolder:
 
     def discard(self, digest: Digest, unless_since: float) -> bool:
         path = self._path(digest)
-        with self._lock(fcntl.LOCK_EX), contextlib.suppress(FileNotFoundError):
+        with write_errors(self._root), self._lock(fcntl.LOCK_EX), contextlib.suppress(FileNotFoundError):
             if path.lstat().st_ctime < unless_since:
                 remove(path)
                 return True
@@ -136,7 +144,7 @@ class ObjectFolder:
 
     def distrust(self, digest: Digest) -> None:
         """Makes the next use of an object verify it again."""
-        with contextlib.suppress(FileNotFoundError):
+        with write_errors(self._root), contextlib.suppress(FileNotFoundError):
             os.utime(self._path(digest))
 
     def damaged(self) -> list[Digest]:
@@ -145,6 +153,8 @@ class ObjectFolder:
             names = os.listdir(f"{self._root}/damaged")  # noqa: PTH208 - asked at each look into the ledger: no `Path`
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise unreadable(self._root, error) from error
         return [Digest(name) for name in names if is_digest(name)]
 
     def settle(self, digest: Digest) -> None:
@@ -154,7 +164,7 @@ class ObjectFolder:
 
     def _note_digested(self, path: Path, blob: BlobRef) -> None:
         if self._digested is not None:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # then it is digested again
                 self._digested[blob.digest] = _file_state(path.lstat(), blob.size)
 
     def _note_damage(self, digest: Digest) -> None:
@@ -163,16 +173,24 @@ class ObjectFolder:
         (folder / digest).touch(mode=0o600)
 
     def quarantined(self, before: float) -> list[Path]:
-        entries = _entries(self._root / "quarantine")
-        return sorted(Path(entry.path) for entry in entries if entry.stat(follow_symlinks=False).st_ctime < before)
+        entries = self._listed(self._root / "quarantine")
+        looked_at = ((Path(entry.path), self._looked_at(entry)) for entry in entries)
+        return sorted(path for path, status in looked_at if status and status.st_ctime < before)
 
     def __iter__(self) -> Iterator[StoredObject]:
-        for shard in _entries(self._root / "objects"):
-            for entry in _entries(Path(shard.path)):
-                with contextlib.suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    if is_digest(entry.name):
-                        yield StoredObject(Digest(entry.name), status.st_size, status.st_ctime)
+        for shard in self._listed(self._root / "objects"):
+            for entry in self._listed(Path(shard.path)):
+                if is_digest(entry.name) and (status := self._looked_at(entry)):
+                    yield StoredObject(Digest(entry.name), status.st_size, status.st_ctime)
+
+    def _listed(self, folder: Path) -> list[os.DirEntry[str]]:
+        with read_errors(self._root):
+            return _entries(folder)
+
+    def _looked_at(self, entry: os.DirEntry[str]) -> os.stat_result | None:
+        with read_errors(self._root), contextlib.suppress(FileNotFoundError):
+            return entry.stat(follow_symlinks=False)
+        return None
 
     def _path(self, digest: Digest) -> Path:
         return Path(f"{self._root}/objects/{digest[:2]}/{digest}")  # parsed once, not at each `/`
@@ -180,9 +198,11 @@ class ObjectFolder:
     @contextlib.contextmanager
     def _lock(self, operation: int) -> Iterator[None]:
         """Shared by publishers, exclusive for deletion: no object is deleted while it is being published again."""
-        descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with write_errors(self._root):
+            descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, operation)
+            with write_errors(self._root):
+                wait_for_lock(descriptor, operation, f"publishes or deletes in the store {self._root}")
             yield
         finally:
             os.close(descriptor)
@@ -198,12 +218,16 @@ class ObjectFolder:
                 self._quarantine(path, path.lstat().st_ino, blob)
             return self._open(path, blob)
         except OSError as error:
-            raise StoreUnusable(
-                f"the store {self._root} cannot be read: {error}; run: chmod -R u+rwX {self._root}"
-            ) from error
+            raise unreadable(self._root, error) from error
 
     def _quarantine(self, path: Path, inode: int, blob: BlobRef) -> None:
-        """Quarantines what is damaged and raises ObjectDamaged, unless a good file has replaced it meanwhile."""
+        """Quarantines what is damaged and raises ObjectDamaged, unless a good file has replaced it meanwhile.
+
+        In a store that cannot be written it stays where it is.
+        """
+        if not os.access(self._root, os.W_OK):
+            _log.warning("object %s in %s is damaged; it stays, since the store is read-only", blob.digest, self._root)
+            raise ObjectDamaged(blob.digest, str(self._root), str(path))
         with write_errors(self._root), self._lock(fcntl.LOCK_EX):
             try:
                 replaced = path.lstat().st_ino != inode
@@ -234,8 +258,9 @@ def _is_marked(status: os.stat_result, size: int) -> bool:
 
 
 def _mark(descriptor: int) -> None:
-    os.fchmod(descriptor, 0o444)
-    os.utime(descriptor, ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
+    with contextlib.suppress(OSError):  # of a read-only store: the object will be digested again
+        os.fchmod(descriptor, 0o444)
+        os.utime(descriptor, ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

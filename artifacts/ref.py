@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pickle import PickleError
 from typing import Any, Literal, NamedTuple
 
 from pydantic import NonNegativeInt
 
+from ..errors import StoreError
 from .digest import Digest
 from .records import Record
 
@@ -48,3 +53,24 @@ class ArtifactManifest(Record):
     blobs: tuple[BlobRef, ...]
     body: Any
     format: Literal[1] = 1
+
+
+@contextmanager
+def decoding(ref: ArtifactRef) -> Iterator[None]:
+    """Raises StoreError for whatever a codec raises whose artifact has other content than it writes."""
+    try:
+        yield
+    except (
+        ArithmeticError,
+        AttributeError,
+        EOFError,
+        ImportError,
+        LookupError,
+        PickleError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        zlib.error,
+    ) as error:
+        problem = f"the {ref.kind} {ref.root.digest} cannot be loaded: {type(error).__name__}: {error}"
+        raise StoreError(problem) from error

@@ -17,7 +17,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import fsspec
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
+from fsspec.asyn import AsyncFileSystem
+from fsspec.exceptions import FSTimeoutError
+from fsspec.implementations.dirfs import DirFileSystem
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+from tenacity.stop import stop_base
 
 from ..errors import StoreUnusable
 from .files import RECORD_LIMIT, NamedFiles, at_most
@@ -29,6 +33,8 @@ _Result = TypeVar("_Result")
 _CONDITIONAL = frozenset({"s3", "s3a", "gs", "gcs"})
 """Protocols with an atomic put, which fsspec's ``mode="create"`` makes conditional on the server."""
 
+_FOLDERS = frozenset({"file", "local"})
+
 _TRANSIENT_ERRNO = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EIO, errno.ENETUNREACH, errno.EPIPE,
     errno.EREMOTEIO, errno.ETIMEDOUT,
@@ -37,6 +43,15 @@ _TRANSIENT_ERRNO = frozenset({
 
 _TRANSIENT_NAMES = frozenset({"ConnectionError", "HTTPClientError", "ClientConnectionError"})
 """Base classes in botocore and aiohttp, which only their users have to import."""
+
+PATIENCE = 30.0
+"""Seconds that a server may take to say anything about what is written."""
+
+_SLOWEST = 64 * 2**10
+"""Bytes per second of the slowest connection that is waited for."""
+
+_DELAY = 5.0
+"""Seconds of failed attempts after which there is no other one."""
 
 _BLOCK = 8 * 2**20
 """Bytes that `RemoteFiles.blocks` reads at a time."""
@@ -87,14 +102,20 @@ class RemoteFiles(NamedFiles):
 
     def write(self, name: str, content: bytes) -> None:
         with self._atomic(name) as target:
-            self._call("written", lambda: self._fs.pipe_file(target, content))
+            self._call("written", lambda: self._fs.pipe_file(target, content, **self._within(len(content))))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Creates a file unless it exists; returns whether it has this content now, which must be unique."""
+        """Creates a file where there is none, and no folder; returns whether it has this content now.
+
+        The content must be unique.
+        """
         if self._protocol in _CONDITIONAL:
             path = self._root + name
             try:
-                self._call("written", lambda: self._fs.pipe_file(path, content, mode="create"), FileExistsError)
+                within = self._within(len(content))
+                self._call(
+                    "written", lambda: self._fs.pipe_file(path, content, mode="create", **within), FileExistsError
+                )
             except FileExistsError:
                 pass
             except StoreUnusable:  # servers report a failed condition in several ways
@@ -102,6 +123,8 @@ class RemoteFiles(NamedFiles):
                     raise
         else:
             with _creating:
+                if self._call("read", lambda: self._fs.isdir(self._root + name)):
+                    return False
                 if self.read(name) is None:
                     self.write(name, content)
         # A call that failed and was retried may have created the file. One that succeeded may not have: some servers
@@ -135,7 +158,7 @@ class RemoteFiles(NamedFiles):
 
     def upload(self, path: Path, name: str) -> None:
         with self._atomic(name) as target:
-            self._call("written", lambda: self._fs.put_file(str(path), target))
+            self._call("written", lambda: self._fs.put_file(str(path), target, **self._within(path.stat().st_size)))
 
     def download(self, name: str, path: Path, size: int) -> bool:
         """Copies a file to `path`, and one byte more than `size` at most; returns whether there is one."""
@@ -159,6 +182,8 @@ class RemoteFiles(NamedFiles):
     def _read_part(self, name: str, start: int, end: int) -> bytes:
         """Bytes of a file, fewer at its end; raises FileNotFoundError if there is none."""
         read = functools.partial(self._fs.cat_file, self._root + name, start=start, end=end)
+        if self._protocol in _FOLDERS and Path(self._root + name).is_fifo():  # nobody may ever write to it
+            raise StoreUnusable(f"{name} in {self.url} is a pipe; remove it")
         try:
             return bytes(self._call("read", read, FileNotFoundError))
         except StoreUnusable:  # servers do not give a part of nothing
@@ -186,6 +211,14 @@ class RemoteFiles(NamedFiles):
             self.delete(staging)
             raise
 
+    def _within(self, size: int) -> dict[str, float]:
+        """A limit for writing so many bytes, of file systems that know one.
+
+        aiohttp has none while it waits for a server's leave to send a body: it would wait without end.
+        """
+        timed = isinstance(self._fs, AsyncFileSystem) and not isinstance(self._fs, DirFileSystem)
+        return {"timeout": PATIENCE + size / _SLOWEST} if timed else {}
+
     def _make_folder(self, name: str) -> None:
         if self._protocol not in _CONDITIONAL:  # buckets have no folders
             self._call("written", lambda: self._fs.makedirs((self._root + name).rpartition("/")[0], exist_ok=True))
@@ -201,7 +234,7 @@ class RemoteFiles(NamedFiles):
         """Runs an operation and retries transient errors; errors other than `expected` become StoreUnusable."""
         retrying = Retrying(
             retry=retry_if_exception(_is_transient),
-            stop=stop_after_attempt(3) | stop_after_delay(5),  # botocore retries for 10 s by itself
+            stop=stop_after_attempt(3) | _TookLong(),
             wait=wait_random_exponential(multiplier=0.2, max=5),
             reraise=True,
         )
@@ -220,6 +253,15 @@ class RemoteFiles(NamedFiles):
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+
+class _TookLong(stop_base):
+    """Whether to give up after an attempt: botocore retries for 10 s by itself, but not where it hears nothing."""
+
+    def __call__(self, retry_state: RetryCallState) -> bool:
+        outcome = retry_state.outcome
+        silent = outcome is not None and isinstance(outcome.exception(), FSTimeoutError)
+        return not silent and (retry_state.seconds_since_start or 0.0) > _DELAY
 
 
 def public_url(url: str) -> str:

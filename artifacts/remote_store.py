@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ..errors import ObjectDamaged, ObjectMissing, StoreUnusable
 from .digest import Digest, canonical_json, digest_file, is_digest
+from .files import write_errors
 from .lease import LeaseTiming, LocalLeases, RemoteLeases
 from .ledger import Ledger
 from .local_store import LAYOUT, LocalStore
@@ -174,7 +175,7 @@ class RemoteStore(Store):
         """Downloads an object for `accept` to check; quarantines the remote object if it is damaged twice."""
         name = _object_name(blob.digest)
         for _ in range(2):
-            with self.local.scratch() as folder:
+            with self.local.scratch() as folder, write_errors(self.local.root):
                 if not self._files.download(name, folder / "object", blob.size):
                     raise ObjectMissing(blob.digest, self.url)
                 if accept(folder / "object"):

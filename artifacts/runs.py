@@ -117,9 +117,9 @@ class Runs:
     """The newest `RETAINED` run records."""
 
     def __init__(self, files: NamedFiles, seal: Seal | None = None) -> None:
-        """Keeps records in `files` as ``runs/<time>-<id>.json``, wrapped by `seal` if others can write them."""
+        """Keeps records in `files` as ``runs/<time>-<id>.json``, wrapped by `seal`, by default with a checksum."""
         self._files = files
-        self._records = RecordFiles(files, seal)
+        self._records = RecordFiles(files, seal or Seal(None, unsealed=True))
 
     def write(self, record: RunRecord) -> None:
         name = _file(record)

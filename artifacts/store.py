@@ -7,6 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,7 @@ from typing import Self
 from ..errors import ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
 from .digest import Digest
 from .files import LocalFiles, staging_file, write_errors
+from .known_files import KnownFiles
 from .lease import Leases, LocalLeases
 from .ledger import Ledger
 from .local_store import LocalStore
@@ -41,6 +43,11 @@ class Store(ABC):
     ledger: Ledger
     leases: Leases
     runs: Runs
+
+    @cached_property
+    def inputs(self) -> KnownFiles:
+        """What this machine knows of the files that users' code reads."""
+        return KnownFiles(self.local.root, "inputs")
 
     @abstractmethod
     def publish(self, ref: ArtifactRef) -> None:
@@ -87,6 +94,15 @@ class Store(ABC):
     def check(self, blob: BlobRef) -> bool:
         """Reads an object again and returns whether it is good; a damaged one goes into quarantine."""
 
+    @property
+    def writable(self) -> bool:
+        """Whether this user may write to it; of a bucket that is not known."""
+        return True
+
+    def check_records(self) -> list[str]:
+        """Names of records in whose place there was no file; moves that aside. Only in a folder this can happen."""
+        return []
+
     def forget_damaged(self) -> set[Digest]:
         """Drops the records of all stages that were made from objects found damaged since the last call.
 
@@ -99,7 +115,7 @@ class Store(ABC):
         dropped: set[Digest] = set()
         settled: set[Digest] = set()
         while damaged := self._damaged() - settled:  # looking at the artifacts may find more
-            keys = self._made_from(damaged)
+            keys = self.made_from(damaged)
             self.ledger.forget(*keys)
             if keys:
                 _log.warning("%d stages were made from damaged objects, and will run again", len(keys))
@@ -108,7 +124,7 @@ class Store(ABC):
             dropped |= keys
         return dropped
 
-    def _made_from(self, damaged: AbstractSet[Digest]) -> set[Digest]:
+    def made_from(self, damaged: AbstractSet[Digest]) -> set[Digest]:
         """Keys of the records that rest on damaged objects.
 
         What a record has among its outputs and did not read, its stage has made. An object that another stage has made
@@ -146,7 +162,7 @@ class Store(ABC):
 
     @abstractmethod
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
-        """Deletes staging files of dead processes and objects quarantined before `since`; returns how many."""
+        """Deletes staging files and leases of dead processes, objects quarantined before `since`; returns how many."""
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to close
         """Closes connections."""
@@ -170,6 +186,15 @@ class LocalOnlyStore(Store):
         self.ledger = Ledger(files, Seal(None))
         self.leases = LocalLeases(root / "leases")
         self.runs = Runs(files)
+        self._files = files
+
+    @property
+    def writable(self) -> bool:
+        return os.access(self.local.root, os.W_OK)
+
+    def check_records(self) -> list[str]:
+        names = [name for folder in ("ledger", "runs") for name in self._files.names(folder)]
+        return [name for name in names if self._files.read(name) is None]
 
     def publish(self, ref: ArtifactRef) -> None:
         """Checks that every object exists: local objects are durable already."""

@@ -14,7 +14,7 @@ from .model import ModelConfig
 from .nodes import FieldPath, Locations, Node, Scalar, assign, deep_merge, format_field, map_scalars, plain, read_field
 from .problems import check, raise_all
 from .recipe_lookup import RecipeLookup, read_preset
-from .sources import source_key
+from .sources import expand_source, is_folder, names_model
 from .yaml_nodes import parse_yaml, read_yaml
 from .zoo import Zoo, ZooFile
 
@@ -226,7 +226,10 @@ def _relative(path: Path) -> str:
 
 def _absolute_paths(tree: Node, folder: Path, at: FieldPath = ()) -> Node:
     def change(path: FieldPath, value: Scalar) -> Scalar:
-        return str(_absolute(folder / value)) if isinstance(value, str) and _is_path(path, value) else value
+        if not isinstance(value, str) or not _is_path(path, value):
+            return value
+        scheme = value[: len("hf:")] if names_model(value) else ""
+        return f"{scheme}{_absolute(folder / value.removeprefix(scheme))}"
 
     return map_scalars(tree, change, at)
 
@@ -240,12 +243,27 @@ def _is_path(path: FieldPath, text: str) -> bool:
         case ("models" | "recipes", _, *field) | ("defaults", "model", *field):
             match field:
                 case ["source"]:
-                    return source_key(text) == "program"
-                case ["source", "program"] | ["source" | "accuracy", "files", int()]:
-                    return True
-                case ["calibration", _, "files", int()] | ["source_transforms", int(), "files", int()]:
-                    return True
+                    return _is_place(*expand_source(text))
+                case ["source", str() as key]:
+                    return _is_place(key, text)
+                case _:
+                    return _is_declared(field)
     return False
+
+
+def _is_declared(field: Sequence[str | int]) -> bool:
+    """Whether a field is one of the files that user code is declared to read."""
+    match field:
+        case ["source" | "accuracy", "files", int()] | ["calibration", _, "files", int()]:
+            return True
+        case ["source_transforms", int(), "files", int()]:
+            return True
+    return False
+
+
+def _is_place(key: str, text: str) -> bool:
+    """Whether the value of a source's key is the path of a file or a folder."""
+    return key == "program" or (key == "huggingface" and is_folder(text))
 
 
 def _model_defaults(file: Node, inherited: Node) -> Node:
@@ -284,4 +302,5 @@ def _expand_source(model: Node) -> Node:
     source = model.child("source")
     if source is None or not isinstance(source.value, str):
         return model
-    return model.with_entries({"source": replace(source, value={source_key(source.value): source})})
+    key, value = expand_source(source.value)
+    return model.with_entries({"source": replace(source, value={key: replace(source, value=value)})})

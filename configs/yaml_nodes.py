@@ -20,19 +20,26 @@ import yaml
 from ..errors import ConfigError, Location
 from .nodes import FieldPath, Node, Scalar, format_field
 
+_MAX_BYTES = 16 * 2**20
 _MAX_DEPTH = 64
 _MAX_NODES = 100_000  # after aliases are expanded
+_MAX_DIGITS = 100  # Python reads hexadecimal numbers of any length, but does not write them into a message
 
 _TAG = "tag:yaml.org,2002:"
 
 
 def read_yaml(path: Path, name: str, included_by: Node | None = None) -> Node:
     """A YAML file as a tree; messages call it `name`. Raises ConfigError, at `included_by` if it cannot be read."""
+    place = included_by or Node(None, Location(name))
     try:
-        content = path.read_bytes()
+        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for its other end
+            raise place.error(f"cannot read {name}: it is a pipe or a device")
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
     except OSError as error:
-        place = included_by or Node(None, Location(name))
         raise place.error(f"cannot read {name}: {error.strerror or error}") from error
+    if len(content) > _MAX_BYTES:
+        raise place.error(f"cannot read {name}: it has more than {_MAX_BYTES >> 20} MiB")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -115,10 +122,9 @@ def _read_scalar(tag: str, text: str) -> Scalar:
                 raise ValueError(f"{text!r} is not true or false")
             return text.lower() == "true"
         case ["", "int"]:
-            try:
-                return int(text, 0 if text.startswith(("0o", "0x")) else 10)
-            except ValueError as error:
-                raise ValueError(f"{text[:40]!r} cannot be read as a whole number") from error
+            if len(text) > _MAX_DIGITS:
+                raise ValueError(f"{text[:40]!r}... is a number of more than {_MAX_DIGITS} digits")
+            return int(text, 0 if text.startswith(("0o", "0x")) else 10)
         case ["", "float"]:
             with suppress(ValueError):
                 if math.isfinite(number := float(text)):

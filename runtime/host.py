@@ -109,13 +109,13 @@ class LoadedProgram:
         began = time.perf_counter()
         try:
             loaded = self._programs[method].load_method(method)
-        except (RuntimeError, KeyError) as error:
+        except (RuntimeError, KeyError, MemoryError) as error:
             problem = f"the runtime cannot load {method!r} of {self._file}: {first_line(error)}{self._advice}"
             raise PteforgeError(problem) from error
         ready = time.perf_counter()
         try:
             outputs = list(loaded.execute(inputs))
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        except (RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
             raise PteforgeError(f"the runtime cannot run {method!r} of {self._file}: {first_line(error)}") from error
         ended = time.perf_counter()
         if signature and self.payload and (problem := _output_problem(signature.outputs, outputs)):

@@ -161,7 +161,10 @@ def load_program(file: Path, data_file: Path | None = None) -> Any:
     import executorch.kernels.quantized  # noqa: F401, PLC0415 - kernels that quantized programs need
     from executorch.runtime import Runtime, Verification  # noqa: PLC0415 - takes seconds
 
-    return Runtime.get().load_program(file, verification=Verification.InternalConsistency, data_path=data_file)
+    try:
+        return Runtime.get().load_program(file, verification=Verification.InternalConsistency, data_path=data_file)
+    except MemoryError as error:  # std::bad_alloc: a damaged file may ask for any size
+        raise RuntimeError("it asks for more memory than there is") from error
 
 
 def first_line(error: Exception) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...artifacts.opening import open_input
 from ...errors import FileFormatError, InputError
 from . import schema_generated as schema
 from .contents import Extent, NamedData, PteFile, TensorSpec
@@ -38,7 +39,7 @@ def naming(path: Path) -> Iterator[None]:
 def map_file(path: Path) -> memoryview:
     """A file's bytes, mapped; raises InputError if it cannot be read, as FileFormatError if it is empty."""
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             # Never closed explicitly: views and tracebacks may still refer to it.
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:

@@ -13,7 +13,7 @@ from executorch.exir.scalar_type import ScalarType
 from executorch.exir.tensor_layout import TensorLayout
 
 from ...artifacts.local_store import LocalStore
-from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
+from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
 from ...errors import StoreError
 from .storages import map_storage
 from .values import TreeDecoder, TreeEncoder
@@ -66,8 +66,9 @@ def load_delegates(ref: ArtifactRef, store: LocalStore) -> Delegates:
     manifest = store.manifest(ref)
     match manifest.body:
         case {"format": 1, "methods": list() as methods, "storages": list() as storages}:
-            decoder = _DelegateDecoder(store, manifest, storages)
-            return Delegates({name: tuple(map(decoder.result, results)) for name, results in methods})
+            with decoding(ref):
+                decoder = _DelegateDecoder(store, manifest, storages)
+                return Delegates({name: tuple(map(decoder.result, results)) for name, results in methods})
     raise StoreError(
         f"the {ref.kind} {ref.root.digest} holds no delegates of format {_FORMAT}; "
         "the stage that makes it has to run again"

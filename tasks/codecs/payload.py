@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...artifacts.digest import Digest, digest_bytes, parse_digest
 from ...artifacts.files import staging_file
 from ...artifacts.local_store import LocalStore
-from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
+from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
 from ...errors import ObjectMissing, StoreError
 from ...formats.nfat.contents import is_zero
 from ...formats.pte.contents import Extent
@@ -110,11 +110,12 @@ def load_packed(ref: ArtifactRef, store: LocalStore) -> PackedContainer:
     from ...formats.pte.reader import map_file  # noqa: PLC0415
 
     manifest = store.manifest(ref)
-    objects = {blob.digest: blob for blob in manifest.blobs}
     match manifest.body:
-        case {"alignment": int() as alignment, "keys": list() as keys} if objects and objects.keys() >= set(keys):
-            blobs = {key: map_file(store.path(objects[key])) for key in keys}
-            return PackedContainer(store.read(manifest.blobs[0]), blobs, alignment)
+        case {"alignment": int() as alignment, "keys": list() as keys}:
+            with decoding(ref):
+                objects = {blob.digest: blob for blob in manifest.blobs}
+                blobs = {key: map_file(store.path(objects[key])) for key in keys}
+                return PackedContainer(store.read(manifest.blobs[0]), blobs, alignment)
     raise StoreError(f"object {ref.root.digest} in {store.root}: not a packed container")
 
 

@@ -16,7 +16,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...artifacts.local_store import LocalStore
-from ...artifacts.ref import ArtifactManifest, ArtifactRef
+from ...artifacts.ref import ArtifactManifest, ArtifactRef, decoding
 from ...errors import StoreError
 from .binding import WEIGHT, graph_kind, identity_of, with_weights
 from .canonical import program_form
@@ -81,7 +81,8 @@ def load_program(ref: ArtifactRef, store: LocalStore) -> ExportedProgram:
             Python modules that cannot be imported here (a user's own pytree types).
     """
     manifest = _manifest(ref, store)
-    return _load(ref, manifest, store, weight_opener(manifest, store))
+    with decoding(ref):
+        return _load(manifest, store, weight_opener(manifest, store))
 
 
 def load_graph(ref: ArtifactRef, store: LocalStore) -> tuple[ExportedProgram, AbsentWeights]:
@@ -91,7 +92,9 @@ def load_graph(ref: ArtifactRef, store: LocalStore) -> tuple[ExportedProgram, Ab
         ObjectMissing, ObjectDamaged, StoreError: as `load_program`; also StoreError where no node has a fake value.
     """
     absent = AbsentWeights()
-    program = _load(ref, _manifest(ref, store), store, absent.add)
+    manifest = _manifest(ref, store)
+    with decoding(ref):
+        program = _load(manifest, store, absent.add)
     state = program.state_dict
     mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"])
     if mode is None and absent:
@@ -160,18 +163,11 @@ def _place(value: Any) -> int | None:
 
 
 def _load(
-    ref: ArtifactRef,
-    manifest: ArtifactManifest,
-    store: LocalStore,
-    open_weight: Callable[[int, int], torch.UntypedStorage],
+    manifest: ArtifactManifest, store: LocalStore, open_weight: Callable[[int, int], torch.UntypedStorage]
 ) -> ExportedProgram:
     stream = store.read(manifest.blobs[manifest.body["stream"]])
     externals = open_externals(manifest, store, open_weight)
-    try:
-        return load_program_stream(zlib.decompress(stream), externals)
-    except (AttributeError, ImportError, RuntimeError, TypeError, ValueError, pickle.PickleError, zlib.error) as error:
-        problem = f"the {ref.kind} {ref.root.digest} cannot be loaded: {type(error).__name__}: {error}"
-        raise StoreError(problem) from error
+    return load_program_stream(zlib.decompress(stream), externals)
 
 
 def _manifest(ref: ArtifactRef, store: LocalStore) -> ArtifactManifest:

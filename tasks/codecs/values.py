@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...artifacts.local_store import LocalStore
-from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
+from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
 from ...errors import StoreError
 from .storages import is_plain, map_storage, storage_bytes
 
@@ -176,11 +176,9 @@ def load_value(ref: ArtifactRef, store: LocalStore) -> Any:
     match manifest.body:
         case {"format": 1, "value": tree, "storages": list() as numbers}:
             blobs = manifest.blobs
-            storages = [map_storage(store.path(blobs[number]), blobs[number].size) for number in numbers]
-            try:
+            with decoding(ref):
+                storages = [map_storage(store.path(blobs[number]), blobs[number].size) for number in numbers]
                 return TreeDecoder(storages, lambda number: store.read(blobs[number])).decode(tree)
-            except ValueError as error:
-                raise StoreError(f"the {ref.kind} {ref.root.digest} cannot be loaded: {error}") from error
     raise StoreError(
         f"the {ref.kind} {ref.root.digest} is not a value of format {_FORMAT}; the stage that makes it has to run again"
     )
@@ -196,7 +194,9 @@ def save_values(values: Iterable[Any], *, kind: str, store: LocalStore) -> Artif
 def load_values(ref: ArtifactRef, store: LocalStore) -> Iterator[Any]:
     """Inverse of `save_values`: one value after another, each mapped on demand. Raises as `load_value` does."""
     for item in _items(ref, store):
-        yield load_value(ArtifactRef.from_json(item), store)
+        with decoding(ref):
+            item_ref = ArtifactRef.from_json(item)
+        yield load_value(item_ref, store)
 
 
 def count_values(ref: ArtifactRef, store: LocalStore) -> int:

@@ -1,6 +1,7 @@
 """Local stores: which folders are accepted, files and their marks, damage, and races between threads."""
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pteforge.artifacts import files
 from pteforge.artifacts.digest import Digest, digest_bytes
 from pteforge.artifacts.files import LocalFiles, abandoned, remove, staging_file, staging_folder
 from pteforge.artifacts.lease import LocalLeases
@@ -341,6 +343,17 @@ def test_store_of_somebody_else_is_refused(tmp_path):
         LocalStore.open(root)
 
 
+def test_records_of_somebody_else_are_refused(tmp_path, monkeypatch):
+    """A record in a store of ours that belongs to another user is not used, whose folder it may be in."""
+    store = LocalOnlyStore(tmp_path / "store")
+    store.ledger.watch("nets:linear", ["helpers"])
+    assert store.ledger.watched("nets:linear") == ("helpers",)
+    ours = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: ours + 1)
+    with pytest.raises(StoreUnusable, match=r"ledger/watch/\w+ .* belongs to user .*; move ledger/watch away"):
+        store.ledger.watched("nets:linear")
+
+
 def test_folder_with_other_things_is_refused(tmp_path):
     """A folder with other files does not become a store; the folder that every new ext4 volume has does not matter."""
     tmp_path.chmod(0o755)
@@ -428,3 +441,25 @@ def test_damage_is_never_read_while_it_is_repaired(store, tmp_path):
     _alongside(damage, read, publish)
     assert store.put_bytes(content) == blob
     assert store.read(blob) == content
+
+
+def test_waiting_for_the_lock_is_told(store, monkeypatch, caplog):
+    """Whoever waits for a process that holds the store's lock, and may be stopped, says so once."""
+    monkeypatch.setattr(files, "WAIT_UNTOLD", 0.1)
+    (store.root / "lock").touch()
+    with (store.root / "lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        timer = threading.Timer(0.5, fcntl.flock, (held, fcntl.LOCK_UN))
+        timer.start()
+        store.put_bytes(b"content")
+        timer.join()
+    (said,) = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
+    assert said.startswith(f"waiting for another process that publishes or deletes in the store {store.root}")
+
+
+def test_a_folder_in_the_place_of_the_lock(store):
+    """The store cannot be used, which an error says."""
+    (store.root / "lock").unlink(missing_ok=True)
+    (store.root / "lock").mkdir()
+    with pytest.raises(StoreUnusable, match="lock"):
+        store.put_bytes(b"one")

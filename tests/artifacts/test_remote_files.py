@@ -1,5 +1,9 @@
 """Backends without a conditional put, where files are staged and moved; tested on fsspec's own local backend."""
 
+import json
+import os
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -98,3 +102,31 @@ def test_notes_give_the_last_time(files):
     assert first.keys() == second.keys() == {"a" * 64, "b" * 64}
     assert second["a" * 64] >= first["a" * 64]
     assert second["b" * 64] == first["b" * 64]
+
+
+def test_pipes_are_not_waited_for(files, tmp_path):
+    """A pipe in the place of a file would be read without end: an error names it."""
+    files.write("releases/one", b"1")
+    (tmp_path / "remote" / "releases" / "one").unlink()
+    os.mkfifo(tmp_path / "remote" / "releases" / "one")
+    with pytest.raises(StoreUnusable, match=r"releases/one in .* is a pipe"):
+        files.read("releases/one")
+
+
+def test_a_folder_in_the_place_of_a_new_file(files, tmp_path):
+    """Nothing is created in its place, nor within it."""
+    (tmp_path / "remote" / "leases" / "one").mkdir(parents=True)
+    assert not files.create("leases/one", b"1")
+    assert list((tmp_path / "remote").rglob("*")) == [tmp_path / "remote" / "leases", tmp_path / "remote/leases/one"]
+
+
+def test_a_server_that_says_nothing(monkeypatch):
+    """A write waits for no longer than the limit, three times; the client itself would wait without end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        options = {"endpoint_url": f"http://127.0.0.1:{server.getsockname()[1]}", "key": "a", "secret": "b"}
+        monkeypatch.setenv(remote_files.OPTIONS_VARIABLE, json.dumps(options))
+        monkeypatch.setattr(remote_files, "PATIENCE", 0.5)
+        began = time.monotonic()
+        with pytest.raises(StoreUnusable, match="cannot be written: FSTimeoutError"):
+            RemoteFiles("s3://bucket/store").write("record", b"content")
+        assert 1 < time.monotonic() - began < 30

@@ -1,12 +1,14 @@
 """YAML into located nodes."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.configs.nodes import nearest, plain
-from pteforge.configs.yaml_nodes import parse_yaml
+from pteforge.configs.yaml_nodes import parse_yaml, read_yaml
 from pteforge.errors import ConfigError, Location
 
 json_values = st.recursive(
@@ -81,7 +83,8 @@ def test_locations_of_entries_and_items():
         ("a: !mine 1\n", 1, 4, "a", "the tag '!mine' is not supported here"),
         ("a: !!binary aGk=\n", 1, 4, "a", "the tag 'tag:yaml.org,2002:binary' is not supported here"),
         ("a: !!set {x, y}\n", 1, 4, "a", "the tag 'tag:yaml.org,2002:set' is not supported here"),
-        ("a: " + "1" * 5000, 1, 4, "a", f"'{'1' * 40}' cannot be read as a whole number"),
+        ("a: " + "1" * 5000, 1, 4, "a", f"'{'1' * 40}'... is a number of more than 100 digits"),
+        ("a: 0x" + "f" * 5000, 1, 4, "a", f"'0x{'f' * 38}'... is a number of more than 100 digits"),
         ("a: !!bool 1\n", 1, 4, "a", "'1' is not true or false"),
         ("? [1, 2]\n: 3\n", 1, 3, None, "a key must be text"),
         ("a: &x [*x]\n", 1, 4, "a[0]", "an alias is inside the value that it names"),
@@ -97,6 +100,22 @@ def test_mistakes_are_placed(text, line, column, field, problem):
     assert problem in error.problem
     assert error.location == Location("f.yaml", line, column)
     assert error.field == field
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (os.mkfifo, "it is a pipe or a device"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is a pipe or a device"),
+        (Path.mkdir, "Is a directory"),
+        (lambda path: path.touch() or os.truncate(path, 2**24 + 1), "it has more than 16 MiB"),
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path, make, problem):
+    """A zoo file that would never end, or that nobody writes, is not read."""
+    make(tmp_path / "zoo.yaml")
+    with pytest.raises(ConfigError, match=f"cannot read zoo.yaml: {problem}"):
+        read_yaml(tmp_path / "zoo.yaml", "zoo.yaml")
 
 
 def test_merge_keys():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from pteforge.artifacts.digest import digest_json
+from pteforge.artifacts.digest import digest_bytes, digest_json
 from pteforge.artifacts.gc import collect, usage, verify_store
 from pteforge.artifacts.ledger import StageRecord
 from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
@@ -149,11 +149,14 @@ def test_collecting_during_publishing_loses_nothing(shared_place, start):
 _WRITER = """
 import sys
 from pathlib import Path
+from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.files import staging_file
+from pteforge.artifacts.lease import LocalLeases
 from pteforge.artifacts.locations import open_store
 with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store, store.local.scratch() as folder:
     (folder / "weights").write_bytes(b"x" * 1000)
-    with staging_file(store.local.root / "tmp") as (path, file):
+    leases = LocalLeases(store.local.root / "leases")
+    with staging_file(store.local.root / "tmp") as (path, file), leases.hold(digest_bytes(sys.argv[3].encode())):
         print("half", flush=True)
         sys.stdin.readline()
         print(path.exists(), (folder / "weights").exists(), flush=True)
@@ -161,14 +164,16 @@ with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store, store.local.scra
 
 
 def test_staging_files_of_running_processes_stay(shared_place, start):
-    """A collection keeps the files of a process that is writing, and removes those of a killed one."""
-    alive, dead = (start(_WRITER, shared_place.url, str(shared_place.folder / "host")) for _ in range(2))
+    """A collection keeps the files and leases of a process that is writing, and removes those of a killed one."""
+    host = str(shared_place.folder / "host")
+    alive, dead = (start(_WRITER, shared_place.url, host, name) for name in ("alive", "dead"))
     assert alive.stdout.readline() == dead.stdout.readline() == "half\n"
     dead.send_signal(signal.SIGKILL)
     dead.wait()
     with shared_place.open("host") as store:
         report = collect(store, keep_newer_than=AT_ONCE)
-        assert report.leftovers_removed == 2  # a file and a folder
+        assert report.leftovers_removed == 3  # a file, a folder and a lease
+        assert [path.name for path in (store.local.root / "leases").iterdir()] == [digest_bytes(b"alive")]
         assert alive.communicate("\n")[0] == "True True\n"
         assert alive.returncode == 0
         assert list((store.local.root / "tmp").iterdir()) == []

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pteforge.artifacts import runs
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.artifacts.runs import FieldChange, RunRecord, Runs, StageOutcome
+from pteforge.artifacts.runs import FieldChange, RunRecord, StageOutcome
 
 START = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 OUTCOME = StageOutcome(
@@ -60,11 +60,23 @@ def test_unreadable_run_is_left_out(place, caplog, content):
         assert caplog.text.count("20990101T000000.000000-bad.json") == 1
 
 
-def test_run_that_somebody_else_wrote(place, caplog):
-    """Where records are signed, a run that is not counts as absent; elsewhere it is plain JSON, as it always was."""
+def test_run_without_a_seal(place, caplog):
+    """Where records are signed, a run that is not counts as absent; elsewhere earlier versions wrote plain JSON."""
     run = _run(0, "resnet8")
     with place.open() as store:
-        Runs(store.runs._files).write(run)
+        store.runs._files.write("runs/20260101T000000.000000-run-0.json", run.encode())
         signed = place.url.startswith("s3")
         assert store.runs.latest() == (None if signed else run)
         assert ("not a record" in caplog.text) == signed
+
+
+def test_changed_run(place, caplog):
+    """A run in which a number has changed counts as absent."""
+    with place.open() as store:
+        store.runs.write(_run(0, "resnet8"))
+        (name,) = store.runs._files.names("runs")
+        written = store.runs._files.read(name)
+        assert b'"seconds":' in written
+        store.runs._files.write(name, written.replace(b'"seconds":', b'"seconds":1', 1))
+        assert store.runs.latest() is None
+        assert "seal" in caplog.text or "not used" in caplog.text

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from pteforge.artifacts.digest import digest_file
+from pteforge.errors import printable
 from pteforge.flows.cli.inspect import payload_sizes
-from pteforge.flows.cli.terminal import printable
 from pteforge.formats.nfat.contents import MappedExtent, Source
 from pteforge.formats.nfat.fat_file import open_fat
 from pteforge.tests.mutations import mutate

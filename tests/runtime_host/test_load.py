@@ -137,3 +137,15 @@ def test_calls_that_do_not_fit(kind, fat, payloads, inputs):
         with pytest.raises(PteforgeError, match="cannot run 'forward'"):
             program.run("forward", refused)
     assert program.run("forward", [inputs(2)])[0].shape == (2, 32)
+
+
+def test_more_memory_than_there_is(payloads, monkeypatch):
+    """A file that makes the runtime ask for too much memory is an error of that file."""
+    from executorch.runtime import Runtime
+
+    def ask(*_args, **_options):
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr(Runtime, "load_program", ask)
+    with pytest.raises(PteforgeError, match=r"cannot load .*more memory than there is"):
+        load(payloads["portable"])

@@ -26,7 +26,7 @@ _MANIFEST = _SAMPLES["v2"][16:][: struct.unpack_from("<I", _SAMPLES["v2"], 8)[0]
 _INLINE = bytes(read_container(_SAMPLES["v2"]).inline)
 
 
-def _accepted(content: bytes) -> Container | None:
+def accepted(content: bytes) -> Container | None:
     """The container, checked against the rules; None if the reader refuses it."""
     try:
         container = read_container(content, _BLOBS)
@@ -61,14 +61,14 @@ def _check_payload(container: Container, payload: Payload) -> None:
 def test_mutations(name, seed):
     """Thousands of changed containers, half of those of version 2 with a valid header, are read or refused."""
     chance = random.Random(f"{name}-{seed}")  # noqa: S311 - the same containers each time are what is wanted
-    accepted = 0
+    number = 0
     for _ in range(10_000):
         if name == "v2" and chance.random() < 0.5:
             content = assemble(mutate(_MANIFEST, chance), _INLINE)
         else:
             content = mutate(_SAMPLES[name], chance)
-        accepted += _accepted(content) is not None
-    assert 100 < accepted < 9000
+        number += accepted(content) is not None
+    assert 100 < number < 9000
 
 
 @pytest.mark.parametrize("name", _SAMPLES)
@@ -82,7 +82,7 @@ def test_every_number_takes_extreme_values(name, allocates_less_than):
     with allocates_less_than(4 << 20):
         for position in range(0, min(len(content) - 4, 1200), 4):
             for word in (0, 1, len(content), 2**31 - 1, 2**32 - 4, 2**32 - 1):
-                refused += _accepted(content[:position] + struct.pack("<I", word) + content[position + 4 :]) is None
+                refused += accepted(content[:position] + struct.pack("<I", word) + content[position + 4 :]) is None
     assert refused > 100
 
 
@@ -91,7 +91,7 @@ def test_every_truncation_is_refused(name):
     """A container that lost its end anywhere is refused."""
     content = _SAMPLES[name]
     for size in range(len(content)):
-        assert _accepted(content[:size]) is None, size
+        assert accepted(content[:size]) is None, size
 
 
 _MANY = int(os.environ.get("NFAT_MUTATIONS", "10000"))
@@ -106,7 +106,7 @@ def test_mutations_found_by_search(examples):
     @settings(max_examples=examples, deadline=10_000, suppress_health_check=[*HealthCheck])
     @given(st.sampled_from([*_SAMPLES.values()]).flatmap(lambda content: spliced(content, len(content))))
     def check(content):
-        _accepted(content)
+        accepted(content)
 
     check()
 
@@ -115,10 +115,10 @@ def test_mutations_found_by_search(examples):
 @given(st.binary(max_size=400), st.binary(max_size=64))
 def test_arbitrary_bytes(content, inline):
     """Bytes that only begin like a container, or are a manifest only by name, are read or refused."""
-    _accepted(content)
-    _accepted(b"NFAT\1\0\0\0" + content)
-    _accepted(b"NFAT\2\0\0\0" + content)
-    _accepted(assemble(content[:4].ljust(4, b"\0") + b"NFM2" + content[4:], inline))
+    accepted(content)
+    accepted(b"NFAT\1\0\0\0" + content)
+    accepted(b"NFAT\2\0\0\0" + content)
+    accepted(assemble(content[:4].ljust(4, b"\0") + b"NFM2" + content[4:], inline))
 
 
 def test_many_parents_of_one_vector(monkeypatch):

@@ -19,7 +19,7 @@ from pteforge.tests.mutations import mutate
 _HEADER = struct.Struct("<4sIQQQ")
 
 
-def _accepted(content: bytes) -> PteFile | None:
+def accepted(content: bytes) -> PteFile | None:
     """The file, whose ranges are all inside of it; None if the reader refuses it."""
     try:
         pte = read_pte(content)
@@ -39,7 +39,7 @@ def test_random_mutations(sample):
     """Files whose program was changed, cut, or has stretches from elsewhere, are read or refused, nothing else."""
     chance = random.Random(len(sample))  # noqa: S311 - the same files each time is what is wanted
     size = read_pte(sample).program_size
-    refused = sum(_accepted(mutate(sample, chance, size)) is None for _ in range(500))
+    refused = sum(accepted(mutate(sample, chance, size)) is None for _ in range(500))
     assert 100 < refused < 500
 
 
@@ -52,7 +52,7 @@ def test_random_words(samples):
         for word in (0, 0xFFFFFFFF, 0x7FFFFFFF, size, 4):
             changed = bytearray(content)
             struct.pack_into("<I", changed, position, word)
-            refused += _accepted(bytes(changed)) is None
+            refused += accepted(bytes(changed)) is None
     assert refused > 100
 
 
@@ -61,8 +61,8 @@ def test_random_words(samples):
 def test_arbitrary_bytes(content, header):
     """Bytes that only begin like a `.pte` are read or refused."""
     start = b"\x20\0\0\0ET12" + (b"eh00" if header else b"")
-    _accepted(content)
-    _accepted(start + content)
+    accepted(content)
+    accepted(start + content)
 
 
 def test_every_truncation_is_refused(samples):

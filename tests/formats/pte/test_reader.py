@@ -2,6 +2,7 @@
 
 import mmap
 import struct
+from pathlib import Path
 
 import pytest
 from pteforge.errors import FileFormatError, InputError
@@ -126,6 +127,7 @@ def test_files_that_cannot_be_read(tmp_path):
     for path, error, problem in (
         (tmp_path / "none.pte", InputError, "cannot be read: No such file"),
         (tmp_path, InputError, "cannot be read: Is a directory"),
+        (Path("/dev/zero"), InputError, "cannot be read: it is a pipe or device"),
         (tmp_path / "empty.pte", FileFormatError, "is empty"),
         (tmp_path / "text.pte", FileFormatError, r"not a \.pte"),
     ):

@@ -165,6 +165,9 @@ def test_parameters(store):
     [
         *(({name: old}, "was written by .*has to run again") for name, old in OLD_VERSIONS.items()),
         ({"stream": -1}, "cannot be loaded"),
+        ({"stream": 7}, "cannot be loaded: IndexError"),
+        ({"externals": [["weight", 0]]}, "cannot be loaded: TypeError"),
+        ({"weights": [[0]]}, "cannot be loaded: ValueError"),
         (None, "was written by None"),
     ],
 )

@@ -161,6 +161,8 @@ def test_refused(value, place, store):
         ({"format": 2, "value": 1, "storages": []}, "is not a value of format 1"),
         ({"format": 1}, "is not a value of format 1"),
         ({"format": 1, "value": {"fraction": [1, 2]}, "storages": []}, "fraction"),
+        ({"format": 1, "value": {"tensor": {}}, "storages": []}, "cannot be loaded: TypeError"),
+        ({"format": 1, "value": 1, "storages": [7]}, "cannot be loaded: IndexError"),
     ],
 )
 def test_other_formats(body, problem, store):

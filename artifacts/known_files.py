@@ -1,0 +1,96 @@
+"""Digests of files outside of the store, remembered between runs by what `stat` says of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from .digest import Digest, canonical_json, digest_file
+from .files import LocalFiles
+from .records import RecordFiles
+from .signing import Seal
+
+_SETTLING = 2 * 10**9  # ns: a file may be written again without another time within those of a file system's clock
+
+_Known = tuple[int, int, int, int, Digest]  # what `_seen` says, and the digest
+_KNOWN: Any = dict[str, _Known]
+
+
+class KnownFiles:
+    """SHA-256 of files by path.
+
+    As git's index does it: a file of the same size, times and inode was not written since, unless it had just been
+    written when it was looked at. Remembered in the local store, for one run at a time; losing it costs reading the
+    files.
+    """
+
+    def __init__(self, root: Path, name: str) -> None:
+        """Reads what earlier runs knew from ``ledger/<name>`` of the local store at `root`; nothing if it cannot."""
+        self._records = RecordFiles(LocalFiles(root), Seal(None, unsealed=True))
+        self._name = f"ledger/{name}"
+        self._known = self._read()
+        self._before = dict(self._known)
+
+    def digest(self, path: Path) -> Digest:
+        """Digest of a file; raises OSError if it cannot be read, or is none."""
+        status = os.stat(path)  # noqa: PTH116 - a rerun looks at thousands: no `Path`
+        if not stat.S_ISREG(status.st_mode):
+            number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+            raise OSError(number, os.strerror(number), str(path))
+        known = self._known.get(str(path))
+        if known and known[:-1] == _seen(status):
+            return known[-1]
+        digest = digest_file(path)
+        self._note(path, status, digest)
+        return digest
+
+    def sha256(self, path: Path) -> Digest | None:
+        """Digest of a file; None if there is no such file."""
+        status = _look_at(path)
+        if status is None:
+            self._known.pop(str(path), None)
+            return None
+        return self.digest(path) if stat.S_ISREG(status.st_mode) else None
+
+    def note(self, path: Path, digest: Digest) -> None:
+        """Remembers a file by another digest than its own, which `knows` finds: one that leaves out a part of it."""
+        if status := _look_at(path):
+            self._note(path, status, digest)
+
+    def knows(self, path: str, digest: Digest) -> bool:
+        """Whether a file is known by this digest and was not written since; reads nothing."""
+        known = self._known.get(path)
+        return (
+            known is not None
+            and known[-1] == digest
+            and (status := _look_at(path)) is not None
+            and (known[:-1] == _seen(status))
+        )
+
+    def _note(self, path: Path, status: os.stat_result, digest: Digest) -> None:
+        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLING:
+            self._known[str(path)] = (*_seen(status), digest)
+
+    def save(self) -> None:
+        """Remembers what was found out; raises StoreUnusable if the store cannot be written."""
+        known = dict(self._known)  # another thread may be adding to it
+        if known != self._before:
+            self._records.write(self._name, self._name, canonical_json(known))
+
+    def _read(self) -> dict[str, _Known]:
+        return self._records.read(self._name, self._name, _KNOWN) or {}
+
+
+def _look_at(path: str | Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)  # noqa: PTH116 - as above
+    except OSError:  # there is none, or a link that leads nowhere: whoever writes it says what is wrong
+        return None
+
+
+def _seen(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
