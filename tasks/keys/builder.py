@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pkgutil
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,8 +43,50 @@ def find_builder(builder: str, search: ModuleSearch) -> BuilderLocation:
     if found.path is None:
         what = "part of Python" if found.origin is Origin.STDLIB else "a folder without __init__.py"
         raise SourceError(f"builder {builder!r}: {module} is {what} and binds no names")
+    below = any(found.path.is_relative_to(folder) for folder in search.python_path)
+    if below and (hides := _loaded_before(module.partition(".")[0])):
+        raise SourceError(
+            f"builder {builder!r}: {found.path} is never imported, since {hides} has the same name; rename it"
+        )
     line = _bound_line(builder, qualname, found.path) if found.path.suffix == ".py" else None
     return BuilderLocation(module, qualname, found.path, line)
+
+
+def _loaded_before(name: str) -> str:
+    """What a worker has imported under a name before it sees the user's folders; empty for other names."""
+    if name in sys.stdlib_module_names:
+        return f"Python's module {name}"
+    return f"the package {name}" if name in LOADED_PACKAGES else ""
+
+
+LOADED_PACKAGES = frozenset(
+    {
+        "annotated_types",
+        "colorama",
+        "executorch",
+        "filelock",
+        "flatbuffers",
+        "functorch",
+        "mpmath",
+        "networkx",
+        "numpy",
+        "psutil",
+        "pteforge",
+        "pydantic",
+        "pydantic_core",
+        "ruamel",
+        "sympy",
+        "tabulate",
+        "torch",
+        "torchao",
+        "torchgen",
+        "tqdm",
+        "typing_extensions",
+        "typing_inspection",
+        "yaml",
+    }
+)
+"""Top-level modules of other distributions than Python that a worker loads: a user's file cannot have their names."""
 
 
 @lru_cache(maxsize=1024)

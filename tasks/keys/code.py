@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,6 +15,25 @@ from ...artifacts.digest import Digest, digest_bytes
 from .search import FoundModule, ModuleSearch, Origin
 
 PTEFORGE = __name__.partition(".")[0]
+
+CARRIERS = (
+    "errors",
+    "configs",
+    "artifacts",
+    "flows",
+    "api",
+    "tasks.stage",
+    "tasks.kinds",
+    "tasks.keys",
+    "tasks.stages",
+)
+"""Modules and packages below pteforge that only carry: values from users to stages, bytes to the store, errors back.
+
+Their code is no part of any key. What they pass on is, by value: a stage's params, and the digests of its inputs. The
+bytes that they write for stages (canonical JSON, manifests, refs, params as JSON) are guarded by tests with literal
+bytes, `tests/tasks/keys/test_carriers.py`. A stage's own module counts; other stages, which it may import for their
+params, do not.
+"""
 """The top-level package that this code is part of."""
 
 _PARSING = threading.Lock()
@@ -98,18 +117,31 @@ class Closure:
     unresolved: tuple[str, ...]
 
 
+def only_carries(name: str, module: str) -> bool:
+    """Whether a module is one of `CARRIERS` and neither is nor contains the digested `module`."""
+    if f"{module}.".startswith(f"{name}."):
+        return False
+    return any(f"{name}.".startswith(f"{PTEFORGE}.{carrier}.") for carrier in CARRIERS)
+
+
 def module_closure(module: str, search: ModuleSearch, watched: Iterable[str] = ()) -> Closure:
     """The module's transitive imports of local code, and those of the `watched` modules that it is known to load.
 
     Reads the sources. Imports count at any depth (inside functions, ``try:`` and so on) except under
-    ``if TYPE_CHECKING:``. pteforge is a distribution like any other, unless `module` is part of it.
+    ``if TYPE_CHECKING:``. pteforge is a distribution like any other, unless `module` is part of it: then it counts as
+    the code of a stage does, without what only carries.
     """
     root = module.partition(".")[0]
 
     def is_local(found: FoundModule) -> bool:
-        return found.origin is Origin.LOCAL and (found.top != PTEFORGE or root == PTEFORGE)
+        if found.top == PTEFORGE:
+            return root == PTEFORGE and found.path is not None and not only_carries(found.name, module)
+        return found.origin is Origin.LOCAL
 
-    return walk_imports([module, *watched], search, Scope(is_local))
+    closure = walk_imports([module, *watched], search, Scope(is_local, idle_parents=frozenset({PTEFORGE} & {root})))
+    if root != PTEFORGE:
+        return closure
+    return replace(closure, distributions=tuple(name for name in closure.distributions if name != PTEFORGE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,27 +9,8 @@ from threading import Lock
 from typing import TypeAlias
 
 from ...artifacts.digest import Digest, digest_json
-from .code import PTEFORGE, Scope, read_module, walk_imports
+from .code import PTEFORGE, Scope, only_carries, read_module, walk_imports
 from .search import FoundModule, ModuleSearch
-
-CARRIERS = (
-    "errors",
-    "configs",
-    "artifacts",
-    "flows",
-    "api",
-    "tasks.stage",
-    "tasks.kinds",
-    "tasks.keys",
-    "tasks.stages",
-)
-"""Modules and packages below pteforge that only carry: values from users to stages, bytes to the store, errors back.
-
-Their code is no part of any key. What they pass on is, by value: a stage's params, and the digests of its inputs. The
-bytes that they write for stages (canonical JSON, manifests, refs, params as JSON) are guarded by tests with literal
-bytes, `tests/tasks/keys/test_carriers.py`. A stage's own module counts; other stages, which it may import for their
-params, do not.
-"""
 
 _LOCK = Lock()  # so that threads that need the same modules read and parse them once
 
@@ -49,7 +30,7 @@ def stage_code_digest(module: str) -> Digest:
 @cache
 def _code_digest(module: str) -> Digest:
     def decides(found: FoundModule) -> bool:
-        return found.path is not None and not _only_carries(found.name, module)
+        return found.path is not None and not only_carries(found.name, module)
 
     packages = frozenset({PTEFORGE, module.partition(".")[0]})
     scope = Scope(decides, packages, idle_parents=frozenset({PTEFORGE}), read=_read)
@@ -57,13 +38,6 @@ def _code_digest(module: str) -> Digest:
     if module not in closure.modules:
         raise ValueError(f"no module {module} to make a key of")
     return digest_json(closure.modules)
-
-
-def _only_carries(name: str, module: str) -> bool:
-    """Whether a module is one of `CARRIERS` and neither is nor contains the digested `module`."""
-    if f"{module}.".startswith(f"{name}."):
-        return False
-    return any(f"{name}.".startswith(f"{PTEFORGE}.{carrier}.") for carrier in CARRIERS)
 
 
 # Stages have most of their modules in common.

@@ -13,7 +13,7 @@ from typing import Any
 
 from .versions import distributions_of
 
-_SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
+SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 _STDLIB = tuple(
     path
     for folder in sorted({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
@@ -85,9 +85,9 @@ class ModuleSearch:
 
     def origin_of(self, path: Path, top: str) -> Origin:
         for folder in self.python_path:
-            if folder.name not in _SITE_FOLDERS and path.is_relative_to(folder):
-                return Origin.LOCAL if _SITE_FOLDERS.isdisjoint(path.relative_to(folder).parts) else Origin.INSTALLED
-        if not _SITE_FOLDERS.isdisjoint(path.parts):
+            if folder.name not in SITE_FOLDERS and path.is_relative_to(folder):
+                return Origin.LOCAL if SITE_FOLDERS.isdisjoint(path.relative_to(folder).parts) else Origin.INSTALLED
+        if not SITE_FOLDERS.isdisjoint(path.parts):
             # A file that was put there by hand has no version, so its content has to count.
             return Origin.INSTALLED if distributions_of(top) else Origin.LOCAL
         return Origin.STDLIB if any(path.is_relative_to(folder) for folder in _STDLIB) else Origin.LOCAL

@@ -1,17 +1,19 @@
-"""The key fields of a model's source: its code, arguments and files, and the modules that it was observed to load."""
+"""The key fields of a model's source: its code, arguments and files, and what it was observed to load and to read."""
 
 from __future__ import annotations
 
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from ...artifacts.digest import Digest, digest_file, digest_json
 from ...configs.sources import BuilderSource, ProgramSource
 from ...errors import SourceError
 from .code import PTEFORGE, file_digest, module_closure
+from .inputs import input_fields, is_input
 from .key import JSON
 from .search import ModuleSearch, Origin
 from .versions import distribution_versions
@@ -82,7 +84,7 @@ def observed_modules(
     """
     search = ModuleSearch(python_path, None if path_before is None else tuple(path_before))
     observed = set()
-    for name, path in _loaded_files(before):
+    for name, path in loaded_files(before):
         top = name.partition(".")[0]
         if top != PTEFORGE and search.origin_of(path, top) is Origin.LOCAL:
             located = search.locate(name)
@@ -97,13 +99,16 @@ def observed_distributions(before: set[str], python_path: tuple[Path, ...]) -> t
     versions into the key.
     """
     search = ModuleSearch(python_path)
-    tops = {(name.partition(".")[0], path) for name, path in _loaded_files(before)}
+    tops = {(name.partition(".")[0], path) for name, path in loaded_files(before)}
     loaded_before = {name.partition(".")[0] for name in before}
     return tuple(sorted({top for top, path in tops if search.origin_of(path, top) is Origin.INSTALLED} - loaded_before))
 
 
-def _loaded_files(before: set[str]) -> Iterator[tuple[str, Path]]:
-    for name in set(sys.modules) - before - {"__main__", "__mp_main__"}:
+def loaded_files(before: Container[str]) -> Iterator[tuple[str, Path]]:
+    """Names and files of the modules in ``sys.modules``, except those that were there `before`."""
+    for name in set(sys.modules) - {"__main__", "__mp_main__"}:
+        if name in before:
+            continue
         try:
             # Not getattr: that would load a lazily loaded module.
             file = object.__getattribute__(sys.modules[name], "__dict__").get("__file__")
@@ -120,21 +125,25 @@ def source_fields(
     *,
     folder: Path | None = None,
     digest: Callable[[Path], Digest] = digest_file,
+    seen: Mapping[str, Digest | None] = MappingProxyType({}),
 ) -> dict[str, JSON]:
     """The source's part of the key of `export`. It has no absolute path, so moving a folder changes nothing.
 
     For a builder: ``builder``, ``modules`` (name to AST digest: its own module, its local imports, the watched ones),
-    ``distributions`` (to versions), ``kwargs``, ``files`` (to SHA-256). For a program file: ``program``, its SHA-256.
+    ``distributions`` (to versions), ``kwargs``, ``files`` (to SHA-256), and what `input_fields` makes of inputs. For a
+    program file: ``program``, its SHA-256.
 
-    The watched modules are those that `observed_modules` listed in earlier runs and the static closure missed. Paths of
-    files are relative to `folder`, by default the current one. Raises SourceError if a file cannot be read.
+    What is watched was observed in earlier runs: modules that the static closure missed, and inputs. Paths of files are
+    relative to `folder`, by default the current one. `digest` and `seen` are as for `input_fields`. Raises SourceError
+    if a declared file cannot be read.
     """
-    base = folder or Path.cwd()
+    base, watched = folder or Path.cwd(), tuple(watched)
     if isinstance(source, ProgramSource):
         return {"program": _digest_of(base / source.program, "program file", digest)}
-    watched = tuple(watched)
-    paths = [Path(name) for name in watched if Path(name).is_absolute()]
-    names = [name for name in watched if not Path(name).is_absolute()]
+    inputs = [name for name in watched if is_input(name)]
+    modules = [name for name in watched if not is_input(name)]
+    paths = [Path(name) for name in modules if Path(name).is_absolute()]
+    names = [name for name in modules if not Path(name).is_absolute()]
     closure = module_closure(source.builder.partition(":")[0], search, names)
     return {
         "builder": source.builder,
@@ -142,6 +151,7 @@ def source_fields(
         "distributions": distribution_versions(closure.distributions),
         "kwargs": source.kwargs,
         "files": _file_digests(source.files, base, digest),
+        **input_fields(inputs, base, source.files, digest, seen),
     }
 
 

@@ -107,3 +107,14 @@ def test_what_is_wrong_is_named(write_tree, files, builder, expected):
     problem = problem_of(write_tree(files), builder)
     assert problem.startswith(f"builder {builder!r}: ")
     assert expected in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "hides"),
+    [("json", "Python's module json"), ("torch", "the package torch"), ("sympy", "the package sympy")],
+)
+def test_files_that_are_never_imported_are_refused(write_tree, name, hides):
+    """A file named like a module that every worker has imported before is not what a worker would run."""
+    folder = write_tree({f"{name}.py": "def build(): ..."})
+    said = problem_of(folder, f"{name}:build")
+    assert said.endswith(f"{name}.py is never imported, since {hides} has the same name; rename it")

@@ -2,7 +2,7 @@
 
 The bytes of refs, manifests and records are tested in tests/artifacts/test_records.py. Where one of these tests fails
 on purpose, stored results of stages differ from new ones although their keys are equal: take the module out of
-`pteforge.tasks.keys.key.CARRIERS`, or rename the stage.
+`pteforge.tasks.keys.code.CARRIERS`, or rename the stage.
 """
 
 from pteforge.artifacts.digest import Digest, canonical_json, digest_bytes, digest_json

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.tasks.keys.key import CARRIERS, StageKey, stage_code_digest
+from pteforge.tasks.keys.code import CARRIERS
+from pteforge.tasks.keys.key import StageKey, stage_code_digest
 
 KEY = StageKey(
     stage="edge",
