@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import socket
@@ -11,8 +12,14 @@ import urllib.request
 
 import uvicorn
 from prefect.server.api.server import create_app
+from prefect.server.database import provide_database_interface
+from prefect.server.services.db_vacuum import vacuum_old_flow_runs
+from prefect.settings.context import get_current_settings
+
+_log = logging.getLogger(__name__)
 
 _START_LIMIT = 300.0  # seconds; the very first start creates the database, which is slow on a busy machine
+_START_PAUSE = 0.1
 _STOP_LIMIT = 5.0
 _UVICORN_LOG = "uvicorn.error"
 _RAISED = re.compile(r"[\w.]+Error: ")
@@ -59,9 +66,24 @@ class EmbeddedServer:
     def _serve(self, listener: socket.socket) -> None:
         with listener:  # also closed if the start fails, so that no request waits forever
             try:
-                self._server.run(sockets=[listener])
+                asyncio.run(self._serve_and_vacuum(listener))
             except SystemExit:  # uvicorn's sign that the application did not start; it has logged why
                 return
+
+    async def _serve_and_vacuum(self, listener: socket.socket) -> None:
+        vacuum = asyncio.create_task(self._vacuum())
+        await self._server.serve(sockets=[listener])
+        vacuum.cancel()
+
+    async def _vacuum(self) -> None:
+        """Deletes old runs, a few at a time. Prefect itself does so only in servers that stay; for events in all."""
+        while not self._server.started:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(_START_PAUSE)
+        if "flow_runs" in get_current_settings().server.services.db_vacuum.enabled_vacuum_types:
+            try:
+                await vacuum_old_flow_runs(db=provide_database_interface())
+            except Exception as error:  # noqa: BLE001 - such as a busy database: the next run does it
+                _log.info("old runs were not deleted from Prefect's database: %s", error)
 
 
 class _Problems(logging.Handler):

@@ -55,6 +55,35 @@ def prompt_interrupt(session: Session) -> Iterator[None]:
             raise KeyboardInterrupt
 
 
+@contextmanager
+def prompt_termination(session: Session) -> Iterator[None]:
+    """While the context is open, SIGTERM ends the process within seconds, whatever is running at that moment.
+
+    Prefect's handler, which is there by now, raises an exception. If it hits a callback or a task of the event loop,
+    the loop keeps it, and the run would go on.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+
+    def terminate(signum: int, frame: types.FrameType | None) -> None:
+        signal.signal(signum, signal.SIG_DFL)
+        timer = threading.Timer(_PATIENCE, os.kill, (os.getpid(), signum))
+        timer.daemon = True
+        timer.start()
+        threading.Thread(target=session.record, args=("interrupted",), daemon=True).start()
+        session.abort()
+        before(signum, frame)
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) == terminate:
+            signal.signal(signal.SIGTERM, before)
+
+
 def leave_interrupted() -> NoReturn:
     sys.stderr.write(MESSAGE)
     leave(INTERRUPTED)

@@ -17,11 +17,11 @@ from prefect.artifacts import (
 )
 from prefect.events import emit_event
 
-from ..errors import first_line
+from ..errors import first_line, printable
 from ..tasks.figures import Worst
 from ..tasks.numerics import Rung
 from .bisect import Bisection
-from .figures_text import FIGURES, format_figures, format_size, format_sqnr
+from .figures_text import FIGURES, format_figures, format_size, format_sqnr, markdown
 from .outcome import ModelOutcome, RecipeOutcome, ZooOutcome
 from .prefect_settings import local_run, send_what_is_queued
 
@@ -38,7 +38,7 @@ def artifact_key(kind: str, name: str) -> str:
 
 async def show_zoo(outcome: ZooOutcome) -> None:
     """Adds the summary of a zoo to the current run: a table of models by recipes, and what failed."""
-    key, description = artifact_key("zoo", outcome.zoo), f"The files of {outcome.zoo}"
+    key, description = artifact_key("zoo", outcome.zoo), f"The files of {markdown(outcome.zoo)}"
     await acreate_markdown_artifact("\n".join(_summary(outcome)), key=key, description=description)
 
 
@@ -46,7 +46,7 @@ def announce(zoo: str, published: Published) -> None:
     """Emits the event `pteforge.published`, or `pteforge.regression` if gates hold the release back."""
     emit_event(
         "pteforge.regression" if published.regressions else "pteforge.published",
-        resource={"prefect.resource.id": f"pteforge.zoo.{zoo}", "prefect.resource.name": zoo},
+        resource={"prefect.resource.id": f"pteforge.zoo.{printable(zoo)}", "prefect.resource.name": printable(zoo)},
         payload=json.loads(published.encode()),
     )
 
@@ -68,7 +68,7 @@ async def show_scores(outcome: ModelOutcome) -> None:
     ]
     if rows:
         key = artifact_key("accuracy", outcome.model)
-        await acreate_table_artifact(rows, key=key, description=f"Accuracy of {outcome.model}")
+        await acreate_table_artifact(rows, key=key, description=f"Accuracy of {markdown(outcome.model)}")
 
 
 async def show_ladders(outcome: ModelOutcome) -> None:
@@ -81,7 +81,9 @@ async def show_ladders(outcome: ModelOutcome) -> None:
     ]
     if rows:
         key = artifact_key("numerics", outcome.model)
-        await acreate_table_artifact(rows, key=key, description=f"{outcome.model}: each program against eager")
+        await acreate_table_artifact(
+            rows, key=key, description=f"{markdown(outcome.model)}: each program against eager"
+        )
 
 
 def show_bisection(found: Bisection, plot: bytes | None) -> None:
@@ -89,9 +91,9 @@ def show_bisection(found: Bisection, plot: bytes | None) -> None:
 
     Artifacts belong to runs, so a flow that does nothing else creates them.
     """
-    key, description = artifact_key("bisect", found.name), f"Where {found.name} loses quality"
+    key, description = artifact_key("bisect", found.name), f"Where {markdown(found.name)} loses quality"
 
-    @flow(name="bisect", flow_run_name=f"bisect {found.name}", persist_result=False)
+    @flow(name="bisect", flow_run_name=printable(f"bisect {found.name}"), persist_result=False)
     def show() -> None:
         create_markdown_artifact("\n".join(_page(found)), key=key, description=description)
         if plot:
@@ -105,7 +107,7 @@ def show_bisection(found: Bisection, plot: bytes | None) -> None:
 
 def _summary(outcome: ZooOutcome) -> Iterator[str]:
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
-    yield f"# {_escaped(outcome.zoo)}\n"
+    yield f"# {markdown(outcome.zoo)}\n"
     yield f"{len(outcome.files)} files verified{failed}; {outcome.ran} stages run, {outcome.cached} cached.\n"
     yield "For each file: status, size, SQNR against eager.\n"
     recipes = dict.fromkeys(recipe.recipe for _, recipe in outcome.recipes)
@@ -120,7 +122,7 @@ def _summary(outcome: ZooOutcome) -> Iterator[str]:
     for model in outcome.models:
         failures = {recipe.failure.step: recipe.failure for recipe in model.recipes if recipe.failure}
         for failure in failures.values():
-            yield f"- {_escaped(f'{model.model} {failure.step}: {first_line(failure.problem)}')}"
+            yield f"- {markdown(f'{model.model} {failure.step}: {first_line(failure.problem)}')}"
 
 
 def _cell(recipe: RecipeOutcome) -> str:
@@ -141,11 +143,12 @@ def _figures(worst: Worst | None) -> dict[str, Any]:
 
 def _page(found: Bisection) -> Iterator[str]:
     loss = found.loss
-    yield f"# {found.name}\n"
-    yield f"**{loss.rung.label}** (method {loss.rung.method}) {loss.reason}.\n" if loss else "Loses no quality.\n"
+    yield f"# {markdown(found.name)}\n"
+    lost = loss and f"**{markdown(loss.rung.label)}** (method {markdown(loss.rung.method)}) {markdown(loss.reason)}.\n"
+    yield lost or "Loses no quality.\n"
     yield from _table([_row(rung) for rung in found.ladder.rungs])
     if found.nodes:
-        yield f"\n## Operators that lose most in {loss.rung.label}\n" if loss else ""
+        yield f"\n## Operators that lose most in {markdown(loss.rung.label)}\n" if loss else ""
         yield from _table(
             [
                 {
@@ -163,13 +166,8 @@ def _page(found: Bisection) -> Iterator[str]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     names = list(rows[0]) if rows else []
-    yield f"| {' | '.join(map(_escaped, names))} |"
+    yield f"| {' | '.join(map(markdown, names))} |"
     yield f"|{'---|' * len(names)}"
     for row in rows:
-        cells = ("" if value is None else _escaped(str(value)) for value in row.values())
+        cells = ("" if value is None else markdown(str(value)) for value in row.values())
         yield f"| {' | '.join(cells)} |"
-
-
-def _escaped(text: str) -> str:
-    """Text as Markdown shows it in a table, and not as HTML."""
-    return re.sub(r"([\\`*_|<\[\]])", r"\\\1", text.replace("\n", " "))

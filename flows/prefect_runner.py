@@ -23,11 +23,11 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
-from prefect.transactions import CommitMode, transaction
+from prefect.transactions import Transaction
 
 from ..artifacts.locations import open_store
 from ..artifacts.ref import ArtifactRef
-from ..errors import PteforgeError, StageError, StageFailed, StoreError, StoreUnusable, first_line
+from ..errors import PteforgeError, StageError, StageFailed, StoreError, StoreUnusable, first_line, printable
 from ..tasks.codecs.binding import graph_of
 from ..tasks.executor import Executor
 from ..tasks.keys.key import StageKey
@@ -135,7 +135,7 @@ def run_stage_call(title: str, work: bytes) -> Any:
     local = executor.store.local
     made = sum(blob.size for blob in {blob for ref in done.roles.values() for blob in local.objects_of(ref)})
     took = f"ran {done.seconds:.1f} s, peak memory {format_size(done.peak_memory)}, outputs {format_size(made)}"
-    return Completed(message=f"{took}; {done.reason}" if done.reason else took, data=_to_json(done))
+    return Completed(message=printable(f"{took}; {done.reason}") if done.reason else took, data=_to_json(done))
 
 
 def _failed(error: PteforgeError) -> State[Any]:
@@ -182,8 +182,8 @@ class PrefectRunner(SharingRunner):
         self._site = Site(session.store.url, session.jobs, memory, session.id, session.executor.refresh, server)
         self._slots = asyncio.Semaphore(session.submitted_at_once)
         self._limits = _StageLimits()
-        # who made what and the task runner that ran it, for the edges of the graph in the UI
-        self._futures: dict[ArtifactRef, tuple[Any, Any]] = {}
+        # how the task that made an artifact ended, for the edges of the graph in the UI
+        self._makers: dict[ArtifactRef, State[Any]] = {}
 
     def __enter__(self) -> Self:
         _runs[self._site.run, os.getpid()] = self
@@ -194,6 +194,9 @@ class PrefectRunner(SharingRunner):
 
     async def run(self, call: StageCall) -> Done:
         """Submits the stage as a task; without Prefect, once that has failed, runs it here."""
+        # The transaction of the model's task is async: a failing sync task cannot roll it back. It would also keep all
+        # that belongs to each stage's task until the model is done.
+        Transaction.__var__.set(None)  # type: ignore[arg-type]  # what its own `get` has for none
         async with nullcontext() if self.session.executor.awaited(call) else self._slots:
             if not self.session.server_lost:
                 with self.session.without_prefect_if_it_fails():  # if it was our failure after all, it comes again
@@ -216,17 +219,13 @@ class PrefectRunner(SharingRunner):
         if not found and not in_process:
             await asyncio.to_thread(self._publish_bound, call)
         names = [name for ref in call.inputs.values() for name in self._names(ref)]
-        makers = {id(made[0]): made for name in names if (made := self._futures.get(name))}
-        # A task runner knows its own futures only.
-        earlier = [future if runner is tasks else future.state for future, runner in makers.values()]
+        makers: dict[Any, Any] = {state.id: state for name in names if (state := self._makers.get(name))}
         limited = not found and await self._limits.cover(call.stage.name)
-        # A transaction of its own: that of a model's task is async, which a failing sync task cannot roll back.
-        with transaction(commit_mode=CommitMode.EAGER):
-            future = tasks.submit(
-                _named(call.stage.name, limited=limited),
-                {"title": call.title, "work": json.dumps(work).encode()},
-                wait_for=earlier,
-            )
+        future = tasks.submit(
+            _named(call.stage.name, limited=limited),
+            {"title": call.title, "work": json.dumps(work).encode()},
+            wait_for=list(makers.values()),
+        )
         try:
             answer = await _result(future)
         except PteforgeError as error:
@@ -236,9 +235,8 @@ class PrefectRunner(SharingRunner):
         done = found or _from_json(call, answer, self.engine.key)
         if found or not in_process:
             self.session.finished(done)
-        self._futures |= dict.fromkeys(
-            (name for ref in done.roles.values() for name in self._names(ref)), (future, tasks)
-        )
+        ended = future.state.model_copy(update={"data": True})  # its result is kept nowhere else
+        self._makers |= dict.fromkeys((name for ref in done.roles.values() for name in self._names(ref)), ended)
         return done
 
     def _publish_bound(self, call: StageCall) -> None:

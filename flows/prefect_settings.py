@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.files import replace_file
+
 _EMBEDDED = {
     # by default the task run recorder writes one row per transaction, which keeps SQLite busy for many seconds
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    # a run of a large zoo is tens of megabytes; those of 30 days are kept, and events as long as Prefect keeps them
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "true",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(30 * 24 * 3600),
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_BATCH_SIZE": "50",
     # a server that lives for one command has nothing to schedule or report
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
@@ -110,22 +115,26 @@ def local_run(server: str | None) -> Iterator[None]:
     """Settings for flows that we start ourselves; `server` is the URL of an API, None for the configured one.
 
     The heartbeat is off, since its thread delays the end of each flow by about a second. Deployed flows keep it:
-    Prefect detects dead runs by it.
+    Prefect detects dead runs by it. A lost server is given up after a quarter of a minute, not a minute, by each of
+    those who wait for it, unless the user has set that.
     """
     from prefect.settings import (  # noqa: PLC0415 - slow import
         PREFECT_API_SSL_CERT_FILE,
         PREFECT_API_URL,
+        PREFECT_CLIENT_MAX_RETRIES,
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
         temporary_settings,
     )
 
     with ExitStack() as stack:
         changes: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+        if not _configured("PREFECT_CLIENT_MAX_RETRIES", "client", "max_retries"):
+            changes[PREFECT_CLIENT_MAX_RETRIES] = 3
         if server:
             changes[PREFECT_API_URL] = server
-            changes[PREFECT_API_SSL_CERT_FILE] = stack.enter_context(_one_certificate())
+            changes[PREFECT_API_SSL_CERT_FILE] = _one_certificate()
             # processes of a task runner would each start a server of their own
-            environment = {setting.name: value for setting, value in changes.items() if value}
+            environment = {setting.name: str(value) for setting, value in changes.items() if value}
             stack.callback(os.environ.update, {name: os.environ[name] for name in environment if name in os.environ})
             for name in environment:
                 stack.callback(os.environ.pop, name, None)
@@ -134,19 +143,20 @@ def local_run(server: str | None) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _one_certificate() -> Iterator[str]:
-    """A file with one certificate, for connections that need none.
+def _one_certificate() -> str:
+    """A file in Prefect's home with one certificate, for connections that need none.
 
     Prefect's clients, of which each task has some, read all certificates even for ``http://``, which takes 25 ms.
     """
-    import certifi  # noqa: PLC0415 - as above
+    import certifi  # noqa: PLC0415 - slow import
+    from prefect.settings import PREFECT_HOME  # noqa: PLC0415 - as above
 
     end = "-----END CERTIFICATE-----\n"
-    with tempfile.NamedTemporaryFile("w", prefix="pteforge-", suffix=".pem") as file:
-        file.write(Path(certifi.where()).read_text(encoding="utf-8").partition(end)[0] + end)
-        file.flush()
-        yield file.name
+    content = (Path(certifi.where()).read_text(encoding="utf-8").partition(end)[0] + end).encode()
+    file = PREFECT_HOME.value() / "pteforge.pem"
+    if not (file.is_file() and file.read_bytes() == content):
+        replace_file(file, content, file.parent)
+    return str(file)
 
 
 def send_what_is_queued() -> None:

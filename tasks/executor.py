@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from ..artifacts.digest import Digest, canonical_json, digest_json
+from ..artifacts.digest import Digest, canonical_json, digest_file, digest_json
 from ..artifacts.ledger import StageRecord
 from ..artifacts.local_store import LocalStore
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
+from ..configs.sources import BuilderSource
 from ..errors import ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
+from .keys.inputs import Observed
 from .keys.key import StageKey, stage_code_digest
 from .keys.search import ModuleSearch
 from .keys.source import source_fields
@@ -94,7 +96,7 @@ class Executor:
             key = self.key(call)
             done = self._find(call, key)
             if done is None:
-                with self.store.leases.hold(key.digest()):
+                with self.store.leases.hold(key.digest(), call.title):
                     done = self._find(call, key) or self._make_again(call, key, observer, report)
         except Exception as error:
             observer.failed(call, error)
@@ -209,10 +211,12 @@ class Executor:
         return Done(call, key, outputs, cached=False, seconds=seconds, peak_memory=peak_memory, reason=reason)
 
     def _watch(self, call: StageCall, observed: ArtifactRef) -> StageCall:
-        """The call with params that cover what the user's code really loaded.
+        """The call with params that cover what the user's code really loaded and read.
 
         A module that the static closure does not see (imported by a computed name, say) is watched from now on: its
-        code enters the key, so a later change of it is a miss. So are packages that the user's imports import.
+        code enters the key, so a later change of it is a miss. So are packages that the user's imports import, files
+        that were not declared, and environment variables. The key has those as they were when they were read: where
+        they have changed since, no later call has it.
 
         Raises:
             StageFailed: the user's code is not what it was when the call was made.
@@ -220,13 +224,14 @@ class Executor:
         assert call.user_code  # noqa: S101 - the caller has looked
         ledger, name = self.store.ledger, call.user_code.watch_name
         watched = set(ledger.watched(name))
-        if not _says_as_much(current_params(call, tuple(sorted(watched))), call.params):
+        digest = self.store.inputs.digest
+        if not _says_as_much(current_params(call, tuple(sorted(watched)), digest), call.params):
             raise StageFailed("the model's source changed while it was exported; export it again", bad_input=True)
-        loaded = json.loads(self.store.local.read_artifact(observed))
-        now_watched = tuple(sorted(watched | (set(loaded) - _known(call.params))))
+        found = Observed.decode(self.store.local.read_artifact(observed))
+        now_watched = tuple(sorted(watched | (set(found.modules) - _known(call.params)) | set(found.inputs)))
         if watched != set(now_watched):
             ledger.watch(name, now_watched)
-        return replace(call, params=current_params(call, now_watched))
+        return replace(call, params=current_params(call, now_watched, digest, found.inputs))
 
 
 def run_stage(work: Any) -> Any:
@@ -241,7 +246,9 @@ def run_stage(work: Any) -> Any:
     call, store = StageCall.decode(work["call"].encode()), LocalStore(Path(work["store"]), once=True)
     stage = call.stage
     with store.scratch() as scratch:
-        space = Workspace(store, scratch, call.folder, call.python_path, call.program_file, reporter.get())
+        space = Workspace(
+            store, scratch, call.folder, call.python_path, call.program_file, reporter.get(), _declared_files(call)
+        )
         outputs = stage.run(from_roles(stage.Inputs, call.inputs), call.params, space)
     return {role: ref.to_json() for role, ref in to_roles(outputs).items()}
 
@@ -265,18 +272,33 @@ def _chain(call: StageCall) -> Chain | None:
     return Chain(name, goes_on=not call.stage.ends_chain)
 
 
-def current_params(call: StageCall, watched: tuple[str, ...]) -> Params:
+def _declared_files(call: StageCall) -> tuple[Path, ...]:
+    """Files that the keys of a stage have since the user's code is declared to read them."""
+    if call.user_code is None:
+        return ()
+    sources = (call.user_code.source, *call.user_code.callables)
+    return tuple(path for source in sources if isinstance(source, BuilderSource) for path in source.files)
+
+
+def current_params(
+    call: StageCall,
+    watched: tuple[str, ...],
+    digest: Callable[[Path], Digest] = digest_file,
+    seen: Mapping[str, Digest | None] = MappingProxyType({}),
+) -> Params:
     """Params of a stage that runs the user's code, with digests of that code as it is now.
 
-    `watched` are modules that earlier runs loaded and the static closure does not see.
+    `watched` is what earlier runs loaded and read, and the static closure does not see. `digest` and `seen` are those
+    of `source_fields`.
     """
     assert call.user_code  # noqa: S101 - the caller has looked
     search = ModuleSearch(call.python_path)
-    update: dict[str, Any] = {"source": source_fields(call.user_code.source, search, watched, folder=call.folder)}
+    source = source_fields(call.user_code.source, search, watched, folder=call.folder, digest=digest, seen=seen)
+    update: dict[str, Any] = {"source": source}
     if transforms := getattr(call.params, "transforms", ()):
         callables = iter(call.user_code.callables)
         update["transforms"] = tuple(
-            CallableParams(source=source_fields(next(callables), search, folder=call.folder))
+            CallableParams(source=source_fields(next(callables), search, folder=call.folder, digest=digest))
             if isinstance(transform, CallableParams)
             else transform
             for transform in transforms
@@ -293,13 +315,22 @@ def _known(params: Any) -> set[str]:
 
 
 def _says_as_much(now: Any, before: Any) -> bool:
-    """Whether a source still is what it was; more of it may be watched by now, for a run of the same source."""
+    """Whether a source still is what it was; more of it may be watched by now, for a run of the same source.
+
+    What it was seen to read is not compared: the key has that as it was when it was read.
+    """
     grown = {
         name: {known: now.source.get(name, {}).get(known) for known in before.source[name]}
         for name in ("modules", "distributions")
         if name in before.source
     }
-    return bool(now.model_copy(update={"source": {**now.source, **grown}}) == before)
+    source = {name: value for name, value in {**now.source, **grown}.items() if name not in _READ}
+    source |= {name: before.source[name] for name in _READ if name in before.source}
+    return bool(now.model_copy(update={"source": source}) == before)
+
+
+_READ = ("read", "environment")
+"""Fields of a source that `input_fields` makes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ..artifacts.digest import Digest, canonical_json
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
 from ..configs.model import Limits
-from ..configs.sources import BuilderSource, Source
+from ..configs.sources import BuilderSource, ResolvedSource
 from .keys.key import StageKey
 from .stage import (
     UNKNOWN_DIGEST,
@@ -62,8 +62,8 @@ class StageId:
 class UserCode:
     """The user's code that a stage runs, so that its key can be made again once the stage has seen what that loads."""
 
-    watch_name: str  # name of the list of modules to watch in the ledger
-    source: Source  # the model's
+    watch_name: str  # name of the list of what to watch in the ledger
+    source: ResolvedSource  # the model's
     # further functions that the stage's params have digests of, in their order
     callables: tuple[BuilderSource, ...] = ()
 
@@ -81,7 +81,7 @@ class StageCall:
     folder: Path  # see `Workspace`
     python_path: tuple[Path, ...] = ()  # see `Workspace`
     program_file: Path | None = None  # see `Workspace`
-    user_code: UserCode | None = None  # for stages whose keys watch what the user's code loads
+    user_code: UserCode | None = None  # for stages whose keys watch what the user's code loads and reads
     recipes: tuple[str, ...] = ()  # those that need it
     # when it could run, in seconds since the epoch; 0 if that is when it does
     submitted: float = field(default=0.0, compare=False)
@@ -245,25 +245,28 @@ class SharingRunner(EngineRunner):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self._calls: dict[Digest, asyncio.Task[Done]] = {}
+        self._calls: dict[Digest, asyncio.Task[Done]] = {}  # those that have not ended well
+        self._done: dict[Digest, Done] = {}
         self._ran: dict[Digest, Done] = {}  # what ran before it was forgotten
 
     async def __call__(self, call: StageCall) -> Done:
         """Joins a call with an equal key that is running or done, or runs it."""
         key = self.engine.key(call).digest()
-        task = self._calls.get(key)
-        if task is None:
-            task = self._calls[key] = asyncio.create_task(self.run(call))
-        done = await asyncio.shield(task)
+        done = self._done.get(key)
+        if done is None:
+            task = self._calls.get(key)
+            if task is None:
+                task = self._calls[key] = asyncio.create_task(self.run(call))
+            done = self._done[key] = await asyncio.shield(task)
+            self._calls.pop(key, None)  # with it goes what its context holds
         ran = self._ran.get(key)
         return replace(ran, roles=done.roles) if ran and done.cached else done  # it is cached since this run made it
 
     def forget_finished(self) -> None:
         """Asks the ledger again from now on, since something that was made is gone."""
-        finished = {key: task for key, task in self._calls.items() if task.done()}
-        self._calls = {key: task for key, task in self._calls.items() if key not in finished}
-        results = {k: task.result() for k, task in finished.items() if not (task.cancelled() or task.exception())}
-        self._ran |= {key: done for key, done in results.items() if not done.cached}
+        self._calls = {key: task for key, task in self._calls.items() if not task.done()}
+        self._ran |= {key: done for key, done in self._done.items() if not done.cached}
+        self._done = {}
 
     async def run(self, call: StageCall) -> Done:
         """Finds or makes the result of a call that nobody else asked for yet."""

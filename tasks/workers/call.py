@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 
 from ...errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, StageTimedOut
 from ..stage import Progressed
-from .process_memory import descendants_memory, own_memory
+from .process_memory import Descendants, own_memory
 from .protocol import (
     CALL,
     STARTED_SIZE,
@@ -151,6 +151,7 @@ class _RunningCall:
         self._start_time = self._end_time = self._sample_time = self._kill_time = 0.0
         self._killed_for: _Bound | None = None
         self._memory = self._peak = 0
+        self._descendants = Descendants()
 
     def begin(self, started: Started) -> None:
         """The process is not forked for this call, but has taken it."""
@@ -243,7 +244,9 @@ class _RunningCall:
         elif started.pid > 0 and now - self._sample_time >= _TICK:
             self._sample_time = now
             own = own_memory(started.pid)
-            self._memory = max(0, own - started.baseline) + descendants_memory(started.pid)
+            if not own:
+                return  # it has just ended, and its descendants are no longer below it
+            self._memory = max(0, own - started.baseline) + self._descendants.look(started.pid)
             if self._memory > self._peak:
                 self._peak = self._memory
                 self._grown(self._peak)
@@ -272,6 +275,7 @@ class _RunningCall:
     def _lost(self, server: Server) -> StageError:
         if self._started is not None and self._started.pid < 0:
             return StageCrashed(f"no process could be forked for it: {os.strerror(-self._started.pid)}")
+        self._descendants.kill()  # with the server, nobody is left to adopt them
         return server.loss(self._started.pid if self._started else None)
 
     def _with_log(self, error: StageError) -> StageError:

@@ -27,18 +27,42 @@ def own_memory(pid: int) -> int:
     return _fields(f"/proc/{pid}/status", (b"RssAnon:", b"VmSwap:"))
 
 
-def descendants_memory(pid: int) -> int:
-    """Bytes of private memory of the descendants of a process.
+class Descendants:
+    """The descendants of a process on Linux, as they were when last looked at; elsewhere there are none."""
 
-    A forked process shares its pages with its parent until it writes to them, and nothing must count twice.
-    """
-    if not _LINUX:
-        return 0
-    return sum(_fields(f"/proc/{child}/smaps_rollup", (b"Private_Dirty:", b"Swap:")) for child in _descendants(pid))
+    def __init__(self) -> None:
+        """Has looked at no process yet."""
+        self._found: dict[int, psutil.Process] = {}
+
+    def look(self, pid: int) -> int:
+        """Finds the descendants of a process that has not ended; returns the bytes of their private memory.
+
+        A forked process shares its pages with its parent until it writes to them, and nothing must count twice.
+        """
+        found = {}
+        for child in _descendants(pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[child] = self._found.get(child) or psutil.Process(child)
+        self._found = found
+        return sum(_fields(f"/proc/{child}/smaps_rollup", (b"Private_Dirty:", b"Swap:")) for child in found)
+
+    def kill(self) -> None:
+        """Kills those that are left, and no other process that has the id of one."""
+        for process in self._found.values():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
-def has_children(pid: int) -> bool:
-    return bool(_descendants(pid))
+def children(pid: int) -> set[int]:
+    """The children of a process, also those that have ended and are not reaped; empty where there is no /proc."""
+    found: set[int] = set()
+    for thread in _threads(pid):
+        with (
+            contextlib.suppress(OSError),  # ended meanwhile
+            open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file,  # noqa: PTH123 - as below
+        ):
+            found.update(map(int, file.read(1 << 16).split()))
+    return found
 
 
 def available_memory() -> int:
@@ -73,14 +97,8 @@ def _fields(path: str, names: tuple[bytes, ...]) -> int:
 
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
-    for thread in _threads(pid):
-        try:
-            with open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:  # noqa: PTH123 - as above
-                children = [int(child) for child in file.read(1 << 16).split()]
-        except OSError:  # ended meanwhile
-            continue
-        for child in children:
-            found += [child, *_descendants(child)]
+    for child in children(pid):
+        found += [child, *_descendants(child)]
     return found
 
 

@@ -8,7 +8,7 @@ For each call the pool opens four channels:
 and for each process two:
     calls       a socket: takes the far ends of a further call's channels; the process answers with a `Started`
     link        a socket: the server sends a `Started`, and an `Ended` after the process; when the pool closes its end
-                (or dies), the server kills the process group of the call
+                (or dies), the server kills the call's process, and when it has ended, all its descendants
 The far ends of all six go to the server, which forks the process, in one message of one byte; those of a further call
 go to a process that has answered one, and waits for another (`Request.linger`), in such a message, too.
 """
@@ -21,22 +21,23 @@ import os
 import signal
 import struct
 import time
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ...errors import printable
 from ..stage import Progressed
 
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """Bounds of one call; past either of them its process group is killed.
+    """Bounds of one call; past either of them it is killed, with all processes that it started.
 
     Attributes:
         timeout: wall-clock seconds of the call itself, without the wait for a free place or for the warm-up.
-        memory: bytes of anonymous memory that the call may hold beyond those inherited from the warm server, or kept
-            from earlier calls of its chain. Sampled: an excess of some ten milliseconds may go unnoticed.
+        memory: bytes of anonymous memory that the call and its descendants may hold beyond those inherited from the
+            warm server, or kept from earlier calls of its chain. Sampled: an excess of some ten milliseconds may go
+            unnoticed.
     """
 
     timeout: float
@@ -161,13 +162,9 @@ def signal_name(signum: int) -> str:
 
 
 def tail_lines(log: bytes, lines: int = 40) -> str:
-    """The last lines of a log, safe to print: control characters and bad UTF-8 are replaced."""
+    """The last lines of a log, safe to print: unprintable characters are escaped, bad UTF-8 is replaced."""
     text = log[-(16 << 10) :].decode("utf-8", errors="replace")
-    return "\n".join("".join(map(_printable, line)) for line in text.rstrip().splitlines()[-lines:])
-
-
-def _printable(character: str) -> str:
-    return character if character == "\t" or unicodedata.category(character) != "Cc" else "\N{REPLACEMENT CHARACTER}"
+    return "\n".join(printable(line, keep="\t") for line in text.rstrip().splitlines()[-lines:])
 
 
 _RECORD = struct.Struct("=qq")  # far below PIPE_BUF, so that each is written whole or not at all

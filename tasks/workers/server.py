@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable
@@ -24,39 +25,53 @@ from typing import Any, NoReturn, Self
 
 from ...errors import InputError, ObjectDamaged, ObjectMissing
 from ..stage import reporter
-from .process_memory import has_children, own_memory
+from .process_memory import children, own_memory
 from .protocol import CALL_FDS, PROCESS_FDS, READY, Answer, Ended, ProgressWriter, Request, Started
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
-def parent_death_signal() -> Callable[[int], None]:
-    """Returns a function that sets the signal that this process gets when its parent ends; 0 for none.
+def process_control() -> Callable[[int, int], None]:
+    """Returns prctl(2) of an option and its value; raises OSError if the kernel refuses.
 
-    The library is looked up here, because a freshly forked process should do as little as possible. "Parent" is the
-    *thread* that forked (see prctl(2)), so that thread must live long enough. Without prctl the function does nothing,
-    and processes end only when their socket does.
+    The library is looked up here, because a freshly forked process should do as little as possible. Without prctl the
+    function does nothing: processes end only when their socket does, and what leaves their group outlives them.
     """
     if sys.platform != "linux":
-        return lambda _signum: None
+        return lambda _option, _value: None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
-    def set_signal(signum: int) -> None:
-        if prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    def control(option: int, value: int) -> None:
+        if prctl(option, value, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), f"prctl({option})")
 
-    return set_signal
+    return control
 
 
-def die_with_parent(set_signal: Callable[[int], None], parent: int) -> None:
-    """Has this process killed when its parent, process `parent`, ends; exits at once if it has ended."""
-    set_signal(signal.SIGKILL)
+def die_with_parent(control: Callable[[int, int], None], parent: int) -> None:
+    """Has this process killed when its parent, process `parent`, ends; exits at once if it has ended.
+
+    The kernel takes the *thread* that forked for the parent (see prctl(2)), so that thread must live long enough.
+    """
+    control(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
+def adopt_orphans(control: Callable[[int, int], None]) -> None:
+    """Makes this process the parent of descendants whose parents have ended, in place of init.
+
+    So a daemon, which forks twice and leaves its group, stays in the tree of the process that it comes from.
+    """
+    control(_PR_SET_CHILD_SUBREAPER, 1)
+
+
 _MESSAGE_LIMIT = 4000
+_ORPHANS_LIMIT = 3.0  # seconds at the server's end for what calls left behind
+_ORPHANS_PAUSE = 0.005
 _KEPT_MEMORY = 32 << 20  # bytes that a process may hold while it waits for its next call
 _LINUX_OOM_PREFERENCE = Path("/proc/self/oom_score_adj")
 
@@ -64,9 +79,9 @@ _LINUX_OOM_PREFERENCE = Path("/proc/self/oom_score_adj")
 class StageProcess:
     """Created by the server before it forks; `run` is called in the child."""
 
-    def __init__(self, server: int, set_death_signal: Callable[[int], None]) -> None:
+    def __init__(self, server: int, control: Callable[[int, int], None]) -> None:
         self._server = server
-        self._set_death_signal = set_death_signal
+        self._control = control
 
     def run(self, fds: list[int], calls_fd: int) -> NoReturn:
         """Runs the requested body, then those of further calls, and exits with code 0, whether they returned or raised.
@@ -74,7 +89,8 @@ class StageProcess:
         The exit skips Python's finalization, so threads and atexit functions of a body cannot keep the process alive.
         """
         os.setsid()  # a group of its own, and no Ctrl-C from the terminal
-        die_with_parent(self._set_death_signal, self._server)
+        die_with_parent(self._control, self._server)
+        adopt_orphans(self._control)
         with contextlib.suppress(OSError):  # out of memory, the kernel should kill a stage, not the pool or the server
             _LINUX_OOM_PREFERENCE.write_text("500")
         inherited = own_memory(os.getpid())
@@ -112,7 +128,7 @@ def _may_linger(inherited: int) -> bool:
     Where they have left more, lowering takes so long that a fork does not matter.
     """
     kept = own_memory(os.getpid()) - inherited
-    return kept <= _KEPT_MEMORY and _count_threads() == 1 and not has_children(os.getpid())
+    return kept <= _KEPT_MEMORY and _count_threads() == 1 and not children(os.getpid())
 
 
 def _next_call(calls: socket.socket, linger: float) -> list[int]:
@@ -184,8 +200,9 @@ def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | N
     If the pool dies during the warm-up, a signal kills the server. Afterwards that signal is off: the control socket
     ends too, which leaves time to kill the process groups of the calls.
     """
-    set_death_signal = parent_death_signal()
-    die_with_parent(set_death_signal, parent)
+    process = process_control()
+    die_with_parent(process, parent)
+    adopt_orphans(process)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):  # by lines, so that the log of a crashed stage is complete
         if isinstance(stream, io.TextIOWrapper):
@@ -200,9 +217,9 @@ def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | N
     listener = None if listener_fd is None else socket.socket(fileno=listener_fd)
     with (
         socket.socket(fileno=control_fd) as control,
-        _Server(control, listener, StageProcess(os.getpid(), set_death_signal)) as server,
+        _Server(control, listener, StageProcess(os.getpid(), process)) as server,
     ):
-        set_death_signal(0)
+        process(_PR_SET_PDEATHSIG, 0)
         control.sendall(READY)
         server.run()
 
@@ -247,6 +264,7 @@ class _Server:
         self._controls = [control]  # the pool's, and those of other processes' pools
         self._stage_process = stage_process
         self._calls: dict[int, _Call] = {}
+        self._own_children = frozenset(children(os.getpid()))  # of the preload modules
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wakeup_end = socket.socketpair()
 
@@ -268,6 +286,10 @@ class _Server:
             call.kill()
         for pid in self._calls:
             os.waitpid(pid, 0)
+        self._calls.clear()
+        limit = time.monotonic() + _ORPHANS_LIMIT
+        while self._end_orphans() and time.monotonic() < limit:
+            time.sleep(_ORPHANS_PAUSE)
         if self._listener:  # the pool may have been killed
             with contextlib.suppress(OSError):
                 path = Path(self._listener.getsockname())
@@ -358,6 +380,20 @@ class _Server:
             with contextlib.suppress(OSError):  # the pool closed it before
                 call.link.sendall(Ended(os.waitstatus_to_exitcode(status)).encode())
             self._unlink(call)
+        self._end_orphans()
+
+    def _end_orphans(self) -> bool:
+        """Kills what calls that have ended left behind; returns whether there was any.
+
+        Processes of running calls are not among the server's children: they stay with the stage process. Children of an
+        orphan arrive when it has ended, with the signal that wakes the server for it.
+        """
+        orphans = children(os.getpid()) - self._calls.keys() - self._own_children
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)  # it is not reaped yet, so nobody else has its id
+                os.waitpid(pid, os.WNOHANG)
+        return bool(orphans)
 
     def _become_stage_process(self, link: socket.socket, own_fds: list[int]) -> NoReturn:
         """Closes the server's sockets, so that their other ends notice its end at once, and runs the body."""

@@ -14,13 +14,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
+from ...artifacts.files import abandoned, remove, staging_folder
 from ...errors import StageCrashed, StageError, StageFailed
+from ..keys.inputs import WORKER_VARIABLES
 from . import server
 from .protocol import CALL, READY, signal_name, tail_lines
 
 _WARM_UP_LIMIT = 900.0  # seconds, so that a preload that hangs does not hang its callers
 _END_LIMIT = 5.0  # seconds for the server to kill its calls and exit
 _LOG_TAIL = 1 << 16
+_SHARED = ".pteforge"  # end of the name of the folder with a server's socket
 _PROGRAM = """\
 import sys
 sys.path[:] = {path!r}
@@ -142,8 +145,14 @@ class WarmServer:
             self._shared.close()
 
     def _listen(self) -> tuple[socket.socket | None, str | None]:
-        """A socket in a folder that nobody else can enter; none where the system's path for it is too long."""
-        folder = self._shared.enter_context(tempfile.TemporaryDirectory(prefix="pteforge-", ignore_cleanup_errors=True))
+        """A socket in a folder that nobody else can enter; none where the system's path for it is too long.
+
+        Removes what processes left that were killed.
+        """
+        temporary = Path(tempfile.gettempdir())
+        for leftover in abandoned(temporary, f"*{_SHARED}"):
+            remove(leftover)
+        folder = self._shared.enter_context(staging_folder(temporary, _SHARED))
         listener = self._shared.enter_context(socket.socket(socket.AF_UNIX))
         try:
             listener.bind(address := str(Path(folder, "server")))
@@ -170,7 +179,7 @@ class WarmServer:
             start_new_session=True,
             # OpenBLAS starts its threads when numpy is imported, and a process with threads must not fork.
             # With a fixed hash seed, the sets of a lowering have the same order in every run.
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+            env={**os.environ, **WORKER_VARIABLES},
         )
         return self._process
 

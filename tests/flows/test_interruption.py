@@ -110,6 +110,34 @@ def test_ended_runs_leave_nothing_behind(paused, lower, pteforge, capfd, moment,
     assert sum(model.ran for model in again.outcome.models) == STEPS - finished
 
 
+def test_termination_that_an_event_loop_keeps():
+    """SIGTERM ends a run even if what Prefect's handler raises is raised in a callback of the event loop."""
+    done = subprocess.run([sys.executable, "-c", _KEPT], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert done.stdout == "interrupted, aborted"
+
+
+_KEPT = """
+import asyncio, os, signal, time
+from prefect.utilities.engine import capture_sigterm
+from pteforge.flows.interrupt import prompt_termination
+
+class Session:
+    def record(self, status):
+        print(status, end=", ", flush=True)
+    def abort(self):
+        time.sleep(1)
+        print("aborted", end="", flush=True)
+
+async def wait():
+    asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(50)
+
+with capture_sigterm(), prompt_termination(Session()):
+    asyncio.run(wait())
+"""
+
+
 def test_interrupt_message(paused):
     """Ctrl-C prints one line for people, and nothing of Prefect or of stages that were stopped."""
     with started(paused) as run:

@@ -164,6 +164,18 @@ class Recorded:
 
         return _eventually(find)
 
+    def logged(self) -> list[str]:
+        """The messages of the run's log and of those of its tasks, once there are any: they come with a delay."""
+        run = str(self.flow_run().id)
+
+        def find() -> Any:
+            wanted = {"logs": {"flow_run_id": {"any_": [run]}}}
+            with self._client() as client:
+                listed = client._client.post("/logs/filter", json=wanted).raise_for_status().json()
+            return [line["message"] for line in listed]
+
+        return _eventually(find)
+
     @contextlib.contextmanager
     def _client(self) -> Iterator[Any]:
         from prefect.client.orchestration import get_client

@@ -2,106 +2,48 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import queue
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import pytest
+from pteforge.tests.faulty_proxy import Proxy, run_proxy
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1500),
-    # connections that the proxy breaks off are collected while they are open
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 FAULTS = ("unavailable", "reset", "stall")
 ANY_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|(?<=key/)[^/]+|(?<=/name/)[^/]+")
 
 
 @dataclass
-class Proxy:
-    """Stands before a server; treats the requests of one kind badly. A kind is a method and a path without ids."""
+class OneKind:
+    """Treats the requests of one kind badly. A kind is a method and a path without ids."""
 
-    server: str
     kind: str = ""
     fault: str = ""
     kinds: set[str] = field(default_factory=set)  # all that came
     spoilt: int = 0  # requests that were not forwarded
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forwards one request, and then whatever comes from either side."""
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            method, path, _ = head.decode().split(" ", 2)
-            kind = f"{method} {ANY_ID.sub('ID', urlsplit(path).path)}"
-            self.kinds.add(kind)
-            if kind == self.kind:
-                self.spoilt += 1
-                await self._spoil(reader, writer)
-                return
-            place = urlsplit(self.server)
-            answers, requests = await asyncio.open_connection(place.hostname, place.port)
-            if b"upgrade: websocket" not in head.lower():  # else it needs its connection header
-                head = re.sub(rb"(?i)\r\nconnection: [^\r]*", b"", head).replace(
-                    b"\r\n", b"\r\nConnection: close\r\n", 1
-                )
-            requests.write(head)
-            back = asyncio.create_task(_copy(answers, writer))
-            forth = asyncio.create_task(_copy(reader, requests))
-            await back
-            forth.cancel()
-            requests.close()
-            await requests.wait_closed()
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-    async def _spoil(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        match self.fault:
-            case "unavailable":
-                writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-                await writer.drain()
-            case "reset":
-                writer.transport.abort()
-            case "stall":
-                await reader.read()  # until the client gives up
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while content := await reader.read(1 << 16):
-        writer.write(content)
-        await writer.drain()
+    def choose(self, method: str, target: str) -> str:
+        """What to do with a request, see `Proxy`."""
+        kind = f"{method} {ANY_ID.sub('ID', urlsplit(target).path)}"
+        self.kinds.add(kind)
+        if kind != self.kind:
+            return ""
+        self.spoilt += 1
+        return self.fault
 
 
 @pytest.fixture
-def proxy(server) -> Iterator[tuple[Proxy, str]]:
-    """A proxy, and the URL of the API behind it."""
-    made, ports, loop = Proxy(server), queue.Queue(), asyncio.new_event_loop()
-    stopping = asyncio.Event()
-
-    async def serve() -> None:
-        async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as listener:
-            ports.put(listener.sockets[0].getsockname()[1])
-            await stopping.wait()
-
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        thread = threading.Thread(target=runner.run, args=(serve(),))
-        thread.start()
-        yield made, f"http://127.0.0.1:{ports.get(timeout=60)}/api"
-        loop.call_soon_threadsafe(stopping.set)
-        thread.join()
+def proxy(server) -> Iterator[tuple[OneKind, str]]:
+    """What a proxy does, and the URL of the API behind it."""
+    made = OneKind()
+    with run_proxy(Proxy(server, made.choose)) as url:
+        yield made, f"{url}/api"
 
 
 # Exports as lines of standard input say, all in one process; prints exit codes and whether Prefect was given up.

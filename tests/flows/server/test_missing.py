@@ -58,7 +58,10 @@ def test_server_that_dies_during_a_run(project, mortal_server):
 
 
 def test_embedded_server(project, tmp_path_factory):
-    """Without a server, the run is recorded completely in the user's Prefect database by the time it ends."""
+    """Without a server, the run is recorded completely in the user's Prefect database by the time it ends.
+
+    A later run deletes what is older than 30 days.
+    """
     home = tmp_path_factory.mktemp("home")
     project.write_zoo({"net": "nets:linear"}, ("portable-fp32",))
     done = project.export(env={"PREFECT_HOME": str(home)})
@@ -69,9 +72,28 @@ def test_embedded_server(project, tmp_path_factory):
             name: (state, json.loads(tags))
             for name, state, tags in database.execute("select name, state_name, tags from task_run")
         }
-        (logged,) = database.execute("select count(*) from log").fetchone()
+        assert _rows(database, "log")["log"] > 0
+        for table, column in _TIMES:
+            database.execute(f"update {table} set {column} = datetime({column}, '-31 days') || '.000000'")  # noqa: S608
+        database.commit()
     assert flows == [("export zoo.yaml", "Completed")]
     assert {state for state, _ in tasks.values()} == {"Completed"}
     assert len(tasks) == 1 + 6
     assert tasks["net edge/forward/portable-fp32"][1] == ["stage:edge", "model:net", "recipe:portable-fp32"]
-    assert logged > 0
+
+    assert project.export("--refresh", env={"PREFECT_HOME": str(home)}).code == 0
+    with contextlib.closing(sqlite3.connect(home / "prefect.db")) as database:
+        left = _rows(database, "flow_run", "task_run", "log where flow_run_id not in (select id from flow_run)")
+        old = _rows(database, "events where occurred < datetime('now', '-30 days')")
+        recorded = _rows(database, "events")
+    assert left == {"flow_run": 1, "task_run": 7, "log": 0}
+    assert old["events"] == 0 < recorded["events"]
+
+
+_TIMES = (("flow_run", "end_time"), ("events", "occurred"), ("event_resources", "occurred"))
+
+
+def _rows(database, *tables):
+    """Number of rows by table; each is a name, perhaps with a condition."""
+    query = "select count(*) from "
+    return {name.split()[0]: database.execute(query + name).fetchone()[0] for name in tables}

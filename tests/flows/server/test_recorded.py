@@ -185,6 +185,27 @@ def test_earlier_stages_of_a_failed_model(project, recorded, on_server):
         assert set(states.values()) == {state}
 
 
+def test_text_of_others_is_escaped(project, recorded, on_server):
+    """A zoo's name and file name, a builder's exception and its log show as text: on pages, in states and in logs."""
+    hostile = "x[b](http://evil)\x1b]0;title\x07\u202e<b>"
+    program = (
+        f"import sys\ndef fails():\n    print({hostile!r}, file=sys.stderr)\n    raise RuntimeError({hostile!r})\n"
+    )
+    project.write("hostile.py", program)
+    models = {"bad": {"source": "hostile:fails", "recipes": ["portable-fp32"]}}
+    zoo = project.write("\u202ezoo.yaml", json.dumps({"version": 1, "name": hostile, "models": models}))
+    done = project.run("export", zoo.name, "--out", str(project.out), env=on_server)
+    assert done.code == 2, done.err
+    known = recorded(project)
+    run, tasks = known.flow_run(), known.task_runs(2)
+    page, logs = known.artifact("zoo-x-b-http-evil-0-title-b"), known.logged()
+    assert run.name == "export \\u202ezoo.yaml"
+    texts = [run.name, *run.tags, page, *logs, *(each.state.message for each in (run, *tasks.values()))]
+    assert all(line.isprintable() or line == "" for text in texts for line in text.replace("\t", "").split("\n"))
+    assert r"# x\[b\](http://evil)\\x1b\]0;title\\x07\\u202e\<b\>" in page.splitlines()
+    assert sum(r"x[b](http://evil)\x1b]0;title\x07\u202e<b>" in text for text in texts) >= 5
+
+
 def test_figures_are_tables(warm, recorded, on_server):
     """Scores and ladders are tables of the model's task run, with a row for each file or rung.
 

@@ -1,10 +1,14 @@
 """Calls: results, errors and logs, time limits and memory bounds, and what a call leaves behind."""
 
 import math
+import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -199,6 +203,50 @@ def test_grandchildren_end_with_their_call(run, ends, announcement):
         assert isinstance(call.exception(), StageTimedOut)
     assert ends(own)
     assert ends(grandchild)
+
+
+@pytest.mark.parametrize("end", ["return", "limit", "memory", "stop", "server"])
+def test_daemons_belong_to_their_call(bodies, announcement, ends, end):
+    """What forks twice and leaves its session counts as its call's memory, and ends with it, however the call ends.
+
+    So does a program that the daemon starts.
+    """
+    size = 100 << 20
+    limits = WorkerLimits(1.5 if end == "limit" else 60, size // 2 if end == "memory" else 1 << 30)
+    body = "worker_bodies:leave_daemon" if end == "return" else "worker_bodies:hang_beside_daemon"
+    with Workers(jobs=2, preload=()) as pool, ThreadPoolExecutor() as threads:
+        call = partial(pool.run, body, [str(announcement), size], limits, memory=1, python_path=(bodies,))
+        running = threads.submit(call)
+        pids = [int(pid) for pid in announcement.read_text().split()][:3]
+        if end == "stop":
+            pool.stop()
+        elif end == "server":
+            while pool._admission._promised < size:  # the pool has not seen the daemon yet
+                time.sleep(0.01)
+            os.kill(pool._server.pid, signal.SIGKILL)
+        if end == "return":
+            assert 90 << 20 < running.result().peak_memory < 200 << 20
+        else:
+            kind = {"limit": StageTimedOut, "memory": StageOutOfMemory}.get(end, StageCrashed)
+            assert isinstance(running.exception(), kind)
+        assert len(pids) == 3
+        assert all(ends(pid) for pid in pids)
+
+
+def test_daemons_of_other_calls_go_on(run, announcement, ends):
+    """The end of a call ends its own daemons only; multiprocessing, with each way to start, works beside them."""
+    with ThreadPoolExecutor() as threads:
+        hanging = threads.submit(run, "hang_beside_daemon", [str(announcement), 1])
+        *pids, stage, _ = [int(pid) for pid in announcement.read_text().split()]
+        assert run("square_in_processes", [1, 2, 3]).result == {
+            way: [1, 4, 9] for way in ("fork", "forkserver", "spawn")
+        }
+        run("leave_grandchildren")
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+        assert psutil.Process(pids[0]).ppid() == stage  # which has adopted it
+        os.kill(stage, signal.SIGTERM)
+        assert str(hanging.exception()) == "killed by SIGTERM"
+    assert all(ends(pid) for pid in pids)
 
 
 @given(st.lists(st.binary(max_size=40)), st.integers(2, 100))

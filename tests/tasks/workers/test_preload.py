@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pteforge.tasks.keys.builder import LOADED_PACKAGES
 from pteforge.tasks.workers import WorkerLimits, Workers
 
 BODIES = Path(__file__).parent / "bodies"
@@ -48,6 +49,13 @@ def test_processes_are_light(warm, run):
     """
     assert run("environment", None) == [1, []]
     assert warm.run("json:dumps", 1, LIMITS).peak_memory < 16 << 20
+
+
+def test_names_of_loaded_packages(run, tmp_path):
+    """What a worker has loaded before it looks into the user's folders is known: such names are refused there."""
+    run("lower", str(tmp_path / "lowered.pte"))
+    of_the_tests = {path.stem for path in BODIES.glob("*.py")}
+    assert set(run("installed_modules", None)) - of_the_tests <= LOADED_PACKAGES
 
 
 def test_mapped_tensors_can_be_read(run, tmp_path):

@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from pteforge.tasks.workers import Workers, WorkerLimits
 pool = Workers(jobs=2, preload=tuple(sys.argv[3:]))
 pool.start()
 limits = WorkerLimits(600, 1 << 30)
-pool.run("worker_bodies:announce_grandchild_and_hang", sys.argv[1], limits, python_path=(sys.argv[2],))
+pool.run("worker_bodies:hang_beside_daemon", [sys.argv[1], 1], limits, python_path=(sys.argv[2],))
 """
 
 
@@ -140,14 +142,17 @@ def test_lost_server_fails_its_calls_and_is_replaced(hang, ends, signum):
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
 def test_ended_parent_leaves_nothing_behind(bodies, announcement, ends, signum):
-    """SIGKILL of the main process, or SIGINT to the terminal's foreground group, ends the server and all processes."""
+    """SIGKILL of the main process, or SIGINT to the terminal's foreground group, ends the server and all processes.
+
+    Those include daemons of calls.
+    """
     command = [sys.executable, "-c", MAIN, announcement, bodies]
     main = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     pids = list(map(int, announcement.read_text().split()))
     os.killpg(main.pid, signum)
     _, errors = main.communicate(timeout=60)
     assert ("KeyboardInterrupt" in errors) is (signum == signal.SIGINT)
-    assert len(pids) == 3
+    assert len(pids) == 4
     assert all(ends(pid) for pid in pids)
 
 
@@ -239,6 +244,34 @@ def test_shared_server_ends_with_neither_borrower(bodies, announcement, hang, en
         assert all(ends(pid) for pid in (pids[0], pids[2]))
         assert owner.run("json:dumps", 1, LIMITS).result == "1"
     assert not Path(address).parent.exists()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder in which sockets can have names: the system bounds the length of their paths."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+KILLED = """\
+import os, signal
+from pteforge.tasks.workers import Workers
+pool = Workers(jobs=1, preload=())
+pool.start(shared=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_socket_of_a_killed_process_is_removed(monkeypatch, short_path):
+    """A process that is killed leaves its server's socket; the next one removes it, and not those that are in use."""
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
+    killed = subprocess.run([sys.executable, "-c", KILLED], env=os.environ | {"TMPDIR": str(short_path)}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(short_path.iterdir())) == 1
+    with Workers(jobs=1, preload=()) as one, Workers(jobs=1, preload=()) as other:
+        sockets = [Path(shared_address(pool)) for pool in (one, other)]
+        assert sorted(short_path.iterdir()) == sorted(socket.parent for socket in sockets)
+    assert list(short_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])

@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+import pteforge
 import torch
 from pteforge.tests.zoo.networks import ConvNet, Function
 
@@ -35,6 +36,14 @@ def environment(_argument):
     """Torch's threads, and the loaded modules that no stage needs."""
     needless = {"prefect", "typer", "rich"}
     return [torch.get_num_threads(), sorted(name for name in sys.modules if name.partition(".")[0] in needless)]
+
+
+def installed_modules(_argument):
+    """Top-level modules of other packages than Python that are loaded once a model was lowered."""
+    packages = [Path(torch.__file__).parents[1], Path(pteforge.__file__).parents[1]]
+    tops = {name for name in sys.modules if "." not in name and not name.startswith("_")} - sys.stdlib_module_names
+    found = {name: getattr(sys.modules[name], "__file__", None) for name in tops}
+    return sorted(name for name, path in found.items() if path and any(map(Path(path).is_relative_to, packages)))
 
 
 if __name__ == "__main__":

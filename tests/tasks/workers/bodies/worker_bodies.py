@@ -6,6 +6,7 @@ Each takes and gives one JSON value; what it does is its name.
 # ruff: noqa: T201 - named after what they do; printing is what is tested
 
 import contextlib
+import multiprocessing
 import os
 import random
 import subprocess
@@ -192,6 +193,52 @@ def announce_and_wait(path):
 
 def start_flooding_daemon(_argument):
     return subprocess.Popen(["yes", "flood"], start_new_session=True).pid
+
+
+def _start_daemon(path, size):
+    """Forks twice and leaves the session, as daemons do; returns when the daemon holds so much memory.
+
+    It tells its process id, that of a program that it has started, the stage process's and the server's.
+    """
+    above = f"{os.getpid()} {os.getppid()}"
+    told, tell = os.pipe()
+    if child := os.fork():
+        os.close(tell)
+        os.waitpid(child, 0)
+        os.read(told, 1)
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    Path(path).write_text(f"{os.getpid()} {_spawn()} {above}")
+    held = bytearray(b"x") * size
+    os.write(tell, b"x")
+    threading.Event().wait()
+    os._exit(len(held))
+
+
+def leave_daemon(argument):
+    """Returns when the daemon's memory has been seen."""
+    _start_daemon(*argument)
+    threading.Event().wait(0.2)
+
+
+def hang_beside_daemon(argument):
+    _start_daemon(*argument)
+    threading.Event().wait()
+
+
+def _square(number):
+    return number * number
+
+
+def square_in_processes(numbers):
+    """In a pool of each way to start processes."""
+    found = {}
+    for way in ("fork", "forkserver", "spawn"):
+        with multiprocessing.get_context(way).Pool(2) as pool:
+            found[way] = pool.map(_square, numbers)
+    return found
 
 
 def close_all_descriptors(_argument):
