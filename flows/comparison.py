@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ..artifacts.digest import digest_file
+from ..artifacts.opening import read_sidecar
 from ..artifacts.records import Record, decode
 from ..errors import InputError
 from ..formats.nfat.fat_file import is_fat, open_fat, payload_program
@@ -188,7 +189,7 @@ class Provenance:
 def read_provenance(path: Path, sha256: str) -> Provenance | None:
     """The provenance next to a file with this SHA-256; None if there is none, or it describes another file."""
     try:
-        provenance = decode(Provenance, path.with_suffix(".json").read_bytes())
+        provenance = decode(Provenance, read_sidecar(path.with_suffix(".json")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

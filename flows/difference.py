@@ -17,7 +17,7 @@ from ..artifacts.store import Store
 from ..errors import InputError, ObjectDamaged, ObjectMissing
 from ..tasks.accuracy import AccuracyReport
 from .comparison import FileFigures, Gate, Provenance, regressions, weight_files
-from .publish import KnownFiles, publish
+from .publish import known_results, publish
 from .release_records import ReleasedFile, names_release
 from .snapshot import CONTENTS, PROVENANCE, Change, Facts, Snapshot, changes
 
@@ -293,6 +293,6 @@ def _rebuild(store: Store, report: ArtifactRef | None, folder: Path) -> Path | N
             for role in ("file", "data")
             if role in provenance["artifacts"]
         }
-        return publish(store, refs["file"], refs.get("data"), provenance, folder, "file", KnownFiles(store, folder))
+        return publish(store, refs["file"], refs.get("data"), provenance, folder, "file", known_results(store, folder))
     except (ObjectMissing, ObjectDamaged):
         return None

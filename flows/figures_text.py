@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ..errors import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -20,6 +22,13 @@ def format_size(size: int) -> str:
     from pydantic import ByteSize  # noqa: PLC0415 - imported by every command, also for completion
 
     return ByteSize(size).human_readable(separator=" ")
+
+
+def markdown(text: str) -> str:
+    """Text in one line as Markdown and HTML show it, also in a cell of a table."""
+    return "".join(
+        f"\\{letter}" if letter in r"\`*_[]<>|#&~" else letter for letter in printable(text.replace("\n", " "))
+    )
 
 
 def format_error(error: float) -> str:

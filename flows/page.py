@@ -15,8 +15,9 @@ from urllib.parse import quote
 
 from ..artifacts.digest import digest_json
 from ..artifacts.files import replace_file
+from ..artifacts.opening import open_input, read_sidecar
 from ..artifacts.runs import RunRecord, Runs, StageOutcome
-from ..errors import InputError, first_line
+from ..errors import InputError, first_line, printable
 from .drawings import Block, Tile, sparkline, treemap
 from .figures_text import format_size
 from .file_map import FileMap, PayloadMap, map_of
@@ -28,11 +29,6 @@ _HEAD = 4096  # bytes of the page that have the mark
 _RUNS_READ = 30  # records that are looked at for earlier runs of the zoo
 _RUNS_SHOWN = 12
 _WIDTH, _HEIGHT = 360, 150  # of a treemap, in its own units; text in it stays legible on a phone
-_CONTROL = str.maketrans(
-    {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
-    | {0x7F: "\u2421"}
-    | dict.fromkeys((0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")  # they reorder text
-)
 _DIGEST = re.compile(r"[0-9a-f]{32,}")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -139,7 +135,7 @@ def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
     earlier = list(others) if _of_a_part(record) else []
     record = with_the_rest(record, earlier)
     page, mark = out / NAME, _MARK.format(content_digest(record))
-    with suppress(OSError), page.open("rb") as file:
+    with suppress(OSError), open_input(page) as file:
         if mark.encode() in file.read(_HEAD):
             return False
     earlier += others
@@ -193,8 +189,10 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - slow import that a cached run does not need
     from markupsafe import Markup  # noqa: PLC0415 - as above
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"size": format_size, "plain": _plain, "seconds": _seconds, "short": _short}
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_plain
+    )
+    environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short}
     models = [_model(record, earlier, name, out) for name in record.files]
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
@@ -252,7 +250,7 @@ def _file(
 def _delegating(provenance: Path) -> bool:
     """Whether a file's recipe has a target other than portable; True if that is not known."""
     try:
-        targets = json.loads(provenance.read_text(encoding="utf-8"))["specializations"].values()
+        targets = json.loads(read_sidecar(provenance))["specializations"].values()
         return any(target["name"] != "portable" for target in targets)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return True
@@ -351,6 +349,6 @@ def _short(block: Block) -> str:
     return f"{block.label[:8]}…" if _DIGEST.fullmatch(block.label) else block.label
 
 
-def _plain(text: str) -> str:
-    """Text without terminal colours, with signs in place of control characters and of those that reorder text."""
-    return _COLOURS.sub("", text).translate(_CONTROL)
+def _plain(value: object) -> object:
+    """What the template shows: text without terminal colours, safe to print."""
+    return printable(_COLOURS.sub("", value), keep="\n\t\u00a0") if type(value) is str else value

@@ -108,13 +108,13 @@ def _print(console: Console, found: Bisection) -> None:
         console.print(Text(f"not made: {step}: {problem}", "yellow"), soft_wrap=True)
     loss = found.loss
     if loss is None:
-        console.print(f"{found.name} loses no quality on the way.", highlight=False)
+        console.print(f"{found.name} loses no quality on the way.")
         return
     method = "" if loss.rung.method == "forward" else f", method {loss.rung.method},"
     console.print(Text(f"{loss.rung.label}{method} {loss.reason}.", "bold"), soft_wrap=True)
     if loss.rung.name == "payload":
         delegates = ", ".join(f"{count} of {backend}" for backend, count in found.delegates.items())
-        console.print(f"It is lost inside the payload; delegates: {delegates or 'none'}.", highlight=False)
+        console.print(f"It is lost inside the payload; delegates: {delegates or 'none'}.")
     elif found.nodes is None:
         console.print("There is no program before it to compare with.")
     else:
@@ -140,7 +140,6 @@ def _print_nodes(console: Console, found: Bisection) -> None:
     console.print(
         f"{found.nodes.compared} values compared of {found.nodes.operators} operators{more}. Own: with inputs as they "
         f"are in {found.loss.before.label}.",
-        highlight=False,
         soft_wrap=True,
     )
 

@@ -24,6 +24,7 @@ Completer = Callable[[typer.Context, str], list[str]]
 _PACKAGE = Path(__file__).parents[2]
 _SAFE = re.compile(r"[\w./:,=+@-]+", re.ASCII)  # shells evaluate what they are given
 _LATEST_RUNS = 20
+_ZOO_LIMIT = 1 << 20  # bytes: more could not be read in time
 
 
 def completer(find: Callable[[typer.Context], Iterable[str]]) -> Completer:
@@ -137,8 +138,11 @@ def _read_zoo(path: Path, inherited: Sequence[str], found: dict[str, Sequence[st
     """Adds the models of a file and of those that it includes, which inherit its default recipes."""
     import yaml
 
+    from ...artifacts.opening import open_input
+
     seen.add(path)
-    zoo = yaml.load(path.read_bytes(), Loader=yaml.CSafeLoader)
+    with open_input(path) as file:
+        zoo = yaml.load(file.read(_ZOO_LIMIT), Loader=yaml.CSafeLoader)
     defaults = (zoo.get("defaults") or {}).get("recipes") or inherited
     found.update({name: model.get("recipes") or defaults for name, model in (zoo.get("models") or {}).items()})
     for included in (path.parent / name for name in zoo.get("include") or ()):

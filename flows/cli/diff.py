@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...errors import InputError
+from ...errors import InputError, printable
+from ..figures_text import markdown
 from . import completion
 from .options import AS_JSON, STORE, open_existing_store
-from .terminal import format_size, open_console, print_json, printable
+from .terminal import format_size, open_console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,27 +106,27 @@ def print_differences(console: Console, files: Sequence[FileDifference]) -> None
         for model in _models(files, side):
             line = Text.assemble("model ", (printable(model), "bold"), ": ", (side, _STYLES[side]))
             console.print(line, soft_wrap=True)
-    console.print(_total(files), highlight=False)
+    console.print(_total(files))
 
 
 def _markdown(before: str, after: str, files: Sequence[FileDifference]) -> Iterator[str]:
-    yield f"# From {_escape(before)} to {_escape(after)}\n\n{_total(files)}"
+    yield f"# From {markdown(before)} to {markdown(after)}\n\n{_total(files)}"
     for status in ("added", "removed"):
-        yield from (f"\nModel {_escape(model)}: {status}" for model in _models(files, status))
+        yield from (f"\nModel {markdown(model)}: {status}" for model in _models(files, status))
     if exceeded := [sentence for file in files for sentence in file.regressions]:
         yield "\n## Worse than allowed\n"
-        yield from (f"- {_escape(sentence)}" for sentence in exceeded)
+        yield from (f"- {markdown(sentence)}" for sentence in exceeded)
     for file in files:
         if file.status == "equal" and not file.notes:
             continue
-        yield f"\n## {_escape(file.name)}: {file.status}"
+        yield f"\n## {markdown(file.name)}: {file.status}"
         if file.status in {"added", "removed"}:
             yield f"\n{format_size(_either(file).size)}"
-        yield from (f"\n{_escape(note)}" for note in file.notes)
+        yield from (f"\n{markdown(note)}" for note in file.notes)
         if file.changes:
             yield "\n| | | before | after | change |\n|---|---|--:|--:|--:|"
             for row in _rows(file.changes):
-                yield f"| {' | '.join(map(_escape, row))} |"
+                yield f"| {' | '.join(map(markdown, row))} |"
 
 
 def _total(files: Sequence[FileDifference]) -> str:
@@ -203,8 +204,3 @@ def _percent(change: Change) -> str:
             if before and before != after:
                 return f"{100 * (after / before - 1):+.1f} %"
     return ""
-
-
-def _escape(text: str) -> str:
-    """Text in a cell of a Markdown table."""
-    return "".join(f"\\{letter}" if letter in r"\`*_[]<>|#" else letter for letter in printable(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,9 +26,22 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Write a zoo file for a builder, with comments that say how to go on."""
-    from ...configs.base import check_object_reference
+    """Write a zoo file for a builder or the name of a model, with comments that say how to go on."""
     from ...configs.one_model import DEFAULT_RECIPE, zoo_text
+    from ...configs.sources import names_model
+
+    optional, needed = ([], []) if names_model(builder) else _arguments(builder, file.absolute().parent)
+    text = zoo_text(builder, recipe or [DEFAULT_RECIPE], optional, needed)
+    if file.exists():
+        raise InputError(f"{file} is there already, and is not overwritten; name another file")
+    with convert_os_errors(InputError, f"{file} cannot be written"), file.open("x", encoding="utf-8") as opened:
+        opened.write(text)
+    typer.echo(f"wrote {file}; lower it with: pteforge export {file}")
+
+
+def _arguments(builder: str, folder: Path) -> tuple[Sequence[str], Sequence[str]]:
+    """What a builder takes, and what it needs; raises InputError if there is no such builder."""
+    from ...configs.base import check_object_reference
     from ...tasks.keys.builder import find_builder
     from ...tasks.keys.search import ModuleSearch
     from ...tasks.keys.signature import find_signature
@@ -36,14 +50,8 @@ def init(
         check_object_reference(builder)
     except ValueError as error:
         raise InputError(f"{builder!r} is not written as package.module:builder") from error
-    search = ModuleSearch((file.absolute().parent,))
+    search = ModuleSearch((folder,))
     find_builder(builder, search)
     signature = find_signature(builder, search)
     needed = signature.needed if signature else ()
-    optional = [name for name in signature.names if name not in needed] if signature else []
-    text = zoo_text(builder, recipe or [DEFAULT_RECIPE], optional, needed)
-    if file.exists():
-        raise InputError(f"{file} is there already, and is not overwritten; name another file")
-    with convert_os_errors(InputError, f"{file} cannot be written"), file.open("x", encoding="utf-8") as opened:
-        opened.write(text)
-    typer.echo(f"wrote {file}; lower it with: pteforge export {file}")
+    return [name for name in signature.names if name not in needed] if signature else [], needed

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...errors import printable
 from .options import AS_JSON, DATA
 from .pte_files import data_files, open_fat_file
-from .terminal import format_size, open_console, print_json, printable
+from .terminal import format_size, open_console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -176,7 +177,7 @@ def _print_file(console: Console, file: Path, description: dict[str, Any]) -> No
     constants = description["constants"]
     line = f"{printable(str(file))}: {format_size(description['size'])}, delegates to: {backends}"
     console.print(Text(line), soft_wrap=True)
-    console.print(f"{constants['tensors']} constant tensors, {format_size(constants['bytes'])}", highlight=False)
+    console.print(f"{constants['tensors']} constant tensors, {format_size(constants['bytes'])}")
 
 
 def _print_method(console: Console, method: dict[str, Any]) -> None:
@@ -194,7 +195,7 @@ def _print_method(console: Console, method: dict[str, Any]) -> None:
         for position, value in enumerate(method[direction]):
             console.print(Text(f"  {direction[:-1]} {position}: {_value(value)}"), soft_wrap=True)
     planned = ", ".join(format_size(size) for size in method["planned_memory"] if size)
-    console.print(f"  planned memory: {planned or 'none'}", highlight=False)
+    console.print(f"  planned memory: {planned or 'none'}")
     table = open_table(("operator or delegate",), ("calls", "size"))
     for backend in sorted({delegate["id"] for delegate in method["delegates"]}):
         sizes = [delegate["size"] for delegate in method["delegates"] if delegate["id"] == backend]
@@ -211,11 +212,11 @@ def _print_method(console: Console, method: dict[str, Any]) -> None:
 def _print_named_data(console: Console, description: dict[str, Any]) -> None:
     if named := description["named_data"]:
         total = sum(entry["size"] for entry in named)
-        console.print(f"\nnamed data: {len(named)} entries, {format_size(total)}", highlight=False)
+        console.print(f"\nnamed data: {len(named)} entries, {format_size(total)}")
     external = description["outside"]
     if external["count"]:
         size = "" if external["bytes"] is None else f", {format_size(external['bytes'])}"
-        console.print(f"\nexternal, in a .ptd file: {external['count']} weights{size}", highlight=False)
+        console.print(f"\nexternal, in a .ptd file: {external['count']} weights{size}")
 
 
 def _value(value: dict[str, Any]) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 from typing import Annotated, NoReturn
 
 import typer
 
 from ... import __version__
-from ...errors import InputError, PteforgeError
-from ..interrupt import INTERRUPTED, MESSAGE, leave
+from ..interrupt import leave
 from .bisect import bisect_recipe
+from .crashes import exit_code, in_child
 from .deploy import deploy, serve
 from .diff import diff
 from .export import export
@@ -25,7 +24,7 @@ from .release import publish
 from .reproduce import reproduce_file
 from .run import run_file
 from .store import app as store_app
-from .terminal import print_json, printable
+from .terminal import guard_streams, guarded_streams, print_json
 from .verify import verify_file
 from .why import runs, why
 
@@ -43,7 +42,7 @@ app.command()(export)
 app.command()(plan)
 app.command()(init)
 app.command("inspect")(inspect_file)
-app.command("run")(run_file)
+app.command("run")(in_child(run_file))
 app.command("verify")(verify_file)
 app.command("thin")(thin_file)
 app.command("extract")(extract_payload)
@@ -102,21 +101,12 @@ def main() -> NoReturn:
 
     The process ends without Python's finalization, which would take a second to free all of Prefect.
     """
+    guard_streams()  # until the end, for tracebacks too
     leave(run_command())
 
 
+@guarded_streams()
 def run_command() -> int:
     """Runs the command in `sys.argv`; returns the exit code."""
     gc.set_threshold(_OBJECTS)
-    try:
-        app(prog_name="pteforge")  # however it is started: completion depends on the name
-    except PteforgeError as error:
-        message = printable(str(error), keep="\n\t")  # it may contain names from a file
-        sys.stderr.write(f"error: {message}\n")
-        return 2 if isinstance(error, InputError) else 1
-    except KeyboardInterrupt:
-        sys.stderr.write(MESSAGE)
-        return INTERRUPTED
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    return 0
+    return exit_code(lambda: app(prog_name="pteforge"))  # however it is started: completion depends on the name

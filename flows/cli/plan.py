@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ...errors import printable
 from .options import AS_JSON, CHANGES, DEBUG, MODELS, RECIPES, REFRESH, STORE, UNTIL, ZOO_OR_BUILDER
-from .terminal import format_size, print_json, printable
+from .terminal import format_size, open_console, print_json
 from .why import format_change
 
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ def plan(  # noqa: PLR0913 - one parameter per option
     as_json: AS_JSON = False,
 ) -> None:
     """Show which stages an export would run, and why. Runs nothing; exits with 3 if there is something to do."""
-    from rich.console import Console
-
     from ..session import open_session
 
     with open_session(
@@ -75,7 +74,7 @@ def plan(  # noqa: PLR0913 - one parameter per option
         stages += [{"stage": call.title, "runs": "maybe"} for call in may_run]
         print_json({"zoo": session.zoo, "cached": found, "stages": stages})
     else:
-        _print(Console(), found, will_run, may_run)
+        _print(open_console(), found, will_run, may_run)
     raise typer.Exit(3 if will_run else 0)
 
 
@@ -124,7 +123,7 @@ def _print(console: Console, found: int, will_run: list[Due], may_run: list[Stag
     for model, count in Counter(call.model for call in may_run).items():
         console.print(Text(f"may run  {printable(model)}: {count} later stages, where outputs change", "dim"))
     summary = f"{found} stages cached, {len(will_run)} will run, {len(may_run)} may run"
-    console.print(summary if will_run else f"nothing to do: {found} stages cached", highlight=False)
+    console.print(summary if will_run else f"nothing to do: {found} stages cached")
 
 
 def _needs(due: Due) -> str:

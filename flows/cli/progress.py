@@ -15,13 +15,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from ...errors import first_line
+from ...errors import first_line, printable
 from ...tasks.runner import Done, StageCall
 from ..outcome import ModelOutcome
 from ..pace import Pace, expect_stages
 from ..session import Session
 from ..throttle import PAUSE, Throttle, samples_done
-from .terminal import printable
+from .terminal import guarded_streams, open_console
 
 _BAR = 14  # cells
 _BESIDE_STAGES = 3  # lines of a terminal that are not for running stages: the heading, how many more run, the cursor
@@ -30,13 +30,13 @@ _BESIDE_STAGES = 3  # lines of a terminal that are not for running stages: the h
 @contextmanager
 def observe(session: Session, *, quiet: bool) -> Iterator[None]:
     """Shows the session's progress on standard error while the context is open."""
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     if quiet:
         yield
     elif console.is_terminal:
         session.observer = bar = Bar(console, session.pace, models=len(session.models), at_once=session.at_once)
         Thread(target=expect_stages, args=(session,), daemon=True).start()
-        with Live(bar, console=console, transient=True):
+        with Live(bar, console=console, transient=True), guarded_streams():  # it has put others in their place
             yield
     else:
         session.observer = Lines()
@@ -77,7 +77,7 @@ class Bar:
 
     def failed(self, call: StageCall, error: Exception) -> None:
         self._samples.pop(call.title, None)
-        self._console.print(f"{call.title} failed: {error}", style="red", markup=False, highlight=False)
+        self._console.print(f"{call.title} failed: {error}", style="red")
 
     def completed(self, outcome: ModelOutcome) -> None:
         """The pace knows."""

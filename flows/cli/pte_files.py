@@ -33,9 +33,10 @@ def check_found(file: Path, found: Sequence[Path]) -> None:
     Kernels look weights up by name, so those of another model with equal sizes would be accepted.
     """
     from ...artifacts.digest import digest_file
+    from ...artifacts.opening import read_sidecar
 
     try:
-        written = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+        written = json.loads(read_sidecar(file.with_suffix(".json")))
         known, wanted = written["file"]["sha256"], written["data"]["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         return  # there is none, or it describes another file

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from ...errors import printable
 from ..interrupt import leave_interrupted
 from .diff import print_differences
 from .options import AS_JSON, JOBS
 from .release import VERIFY
-from .terminal import open_console, print_json, printable
+from .terminal import open_console, print_json
 
 
 def reproduce_file(

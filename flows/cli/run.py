@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import InputError, convert_os_errors
+from ...errors import InputError, convert_os_errors, first_line, printable
 from . import completion
 from .options import AS_JSON, DATA
 from .pte_files import check_found, check_output, data_files, split_names
-from .terminal import print_json, printable, quiet
+from .terminal import print_json, quiet
 
 if TYPE_CHECKING:
     from ...formats.pte.contents import Method, ValueSpec
@@ -118,18 +118,22 @@ def _random_inputs(method: Method, seed: int) -> list[Any]:
             return torch.randn(shape, generator=generator).to(dtype)
         return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
-    return [random_input(spec) for spec in method.inputs]
+    try:
+        return [random_input(spec) for spec in method.inputs]
+    except RuntimeError as error:  # torch's for a lack of memory: a damaged file may name any shape
+        raise InputError(f"random inputs for {method.name!r} cannot be made: {first_line(error)}") from error
 
 
 def _read(path: Path, method: Method) -> list[Any]:
     import numpy as np
     import torch
 
+    from ...artifacts.opening import open_input
     from ...formats.pte.contents import TensorSpec
     from ...runtime.signature import shape_problem
 
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with open_input(path) as file, np.load(file, allow_pickle=False) as arrays:
             values = [torch.from_numpy(arrays[name]) for name in arrays.files]
     except (OSError, ValueError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} cannot be read as the arrays that numpy.savez writes: {error}") from error

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...errors import InputError
+from ...errors import InputError, printable
 from .options import AS_JSON, STORE, open_existing_store
-from .terminal import format_size, print_json, printable
+from .terminal import format_size, open_console, print_json
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from ...artifacts import gc
     from ...artifacts.store import Store
 
@@ -62,25 +64,32 @@ def _age(finished: str) -> str:
 @app.command("verify")
 def verify_store(*, store: STORE = None, as_json: AS_JSON = False) -> None:
     """Compare every object with its digest. Damaged ones are quarantined, and made again when needed."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from ...artifacts import gc
 
-    console = Console(stderr=True)
-    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-    with open_existing_store(store) as opened, bar as progress:
+    with open_existing_store(store) as opened, _open_bar() as progress:
         task = progress.add_task("objects")
         report = gc.verify_store(opened, progress=lambda done, of: progress.update(task, completed=done, total=of))
     if as_json:
         print_json(asdict(report))
     else:
         typer.echo(f"{report.objects} objects, {format_size(report.size)}: {len(report.damaged)} damaged")
+        done = "left, since the store is read-only" if report.read_only else "quarantined"
         for digest in report.damaged:
-            typer.echo(f"  damaged, quarantined: {digest}")
+            typer.echo(f"  damaged, {done}: {digest}")
+        for name in report.misplaced:
+            typer.echo(f"  not a record, {done}: {printable(name)}")
         if report.incomplete:
             typer.echo(f"  {len(report.incomplete)} stages will run again when they are needed")
-    raise typer.Exit(1 if report.damaged else 0)
+    raise typer.Exit(1 if report.damaged or report.misplaced else 0)
+
+
+def _open_bar() -> Progress:
+    """A bar in a terminal, which leaves the standard streams as they are."""
+    from rich.progress import Progress
+
+    console = open_console(stderr=True)
+    hidden = not console.is_terminal
+    return Progress(console=console, transient=True, disable=hidden, redirect_stdout=False, redirect_stderr=False)
 
 
 OTHER = Annotated[str, typer.Argument(metavar="URL", help="Folder or URL of the other store.", show_default=False)]
@@ -115,15 +124,11 @@ def pull(
 
 
 def _transfer(source: Store, target: Store, *, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from ...artifacts.transfer import transfer
 
     if source.url == target.url:
         raise InputError(f"{source.url} is the store itself; give another one")
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with _open_bar() as progress:
         task = progress.add_task("stages")
         done = transfer(source, target, lambda count, of: progress.update(task, completed=count, total=of))
     if as_json:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
+from ...errors import printable
+from ...tasks.keys.inputs import ALL_VARIABLES
 from ..figures_text import format_error, format_score, format_sqnr, ladders_table, open_table
-from ..outcome import RecipeOutcome, ZooOutcome
+from ..outcome import ModelOutcome, RecipeOutcome, ZooOutcome
 from ..release_records import Published
 from .terminal import format_size, open_console
 
 _LOG_LINES = 15  # of a failed step that are printed
 _ROWS = 200  # of the table; in a longer one, files that were cached are left out
+_FILES = 3  # that are not watched, of each model
 _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
 
 
@@ -46,12 +48,14 @@ def print_summary(outcome: ZooOutcome, page: Path | None = None) -> None:
     console.print(
         f"{outcome.summary}{where}{others}; {outcome.ran} stages run, {outcome.cached} cached, "
         f"{outcome.seconds:.1f} s" + (f"; see {_relative(page)}" if page else ""),
-        highlight=False,
     )
 
 
 def _notes(outcome: ZooOutcome) -> Iterator[Text]:
-    """Recipes that do not apply, specializations left out of fat files, and payloads that did not run here."""
+    """Inputs that are not watched, recipes that do not apply, specializations left out, payloads that did not run."""
+    for made in outcome.models:
+        if made.unwatched:
+            yield Text(_unwatched(made), "yellow")
     for model, recipe in outcome.recipes:
         name = f"{model.model}/{recipe.recipe}"
         if recipe.reason:
@@ -62,9 +66,25 @@ def _notes(outcome: ZooOutcome) -> Iterator[Text]:
             yield Text(f"{name}: {payload} was not run: it {reason}", "dim")
 
 
+def _unwatched(made: ModelOutcome) -> str:
+    """What a model has read that is not watched, and what to do about it."""
+    files = [printable(str(_homely(Path(name)))) for name in made.unwatched if name != ALL_VARIABLES]
+    named = files[:_FILES] + ([f"{len(files) - _FILES} more files"] if len(files) > _FILES else [])
+    advice = ["declare files under `files`"] if files else []
+    if ALL_VARIABLES in made.unwatched:
+        named.append("all environment variables at once")
+        advice.append("look variables up by name")
+    what = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+    return f"{made.model} read {what}, so a change there is not noticed: {', '.join(advice)}"
+
+
+def _homely(path: Path) -> Path:
+    return Path("~") / path.relative_to(Path.home()) if path.is_relative_to(Path.home()) else path
+
+
 def print_failures(outcome: ZooOutcome, page: Path | None = None) -> None:
     """Prints each failed step once, with the last lines of its log; `page` is where the others are."""
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     failures = {
         (model.model, recipe.failure.step): recipe.failure for model, recipe in outcome.recipes if recipe.failure
     }
@@ -83,7 +103,7 @@ def print_failures(outcome: ZooOutcome, page: Path | None = None) -> None:
 
 def print_published(published: Published) -> None:
     """Prints where the channel is now, and why, if it did not move."""
-    console, errors = Console(), Console(stderr=True)
+    console, errors = open_console(), open_console(stderr=True)
     if published.regressions:
         errors.print(Text(f"{published.channel!r} at {published.url} stays where it is:", "bold red"), soft_wrap=True)
         for regression in published.regressions:

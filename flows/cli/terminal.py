@@ -2,45 +2,127 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from ...errors import printable
 from .. import figures_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+    from rich.text import Text
 
 _log = logging.getLogger(__name__)
 
 format_size = figures_text.format_size
 
 
-def open_console() -> Console:
-    """Standard output, wide enough for tables: a pipe has no width of its own."""
+def open_console(*, stderr: bool = False) -> Console:
+    """Standard output, or standard error: every console of a command. Text in it is no markup, and is safe to print.
+
+    It is wide enough for tables: a pipe has no width of its own.
+    """
     from rich.console import Console
 
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
+    _guard_rich()
+    stream = _innermost(sys.stderr if stderr else sys.stdout)
+    console = Console(file=stream, stderr=stderr, markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 160
+    return console
+
+
+class SafeStream:
+    """A text stream in which unprintable characters are escaped, except for line feeds and tabs.
+
+    Rich writes to the stream behind it, since it has colours and a cursor to control. Its texts are escaped before.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":  # typer would write there where it dislikes the encoding
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+    @property
+    def rich_proxied_file(self) -> TextIO:
+        """Where Rich's consoles write instead; its name is Rich's."""
+        _guard_rich()
+        return _innermost(self._stream)
+
+    def write(self, text: str) -> int:
+        self._stream.write(printable(text, keep="\n\t"))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+
+def guard_streams() -> None:
+    """From here on, whatever this process writes to standard output and error from Python is safe for terminals."""
+    for name in ("stdout", "stderr"):
+        if not isinstance(stream := getattr(sys, name), SafeStream):
+            setattr(sys, name, SafeStream(stream))
+
+
+@contextmanager
+def guarded_streams() -> Iterator[None]:
+    """While the context is open, as `guard_streams`."""
+    before = sys.stdout, sys.stderr
+    guard_streams()
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _innermost(stream: TextIO) -> TextIO:
+    """What Rich writes to: the stream behind a `SafeStream`, and behind what Rich puts in its place for a display."""
+    while hasattr(stream, "rich_proxied_file"):
+        stream = stream.rich_proxied_file
+    return stream
+
+
+@functools.cache
+def _guard_rich() -> None:
+    """Has all consoles of Rich, also those that typer and Prefect open, escape the texts that they render.
+
+    Strings are escaped before they are measured, for tables; all other text when it is rendered.
+    """
+    from rich.console import Console
+    from rich.segment import Segment
+
+    render, render_str = Console.render, Console.render_str
+
+    def render_safely(
+        console: Console, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for segment in render(console, renderable, options):
+            text = segment.text if segment.control else printable(segment.text, keep="\n\t")
+            yield segment if text is segment.text else Segment(text, segment.style)
+
+    def render_safe_str(console: Console, text: str, **options: Any) -> Text:
+        return render_str(console, printable(text, keep="\n\t"), **options)
+
+    Console.render = render_safely  # type: ignore[assignment,method-assign]  # Rich has no hook for text
+    Console.render_str = render_safe_str  # type: ignore[assignment,method-assign]  # as above
 
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
-
-
-def printable(text: str, *, keep: str = "") -> str:
-    r"""The text with unprintable characters escaped, as in ``\x1b``, except those in `keep`."""
-    return "".join(
-        letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode("ascii")
-        for letter in text
-    )
 
 
 @contextmanager

@@ -79,12 +79,13 @@ def _verify(file: Path, data_files: Sequence[Path], provenance: _Provenance, sto
 
 def _provenance(file: Path) -> _Provenance:
     from ...artifacts.digest import parse_digest
+    from ...artifacts.opening import read_sidecar
     from ...artifacts.ref import ArtifactRef
     from ...configs.verification import VerifyBounds
 
     path = file.with_suffix(".json")
     try:
-        written = json.loads(path.read_text(encoding="utf-8"))
+        written = json.loads(read_sidecar(path))
         return _Provenance(
             bounds=VerifyBounds.model_validate(written["verification"]["bounds"]),
             examples={

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import InputError, first_line
+from ...errors import InputError, first_line, printable
 from . import completion
 from .options import AS_JSON, STORE, open_existing_store
-from .terminal import format_size, print_json, printable
+from .terminal import format_size, open_console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,8 +52,6 @@ def why(
     as_json: AS_JSON = False,
 ) -> None:
     """List the stages of the last run: whether each ran or was cached, and what had changed for those that ran."""
-    from rich.console import Console
-
     model, _, recipe = name.partition("/")
     with open_existing_store(store) as opened:
         run = next((run for run in opened.runs if model in run.models and run.id.startswith(run_id or "")), None)
@@ -66,8 +64,8 @@ def why(
             {"run": run.id, "zoo": run.zoo, "started": run.started, "stages": [asdict(stage) for stage in stages]}
         )
         return
-    console = Console()
-    console.print(f"{name} in the run of {run.zoo} at {run.started}", highlight=False)
+    console = open_console()
+    console.print(printable(f"{name} in the run of {run.zoo} at {run.started}"), soft_wrap=True)
     for stage in stages:
         _print(console, stage)
 
@@ -80,7 +78,6 @@ def runs(
 ) -> None:
     """List the runs of a store: when, which zoo, how each ended, and how many stages it ran."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     with open_existing_store(store) as opened:
@@ -99,7 +96,7 @@ def runs(
             total.update(count)
         cells = [run.id[:8], run.started[:16].replace("T", " "), run.zoo, _status(run) or "ended", f"{run.seconds:.1f}"]
         table.add_row(*map(printable, cells), *(str(total[status]) for status in _STYLES))
-    Console().print(table)
+    open_console().print(table)
 
 
 def _status(run: RunRecord) -> str:

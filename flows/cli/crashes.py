@@ -1,0 +1,75 @@
+"""Exit codes of commands, and commands that survive a crash of the native code that they call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+import typer
+
+from ...errors import InputError, PteforgeError
+from ..interrupt import INTERRUPTED, MESSAGE, leave
+
+_Options = ParamSpec("_Options")
+
+_PR_SET_PDEATHSIG = 1
+
+
+def exit_code(command: Callable[[], object]) -> int:
+    """Runs a command, and writes its error to standard error if it has one; returns the exit code."""
+    try:
+        command()
+    except PteforgeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2 if isinstance(error, InputError) else 1
+    except KeyboardInterrupt:
+        sys.stderr.write(MESSAGE)
+        return INTERRUPTED
+    except typer.Exit as end:
+        return end.exit_code
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    return 0
+
+
+def in_child(command: Callable[_Options, None]) -> Callable[_Options, None]:
+    """The command in a child process, so that a crash of ExecuTorch's runtime is told, with the signal.
+
+    In a process with several threads, which cannot be forked safely, the command runs as it is.
+    """
+
+    @functools.wraps(command)
+    def run(*args: _Options.args, **options: _Options.kwargs) -> None:
+        if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - only their number counts
+            command(*args, **options)
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            leave(exit_code(lambda: command(*args, **options)))
+        _wait(child, options.get("file"))
+
+    return run
+
+
+def _wait(child: int, file: object) -> None:
+    """Ends as the child does."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child has got it, too
+    try:
+        _, status = os.waitpid(child, 0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        raise PteforgeError(
+            f"ExecuTorch's runtime crashed ({name}) while it loaded or ran {file}: the file is damaged, or was made "
+            "for another version of ExecuTorch; export it again"
+        )
+    raise typer.Exit(os.WEXITSTATUS(status))

@@ -1,0 +1,200 @@
+"""Text that is not pteforge's own: no command lets it control a terminal, or reads it as markup."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pteforge as package
+import pytest
+import typer
+from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.runs import FieldChange
+from pteforge.errors import printable
+from pteforge.flows.cli.main import app
+from pteforge.flows.cli.summary import print_failures, print_summary
+from pteforge.flows.cli.terminal import guarded_streams
+from pteforge.flows.page import NAME
+from pteforge.flows.prefect_pages import _summary
+
+pytestmark = pytest.mark.timeout(600)
+
+HOSTILE = "x[/b]y\x1b]0;title\x07\x1b[2J\u202eevil\u2066\u200b\x9b\rz"
+FORBIDDEN = {"\x07", "\u202e", "\u2066", "\u200b", "\x9b"}
+FILE = f"{HOSTILE}.pte"
+RELEASES = f"releases {HOSTILE}"
+BUILDER = f"""
+import sys
+
+def fails():
+    print({HOSTILE!r}, file=sys.stderr)
+    raise RuntimeError({HOSTILE!r})
+"""
+
+COMMANDS = {
+    "export": [["zoo.yaml", "--dry-run"], [HOSTILE], ["zoo.yaml", "--until", HOSTILE], ["zoo.yaml", "--jobs", HOSTILE]],
+    "plan": [["zoo.yaml"], ["zoo.yaml", "--set", HOSTILE], ["zoo.yaml", "--model", HOSTILE]],
+    "init": [[HOSTILE], [f"hostile:{HOSTILE}"]],
+    "inspect": [[FILE], [HOSTILE]],
+    "run": [[FILE], [FILE, "--method", HOSTILE]],
+    "verify": [[FILE], [HOSTILE]],
+    "thin": [[FILE, "--keep", HOSTILE, "--out", FILE]],
+    "extract": [[FILE, HOSTILE, "--out", "other.pte"]],
+    "merge": [[FILE, "--out", "other.pte"], [f"portable={FILE}", "--out", f"fat {FILE}"]],
+    "bisect": [["zoo.yaml", f"linear/{HOSTILE}"], [HOSTILE, "linear/portable-fp32"]],
+    "publish": [["out", "--to", RELEASES], [HOSTILE, "--to", RELEASES], ["out", "--to", RELEASES, "--gate", HOSTILE]],
+    "release list": [[RELEASES], [HOSTILE]],
+    "release promote": [[RELEASES, HOSTILE], [RELEASES, "latest"]],
+    "release rollback": [[RELEASES, "--channel", HOSTILE]],
+    "release fetch": [[RELEASES, HOSTILE], [RELEASES, "*", "--out", f"fetched {HOSTILE}"]],
+    "reproduce": [[RELEASES, HOSTILE], [HOSTILE, "linear/portable-fp32"]],
+    "deploy": [["zoo.yaml", f"--{HOSTILE}"]],
+    "serve": [[f"--{HOSTILE}"]],
+    "runs": [[], ["--limit", HOSTILE]],
+    "why": [[HOSTILE], ["linear"], ["bad"], [f"{HOSTILE}/{HOSTILE}"], [HOSTILE, "--run", HOSTILE]],
+    "diff": [[FILE, "out"], [FILE, "out", "--markdown"], ["forged", "out"], [HOSTILE, "out"]],
+    "schema": [[]],
+    "store ls": [[], ["--store", HOSTILE]],
+    "store verify": [[], ["--store", HOSTILE]],
+    "store gc": [["--dry-run"], ["--older-than", HOSTILE]],
+    "store push": [[HOSTILE]],
+    "store pull": [[f"{HOSTILE} missing"]],
+    "store rekey": [["--store", HOSTILE]],
+}
+
+
+def commands(group: typer.core.TyperGroup, prefix: str = "") -> Iterator[str]:
+    """The names of all commands, those of groups with the group's."""
+    for name, command in group.commands.items():
+        if isinstance(command, typer.core.TyperGroup):
+            yield from commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}"
+
+
+@pytest.fixture(scope="module")
+def make_hostile(make_project):
+    """Makes a project with one good and one hostile model."""
+
+    def make(folder):
+        project = make_project(folder)
+        project.write("hostile.py", BUILDER)
+        recipe = {"recipes": ["portable-fp32"]}
+        models = {"linear": {"source": "nets:linear", **recipe}, "bad": {"source": "hostile:fails", **recipe}}
+        project.write("zoo.yaml", json.dumps({"version": 1, "name": HOSTILE, "models": models}))
+        return project
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def lowered(tmp_path_factory, make_hostile, lower):
+    """Such a project after its first run, with a hostile file, and the record of a run that somebody forged."""
+    project = make_hostile(tmp_path_factory.mktemp("hostile") / "project")
+    outcome = lower(project).outcome
+    for suffix in (".pte", ".json"):
+        copy = (project.folder / FILE).with_suffix(suffix)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile((project.out / "linear/portable-fp32.pte").with_suffix(suffix), copy)
+    with open_store(str(project.store)) as store:
+        record = store.runs.latest()
+        stages = tuple(
+            replace(
+                stage,
+                slot=f"{HOSTILE}/{HOSTILE}",
+                recipes=(HOSTILE,),
+                message=HOSTILE,
+                status=status,
+                differs=(FieldChange(HOSTILE, HOSTILE, HOSTILE),),
+            )
+            for stage, status in zip(record.models["linear"], ("ran", "failed", "cached"), strict=False)
+        )
+        entry = record.files["linear"]["portable-fp32"]
+        forged = replace(
+            record,
+            id="forged",
+            zoo=HOSTILE,
+            host=HOSTILE,
+            commit=HOSTILE,
+            version=HOSTILE,
+            models={HOSTILE: stages, **record.models},
+            files={HOSTILE: {HOSTILE: {**entry, "left_out": {HOSTILE: HOSTILE}}}, **record.files},
+        )
+        store.runs.write(forged)
+    return project, outcome
+
+
+def check(text: str) -> None:
+    """Nothing in it controls a terminal, other than Rich's colours and cursor."""
+    assert not FORBIDDEN & set(text)
+    assert "\x1b]" not in text
+    assert "\x1b[2J" not in text
+
+
+def test_every_command_has_cases():
+    """A new command needs an entry in `COMMANDS`."""
+    assert COMMANDS.keys() == set(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("colours", [False, True])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands(lowered, pteforge, monkeypatch, command, colours):
+    """Names, messages and records from outside are escaped in tables, lines, errors and JSON; none is markup."""
+    if colours:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = ""
+    for args in COMMANDS[command]:
+        said = pteforge(lowered[0], *command.split(), *args)
+        assert said.code in (0, 1, 2, 3), said.err
+        shown += said.out + said.err
+    check(shown)
+    assert colours or "\x1b" not in shown
+    assert colours or command == "schema" or "x[/b]y\\x1b]0;" in re.sub(r"[\s│]", "", shown)
+
+
+def test_outcome(lowered, capfd):
+    """What an export prints at its end, and a warning of the log, have a builder's exception and log escaped."""
+    with guarded_streams():
+        logging.StreamHandler().handle(logging.makeLogRecord({"msg": HOSTILE}))
+        print_failures(lowered[1])
+        print_summary(lowered[1])
+    said = capfd.readouterr()
+    check(said.out + said.err)
+    assert "\x1b" not in said.out + said.err
+    assert f"RuntimeError: {printable(HOSTILE)}" in said.err
+
+
+@pytest.mark.parametrize("page", ["prefect", "html"])
+def test_pages(lowered, page):
+    """Prefect's page about a zoo, and the page in the folder of results, have text of others as text."""
+    project, outcome = lowered
+    text = "\n".join(_summary(outcome)) if page == "prefect" else (project.out / NAME).read_text()
+    check(text)
+    assert "\x1b" not in text
+    assert (r"x\[/b\]y\\x1b\]0;title" if page == "prefect" else r"x[/b]y\x1b]0;title") in text
+
+
+@pytest.mark.slow
+def test_export_in_a_terminal(tmp_path, make_hostile):
+    """Rich's own sequences for colours and the progress bar reach a terminal, those of a builder do not."""
+    code, shown = make_hostile(tmp_path / "project").in_terminal("export", "zoo.yaml")
+    assert code == 2, shown  # the builder is the user's
+    check(shown)
+    assert "\x1b[2K" in shown
+    assert f"RuntimeError: {printable(HOSTILE)}" in shown.replace("\r\n", "")
+
+
+def test_one_place_opens_consoles():
+    """Commands open Rich's consoles by `open_console`, where text is no markup."""
+    opening = set()
+    for path in (Path(package.__file__).parent / "flows").rglob("*.py"):
+        calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+        if any(isinstance(call.func, ast.Name) and call.func.id == "Console" for call in calls):
+            opening.add(path.name)
+    assert opening == {"terminal.py"}
