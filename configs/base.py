@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -50,7 +51,8 @@ def by_key(*keys: str, problem: str) -> Discriminator:
     return Discriminator(tag, custom_error_type="by_key", custom_error_message=problem)
 
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+"""Names of files have at most 255 bytes, endings included."""
 
 TARGET_SEPARATOR = "+"
 """Separates targets in a chain such as ``coreml+xnnpack``: each takes the operators that those before it left."""
@@ -59,8 +61,8 @@ TARGET_SEPARATOR = "+"
 def _check_name(name: str) -> str:
     if not re.fullmatch(NAME_PATTERN[1:-1], name):
         raise ValueError(
-            f"{name!r} cannot be a name, since files are named after it; "
-            "use letters, digits, '.', '_' and '-', and begin with a letter or a digit"
+            f"{reprlib.repr(name)} cannot be a name, since files are named after it; "
+            "use at most 128 letters, digits, '.', '_' and '-', and begin with a letter or a digit"
         )
     return name
 

@@ -101,7 +101,9 @@ class Limits(FrozenModel):
 class ModelConfig(FrozenModel):
     """One model of a zoo."""
 
-    source: Source = Field(description="A builder (package.module:callable), or a .pt2 file.")
+    source: Source = Field(
+        description="A builder (package.module:callable), a .pt2 file, or the name of a model (hf:org/name)."
+    )
     seed: StrictInt = Field(0, ge=0, lt=2**63, description="Random seed that is set before the builder runs.")
     strict: StrictBool = Field(False, description="Trace with torch.export's strict mode.")
     recipes: Names | None = Field(None, description="Recipes to lower it with; left out: those of the zoo's defaults.")

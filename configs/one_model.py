@@ -1,7 +1,8 @@
-"""Zoos of one model that is named by its builder alone, without a file."""
+"""Zoos of one model that is named by its builder, or by itself, without a file."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from fnmatch import filter as matching
@@ -10,23 +11,32 @@ from pathlib import Path
 from .base import check_object_reference
 from .load import LoadedZoo, load_zoo
 from .presets import preset_names
+from .sources import names_model
 
 DEFAULT_RECIPE = "xnnpack-fp32"
 
 
-def names_builder(path: Path) -> bool:
-    """Whether a path is no file but ``package.module:builder``, in the folder that the module is imported from."""
+def split_source(path: Path) -> tuple[Path, str] | None:
+    """The folder and the source where a path is no file: ``package.module:builder``, or ``hf:org/name``.
+
+    Modules are imported from that folder, and relative paths begin there.
+    """
+    for position in range(len(path.parts)):
+        name = "/".join(path.parts[position:])
+        if names_model(name):
+            return Path(*path.parts[:position]), name
     try:
         check_object_reference(path.name)
     except ValueError:
-        return False
-    return not path.exists()
+        return None
+    return None if path.exists() else (path.parent, path.name)
 
 
-def model_name(builder: str) -> str:
-    """The name that a builder's model gets: ``linear`` for ``nets:linear``."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", builder.rpartition(":")[2])
-    return name.lstrip("._-") or "model"
+def model_name(source: str) -> str:
+    """The name that a model gets: ``linear`` for ``nets:linear``, and ``name`` for ``hf:org/name``."""
+    last = source.rpartition(":")[2].rstrip("/").rpartition("/")[2]
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", last)
+    return name.lstrip("._-")[:128] or "model"
 
 
 def recipe_names(globs: str) -> tuple[str, ...]:
@@ -39,16 +49,16 @@ def recipe_names(globs: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for glob in globs.split(",") for name in matching(preset_names(), glob) or [glob]))
 
 
-def load_builder(path: Path, recipes: Sequence[str], overrides: Sequence[str] = ()) -> LoadedZoo:
-    """The zoo that `zoo_text` describes, as if it were a file in the folder of `path`; raises as `load_zoo`."""
-    return load_zoo(path, overrides, text=zoo_text(path.name, recipes))
+def load_source(folder: Path, source: str, recipes: Sequence[str], overrides: Sequence[str] = ()) -> LoadedZoo:
+    """The zoo that `zoo_text` describes, as if it were a file in a folder; raises as `load_zoo`."""
+    return load_zoo(folder / source.replace("/", "-"), overrides, text=zoo_text(source, recipes))
 
 
 def zoo_text(builder: str, recipes: Sequence[str], arguments: Sequence[str] = (), needed: Sequence[str] = ()) -> str:
     """A zoo file with one model, and comments that say how to go on.
 
     Args:
-        builder: ``package.module:name``.
+        builder: ``package.module:name``, or the name of a model, such as ``hf:org/name``.
         recipes: names of shipped recipes.
         arguments: what the builder takes and need not get.
         needed: what it has to get.
@@ -57,6 +67,17 @@ def zoo_text(builder: str, recipes: Sequence[str], arguments: Sequence[str] = ()
     kwargs = f"      kwargs:\n{kwargs}" if kwargs else ""
     more = f"      # Arguments that it takes: {', '.join(arguments)}.\n" if arguments else ""
     more += "      # kwargs: {NAME: VALUE}\n" if arguments and not needed else ""
+    if names_model(builder):
+        source = f"    source: {json.dumps(builder)}\n"
+    else:
+        source = f"""\
+    source:
+      # Returns a module and its example inputs, (module, (x, y)), or a pteforge.ModelDefinition.
+      builder: {builder}
+{kwargs}{more}\
+      # Files that it reads, relative to this one: the model is exported again when they change.
+      # files: [checkpoint.pt]
+"""
     return f"""\
 # Lower this zoo with: pteforge export FILE. What is cached does not run again; `pteforge plan FILE` says what would.
 # The documentation describes all fields; `pteforge schema` prints a JSON Schema with which editors complete them.
@@ -64,13 +85,7 @@ version: 1
 
 models:
   {model_name(builder)}:
-    source:
-      # Returns a module and its example inputs, (module, (x, y)), or a pteforge.ModelDefinition.
-      builder: {builder}
-{kwargs}{more}\
-      # Files that it reads, relative to this one: the model is exported again when they change.
-      # files: [checkpoint.pt]
-
+{source}
     # How to lower it: names of shipped recipes, or of your own below `recipes:`.
     recipes: [{", ".join(recipes)}]
 

@@ -31,6 +31,60 @@ class ProgramSource(FrozenModel):
     program: Path = Field(description="Path of the .pt2 file.")
 
 
+ResolvedSource = BuilderSource | ProgramSource
+"""What a stage can run: a model's name has become the builder that makes it."""
+
+
+class HuggingFaceSource(FrozenModel):
+    """A model of transformers, by the name of its repository or by its folder."""
+
+    huggingface: str = Field(
+        min_length=1,
+        description="A repository of the Hugging Face hub, such as org/name; a folder in its layout, which begins with "
+        "./, ../ or /; or, with `config`, the model_type of a configuration.",
+    )
+    revision: str | None = Field(None, description="Branch, tag or commit of the repository; left out: main.")
+    task: str | None = Field(
+        None, description="Task of a pipeline of transformers, such as fill-mask; left out: what the model is made for."
+    )
+    config: dict[str, JsonValue] | None = Field(
+        None, description="Fields of the configuration that replace the model's own. The weights are random then."
+    )
+    batch: Annotated[int, Strict()] | None = Field(
+        None, ge=1, description="Largest batch; 1: no dimension for it varies."
+    )
+    sequence: Annotated[int, Strict()] | None = Field(
+        None,
+        ge=2,
+        description="Most tokens of an input; of a model that generates text, of prompt and answer together.",
+    )
+    outputs: tuple[str, ...] | None = Field(None, description="Names of the outputs to keep.")
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, if it is not the name of a repository."""
+        return Path(self.huggingface) if is_folder(self.huggingface) else None
+
+
+class TimmSource(FrozenModel):
+    """A model of timm."""
+
+    timm: str = Field(min_length=1, description="Name of the model, such as mobilenetv4_conv_small.e2400_r224_in1k.")
+    pretrained: Annotated[bool, Strict()] = Field(
+        True, description="Whether to load its weights; else they are random."
+    )
+    kwargs: dict[str, JsonValue] = Field({}, description="More arguments of timm.create_model.")
+
+
+class TorchvisionSource(FrozenModel):
+    """A model of torchvision."""
+
+    torchvision: str = Field(min_length=1, description="Name of the model, such as resnet18.")
+    weights: str | None = Field(
+        "DEFAULT", description="Name of its weights, such as IMAGENET1K_V1; null for random ones."
+    )
+
+
 class Dataset(FrozenModel):
     """Python code that yields samples."""
 
@@ -45,16 +99,41 @@ class Dataset(FrozenModel):
     samples: Annotated[int, Strict()] = Field(128, ge=1, description="Maximum number of samples to take.")
 
 
-def source_key(text: str) -> str:
-    """The key that a source written as text is short for: ``program`` or ``builder``."""
-    return "program" if text.endswith(".pt2") else "builder"
+_SCHEMES = {"hf": "huggingface", "timm": "timm", "torchvision": "torchvision"}
+"""What a name begins with, and the key that it is short for: ``hf:org/name``."""
 
 
-_PROBLEM = "must be 'package.module:callable', the path of a .pt2 file, or a mapping with either `builder` or `program`"
+def is_folder(text: str) -> bool:
+    """Whether a model's name is the path of a folder."""
+    return text.startswith(("./", "../", "/")) or text in {".", ".."}
+
+
+def names_model(text: str) -> bool:
+    """Whether text is the name of a model of a library, such as ``hf:org/name``."""
+    scheme, colon, name = text.partition(":")
+    return bool(colon and name) and scheme in _SCHEMES
+
+
+def expand_source(text: str) -> tuple[str, str]:
+    """The key that a source written as text is short for, and its value."""
+    scheme, _, name = text.partition(":")
+    if names_model(text):
+        return _SCHEMES[scheme], name
+    return ("program" if text.endswith(".pt2") else "builder"), text
+
+
+_PROBLEM = (
+    "must be 'package.module:callable', the path of a .pt2 file, 'hf:NAME', 'timm:NAME' or 'torchvision:NAME', "
+    "or a mapping with one of the keys builder, program, huggingface, timm, torchvision"
+)
 
 Source = Annotated[
-    Annotated[BuilderSource, Tag("<builder>")] | Annotated[ProgramSource, Tag("<program>")],
-    by_key("builder", "program", problem=_PROBLEM),
-    BeforeValidator(lambda written: {source_key(written): written} if isinstance(written, str) else written),
+    Annotated[BuilderSource, Tag("<builder>")]
+    | Annotated[ProgramSource, Tag("<program>")]
+    | Annotated[HuggingFaceSource, Tag("<huggingface>")]
+    | Annotated[TimmSource, Tag("<timm>")]
+    | Annotated[TorchvisionSource, Tag("<torchvision>")],
+    by_key("builder", "program", "huggingface", "timm", "torchvision", problem=_PROBLEM),
+    BeforeValidator(lambda written: dict([expand_source(written)]) if isinstance(written, str) else written),
 ]
-"""Either source; text is short for a mapping with only `builder` or `program`."""
+"""Any source; text is short for a mapping with one key."""

@@ -39,7 +39,7 @@ class Zoo(FrozenModel):
     """A zoo after includes, defaults, presets and ``extends`` have been merged. Paths are absolute."""
 
     version: Literal[1] = Field(description="Version of the file's format.")
-    name: str = Field(min_length=1, description=_NAME_OF_ZOO)
+    name: str = Field(min_length=1, max_length=255, description=_NAME_OF_ZOO)
     python_path: tuple[Path, ...] = Field(description="Folders that builders are imported from.")
     models: dict[Name, ModelConfig] = Field(description="The models by name.")
     recipes: dict[Name, Recipe] = Field(description="The recipes by name.")
@@ -76,7 +76,7 @@ class ZooFile(FrozenModel):
     """The outline of a file as it is written. Models and recipes are checked after everything has been merged."""
 
     version: Literal[1] = Field(description="Version of the file's format.")
-    name: str | None = Field(None, min_length=1, description=_NAME_OF_ZOO)
+    name: str | None = Field(None, min_length=1, max_length=255, description=_NAME_OF_ZOO)
     python_path: tuple[Path, ...] = Field(
         (Path(),), description="Folders that builders are imported from, relative to this file; left out: its own."
     )
@@ -100,7 +100,15 @@ def zoo_schema() -> dict[str, Any]:
     """
     _, schema = models_json_schema([(ZooFile, "validation"), (ModelConfig, "validation"), (Recipe, "validation")])
     parts: dict[str, Any] = schema["$defs"]
-    for partial in ("ModelConfig", "Recipe", "BuilderSource", "ProgramSource"):
+    for partial in (
+        "ModelConfig",
+        "Recipe",
+        "BuilderSource",
+        "ProgramSource",
+        "HuggingFaceSource",
+        "TimmSource",
+        "TorchvisionSource",
+    ):
         parts[partial].pop("required", None)
     parts["Recipe"]["properties"] |= _WRITTEN_IN_RECIPES
     parts["Recipe"]["properties"]["extends"] |= _recipe_name()
@@ -109,7 +117,9 @@ def zoo_schema() -> dict[str, Any]:
     for bound in parts["VerifyOverrides"]["properties"].values():
         bound.pop("default")  # bounds that are left out are the recipe's
     source = parts["ModelConfig"]["properties"]["source"]
-    source["anyOf"] = [{"type": "string", "examples": ["package.module:callable", "path/to/program.pt2"]}]
+    source["anyOf"] = [
+        {"type": "string", "examples": ["package.module:callable", "path/to/program.pt2", "hf:org/name"]}
+    ]
     source["anyOf"] += source.pop("oneOf")
     del source["title"]
     fields = {name: field for name, field in parts["ModelConfig"]["properties"].items() if name != "recipes"}

@@ -9,13 +9,14 @@ from fnmatch import fnmatchcase
 from ..configs.load import LoadedZoo
 from ..configs.model import ModelConfig
 from ..configs.nodes import FieldPath
-from ..configs.sources import ProgramSource
+from ..configs.sources import BuilderSource, ProgramSource, ResolvedSource
 from ..configs.verification import AccuracyGate
 from ..errors import ConfigError, InputError
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.keys.source import check_program_file
 from ..tasks.model import PlannedModel, PlannedRecipe
 from ..tasks.recipe_checks import check_callable, check_files, errors_at, plan_recipe
+from ..tasks.sources.find import find_source
 
 
 def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:
@@ -79,7 +80,7 @@ def _matches(name: str, globs: str) -> bool:
 def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str, search: ModuleSearch) -> PlannedModel:
     problems: list[InputError] = []
     with _collected(problems):
-        _check_source(loaded, name, config, search)
+        source = _check_source(loaded, name, config, search)
     names = loaded.zoo.recipes_of(name)
     reasons = {recipe: loaded.zoo.recipes[recipe].reason_against(name) for recipe in names if _matches(recipe, recipes)}
     planned = []
@@ -92,23 +93,33 @@ def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str, searc
         config,
         tuple(planned),
         max(loaded.zoo.verify_bounds(name, recipe).drawn_inputs for recipe in names),
+        source=source,
         not_applicable={recipe: reason for recipe, reason in reasons.items() if reason is not None},
         python_path=loaded.zoo.python_path,
         folder=loaded.files[0].parent,
     )
 
 
-def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: ModuleSearch) -> None:
+def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: ModuleSearch) -> ResolvedSource:
+    """The model's source, which is a builder if it was a name."""
+    source: ResolvedSource
     error_at, where = loaded.locations.error, ("models", name, "source")
-    if isinstance(config.source, ProgramSource):
-        with errors_at(error_at, where):
-            check_program_file(config.source.program)
-    else:
-        check_callable(config.source.builder, config.source.kwargs, search, error_at, where)
-        check_files(config.source.files, error_at, (*where, "files"))
+    match config.source:
+        case ProgramSource(program=program):
+            with errors_at(error_at, where):
+                check_program_file(program)
+            source = config.source
+        case BuilderSource(builder=builder, kwargs=arguments, files=files):
+            check_callable(builder, arguments, search, error_at, where)
+            check_files(files, error_at, (*where, "files"))
+            source = config.source
+        case named:
+            with errors_at(error_at, where):
+                source = find_source(named, loaded.files[0].parent)
     for method, calibration in (config.calibration or {}).items():
         of_method = "models", name, "calibration", method
         check_callable(calibration.dataset, calibration.kwargs, search, error_at, of_method, "dataset")
+    return source
 
 
 def _plan_recipe(loaded: LoadedZoo, model: str, name: str, search: ModuleSearch) -> PlannedRecipe:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from ..artifacts.digest import canonical_json
 from ..configs.model import Limits, ModelConfig
 from ..configs.recipe import EdgeOptions, MethodOptions, Recipe
-from ..configs.sources import BuilderSource, Dataset, ProgramSource
+from ..configs.sources import BuilderSource, Dataset, ProgramSource, ResolvedSource
 from ..configs.verification import AccuracyGate, VerifyBounds
 from ..errors import SourceError
 from .keys.versions import distribution_versions
@@ -119,7 +119,7 @@ class PlannedModel:
     # how many random inputs `export` makes: the maximum over all of the model's recipes in the zoo, so that it does not
     # depend on which are selected
     random_inputs: int
-    source: BuilderSource | ProgramSource | None  # where it comes from; None for a model in the caller's memory
+    source: ResolvedSource | None  # where it comes from; None for a model in the caller's memory
     # method name to the dataset that quantizers calibrate on; None for samples in the caller's memory
     calibration: Mapping[str, Dataset | None] = field(default_factory=dict)
     # name of a selected recipe that does not apply to the model -> reason
@@ -139,6 +139,7 @@ class PlannedModel:
         recipes: tuple[PlannedRecipe, ...],
         random_inputs: int,
         *,
+        source: ResolvedSource,
         not_applicable: Mapping[str, str] | None = None,
         python_path: tuple[Path, ...],
         folder: Path,
@@ -147,7 +148,7 @@ class PlannedModel:
             name=name,
             recipes=recipes,
             random_inputs=random_inputs,
-            source=config.source,
+            source=source,
             calibration=config.calibration or {},
             not_applicable=not_applicable or {},
             seed=config.seed,

@@ -67,6 +67,7 @@ class Workspace:
     python_path: tuple[Path, ...] = ()  # folders that come first on ``sys.path``: the zoo's
     program_file: Path | None = None  # the `.pt2` file of a model that comes as one
     progressed: Progressed = no_progress  # called after each sample, by stages that take many
+    declared: tuple[Path, ...] = ()  # files that the user's code may read since keys have them
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,10 @@ MAY_IMPORT = {
 
 # The only modules that may load torch and ExecuTorch when they are imported: they run in worker processes, or in the
 # process of somebody who has torch already.
-HEAVY = ("api.", "native", "tasks.codecs", "tasks.programs", "tasks.upstream", "tasks.workers.preload")
+HEAVY = (
+    *("api.", "native", "tasks.codecs", "tasks.programs", "tasks.upstream", "tasks.workers.preload"),
+    *(f"tasks.sources.{name}" for name in ("huggingface", "text_generation", "timm_models", "torchvision_models")),
+)
 
 PARTS = ("", ".artifacts", ".configs", ".formats", ".flows", ".flows.cli", ".runtime", ".tasks")
 LIGHT = [f"pteforge{part}" for part in PARTS]

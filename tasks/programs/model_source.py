@@ -8,7 +8,8 @@ import random
 import sys
 import sysconfig
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
-from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
-from ..keys.source import observed_distributions, observed_modules
+from ..keys.inputs import Recorder, recording
+from ..keys.source import loaded_files, observed_distributions, observed_modules
 from ..stage import Workspace
+from ..upstream.mapped_files import mapping_heard
 
 _OWN_CODE = Path(__file__).parents[1]
 
@@ -44,23 +46,30 @@ def _where(error: Exception) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedCode:
-    """What is loaded after a certain moment."""
+class Observation:
+    """What is loaded and read after a certain moment."""
 
     modules: frozenset[str]  # names in ``sys.modules`` at that moment
     path: tuple[str, ...]  # ``sys.path`` at that moment
-
-    @classmethod
-    def from_now(cls) -> LoadedCode:
-        """From this moment on."""
-        return cls(frozenset(sys.modules), tuple(sys.path))
+    recorder: Recorder
 
     def save(self, work: Workspace) -> ArtifactRef:
-        """Stores the local modules and installed packages that have been loaded since (model/observed)."""
+        """Stores what the user's code has loaded and read since (model/observed)."""
         before = set(self.modules)
         modules = observed_modules(before, work.python_path, self.path)
         names = sorted({*modules, *observed_distributions(before, work.python_path)})
-        return work.store.put_artifact("model/observed", canonical_json(names))
+        found = self.recorder.observed(names, {str(path) for _, path in loaded_files(())})
+        return work.store.put_artifact("model/observed", found.encode())
+
+
+@contextmanager
+def observed(work: Workspace, *sources: Mapping[str, Any]) -> Iterator[Observation]:
+    """Observes the user's code that runs in the context; `sources` are its key fields (see `tasks.keys.source`)."""
+    ignored = [work.store.root, work.scratch, *([work.program_file] if work.program_file else [])]
+    arguments = [source.get("kwargs") for source in sources]
+    recorder = Recorder(work.folder, work.python_path, arguments, ignored, work.declared)
+    with recording(recorder), mapping_heard(recorder.opened):
+        yield Observation(frozenset(sys.modules), tuple(sys.path), recorder)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch.export import ExportedProgram
 
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
-from ...errors import first_line
+from ...errors import StoreError, first_line
 from ..codecs.binding import REFUSED, is_graph
 from ..codecs.program import load_graph, load_program, save_graph, save_program
 from ..upstream.weight_reads import WeightRead, no_weight_reads
@@ -30,7 +30,7 @@ def transformed(
         with no_weight_reads(absent):
             program = transform(program)
         return program, save_graph(program, absent, kind=kind, store=store)
-    except MemoryError:
+    except (MemoryError, OSError, StoreError):  # the machine's, and gone the next time
         raise
     except (Exception, WeightRead) as error:  # noqa: BLE001 - see above
         return None, store.put_artifact(REFUSED, f"{type(error).__name__}: {first_line(error)}".encode())

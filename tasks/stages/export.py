@@ -42,18 +42,19 @@ class Export(stage.Stage, name="export"):
         constants: kinds.Constants
         weights: kinds.WeightDigests | None = None  # of a model with several methods
         batch_norms: kinds.NodeNames | None = None  # those that `fold_batch_norms` can fold, if there are any
-        # local modules and installed packages that were loaded on the way; None for a live model
+        # what the user's code loaded and read on the way; None for a live model
         observed: kinds.Observed | None = None
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Exports the method; raises SourceError if the builder fails, or the example inputs do not fit the model."""
-        from ..programs.model_source import LoadedCode, build_model
+        from ..programs.model_source import build_model, observed
 
         del inputs
-        loaded = LoadedCode.from_now()
-        outputs = export_built(build_model(params.source, params.seed, work), params, work.store)
-        return replace(outputs, observed=loaded.save(work))
+        with observed(work, params.source) as observation:
+            model = build_model(params.source, params.seed, work)
+            outputs = export_built(model, params, work.store)
+            return replace(outputs, observed=observation.save(work))
 
 
 def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) -> Export.Outputs:

@@ -38,7 +38,7 @@ class SourceTransform(stage.Stage, name="source_transform"):
 
     class Outputs(stage.Roles):
         program: kinds.AtenProgram
-        # local modules and installed packages that were loaded on the way; None for a live model
+        # what the user's code loaded and read on the way; None for a live model
         observed: kinds.Observed | None = None
 
     @staticmethod
@@ -49,12 +49,14 @@ class SourceTransform(stage.Stage, name="source_transform"):
             SourceError: the builder or a callable fails, or the model is a `.pt2` file.
             TargetError: torchao cannot do what a transform asks for, or it matches no layer of any method.
         """
-        from ..programs.model_source import LoadedCode, build_model
+        from ..programs.model_source import build_model, observed
 
         del inputs
-        loaded = LoadedCode.from_now()
-        outputs = transform_built(build_model(params.source, params.seed, work), params, work.store)
-        return dataclasses.replace(outputs, observed=loaded.save(work))
+        callables = [made.source for made in params.transforms if isinstance(made, stage.CallableParams)]
+        with observed(work, params.source, *callables) as observation:
+            model = build_model(params.source, params.seed, work)
+            outputs = transform_built(model, params, work.store)
+            return dataclasses.replace(outputs, observed=observation.save(work))
 
 
 def transform_built(model: BuiltModel, params: SourceTransform.Params, store: LocalStore) -> SourceTransform.Outputs:

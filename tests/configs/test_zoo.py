@@ -99,6 +99,7 @@ def test_what_loads_fits(load, validator, text):
         ("models: {a: {sed: 1}}", "$.models"),
         ("model: {}", "$"),
         ("models: {'a b': {}}", "$.models"),
+        (f"models: {{{'a' * 129}: {{}}}}", "$.models"),
         ("models: {a: {seed: x}}", "$.models"),
         ("models: {a: {source: {build: x}}}", "$.models"),
         ("models: {a: {limits: {timeout: soon}}}", "$.models"),

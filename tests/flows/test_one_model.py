@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 from pteforge.configs.load import load_zoo
-from pteforge.configs.one_model import model_name, recipe_names
+from pteforge.configs.one_model import model_name, recipe_names, split_source
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -78,5 +79,31 @@ def test_names():
         *("linear", "Net.small", "hidden"),
         *("gr--e", "model"),
     ]
+    assert [model_name(name) for name in ("hf:org/small-1.5B", "hf:./models/tiny/", "timm:a.b_c")] == [
+        *("small-1.5B", "tiny", "a.b_c"),
+    ]
     assert recipe_names("*") == ("xnnpack-fp32",)
     assert recipe_names("portable-*,mine") == ("portable-fp32", "mine")
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "source"),
+    [
+        ("nets:linear", ".", "nets:linear"),
+        ("/zoo/nets:linear", "/zoo", "nets:linear"),
+        ("hf:org/small", ".", "hf:org/small"),
+        ("/zoo/hf:org/small", "/zoo", "hf:org/small"),
+        ("/zoo/hf:./models/tiny", "/zoo", "hf:./models/tiny"),
+        ("hf:/models/tiny", ".", "hf:/models/tiny"),
+        ("torchvision:resnet18", ".", "torchvision:resnet18"),
+    ],
+)
+def test_sources_in_place_of_files(path, folder, source):
+    """A builder or a model's name, after the folder that it is looked up from."""
+    assert split_source(Path(path)) == (Path(folder), source)
+
+
+@pytest.mark.parametrize("path", ["zoo.yaml", "/zoo/zoo.yaml", "hf:", "models/resnet18"])
+def test_files(path):
+    """Anything else is the path of a zoo file."""
+    assert split_source(Path(path)) is None

@@ -1,0 +1,1 @@
+"""Models by name: builders for models of Hugging Face, timm and torchvision."""

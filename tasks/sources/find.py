@@ -1,0 +1,121 @@
+"""Where a model that is named is: its files, and the builder that makes it of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from ...configs.sources import BuilderSource, HuggingFaceSource, ResolvedSource, Source, TimmSource, TorchvisionSource
+from ...errors import SourceError, first_line
+
+_READ = ("*.json", "*.safetensors", "*.model", "*.txt")
+"""Files of a repository that a model and its processors read."""
+
+
+def find_source(source: Source, folder: Path) -> ResolvedSource:
+    """The builder of a model that is named; other sources as they are.
+
+    A repository that is not in the hub's cache is downloaded.
+
+    Args:
+        source: as it was written.
+        folder: the zoo's. What lies in it is named relative to it, so that it may be moved.
+
+    Raises:
+        SourceError: a package is missing, or there is no such model.
+    """
+    match source:
+        case HuggingFaceSource():
+            _require("transformers", "hf", f"huggingface: {source.huggingface}")
+            return _of_transformers(source, folder)
+        case TimmSource():
+            _require("timm", "vision", f"timm: {source.timm}")
+            return _built(
+                "timm_models:Model", {"name": source.timm, "pretrained": source.pretrained, "kwargs": source.kwargs}
+            )
+        case TorchvisionSource():
+            _require("torchvision", "vision", f"torchvision: {source.torchvision}")
+            return _built("torchvision_models:Model", {"name": source.torchvision, "weights": source.weights})
+    return source
+
+
+def _built(builder: str, kwargs: Mapping[str, JsonValue], files: tuple[Path, ...] = ()) -> BuilderSource:
+    given = {name: value for name, value in kwargs.items() if value is not None}
+    return BuilderSource(builder=f"{__package__}.{builder}", kwargs=given, files=files)
+
+
+def _require(package: str, extra: str, what: str) -> None:
+    if find_spec(package) is None:
+        raise SourceError(f"{what} needs the package {package}; run: pip install 'pteforge[{extra}]'")
+
+
+def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
+    kwargs: dict[str, JsonValue] = source.model_dump(
+        mode="json", include={"task", "config", "batch", "sequence", "outputs"}
+    )
+    place = source.folder
+    if place is not None:
+        if not (place / "config.json").is_file():
+            raise SourceError(f"there is no {place / 'config.json'}: name a folder that save_pretrained wrote")
+        name = os.path.relpath(place, folder)
+    elif source.config is not None and "/" not in source.huggingface:
+        return _built(_builder(source, {}), {"name": source.huggingface, **kwargs})
+    else:
+        name, place = source.huggingface, _snapshot(source)
+        kwargs["revision"] = place.name  # the commit
+    described = _read_config(place / "config.json")
+    files = sorted({path for pattern in _READ for path in place.glob(pattern)})
+    return _built(_builder(source, described), {"name": name, **kwargs}, tuple(files))
+
+
+def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
+    architectures = described.get("architectures")
+    causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
+    generates = source.task == "text-generation" or (source.task is None and causal)
+    return "text_generation:model" if generates else "huggingface:Model"
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise SourceError(f"{path} is not the configuration of a model")
+    return config
+
+
+def _snapshot(source: HuggingFaceSource) -> Path:
+    """The folder of a repository at a revision in the hub's cache."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    def found(*, here: bool) -> Path:
+        return Path(
+            snapshot_download(
+                source.huggingface, revision=source.revision, allow_patterns=list(_READ), local_files_only=here
+            )
+        )
+
+    try:
+        try:
+            return found(here=True)
+        except LocalEntryNotFoundError:
+            return found(here=False)
+    except HFValidationError as error:
+        raise SourceError(
+            f"{source.huggingface!r} is no repository of the Hugging Face hub: {first_line(error)}; write the "
+            "path of a folder as ./FOLDER"
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        at = f" at {source.revision}" if source.revision else ""
+        raise SourceError(
+            f"{source.huggingface}{at} is not in the Hugging Face hub's cache, and cannot be downloaded: "
+            f"{first_line(error)}; download it with `hf download`, or name a folder as ./FOLDER"
+        ) from error

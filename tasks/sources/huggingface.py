@@ -1,0 +1,259 @@
+"""Models of transformers, from the Hugging Face hub's cache, a folder in its layout, or a configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..upstream.torchvision_operators import import_torchvision
+
+import_torchvision()
+import transformers
+from torch.export import Dim
+from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PretrainedConfig
+from transformers.exporters.exporter_dynamo import reset_model_state
+from transformers.exporters.utils import apply_patches
+from transformers.pipelines import SUPPORTED_TASKS
+
+TEXT = "The quick brown fox jumps over the lazy dog, and a few more words follow until the line is long enough. "
+SAMPLING_RATE = 16_000  # of the example sound, in Hz
+
+_NO_OUTPUTS = {"past_key_values", "encoder_hidden_states", "hidden_states", "attentions"}
+
+
+class Model:
+    """A model for one task, with the interface of ExecuTorch's ``EagerModelBase``."""
+
+    def __init__(
+        self,
+        name: str,
+        revision: str | None = None,
+        task: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        batch: int = 4,
+        sequence: int = 128,
+        outputs: list[str] | None = None,
+    ) -> None:
+        """Loads the model.
+
+        Args:
+            name: of a repository in the hub's cache, a folder, or, with a configuration, a ``model_type``.
+            revision: the repository's commit.
+            task: name of a task that transformers has a pipeline for; None: what the configuration names.
+            config: fields of the configuration that replace its own. The weights are random then.
+            batch: examples at once, at most; 1 makes that dimension static.
+            sequence: tokens, at most.
+            outputs: names of the outputs to keep; None: all but caches, hidden states and attentions.
+        """
+        self._place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
+        self.model, self.config = load_model(self._place, task, config)
+        self._batch, self._sequence = batch, min(sequence, positions_of(self.config) - 2)  # some begin to count at 2
+        self._inputs = self._examples()
+        self._outputs = outputs
+
+    def get_eager_model(self) -> torch.nn.Module:
+        return _with_signature(self.model, tuple(self._inputs), self._outputs)
+
+    def get_example_inputs(self) -> tuple[torch.Tensor, ...]:
+        return tuple(self._inputs.values())
+
+    def get_dynamic_shapes(self) -> dict[str, Any]:
+        """Batch and sequence, within bounds; torch.export finds out where the model fixes them."""
+        return {name: self._dims(tensor) for name, tensor in self._inputs.items()}
+
+    def _dims(self, tensor: torch.Tensor) -> dict[int, Any]:
+        dims: dict[int, Any] = {0: Dim.AUTO(min=1, max=self._batch)} if self._batch > 1 else {}
+        if tensor.dtype is torch.int64 and tensor.dim() == 2 and tensor.shape[1] > 1:
+            dims[1] = Dim.AUTO(min=1, max=self._sequence)
+        return dims
+
+    def _examples(self) -> dict[str, torch.Tensor]:
+        """Inputs that the model's own processors make of a text, an image and a sound, or random ones."""
+        names = list(inspect.signature(self.model.forward).parameters)
+        batch = 2 if self._batch > 1 else 1
+        found: dict[str, torch.Tensor] = {}
+        if "input_ids" in names:
+            found |= {name: value for name, value in self._text(batch).items() if name in names}
+        if "pixel_values" in names:
+            found["pixel_values"] = self._image(batch)
+        for name in ("input_values", "input_features"):
+            if name in names and name == self.model.main_input_name:
+                found[name] = self._sound(name, batch)
+        if "decoder_input_ids" in names and self.config.is_encoder_decoder:
+            found["decoder_input_ids"] = self._tokens(batch)
+        if not found:
+            raise ValueError(
+                f"example inputs of {type(self.model).__name__} are not known: it takes {', '.join(names)}"
+            )
+        return found
+
+    def _tokens(self, batch: int) -> torch.Tensor:
+        vocabulary = self.config.get_text_config(decoder=True).vocab_size
+        return random_tokens(vocabulary, batch, min(16, self._sequence))
+
+    def _text(self, batch: int) -> dict[str, torch.Tensor]:
+        made = _tokenized(self._place, batch, min(16, self._sequence))
+        if made is None:
+            tokens = self._tokens(batch)
+            return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        return made
+
+    def _image(self, batch: int) -> torch.Tensor:
+        config = next((part for part in _parts(self.config) if hasattr(part, "image_size")), self.config)
+        size: Any = getattr(config, "image_size", 224)
+        with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
+            processor = AutoImageProcessor.from_pretrained(**self._place)
+            crop = getattr(processor, "crop_size", None) or getattr(processor, "size", None) or {}
+            size = (crop["height"], crop["width"]) if "height" in crop else crop.get("shortest_edge", size)
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        return torch.randn(batch, getattr(config, "num_channels", 3), height, width)
+
+    def _sound(self, name: str, batch: int) -> torch.Tensor:
+        tone = torch.sin(torch.arange(SAMPLING_RATE) * (2 * math.pi * 440 / SAMPLING_RATE))
+        with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
+            extractor = AutoFeatureExtractor.from_pretrained(**self._place)
+            made = extractor([tone.numpy()] * batch, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+            return torch.as_tensor(made[name])
+        if name == "input_values":
+            return (tone + 0.01 * torch.randn(batch, SAMPLING_RATE)).to(torch.float32)
+        mel_bins = getattr(self.config, "num_mel_bins", getattr(self.config, "input_feat_per_channel", 80))
+        frames = 2 * getattr(self.config, "max_source_positions", 1500)
+        whisper = hasattr(self.config, "max_source_positions") and not hasattr(self.config, "input_feat_per_channel")
+        return torch.randn(batch, mel_bins, frames) if whisper else torch.randn(batch, 100, mel_bins)
+
+
+def example_tokens(place: Mapping[str, Any], vocabulary: int, length: int) -> torch.Tensor:
+    """[1, length], int64: a text in the model's own tokens, or random ones where it has no tokenizer."""
+    made = _tokenized(place, 1, length)
+    return made["input_ids"] if made else random_tokens(vocabulary, 1, length)
+
+
+def random_tokens(vocabulary: int, batch: int, length: int) -> torch.Tensor:
+    """[batch, length], int64; without the first few, which are special in most vocabularies."""
+    return torch.randint(min(5, vocabulary - 1), vocabulary, (batch, length))
+
+
+def _tokenized(place: Mapping[str, Any], batch: int, length: int) -> dict[str, torch.Tensor] | None:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**place)
+    except (OSError, ValueError, KeyError, ImportError):
+        return None
+    made = tokenizer([TEXT] * batch, truncation=True, max_length=length, return_tensors="pt")
+    return {name: made[name] for name in tokenizer.model_input_names if name in made}
+
+
+def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """The configuration, and those of its parts, such as ``vision_config``."""
+    yield config
+    for value in vars(config).values():
+        if isinstance(value, PretrainedConfig):
+            yield from _parts(value)
+
+
+def positions_of(config: PretrainedConfig) -> int:
+    """Tokens that the position embeddings have room for; very many if there are none."""
+    names = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions")
+    text = config.get_text_config()
+    known = [getattr(text, name) for name in names if isinstance(getattr(text, name, None), int)]
+    return min((number for number in known if number > 0), default=1 << 20)
+
+
+def load_model(
+    place: Mapping[str, Any], task: str | None, changes: Mapping[str, Any] | None
+) -> tuple[Any, PretrainedConfig]:
+    config = _configuration(place, changes)
+    settings = {"config": config, "dtype": torch.float32, "attn_implementation": "sdpa"}
+    problem: Exception | None = None
+    for auto in _classes(config, task):
+        for attention in ("sdpa", "eager"):
+            settings["attn_implementation"] = attention
+            try:
+                if changes is None:
+                    made = auto.from_pretrained(**{**place, **settings})
+                else:
+                    made = _random(auto, config, attention)
+            except ValueError as error:
+                problem = error
+            else:
+                return made.eval().requires_grad_(requires_grad=False), config
+    raise ValueError(f"no class of transformers takes {config.model_type!r} for the task {task!r}: {problem}")
+
+
+def _random(auto: Any, config: PretrainedConfig, attention: str) -> Any:
+    make = getattr(auto, "from_config", None) or auto._from_config  # noqa: SLF001 - of a class that is no auto class
+    return make(config, attn_implementation=attention).float()
+
+
+def _configuration(place: Mapping[str, Any], changes: Mapping[str, Any] | None) -> PretrainedConfig:
+    name = str(place["pretrained_model_name_or_path"])
+    if changes is not None and name in transformers.CONFIG_MAPPING and not Path(name).is_dir():
+        return AutoConfig.for_model(name, **changes)
+    return AutoConfig.from_pretrained(**place, **(changes or {}))
+
+
+def _classes(config: PretrainedConfig, task: str | None) -> tuple[Any, ...]:
+    """Classes that may load the model, the likeliest first."""
+    if task is not None:
+        if task not in SUPPORTED_TASKS:
+            raise ValueError(f"transformers knows no task {task!r}; it knows {', '.join(sorted(SUPPORTED_TASKS))}")
+        return tuple(SUPPORTED_TASKS[task]["pt"])
+    named = [getattr(transformers, name, None) for name in config.architectures or ()]
+    return (*filter(None, named), transformers.AutoModel)
+
+
+class _Flat(torch.nn.Module):
+    """A model that takes its inputs by position, and returns tensors."""
+
+    def __init__(self, model: torch.nn.Module, names: tuple[str, ...], outputs: list[str] | None) -> None:
+        super().__init__()
+        self.model = model
+        self.names = names
+        self.outputs = outputs
+        flags = {"return_dict": True, "use_cache": False}
+        self.flags = {
+            name: value for name, value in flags.items() if name in inspect.signature(model.forward).parameters
+        }
+
+    def run(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Runs the model, while it is exported with the changes that transformers' own exporter makes to it."""
+        with _exportable(self.model) if torch.compiler.is_exporting() else contextlib.nullcontext():
+            made = self.model(**dict(zip(self.names, values, strict=True)), **self.flags)
+        return tuple(_tensors(made, self.outputs))
+
+
+def _tensors(made: Any, wanted: list[str] | None) -> Iterator[torch.Tensor]:
+    match made:
+        case torch.Tensor():
+            yield made
+        case Mapping():
+            for name, value in made.items():
+                if name in wanted if wanted is not None else name not in _NO_OUTPUTS:
+                    yield from _tensors(value, None)
+        case list() | tuple():
+            for value in made:
+                yield from _tensors(value, None)
+
+
+@contextlib.contextmanager
+def _exportable(model: torch.nn.Module) -> Iterator[None]:
+    with apply_patches("dynamo"), reset_model_state(model):
+        yield
+
+
+def _with_signature(model: torch.nn.Module, names: tuple[str, ...], outputs: list[str] | None) -> torch.nn.Module:
+    """The model with a `forward` whose parameters have the inputs' names, which dynamic shapes refer to."""
+
+    def forward(self: _Flat, *values: torch.Tensor, **named: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.run(*values, *(named[name] for name in names[len(values) :]))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    made = type("Flat", (_Flat,), {"forward": forward})
+    return made(model, names, outputs)

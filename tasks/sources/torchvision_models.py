@@ -1,0 +1,35 @@
+"""Models of torchvision."""
+
+from __future__ import annotations
+
+import torch
+
+from ..upstream.torchvision_operators import import_torchvision
+
+import_torchvision()
+import torchvision
+
+
+class Model:
+    """An image model, with the interface of ExecuTorch's ``EagerModelBase``."""
+
+    def __init__(self, name: str, weights: str | None = None) -> None:
+        """Loads the model.
+
+        Args:
+            name: as ``torchvision.models.list_models`` lists it.
+            weights: name of its weights; None for random ones.
+        """
+        chosen = torchvision.models.get_model_weights(name)
+        self._weights = chosen[weights] if weights else next(iter(chosen))
+        made = torchvision.models.get_model(name, weights=self._weights if weights else None)
+        self.model = made.eval().requires_grad_(requires_grad=False)
+
+    def get_eager_model(self) -> torch.nn.Module:
+        return self.model
+
+    def get_example_inputs(self) -> tuple[torch.Tensor]:
+        """One image as the transforms of the model's weights leave it, [1, 3, height, width]."""
+        transforms = self._weights.transforms()
+        image = torch.zeros(3, 512, 512, dtype=torch.uint8)
+        return (torch.randn(1, *transforms(image).shape),)

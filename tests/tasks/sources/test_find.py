@@ -1,0 +1,94 @@
+"""Where a model that is named is: which builder makes it, of which files, and what is wrong with a name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pteforge.configs.sources import HuggingFaceSource, TimmSource, TorchvisionSource
+from pteforge.errors import SourceError
+from pteforge.tasks.sources import find
+from pteforge.tasks.sources.find import find_source
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Path:
+    """A cache of the hub with one repository, at one commit. Nothing can be downloaded."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    repository = tmp_path / "hub" / "models--org--small"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    write_model(repository / "snapshots" / COMMIT, "BertForMaskedLM")
+    return tmp_path
+
+
+def write_model(folder: Path, architecture: str) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [architecture]}))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "README.md").write_text("not read by any model")
+
+
+def test_a_repository_at_a_branch(hub):
+    """Its commit is an argument, and all files that a model reads are declared."""
+    for revision in (None, "main", COMMIT):
+        found = find_source(HuggingFaceSource(huggingface="org/small", revision=revision), hub)
+        assert found.builder == "pteforge.tasks.sources.huggingface:Model"
+        assert found.kwargs == {"name": "org/small", "revision": COMMIT}
+        assert [path.name for path in found.files] == ["config.json", "model.safetensors"]
+
+
+def test_a_folder_is_named_relative_to_the_zoo(tmp_path):
+    """So that both may be moved; a causal language model gets the builder with a cache, if no task is named."""
+    write_model(tmp_path / "zoo" / "small", "LlamaForCausalLM")
+    source = HuggingFaceSource(huggingface=str(tmp_path / "zoo" / "small"), sequence=64)
+    found = find_source(source, tmp_path / "zoo")
+    assert found.builder == "pteforge.tasks.sources.text_generation:model"
+    assert found.kwargs == {"name": "small", "sequence": 64}
+    other = find_source(source.model_copy(update={"task": "feature-extraction"}), tmp_path / "zoo")
+    assert other.builder == "pteforge.tasks.sources.huggingface:Model"
+
+
+def test_random_weights_need_no_files(tmp_path):
+    """A configuration of a type that transformers knows is all that there is to it."""
+    found = find_source(HuggingFaceSource(huggingface="bert", config={"hidden_size": 8}), tmp_path)
+    assert (found.kwargs, found.files) == ({"name": "bert", "config": {"hidden_size": 8}}, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("org/unknown", "is not in the Hugging Face hub's cache, and cannot be downloaded"),
+        ("a b", "is no repository of the Hugging Face hub"),
+        ("./nowhere", "there is no nowhere/config.json"),
+        ("./broken", "broken/config.json cannot be read"),
+        ("./list", "list/config.json is not the configuration of a model"),
+    ],
+)
+def test_names_of_nothing(hub, monkeypatch, name, problem):
+    """Each is an error that says what to do."""
+    monkeypatch.chdir(hub)
+    for folder, content in (("broken", "{"), ("list", "[]")):
+        (hub / folder).mkdir()
+        (hub / folder / "config.json").write_text(content)
+    with pytest.raises(SourceError, match=problem):
+        find_source(HuggingFaceSource(huggingface=name), hub)
+
+
+@pytest.mark.parametrize(
+    ("source", "command"),
+    [
+        (HuggingFaceSource(huggingface="bert", config={}), r"pip install 'pteforge\[hf\]'"),
+        (TimmSource(timm="resnet18"), r"pip install 'pteforge\[vision\]'"),
+        (TorchvisionSource(torchvision="resnet18"), r"pip install 'pteforge\[vision\]'"),
+    ],
+)
+def test_packages_that_are_not_installed(monkeypatch, tmp_path, source, command):
+    """The error names the extra that has them."""
+    monkeypatch.setattr(find, "find_spec", lambda _: None)
+    with pytest.raises(SourceError, match=command):
+        find_source(source, tmp_path)
