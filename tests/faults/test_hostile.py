@@ -1,0 +1,49 @@
+"""What somebody wrote who may write to a store, but has not its key, is never run, and ends no later run."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from pteforge.artifacts.signing import Seal
+from pteforge.tests.faults.campaign import run_campaign
+from pteforge.tests.faults.commands import Commands
+from pteforge.tests.faults.hostile import HOSTILE, QUICK, Attack, Target, attack_once, forge_record, try_any
+from pteforge.tests.faults.small_zoo import SIGNING_KEY
+
+
+@pytest.fixture
+def target(small_zoo):
+    return Target(small_zoo, Commands())
+
+
+def test_bombs_go_off_where_they_are_believed(target, tmp_path):
+    """A forged record that has the right key leads to a bomb that makes the canary: so its absence says something."""
+    attack = Attack(target, target.zoo.copy(tmp_path / "copy"), tmp_path, random.Random(1))  # noqa: S311
+    forge_record(attack, Seal(SIGNING_KEY))
+    assert attack.zoo.lower().exit_code != 0
+    assert attack.canary.exists()
+
+
+def run(target, folder, trial, **options):
+    report = run_campaign(replace(HOSTILE, prepare=lambda _: target, trial=trial), folder, seed=1, **options)
+    assert [f"{broken.index} {broken.kind}: {broken.message}" for broken in report.broken] == []
+    return report
+
+
+def test_hostile_input(target, tmp_path):
+    """Every kind of attack in this process, once; no command lines, whose processes take long to start."""
+    for number, kind in enumerate(dict.fromkeys(QUICK)):
+
+        def once(target, rng, folder, kind=kind):
+            return attack_once(target, rng, folder, (kind,), commands=False)
+
+        run(target, tmp_path / f"{number}", once, trials=1)
+
+
+@pytest.mark.slow
+def test_much_hostile_input(target, tmp_path):
+    """Any kind of attack, and command lines in between."""
+    report = run(target, tmp_path / "trials", try_any, trials=20)
+    assert report.tried.total() == 20

@@ -1,0 +1,19 @@
+"""Storage that fails: a few trials of each place in the default suite, more in the slow tests."""
+
+from __future__ import annotations
+
+import pytest
+from pteforge.tests.faults import storage
+from pteforge.tests.faults.campaign import run_campaign
+from pteforge.tests.faults.storage import STORAGE
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("trials", [8, pytest.param(50, marks=pytest.mark.slow)])
+def test_nothing_wrong_is_believed(tmp_path, monkeypatch, trials):
+    """Disks and buckets that fail: each run is right or says what is wrong, and the next one is right."""
+    if trials == 8:  # servers take seconds
+        monkeypatch.setattr(storage, "_FAULTS", {place: of for place, of in storage._FAULTS.items() if place != "S3"})
+    report = run_campaign(STORAGE, tmp_path / "storage", seed=17, trials=trials)
+    assert report.broken == []
+    assert report.tried.total() == trials

@@ -1,0 +1,98 @@
+"""The small zoo that is lowered under faults, and all that must be the same afterwards as without any."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pteforge.artifacts.gc import collect, verify_store
+from pteforge.artifacts.ledger import StageRecord
+from pteforge.artifacts.store import Store
+from pteforge.tests.flows.conftest import ZOO, Project
+
+STAGES = 12  # of its two models
+_PROGRAMS = ("program/", "graph/")
+
+
+def make_project(folder: Path) -> Project:
+    """Two models that are lowered in seconds, for portable kernels, and no store yet."""
+    shutil.copytree(ZOO, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    project = Project(folder)
+    project.write_zoo({"linear": "nets:linear", "conv": "nets:conv"}, ("portable-fp32",))
+    return project
+
+
+def make_two_models(folder: Path) -> Project:
+    """The same with weights that are objects of their own, a `.ptd`, and a module that has to be watched."""
+    shutil.copytree(Path(__file__).parent / "models", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return Project(folder)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What runs of the zoo have made, without what measures a run: times, memory, logs, records of runs and the page.
+
+    Attributes:
+        files: bytes by path.
+        stages: what each record says, by stage key. A program is named by its identity: the bytes of two exports of one
+            model may differ where that means nothing.
+        objects: digests of the objects of all results but programs.
+        slots: the key that each slot had last, and its fields.
+    """
+
+    files: dict[str, bytes]
+    stages: dict[str, Any]
+    objects: set[str]
+    slots: dict[str, Any]
+
+    @classmethod
+    def of(cls, project: Project, store: Store) -> Made:
+        records = list(store.ledger)
+        refs = [ref for record in records for ref in record.outputs.values() if not ref.kind.startswith(_PROGRAMS)]
+        return cls(
+            files=project.files(),
+            stages={record.key: _said(record) for record in records},
+            objects=set().union(*map(store.known_objects, refs)),
+            slots={record.slot: (record.key, record.fields) for record in store.ledger.slots()},
+        )
+
+    def differences(self, expected: Made) -> list[str]:
+        """Names of what is not as expected."""
+        pairs = [(f, getattr(self, f), getattr(expected, f)) for f in ("files", "stages", "slots")]
+        differing = [
+            f"{what} {name}"
+            for what, ours, theirs in pairs
+            for name in sorted({*ours, *theirs})
+            if ours.get(name) != theirs.get(name)
+        ]
+        return differing + [f"object {digest}" for digest in sorted(self.objects ^ expected.objects)]
+
+
+def _said(record: StageRecord) -> Any:
+    return record.fields, {role: (ref.kind, ref.identity) for role, ref in record.outputs.items()}
+
+
+def check_store(store: Store) -> None:
+    """Every object is good and every record complete; `gc` leaves exactly what the ledger needs, and no leftovers."""
+    checked = verify_store(store)
+    assert not checked.damaged, checked
+    assert not checked.incomplete, checked
+    collect(store, keep_newer_than=timedelta(0))
+    needed = set().union(*(_needed(record, store) for record in store.ledger))
+    kept = {stored.digest for stored in store.objects()}
+    assert kept == needed, sorted(kept ^ needed)
+    assert not (left := list(_leftovers(store))), left
+
+
+def _needed(record: StageRecord, store: Store) -> set[str]:
+    logs = {record.log.digest} if record.log else set()
+    return logs.union(*map(store.known_objects, record.outputs.values()))
+
+
+def _leftovers(store: Store) -> Iterator[Path]:
+    for folder in ("tmp", "leases", "quarantine", "damaged", "publishing"):
+        yield from (store.local.root / folder).glob("*")
