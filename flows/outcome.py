@@ -60,12 +60,17 @@ def not_applicable(reasons: Mapping[str, str]) -> tuple[RecipeOutcome, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutcome:
-    """All recipes of one model, with how many stages ran and how many were cached."""
+    """All recipes of one model, with how many stages ran and how many were cached.
+
+    Attributes:
+        unwatched: what the stages that ran have read that is not watched: see `tasks.keys.inputs.Observed`.
+    """
 
     model: str
     recipes: tuple[RecipeOutcome, ...]
     ran: int
     cached: int
+    unwatched: tuple[str, ...] = ()
 
     @property
     def until(self) -> str:
@@ -123,6 +128,7 @@ class ZooOutcome:
             "seconds": round(self.seconds, 3),
             "exit_code": self.exit_code,
             "stages": {"ran": self.ran, "cached": self.cached},
+            "unwatched": {model.model: list(model.unwatched) for model in self.models if model.unwatched},
             "models": {
                 model.model: {recipe.recipe: _recipe_json(recipe) for recipe in model.recipes} for model in self.models
             },

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import stat
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.digest import Digest, canonical_json, digest_bytes, digest_file, digest_json
-from ..artifacts.files import LocalFiles, replace_file
-from ..artifacts.records import RecordFiles
+from ..artifacts.digest import Digest, digest_bytes, digest_file, digest_json
+from ..artifacts.files import replace_file
+from ..artifacts.known_files import KnownFiles
+from ..artifacts.opening import open_file
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable, convert_os_errors
@@ -21,80 +20,11 @@ from ..tasks.codecs.payload import payload_sha256, write_payload
 from ..tasks.stages.compile import Compile
 
 _MAPS = ("debug_handles", "delegate_map", "debug_sources")
-_SETTLING = 2 * 10**9  # ns: a file may be written again without another time within those of a file system's clock
 
 
-_Known = tuple[int, int, int, int, Digest]  # what `_seen` says, and the digest
-_KNOWN: Any = dict[str, _Known]
-
-
-class KnownFiles:
-    """SHA-256 of the files in a folder for results, remembered between runs by what `stat` says of them.
-
-    As git's index does it: a file of the same size, times and inode was not written since, unless it had just been
-    written when it was looked at. Remembered in the local store, for one run at a time; losing it costs reading the
-    files.
-    """
-
-    def __init__(self, store: Store, folder: Path) -> None:
-        """Reads what earlier runs knew; nothing if that cannot be read."""
-        self._files = LocalFiles(store.local.root)
-        self._name = f"ledger/published/{digest_bytes(str(folder).encode())}"
-        self._known = self._read()
-        self._before = dict(self._known)
-
-    def sha256(self, path: Path) -> Digest | None:
-        """Digest of a file; None if there is no such file."""
-        status = _look_at(path)
-        if status is None:
-            self._known.pop(str(path), None)
-            return None
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        known = self._known.get(str(path))
-        if known and known[:-1] == _seen(status):
-            return known[-1]
-        digest = digest_file(path)
-        self._note(path, status, digest)
-        return digest
-
-    def note(self, path: Path, digest: Digest) -> None:
-        """Remembers a file by another digest than its own, which `knows` finds: one that leaves out a part of it."""
-        if status := _look_at(path):
-            self._note(path, status, digest)
-
-    def knows(self, path: str, digest: Digest) -> bool:
-        """Whether a file is known by this digest and was not written since; reads nothing."""
-        known = self._known.get(path)
-        return (
-            known is not None
-            and known[-1] == digest
-            and (status := _look_at(path)) is not None
-            and (known[:-1] == _seen(status))
-        )
-
-    def _note(self, path: Path, status: os.stat_result, digest: Digest) -> None:
-        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLING:
-            self._known[str(path)] = (*_seen(status), digest)
-
-    def save(self) -> None:
-        """Remembers what was found out; raises StoreUnusable if the store cannot be written."""
-        if self._known != self._before:
-            self._files.write(self._name, canonical_json(self._known))
-
-    def _read(self) -> dict[str, _Known]:
-        return RecordFiles(self._files, None).read(self._name, self._name, _KNOWN) or {}
-
-
-def _look_at(path: str | Path) -> os.stat_result | None:
-    try:
-        return os.stat(path)  # noqa: PTH116 - a rerun looks at thousands: no `Path`
-    except FileNotFoundError:
-        return None
-
-
-def _seen(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+def known_results(store: Store, folder: Path) -> KnownFiles:
+    """What is known of the files in a folder for results."""
+    return KnownFiles(store.local.root, f"published/{digest_bytes(str(folder).encode())}")
 
 
 def check_folders(folders: Iterable[Path]) -> None:
@@ -218,10 +148,13 @@ def _write_payload(store: Store, payload: ArtifactRef, path: Path, known: KnownF
 
 def _write_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
     try:
-        written = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        written = None
-    if not (isinstance(written, dict) and "run" in written and written | {"run": provenance["run"]} == provenance):
+        with open_file(path) as file:
+            written = json.loads(file.read())
+        same = written["run"].keys() == provenance["run"].keys()
+        same = same and written | {"run": provenance["run"]} == provenance
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # no file, or not what a run has written
+        same = False
+    if not same:
         _write_json(path, provenance)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import __version__
 from ..artifacts.digest import digest_bytes, digest_file
+from ..artifacts.opening import read_sidecar
 from ..artifacts.runs import RunRecord
 from ..configs.load import LoadedZoo
 from ..errors import InputError, convert_os_errors
@@ -155,7 +156,7 @@ def _cells(recipe: str, released: ReleasedFile) -> list[str]:
 def _read_file(path: Path) -> ReleasedFile:
     described = path.with_suffix(".json")
     with convert_os_errors(InputError, f"cannot read {described}", "publish a folder that `pteforge export` made"):
-        text = described.read_bytes()
+        text = read_sidecar(described)
     try:
         provenance = json.loads(text)
         file = _content(path, provenance["file"])

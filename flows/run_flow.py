@@ -72,8 +72,6 @@ def _import_prefect(session: Session) -> tuple[Flow[..., Any], EmbeddedServer | 
         with warnings.catch_warnings(action="ignore"):  # such as a read-only home: failures are reported
             from .zoo_flow import export_zoo  # noqa: PLC0415 - slow
 
-        # Prefect's, if Ctrl-C hits the submission of a stage: the task has an async transaction around it
-        warnings.filterwarnings("ignore", "coroutine 'AsyncTransaction.rollback' was never awaited", RuntimeWarning)
         if not embedded:
             return export_zoo, None
         from .embedded_server import EmbeddedServer  # noqa: PLC0415 - slow

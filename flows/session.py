@@ -9,7 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import __version__
 from ..artifacts.digest import Digest, digest_json
+from ..artifacts.files import remove_abandoned_files
+from ..artifacts.known_files import KnownFiles
 from ..artifacts.locations import open_store
 from ..artifacts.runs import RunRecord, RunStatus, StageOutcome
 from ..artifacts.store import Store
 from ..configs.load import LoadedZoo, load_zoo
-from ..configs.one_model import load_builder, names_builder, recipe_names
+from ..configs.one_model import load_source, recipe_names, split_source
 from ..configs.run import Place, RunConfig
 from ..errors import InputError, PteforgeError, StageFailed, StoreError, TargetError, first_line
 from ..tasks.executor import Executor
@@ -36,7 +38,7 @@ from .outcome import ModelOutcome, ZooOutcome
 from .pace import Pace
 from .prefect_settings import refresh_configured
 from .publication import Publication, publication_of
-from .publish import KnownFiles, check_folders
+from .publish import check_folders, known_results
 from .request import Request, git_commit
 from .select import select_models
 from .whole import WholeModels
@@ -95,6 +97,7 @@ class Session:
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     server_lost: bool = False  # Prefect failed; the run continues without it
     aborted: bool = False
+    recordable: bool = True  # as far as is known: the store could not take its record before
     page: Path | None = None  # about the run, once it is there
 
     @property
@@ -200,11 +203,17 @@ class Session:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Keeps a record of the run in the store: written now, and again when the context ends."""
+        """Keeps a record of the run in the store: written now, and again when the context ends.
+
+        Meanwhile the run holds a lease: `gc` keeps what it publishes, which may be between two stages and in no record.
+        """
         self.record("running")
         status: RunStatus = "interrupted"
         try:
-            yield
+            with ExitStack() as stack:
+                with suppress(StoreError):  # a store that cannot be written can still serve what it has
+                    stack.enter_context(self.store.leases.hold(run_lease(self.id)))
+                yield
             status = "failed" if self.outcome().failures or not self.complete else "completed"
         except Exception:
             status = "failed"
@@ -220,9 +229,12 @@ class Session:
         try:
             self.store.runs.write(record)
             self.known_files.save()
+            self.store.inputs.save()
             self.whole_models.save()
         except StoreError as error:
-            _log.warning("the run is not recorded: %s", error)
+            if self.recordable:
+                _log.warning("the run is not recorded: %s", error)
+            self.recordable = False
         return record
 
     def describe(self, status: RunStatus) -> RunRecord:
@@ -263,7 +275,7 @@ class Session:
     @cached_property
     def known_files(self) -> KnownFiles:
         """What is known of the files in the folder for results."""
-        return KnownFiles(self.store, self.out)
+        return known_results(self.store, self.out)
 
     @cached_property
     def whole_models(self) -> WholeModels:
@@ -341,7 +353,7 @@ def open_session(  # noqa: PLR0913 - one parameter per option of the command lin
     """
     models, recipes = joined(models), joined(recipes)
     refresh = refresh or refresh_configured()
-    if by_builder := names_builder(zoo):
+    if one := split_source(zoo):
         recipes = ",".join(recipe_names(recipes))
     parameters = {
         "zoo": str(zoo.absolute()),
@@ -360,7 +372,7 @@ def open_session(  # noqa: PLR0913 - one parameter per option of the command lin
     if out and _URL.match(str(out)):
         raise InputError(f"--out {out} is a URL, and results are files; choose a folder, and copy it from there")
     changes = [*overrides, *([f"run.on={on}"] if on else [])]
-    loaded = load_builder(zoo, recipe_names(recipes), changes) if by_builder else load_zoo(zoo, changes)
+    loaded = load_source(*one, recipe_names(recipes), changes) if one else load_zoo(zoo, changes)
     place = loaded.zoo.run
     selected = select_models(loaded, models, recipes)
     if until:
@@ -369,7 +381,11 @@ def open_session(  # noqa: PLR0913 - one parameter per option of the command lin
     if debug:
         selected = tuple(model.for_debugging() for model in selected)
     publication = publication_of(loaded, parameters)
-    check_folders(out.absolute() / model.name for model in selected if out)
+    if out:
+        folders = [out.absolute() / model.name for model in selected]
+        check_folders(folders)
+        for folder in (out, *folders):  # of runs that were killed, or whose disk failed
+            remove_abandoned_files(folder)
     if jobs is None and place.processes:  # those of a cluster on this machine share its cores
         jobs = max(1, (os.cpu_count() or 1) // place.processes)
     workers, run = Workers(jobs=jobs, memory=stage_memory(place)), uuid.uuid4().hex

@@ -5,7 +5,8 @@ Such a record is an index: it says nothing that the records of the stages do not
 1. its key is equal: everything that the lowering of the model depends on besides the user's code, which is the model
    with its recipes as they are planned, pteforge's code and that of other packages' targets, versions, and the
    machine's instructions;
-2. the user's code is equal, digested again with the modules that were watched when the record was written;
+2. the user's code is equal, digested again with the modules, files and environment variables that were watched when
+   the record was written;
 3. every object of the file, its data and its provenance is in the store. Objects that only led there may be gone.
 
 Otherwise the stages are looked up one by one. A model has one record, replaced or dropped whenever its stages are
@@ -146,7 +147,8 @@ class WholeModels:
 
         def digest(made: SourceRecord) -> Digest:
             source = _SOURCE.validate_python(made.source)
-            return digest_json(source_fields(source, search, made.watched, folder=model.folder))
+            known = self._store.inputs.digest
+            return digest_json(source_fields(source, search, made.watched, folder=model.folder, digest=known))
 
         try:
             return all(digest(made) == made.digest for made in record.sources)

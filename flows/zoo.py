@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..artifacts.ledger import RecipeRecord
-from ..artifacts.runs import RunRecord
+from ..artifacts.runs import RunRecord, StageOutcome
 from ..errors import InputError, ObjectDamaged, ObjectMissing, StoreError
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.codecs.payload import payload_sha256
@@ -94,8 +94,10 @@ def conclude(session: Session, scope: Scope, results: Results) -> ModelOutcome:
     recipes = tuple(_conclude_recipe(session, scope, recipe.name, results[recipe.name]) for recipe in model.recipes)
     history.remember()
     session.whole_models.note(scope, results, recipes)
-    outcome = ModelOutcome(model.name, (*recipes, *not_applicable(model.not_applicable)), history.ran, history.cached)
-    session.add(outcome, history.outcomes())
+    stages = history.outcomes()
+    everything = (*recipes, *not_applicable(model.not_applicable))
+    outcome = ModelOutcome(model.name, everything, history.ran, history.cached, _unwatched(scope, stages))
+    session.add(outcome, stages)
     return outcome
 
 
@@ -143,7 +145,8 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
     stages = record.models.get(model.name, ()) if record else ()
     ran = sum(stage.status == "ran" for stage in stages)
     cached = sum(stage.status == "cached" for stage in stages)
-    session.add(ModelOutcome(model.name, (*recipes, *not_applicable(model.not_applicable)), ran, cached), stages)
+    everything = (*recipes, *not_applicable(model.not_applicable))
+    session.add(ModelOutcome(model.name, everything, ran, cached, _unwatched(scope, stages)), stages)
 
 
 def _failed_elsewhere(
@@ -189,6 +192,14 @@ def _conclude_recipe(
     if isinstance(result, Exception):
         return replace(_failed(session, scope, recipe, result), ladder=ladder_of(scope))
     return replace(_publish(session, scope, recipe, result), status=status, seconds=seconds, ladder=ladder_of(scope))
+
+
+def _unwatched(scope: Scope, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
+    """What stages that ran have read and is not watched."""
+    ran = {stage.key for stage in stages if stage.status == "ran"}
+    made = [done for each in (scope, *scope.recipes.values()) for done in each.done.values()]
+    observed = {done.roles["observed"] for done in made if done.key.digest() in ran and "observed" in done.roles}
+    return tuple(sorted({name for ref in observed for name in scope.read_json(ref)["unwatched"]}))
 
 
 def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe) -> RecipeOutcome:

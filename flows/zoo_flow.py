@@ -6,7 +6,7 @@ __package__ = "pteforge.flows"  # as it is; but `prefect deploy FILE:export_zoo`
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,13 +20,14 @@ from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from ..configs.run import Place
-from ..errors import InputError, ReleaseHeldBack, ZooFailed, first_line
+from ..errors import InputError, ReleaseHeldBack, ZooFailed, first_line, printable
 from ..tasks.model import PlannedModel
+from .interrupt import prompt_termination
 from .machines import check_place, cluster_of
 from .pool import lower_in_pool
 from .prefect_pages import announce, show_ladders, show_scores, show_zoo
 from .prefect_runner import PrefectRunner, add_tags, runner_of
-from .session import Session, joined, open_session, prepared, run_lease
+from .session import Session, joined, open_session, prepared
 from .zoo import find_models, lower_one, lower_rest
 from .zoo_progress import progress_shown
 
@@ -98,18 +99,18 @@ async def _export_zoo(  # noqa: PLR0913 - one parameter per option of the comman
                 )
             )
             session.id = UUID(flow_run.id).hex
-            await asyncio.to_thread(stack.enter_context, session.store.leases.hold(run_lease(session.id)))
             if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
                 session.executor.refresh = session.id
-            stack.enter_context(session.recorded())
+            await asyncio.to_thread(stack.enter_context, session.recorded())
             await asyncio.to_thread(find_models, session)
             check_place(session)
             await asyncio.to_thread(session.check_names)
         elif flow_run.run_count > 1:
             session.forget_failures()
         await _tag_run(session)
-        async with progress_shown(session):
-            await _lower(session)
+        with nullcontext() if own else prompt_termination(session):
+            async with progress_shown(session):
+                await _lower(session)
         outcome = session.outcome()
         with session.without_prefect_if_it_fails():
             await show_zoo(outcome)
@@ -126,7 +127,7 @@ async def _export_zoo(  # noqa: PLR0913 - one parameter per option of the comman
             if published.regressions:
                 raise ReleaseHeldBack(published.describe())
             message += f"; {published.describe()}"
-        return Completed(name=None if outcome.ran else "Cached", message=message, data=outcome.to_json())
+        return Completed(name=None if outcome.ran else "Cached", message=printable(message), data=outcome.to_json())
 
 
 async def _export_model(  # noqa: PLR0913 - as above
@@ -166,7 +167,7 @@ async def _lower(session: Session) -> None:
     async def lower(model: PlannedModel) -> None:
         async with slots:
             with session.without_prefect_if_it_fails():
-                run_model: Any = model_task.with_options(task_run_name=f"model {model.name}")
+                run_model: Any = model_task.with_options(task_run_name=printable(f"model {model.name}"))
                 await run_model(model.name, session.id, return_state=True)
 
     session.start_workers()
@@ -204,11 +205,12 @@ async def _lower_model(name: str, run: str) -> Any:
     if failed := [recipe for recipe in outcome.recipes if recipe.failure]:
         if session.aborted:
             return Cancelled(message="the run was cancelled")
-        return Failed(message="; ".join(f"{r.recipe}: {first_line(r.failure.problem)}" for r in failed if r.failure))
+        problems = (f"{r.recipe}: {first_line(r.failure.problem)}" for r in failed if r.failure)
+        return Failed(message=printable("; ".join(problems)))
     message = [f"{outcome.ran} stages run, {outcome.cached} found"]
     message += [f"{recipe} does not apply: {reason}" for recipe, reason in model.not_applicable.items()]
     state = None if outcome.ran else "Cached" if model.recipes else "NotApplicable"
-    return Completed(name=state, message="; ".join(message), data=len(model.recipes))
+    return Completed(name=state, message=printable("; ".join(message)), data=len(model.recipes))
 
 
 @contextmanager
@@ -234,7 +236,7 @@ def _sync_client(session: Session) -> Iterator[None]:
 
 async def _tag_run(session: Session) -> None:
     """Gives the flow run the tag of its zoo."""
-    tags = sorted({*flow_run.tags, f"zoo:{session.zoo}"})
+    tags = sorted({*flow_run.tags, printable(f"zoo:{session.zoo}")})
     with session.without_prefect_if_it_fails():
         async with get_client() as client:
             await client.update_flow_run(UUID(flow_run.id), tags=tags)
@@ -254,7 +256,7 @@ def _run_name() -> str:
     """The zoo file and the selection, such as ``export zoo.yaml resnet*``."""
     given = flow_run.parameters
     chosen = [joined(given.get(name) or "*") for name in ("model", "models", "recipes")]
-    return " ".join(["export", Path(given["zoo"]).name, *(text for text in chosen if text != "*")])
+    return printable(" ".join(["export", Path(given["zoo"]).name, *(text for text in chosen if text != "*")]))
 
 
 # Flows and tasks have other names than their bodies, so that pickles name the bodies and do not carry them.

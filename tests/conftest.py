@@ -42,14 +42,19 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     room = tempfile.TemporaryDirectory(prefix="pteforge-tests-", ignore_cleanup_errors=True)
     config.stash[_ROOM] = room
-    for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
-        del os.environ[name]
-    os.environ["PTEFORGE_CACHE"] = str(Path(room.name) / "cache")
-    os.environ["PREFECT_HOME"] = str(Path(room.name) / "prefect")
-    os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
-    os.environ["DO_NOT_TRACK"] = "1"
+    isolate(Path(room.name))
     # A shell without job control starts its background with Ctrl-C ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def isolate(room: Path) -> None:
+    """Gives this process, and those it starts, a cache and a Prefect home in a folder; forgets the user's settings."""
+    for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
+        del os.environ[name]
+    os.environ["PTEFORGE_CACHE"] = str(room / "cache")
+    os.environ["PREFECT_HOME"] = str(room / "prefect")
+    os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
+    os.environ["DO_NOT_TRACK"] = "1"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -141,11 +141,13 @@ class Stages:
             lambda problem, field: InputError(f"{field}: {problem}"),
             resolve_gate(made.accuracy, None),
         )
+        config = ModelConfig.model_validate({"source": source, **config})
         model = PlannedModel.of_config(
             "model",
-            ModelConfig.model_validate({"source": source, **config}),
+            config,
             (planned,),
             made.verify.drawn_inputs,
+            source=config.source,
             python_path=(ZOO,),
             folder=self.folder,
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 import yaml
 from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.runs import StageOutcome
+from pteforge.artifacts.store import Store
 from pteforge.configs.load import load_zoo
 from pteforge.flows.outcome import ZooOutcome
 from pteforge.flows.select import select_models
@@ -111,10 +114,11 @@ class Project:
         for name in ("running", "proceed"):
             os.mkfifo(self.folder / name)
 
-    def run(self, *args: str, env: Mapping[str, str] | None = None) -> Finished:
-        """Runs the command line in a process of its own, to its end."""
+    def run(self, *args: str, env: Mapping[str, str] | None = None, unprivileged: bool = False) -> Finished:
+        """Runs the command line in a process of its own, to its end; `unprivileged` holds root to files' modes."""
+        plain = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
         done = subprocess.run(
-            [str(PTEFORGE), *args],
+            [*(plain if unprivileged else []), str(PTEFORGE), *args],
             cwd=self.folder,
             env=self.environment(env),
             capture_output=True,
@@ -136,8 +140,23 @@ class Project:
             process_group=0,
         )
 
-    def export(self, *args: str, env: Mapping[str, str] | None = None) -> Finished:
-        return self.run("export", "zoo.yaml", *args, env=env)
+    def in_terminal(self, *args: str) -> tuple[int, str]:
+        """Runs the command line in a terminal of its own; returns its exit code and output."""
+        ours, theirs = pty.openpty()
+        environment = self.environment({"TERM": "xterm", "COLUMNS": "160"})
+        with subprocess.Popen(
+            [str(PTEFORGE), *args], cwd=self.folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+        ) as run:
+            os.close(theirs)
+            shown = b""
+            with contextlib.suppress(OSError):  # how Linux says that the other side was closed
+                while chunk := os.read(ours, 65536):
+                    shown += chunk
+            os.close(ours)
+            return run.wait(60), shown.decode()
+
+    def export(self, *args: str, env: Mapping[str, str] | None = None, unprivileged: bool = False) -> Finished:
+        return self.run("export", "zoo.yaml", *args, env=env, unprivileged=unprivileged)
 
     def files(self) -> dict[str, bytes]:
         """Results by relative path, see `delivered`."""
@@ -232,30 +251,36 @@ class Lowered:
         return {change.field for change in stage.differs}
 
 
-@pytest.fixture(scope="session")
-def lower(workers: Workers) -> Callable[..., Lowered]:
+def lower_zoo(
+    project: Project,
+    pool: Workers,
+    *overrides: str,
+    models: str = "*",
+    recipes: str = "*",
+    refresh: str = "",
+    store: Store | None = None,
+) -> Lowered:
     """Lowers a project's zoo in this process, as the command line does except for Prefect, with stages in workers.
 
-    Overrides are those of ``--set``.
+    Overrides are those of ``--set``. The store, by default the project's, is closed at the end.
     """
+    loaded = load_zoo(project.folder / "zoo.yaml", overrides)
+    chosen = select_models(loaded, models, recipes)
+    with store or open_store(str(project.store)) as opened:
+        executor = Executor(opened, pool, refresh)
+        session = Session(loaded.zoo.name, chosen, executor, pool, project.out, pool.jobs, loaded=loaded)
+        with session.recorded():
+            find_models(session)
+            asyncio.run(lower_rest(session, LocalRunner(executor, 8, session)))
+        return Lowered(session.outcome(), session.stages)
 
-    def run(
-        project: Project,
-        *overrides: str,
-        models: str = "*",
-        recipes: str = "*",
-        pool: Workers = workers,
-        refresh: str = "",
-    ) -> Lowered:
-        loaded = load_zoo(project.folder / "zoo.yaml", overrides)
-        chosen = select_models(loaded, models, recipes)
-        with open_store(str(project.store)) as store:
-            executor = Executor(store, pool, refresh)
-            session = Session(loaded.zoo.name, chosen, executor, pool, project.out, pool.jobs, loaded=loaded)
-            with session.recorded():
-                find_models(session)
-                asyncio.run(lower_rest(session, LocalRunner(executor, 8, session)))
-            return Lowered(session.outcome(), session.stages)
+
+@pytest.fixture(scope="session")
+def lower(workers: Workers) -> Callable[..., Lowered]:
+    """`lower_zoo` with the workers that tests share, unless it gets a `pool`."""
+
+    def run(project: Project, *overrides: str, pool: Workers = workers, **options: str) -> Lowered:
+        return lower_zoo(project, pool, *overrides, **options)
 
     return run
 

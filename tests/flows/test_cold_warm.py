@@ -14,6 +14,7 @@ import pytest
 from pteforge.artifacts.locations import open_store
 from pteforge.formats.pte.reader import open_pte
 from pteforge.tasks.workers import Workers
+from pteforge.tests.flows.conftest import delivered
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -89,6 +90,44 @@ def test_second_run_does_nothing(warm, capsys):
     assert (code, heavy, servers) == ("0", "[]", "[]")
     assert "4 files verified in out; 0 stages run, 26 cached" in done.stdout
     assert {path: path.stat().st_mtime_ns for path in warm.out.rglob("*")} == before
+
+
+def test_read_only_store(warm):
+    """A store that cannot be written can be verified and looked at, and serves a run that finds everything in it."""
+    for path in [warm.store, *warm.store.rglob("*")]:
+        path.chmod(path.stat().st_mode & 0o555)
+    again = warm.export("--out", "again", unprivileged=True)
+    assert again.code == 0, again.err
+    assert "0 stages run, 26 cached" in again.out
+    assert delivered(warm.folder / "again") == warm.files()
+    assert again.err.count("WARNING: the run is not recorded") == 1
+    verified = warm.run("store", "verify", unprivileged=True)
+    assert (verified.code, verified.err) == (0, "")
+    refused = warm.export("--refresh", unprivileged=True)
+    assert refused.code == 2
+    assert "cannot be written" in refused.err
+
+
+def test_damaged_read_only_store(warm):
+    """All that is wrong in a store that cannot be written is found, said, and left as it is."""
+    damaged = max((warm.store / "objects").glob("*/*"), key=lambda path: path.stat().st_size)
+    damaged.chmod(0o644)
+    damaged.write_bytes(b"rot")
+    slot = next(path for path in (warm.store / "ledger" / "slots").rglob("*") if path.is_file())
+    slot.unlink()
+    slot.mkdir()
+    before = sorted(warm.store.rglob("*"))
+    for path in [warm.store, *before]:
+        path.chmod(path.stat().st_mode & 0o555)
+    done = warm.run("store", "verify", "--json", unprivileged=True)
+    report = json.loads(done.out)
+    assert done.code == 1
+    assert (report["read_only"], report["damaged"]) == (True, [damaged.name])
+    assert report["misplaced"] == [str(slot.relative_to(warm.store))]
+    assert report["incomplete"]
+    assert sorted(warm.store.rglob("*")) == before
+    said = warm.run("store", "verify", unprivileged=True)
+    assert said.out.count("left, since the store is read-only") == 2
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -60,6 +58,22 @@ def test_version_and_help(made, pteforge):
     assert said.code == 0
     commands = ("export", "bisect", "inspect", "run", "verify", "thin", "extract", "merge", "why", "store", "schema")
     assert [command for command in commands if command not in said.out] == []
+
+
+def test_pipes_in_the_place_of_files(own, pteforge):
+    """No command waits for a pipe's other end; what a pipe replaces counts as not there, or is told."""
+    file, inputs = own.folder / FILE, own.folder / "inputs.npz"
+    os.mkfifo(inputs)
+    pteforge(own, "run", FILE, "--input", str(inputs)).refused("it is a pipe or device")
+    file.with_suffix(".json").unlink()
+    os.mkfifo(file.with_suffix(".json"))
+    pteforge(own, "verify", FILE).refused("it is a pipe or device")
+    assert pteforge(own, "run", FILE).code == 0
+    said = pteforge(own, "diff", FILE, "out/twice/xnnpack-fp32.pte")
+    assert said.code == 0
+    assert "is not used, since it is not a file's provenance" in said.err
+    os.mkfifo(file.with_suffix(".ptd"))
+    pteforge(own, "run", FILE, "--data", str(file.with_suffix(".ptd"))).refused("it is a pipe or device")
 
 
 def test_export_until_a_stage(own, pteforge):
@@ -370,26 +384,10 @@ def test_lines_in_a_pipe_and_a_bar_in_a_terminal(own):
     assert plain.code == 0, plain.err
     assert "linear verify/xnnpack-fp32: " in plain.err
     assert "\x1b" not in plain.err + plain.out
-    code, shown = in_terminal(other, "export", "zoo.yaml", "--model", "linear")
+    code, shown = other.in_terminal("export", "zoo.yaml", "--model", "linear")
     assert code == 0, shown
     assert "\x1b[" in shown
     assert "stages run" in shown
     assert "0/1" in shown
     assert "2 files verified" in shown
     assert "linear verify/xnnpack-fp32: " not in shown
-
-
-def in_terminal(project, *args: str) -> tuple[int, str]:
-    """Runs the command line in a terminal of its own; returns its exit code and output."""
-    ours, theirs = pty.openpty()
-    environment = {**project.environment(), "TERM": "xterm", "COLUMNS": "160"}
-    with subprocess.Popen(
-        [str(PTEFORGE), *args], cwd=project.folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
-    ) as run:
-        os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # how Linux says that the other side was closed
-            while chunk := os.read(ours, 65536):
-                shown += chunk
-        os.close(ours)
-        return run.wait(60), shown.decode()

@@ -163,6 +163,34 @@ def test_no_files_everywhere(made, remake, pteforge, replace):
     assert pteforge(made, "store", "verify").code == 0
 
 
+def loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("replace", [loop, pipe])
+def test_no_files_among_results(made, lowered, lower, replace):
+    """Something else in the place of a result is replaced by the result; nothing runs, and nothing waits for a pipe."""
+    for path in made.out.glob("*/*"):
+        replace(path)
+    assert lower(made).ran("linear") == set()
+    assert made.files() == lowered[0].files()
+
+
+@pytest.mark.parametrize("replace", [link, folder, pipe])
+@pytest.mark.parametrize("records", ["ledger/stages/*", "ledger/slots", "runs"])
+def test_store_verify_finds_what_is_no_record(made, lower, pteforge, records, replace):
+    """`store verify` names what stands in place of a record, moves it aside and ends with 1 once; runs go on."""
+    path = min(path for path in made.store.glob(f"{records}/*"))
+    replace(path)
+    said = pteforge(made, "store", "verify", "--json")
+    assert said.code == 1
+    assert json.loads(said.out)["misplaced"] == [str(path.relative_to(made.store))]
+    assert not os.path.lexists(path)
+    assert pteforge(made, "store", "verify").code == 0
+    assert lower(made).outcome.exit_code == 0
+
+
 def weight_of(project) -> Path:
     """The largest weight of the exported program."""
     with open_store(str(project.store)) as store:

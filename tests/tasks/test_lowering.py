@@ -89,7 +89,8 @@ def lower(tmp_path):
             made = Recipe.model_validate(fields)
             planned.append(plan_recipe(name, made, made.verify, ModuleSearch((tmp_path,)), error_at))
         config = ModelConfig.model_validate({"source": "planned_builder:build", **(model or {})})
-        planned = PlannedModel.of_config("model", config, tuple(planned), 2, python_path=(tmp_path,), folder=tmp_path)
+        place = {"source": config.source, "python_path": (tmp_path,), "folder": tmp_path}
+        planned = PlannedModel.of_config("model", config, tuple(planned), 2, **place)
         with open_store(str(tmp_path / "store")) as store:
             runner = Recorder(store, methods, failing, loop, norms)
             scope = Scope(runner, planned.ending_with(until) if until else planned)

@@ -69,7 +69,7 @@ def test_surroundings(stages):
     sys.modules.pop("builders", None)
     outputs = stages.export("builders:in_folder")
     assert stages.value(outputs["examples"])["outputs"][0][0].item() == 7.5
-    assert "builders" in stages.json(outputs["observed"])
+    assert "builders" in stages.json(outputs["observed"])["modules"]
 
 
 def test_what_decides(stages):

@@ -161,7 +161,9 @@ def test_sources(stages, tmp_path):
         sys.modules.pop(name, None)
     source = {"builder": "builders:stack", "kwargs": {}}
     params = SourceTransform.Params(source=source, transforms=(call("by_hidden_plugin"),))
-    assert {"callables", "hidden_plugin"} <= set(stages.json(stages.run(SourceTransform, params)["observed"]))
+    assert {"callables", "hidden_plugin"} <= set(
+        stages.json(stages.run(SourceTransform, params)["observed"])["modules"]
+    )
 
     torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), tmp_path / "program.pt2")
     params = SourceTransform.Params(source={"program": "0"}, transforms=(call("double"),))
