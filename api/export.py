@@ -28,7 +28,7 @@ from ..tasks.stages.gate import Gate
 from .live_runner import LiveRunner, one_at_a_time
 from .recipes import RecipeLike, find_recipe
 from .result import Exported
-from .source import Inputs, LiveSource, Model, Samples, live_source, read_calibration
+from .source import Inputs, Keywords, LiveSource, Model, Samples, live_source, read_calibration
 
 
 def export(  # noqa: PLR0913 - one parameter per property of a model
@@ -36,6 +36,7 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
     example_inputs: Inputs | Mapping[str, Inputs] | None = None,
     *,
     recipe: RecipeLike,
+    example_kwarg_inputs: Keywords | Mapping[str, Keywords] | None = None,
     calibration: Samples | Mapping[str, Samples] | None = None,
     dynamic_shapes: Any = None,
     constant_methods: Mapping[str, Any] | None = None,
@@ -55,11 +56,14 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
             mapping of method names to modules or programs; or a `pteforge.ModelDefinition`.
         example_inputs: a tuple of positional arguments, a list of such tuples, or a mapping of method names to either.
             The first one is traced; all are used to verify, and quantizers observe them.
+        example_kwarg_inputs: a mapping of keyword arguments, a list of such mappings (one for each example), or a
+            mapping of method names to either. The file takes them by position, after the positional ones.
         recipe: a shipped recipe's name, a YAML file's path, ``package.module:name`` of a function that returns one,
             a `pteforge.configs.Recipe`, or an ExportRecipe or recipe type of `executorch.export`.
-        calibration: what quantizers observe in place of the examples: a tuple of positional arguments, an iterable of
-            such tuples, ``package.module:name`` of a dataset as a zoo has it, or a `pteforge.configs.Dataset`; or a
-            mapping of method names to either. An iterable is consumed once, one sample in memory at a time.
+        calibration: what quantizers observe in place of the examples: a tuple of all arguments (keywords' values last),
+            an iterable of such tuples, ``package.module:name`` of a dataset as a zoo has it, or a
+            `pteforge.configs.Dataset`; or a mapping of method names to either. An iterable is consumed once, one sample
+            in memory at a time.
         dynamic_shapes: as ``torch.export.export`` takes it, or a mapping of method names to that.
         constant_methods: name to a constant that the file returns without computing.
         strict: trace with torch.export's strict mode; the default is an ExportRecipe's own setting, or False.
@@ -78,7 +82,7 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
     found = find_recipe(recipe)
     if reason := found.planned.recipe.reason_against(name):
         raise InputError(f"the recipe {found.planned.name!r} does not apply to {name!r}: {reason}")
-    source = live_source(model, example_inputs, dynamic_shapes, constant_methods)
+    source = live_source(model, example_inputs, dynamic_shapes, constant_methods, example_kwarg_inputs)
     planned = replace(found.planned, until=check_stage(until)) if until else found.planned
     planned = for_debugging(planned) if debug else planned
     methods = tuple(source.definition.methods)

@@ -18,13 +18,16 @@ from ..tasks.keys.builder import find_builder
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.keys.source import check_program_file
 from ..tasks.model import PlannedRecipe
-from ..tasks.programs.model_source import BuiltModel, check_definition
+from ..tasks.programs.model_source import BuiltModel, checked_definition
 
 Model: TypeAlias = torch.nn.Module | ExportedProgram | ModelDefinition | str | Path
 """One method, or with a ModelDefinition several; a path is that of a `.pt2` file."""
 
 Inputs: TypeAlias = tuple[Any, ...] | Sequence[tuple[Any, ...]]
 """One example, or several."""
+
+Keywords: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""Keyword arguments of one example, or of several."""
 
 Samples: TypeAlias = tuple[Any, ...] | Iterable[Any] | Dataset | str
 """One sample as a tuple of positional inputs; an iterable of such tuples, or of only inputs; or a dataset by name."""
@@ -57,10 +60,16 @@ def live_source(
     example_inputs: Inputs | Mapping[str, Inputs] | None,
     dynamic_shapes: Any,
     constant_methods: Mapping[str, Any] | None,
+    example_kwarg_inputs: Keywords | Mapping[str, Keywords] | None = None,
 ) -> LiveSource:
     """Checks the caller's model and inputs; raises SourceError. Arguments are those of `pteforge.export`."""
     if isinstance(model, ModelDefinition):
-        _check_not_given(example_inputs, dynamic_shapes, constant_methods)
+        _check_not_given(
+            example_inputs=example_inputs,
+            dynamic_shapes=dynamic_shapes,
+            constant_methods=constant_methods,
+            example_kwarg_inputs=example_kwarg_inputs,
+        )
         return _copied(LiveSource(model))
     if isinstance(model, str | Path):
         model = _load(Path(model))
@@ -68,6 +77,7 @@ def live_source(
     _check_kinds(modules)
     examples = method_inputs(example_inputs, tuple(modules), "example_inputs")
     shapes = method_inputs(dynamic_shapes, tuple(modules), "dynamic_shapes")
+    named = method_inputs(example_kwarg_inputs, tuple(modules), "example_kwarg_inputs")
     methods: dict[str, MethodDefinition] = {}
     programs: dict[str, ExportedProgram] = {}
     keywords: dict[str, Mapping[str, Any]] = {}
@@ -75,14 +85,18 @@ def live_source(
         if isinstance(module, ExportedProgram):
             if shapes.get(name) is not None:
                 raise SourceError(f"method {name!r} is exported already; its dynamic shapes are those of the program")
+            if name in named:
+                raise SourceError(f"method {name!r} is exported already; its keyword inputs are those of the program")
             positional, keywords[name] = _own_inputs(name, module)
             programs[name] = module
             given = _examples(name, examples[name]) if name in examples else [positional]
             methods[name] = MethodDefinition(module.module(), given)
         else:
-            if name not in examples:
+            if name not in examples and name not in named:
                 raise SourceError(f"example_inputs of method {name!r} are missing: they are what it is traced with")
-            methods[name] = MethodDefinition(module, _examples(name, examples[name]), shapes.get(name))
+            given = _examples(name, examples[name]) if name in examples else []
+            keywords_given = _keywords(name, named[name]) if name in named else []
+            methods[name] = MethodDefinition(module, given, shapes.get(name), keywords_given)
     return _copied(LiveSource(ModelDefinition(methods, dict(constant_methods or {})), programs, keywords))
 
 
@@ -147,8 +161,7 @@ def _samples(method: str, given: Any) -> Iterable[Any]:
 
 def _copied(source: LiveSource) -> LiveSource:
     """The source with copies of the modules, so that the caller's are never changed."""
-    definition = source.definition
-    check_definition("the model", definition)
+    definition = checked_definition("the model", source.definition)
     if functions := [name for name, value in definition.constant_methods.items() if callable(value)]:
         raise SourceError(f"constant_methods[{functions[0]!r}] is a function; give the value that the method returns")
     eager = definition.methods.keys() - source.programs.keys()
@@ -166,14 +179,13 @@ def _with_copies(definition: ModelDefinition, names: Container[str]) -> ModelDef
         problem = f"the model cannot be copied ({type(error).__name__}: {error}), and pteforge never changes yours"
         raise SourceError(problem) from error
     methods = {
-        name: MethodDefinition(copies.get(name, method.module), method.example_inputs, method.dynamic_shapes)
-        for name, method in definition.methods.items()
+        name: replace(method, module=copies.get(name, method.module)) for name, method in definition.methods.items()
     }
     return replace(definition, methods=methods)
 
 
-def _check_not_given(*given: Any) -> None:
-    for name, value in zip(("example_inputs", "dynamic_shapes", "constant_methods"), given, strict=True):
+def _check_not_given(**given: Any) -> None:
+    for name, value in given.items():
         if value is not None:
             raise SourceError(f"{name} is part of the ModelDefinition; do not give it again")
 
@@ -200,13 +212,14 @@ def _check_kinds(modules: Mapping[str, Any]) -> None:
 def method_inputs(given: Any, methods: tuple[str, ...], what: str) -> dict[str, Any]:
     """Assigns what the caller gives to methods; raises SourceError for unknown methods or if the method is ambiguous.
 
-    A mapping whose keys are methods is by method. Dynamic shapes of a single method may be a mapping by argument name.
+    A mapping whose keys are methods is by method. What is given for arguments of a single method may be a mapping by
+    their names.
     """
     if given is None:
         return {}
     if isinstance(given, Mapping) and set(given) <= set(methods):
         return dict(given)
-    if len(methods) == 1 and (what == "dynamic_shapes" or not isinstance(given, Mapping)):
+    if len(methods) == 1 and (what in ("dynamic_shapes", "example_kwarg_inputs") or not isinstance(given, Mapping)):
         return {methods[0]: given}
     if isinstance(given, Mapping):
         unknown = sorted(map(str, set(given) - set(methods)))
@@ -222,6 +235,17 @@ def _examples(name: str, given: Any) -> list[tuple[Any, ...]]:
     raise SourceError(
         f"example_inputs of method {name!r} is a {type(given).__name__}; give a tuple of positional arguments, "
         "such as (x,), or a list of such tuples"
+    )
+
+
+def _keywords(name: str, given: Any) -> list[Mapping[str, Any]]:
+    if isinstance(given, Mapping):
+        return [given]
+    if isinstance(given, list) and given and all(isinstance(example, Mapping) for example in given):
+        return given
+    raise SourceError(
+        f"example_kwarg_inputs of method {name!r} is a {type(given).__name__}; give a mapping of keyword arguments, "
+        "such as {'mask': mask}, or a list of such mappings"
     )
 
 

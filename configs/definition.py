@@ -18,20 +18,24 @@ class MethodDefinition:
         module: the ``nn.Module`` whose ``forward`` becomes the method. Methods may share submodules and so weights.
         example_inputs: one tuple of positional arguments per example; tensors of the shapes and dtypes that the
             method takes on the device. The first one traces; verification runs all of them.
-        dynamic_shapes: as ``torch.export.export`` takes it, for the positional arguments; None where all is static.
+        dynamic_shapes: as ``torch.export.export`` takes it, for all arguments; None where all is static.
+        example_kwarg_inputs: one mapping of keyword arguments per example; empty where all are positional. The file
+            takes inputs by position: keywords follow, in the order of the first example's.
     """
 
     module: torch.nn.Module
-    example_inputs: Sequence[tuple[Any, ...]]
+    example_inputs: Sequence[tuple[Any, ...]] = ()
     dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None
+    example_kwarg_inputs: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
 class MethodCall:
-    """One call of a method, with its positional arguments."""
+    """One call of a method, with its positional and keyword arguments."""
 
     method: str
-    inputs: tuple[Any, ...]
+    inputs: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

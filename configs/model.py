@@ -51,7 +51,7 @@ DimIndex = Annotated[int, Field(ge=0)]
 
 
 class InputShape(RootModel[object]):
-    """One positional input.
+    """One input.
 
     Attributes:
         root: the dynamic dimensions of a tensor by index; None for an input that is static; the shapes of the parts of
@@ -78,12 +78,27 @@ class InputShape(RootModel[object]):
         return [dim for part in self.root or () for dim in part.ranges()]
 
 
-DynamicShapes = dict[MethodName, tuple[InputShape, ...]]
-"""Method name to one entry per positional input."""
+def _shapes_kind(value: object) -> str | None:
+    if isinstance(value, dict):
+        return "<by name>"
+    return "<by position>" if isinstance(value, list | tuple) else None
+
+
+MethodShapes = Annotated[
+    Annotated[tuple[InputShape, ...], Tag("<by position>")] | Annotated[dict[str, InputShape], Tag("<by name>")],
+    Discriminator(
+        _shapes_kind,
+        custom_error_type="method_shapes",
+        custom_error_message="must be a list with one entry per input, or a mapping of the names of inputs to entries",
+    ),
+]
+DynamicShapes = dict[MethodName, MethodShapes]
+"""Method name to one entry per input, or to entries of inputs by the names of ``forward``'s parameters."""
 
 
 def _check_dim_names(shapes: DynamicShapes) -> DynamicShapes:
-    for method, inputs in shapes.items():
+    for method, entries in shapes.items():
+        inputs = entries.values() if isinstance(entries, dict) else entries
         bounds: dict[str, tuple[int, int]] = {}
         for dim in (dim for shape in inputs for dim in shape.ranges()):
             if dim.name and bounds.setdefault(dim.name, (dim.min, dim.max)) != (dim.min, dim.max):
@@ -109,9 +124,9 @@ class ModelConfig(FrozenModel):
     recipes: Names | None = Field(None, description="Recipes to lower it with; left out: those of the zoo's defaults.")
     dynamic_shapes: Annotated[DynamicShapes, AfterValidator(_check_dim_names)] | None = Field(
         None,
-        description="Replaces the builder's dynamic shapes: method name to a list with one entry per positional input. "
-        "An entry is a mapping of dimension index to {min, max, name}, null for a static input, or a list of entries "
-        "for an input that is a tuple.",
+        description="Replaces the builder's dynamic shapes: method name to a list with one entry per input, or to a "
+        "mapping of inputs' names to entries. An entry is a mapping of dimension index to {min, max, name}, null for a "
+        "static input, or a list of entries for an input that is a tuple.",
     )
     calibration: dict[str, Dataset] | None = Field(
         None, description="Method name to the dataset that calibrates quantizers; other methods use the example inputs."

@@ -13,6 +13,7 @@ from ...errors import SourceError
 from ..stages.export import MethodParams
 from .dynamic_shapes import check_entries, to_dims
 from .eager import run_eager
+from .keyword_inputs import by_name
 from .model_source import BuiltModel
 from .prepared import convert_prepared, for_inference, is_prepared
 
@@ -67,6 +68,8 @@ def export_method(name: str, method: MethodDefinition, params: MethodParams, sta
     shapes: Any = method.dynamic_shapes
     if name in (params.dynamic_shapes or {}):
         entries = params.dynamic_shapes[name]
+        if isinstance(entries, dict):
+            entries = by_name(entries, method, f"dynamic_shapes of method {name!r}")
         check_entries(entries, example, f"method {name!r}")
         shapes = to_dims(entries)
     module = method.module

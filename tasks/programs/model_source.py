@@ -8,7 +8,7 @@ import random
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from ..keys.inputs import Recorder, recording
 from ..keys.source import loaded_files, observed_distributions, observed_modules
 from ..stage import Workspace
 from ..upstream.mapped_files import mapping_heard
+from .keyword_inputs import by_position
 
 _OWN_CODE = Path(__file__).parents[1]
 
@@ -112,8 +113,7 @@ def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
         raise
     except Exception as error:
         raise user_code_error(f"builder {builder}", error) from error
-    check_definition(f"builder {builder}", definition)
-    return BuiltModel(definition)
+    return BuiltModel(checked_definition(f"builder {builder}", definition))
 
 
 def load_program_file(path: Path) -> BuiltModel:
@@ -134,8 +134,9 @@ def load_program_file(path: Path) -> BuiltModel:
 def _eager_model(made: Any) -> ModelDefinition:
     """From an object with the interface of executorch.examples.models.model_base.EagerModelBase."""
     shapes = made.get_dynamic_shapes() if hasattr(made, "get_dynamic_shapes") else None
-    method = MethodDefinition(made.get_eager_model(), [tuple(made.get_example_inputs())], shapes)
-    return ModelDefinition({"forward": method})
+    keywords = made.get_example_kwarg_inputs() if hasattr(made, "get_example_kwarg_inputs") else None
+    example = tuple(made.get_example_inputs())
+    return ModelDefinition({"forward": _with_keywords(made.get_eager_model(), example, keywords, shapes)})
 
 
 def _definition(builder: str, made: Any) -> ModelDefinition:
@@ -146,23 +147,41 @@ def _definition(builder: str, made: Any) -> ModelDefinition:
             return ModelDefinition({"forward": MethodDefinition(module, [inputs])})
         case (torch.nn.Module() as module, list() as examples):
             return ModelDefinition({"forward": MethodDefinition(module, examples)})
+        case (torch.nn.Module() as module, Mapping() as keywords):
+            return ModelDefinition({"forward": _with_keywords(module, (), keywords)})
+        case (torch.nn.Module() as module, tuple() as inputs, Mapping() as keywords):
+            return ModelDefinition({"forward": _with_keywords(module, inputs, keywords)})
     raise SourceError(
         f"builder {builder} returned {type(made).__name__}; it must return a pteforge.ModelDefinition, "
-        "or a pair of an nn.Module and a tuple of example inputs"
+        "or an nn.Module with a tuple of example inputs, a mapping of keyword inputs, or both"
     )
 
 
-def check_definition(what: str, definition: ModelDefinition) -> None:
-    """Checks a definition; raises SourceError, whose message begins with `what` it is."""
+def _with_keywords(
+    module: torch.nn.Module, example: tuple[Any, ...], keywords: Mapping[str, Any] | None, shapes: Any = None
+) -> MethodDefinition:
+    return MethodDefinition(module, [example], shapes, [keywords] if keywords else ())
+
+
+def checked_definition(what: str, definition: ModelDefinition) -> ModelDefinition:
+    """A definition whose methods take all inputs by position; SourceError, which begins with `what`, if it is wrong."""
     if not definition.methods:
         raise SourceError(f"{what} defines no method")
     for name, method in definition.methods.items():
-        if not name.isidentifier():
-            raise SourceError(f"{what}: method name {name!r} is not a Python identifier")
-        if not isinstance(method.module, torch.nn.Module):
-            raise SourceError(f"{what}: method {name!r} has a {type(method.module).__name__} as its module")
-        examples: Sequence[Any] = method.example_inputs
-        if not examples or not all(isinstance(example, tuple) for example in examples):
-            raise SourceError(f"{what}: example_inputs of {name!r} must be a list of tuples, at least one")
+        _check_method(what, name, method)
     if clash := set(definition.methods) & set(definition.constant_methods):
         raise SourceError(f"{what}: {sorted(clash)} are methods and constant methods at once")
+    return by_position(what, definition)
+
+
+def _check_method(what: str, name: str, method: MethodDefinition) -> None:
+    if not name.isidentifier():
+        raise SourceError(f"{what}: method name {name!r} is not a Python identifier")
+    if not isinstance(method.module, torch.nn.Module):
+        raise SourceError(f"{what}: method {name!r} has a {type(method.module).__name__} as its module")
+    examples: Any = method.example_inputs
+    if not all(isinstance(example, tuple) for example in examples) or not (examples or method.example_kwarg_inputs):
+        raise SourceError(f"{what}: example_inputs of {name!r} must be a list of tuples, at least one")
+    keywords: Any = method.example_kwarg_inputs
+    if not isinstance(keywords, list | tuple) or not all(isinstance(each, Mapping) for each in keywords):
+        raise SourceError(f"{what}: example_kwarg_inputs of {name!r} must be a list of mappings, one for each example")

@@ -50,3 +50,57 @@ def test_half_precision(store, dtype):
     result = pteforge.export(module, (torch.randn(3, 32).to(kind),), recipe="portable-fp32", store=store)
     assert result.run_method()[0].dtype == kind
     assert result.figures.overall.rounded_to == dtype
+
+
+def test_keyword_inputs(builders, store):
+    """Keywords alone, or after positional ones; the file takes them in the order of the example."""
+    net = builders.networks.Attention()
+    hidden, memory, mask = torch.randn(1, 3, 8), torch.randn(1, 5, 8), torch.ones(1, 5)
+    keywords = {"memory": memory, "mask": mask}
+    mixed = pteforge.export(net, (hidden,), example_kwarg_inputs=keywords, recipe="portable-fp32", store=store)
+    torch.testing.assert_close(mixed.run_method(inputs=(hidden, memory, mask))[0], net(hidden, **keywords))
+    alone = pteforge.export(
+        net, example_kwarg_inputs=[{"hidden": hidden, **keywords}] * 2, recipe="portable-fp32", store=store
+    )
+    torch.testing.assert_close(alone.run_method(inputs=(hidden, memory, mask))[0], net(hidden, **keywords))
+    assert "forward" not in vars(net)
+    assert type(net) is builders.networks.Attention
+
+
+def test_keyword_inputs_by_method(builders, store):
+    """Each method has its own; dynamic shapes go by name."""
+    net, words = builders.networks.Attention(), torch.export.Dim("words", min=2, max=16)
+    hidden, memory = torch.randn(1, 3, 8), torch.randn(1, 5, 8)
+    result = pteforge.export(
+        {"cross": net, "own": net},
+        {"own": (hidden,)},
+        example_kwarg_inputs={"cross": {"memory": memory, "hidden": hidden}},
+        dynamic_shapes={"cross": {"memory": {1: words}, "hidden": None}},
+        recipe="xnnpack-fp32",
+        store=store,
+    )
+    longer = torch.randn(1, 9, 8)
+    torch.testing.assert_close(
+        result.run_method("cross", inputs=(longer, hidden))[0], net(hidden, memory=longer), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"other": torch.ones(1)}, "does not take its own example inputs"),
+        ({"hidden": torch.ones(1)}, "has 'hidden' by position and by keyword"),
+        (torch.ones(1), "example_kwarg_inputs of method 'forward' is a Tensor; give a mapping of keyword arguments"),
+        ([{"memory": torch.ones(1)}] * 2, "has 1 example_inputs and 2 example_kwarg_inputs"),
+    ],
+)
+def test_wrong_keyword_inputs(builders, store, given, message):
+    """The error says which method has what."""
+    with pytest.raises(pteforge.PteforgeError, match=message):
+        pteforge.export(
+            builders.networks.Attention(),
+            (torch.randn(1, 3, 8),),
+            example_kwarg_inputs=given,
+            recipe="portable-fp32",
+            store=store,
+        )

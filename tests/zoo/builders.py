@@ -39,6 +39,51 @@ def named_layers(**layers):
     return module
 
 
+# Keyword inputs.
+
+
+def keywords():
+    return networks.Keywords(), (torch.ones(2),), {"shift": torch.full((2,), 1.0), "factor": torch.full((2,), 3.0)}
+
+
+def only_keywords():
+    return networks.Attention(), {"memory": torch.randn(1, 5, 8), "hidden": torch.randn(1, 3, 8)}
+
+
+class EagerKeywords:
+    """With the method of ExecuTorch's EagerModelBase for keywords."""
+
+    def get_eager_model(self):
+        return networks.Keywords()
+
+    def get_example_inputs(self):
+        return (torch.ones(2),)
+
+    def get_example_kwarg_inputs(self):
+        return {"shift": torch.full((2,), 1.0), "factor": torch.full((2,), 3.0)}
+
+    def get_dynamic_shapes(self):
+        size = Dim("size", min=1, max=9)
+        return {"values": {0: size}, "shift": {0: size}, "factor": {0: size}}
+
+
+def two_methods_with_keywords():
+    """Methods that share a module, several examples of each, and sequences of calls."""
+    net, words = networks.Attention(), Dim("words", min=2, max=16)
+    hidden, memory, mask = torch.randn(1, 3, 8), torch.randn(1, 5, 8), torch.tensor([[1.0, 1, 1, 1, 0]])
+    masked = [{"memory": memory, "mask": mask}, {"mask": mask * 0.5, "memory": memory * 2}]
+    shapes = {"hidden": None, "memory": {1: words}, "mask": {1: words}}
+    return ModelDefinition(
+        {
+            "cross": MethodDefinition(net, [(hidden,), (hidden + 1,)], shapes, masked),
+            "own": MethodDefinition(net, example_kwarg_inputs=[{"hidden": hidden, "scale": 0.5}]),
+        },
+        sequences=[
+            [MethodCall("own", (), {"hidden": hidden, "scale": 0.5}), MethodCall("cross", (hidden,), masked[1])]
+        ],
+    )
+
+
 # One method.
 
 

@@ -123,3 +123,26 @@ def picky():
 def loop():
     """`while_loop`, which ExecuTorch does not emit."""
     return networks.Loop(), (torch.tensor(0), torch.ones(2))
+
+
+def other_keywords():
+    examples = [{"factor": torch.ones(2), "shift": torch.ones(2)}, {"factor": torch.ones(2)}]
+    return ModelDefinition({"forward": MethodDefinition(nn.Identity(), [(torch.ones(2),)] * 2, None, examples)})
+
+
+def too_few_keywords():
+    examples = [{"factor": torch.ones(2)}]
+    return ModelDefinition({"forward": MethodDefinition(nn.Identity(), [(torch.ones(2),)] * 2, None, examples)})
+
+
+def given_twice():
+    return nn.ReLU(), (torch.ones(2),), {"input": torch.ones(2)}
+
+
+def keywords_of_a_call():
+    calls = [[MethodCall("forward", (torch.ones(2),), {"other": 1})]]
+    return ModelDefinition({"forward": MethodDefinition(nn.ReLU(), [(torch.ones(2),)])}, sequences=calls)
+
+
+def keywords_by_name():
+    return ModelDefinition({"forward": MethodDefinition(nn.ReLU(), [(torch.ones(2),)], None, {"input": 1})})

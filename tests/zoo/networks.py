@@ -26,6 +26,21 @@ class Keywords(nn.Module):
         return values * factor - shift
 
 
+class Attention(nn.Module):
+    """Attention of a sequence to another, weighted by a mask: [n, t, 8], [n, u, 8], [n, u] to [n, t, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, hidden, mask=None, *, memory=None, scale: float = 1.0):
+        memory = hidden if memory is None else memory
+        scores = self.query(hidden) @ self.key(memory).transpose(1, 2) * scale
+        if mask is not None:
+            scores = scores + (1 - mask[:, None]) * -9.0
+        return scores.softmax(-1) @ memory
+
+
 class ConvNet(nn.Module):
     """Convolution, batch norm, ReLU, linear: [n, 3, h, w] to [n, 5]."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pteforge.errors import SourceError
 from pteforge.tests.lowering import PORTABLE, XNNPACK
 
 every_target = pytest.mark.parametrize("recipe", [PORTABLE, XNNPACK], ids=["portable", "xnnpack"])
@@ -61,3 +62,48 @@ def test_programs_on_the_way_give_changed_inputs_too(lower):
     rungs = lower("builders:writes_to_inputs", PORTABLE | {"verify": {"ladder": True}}).provenance["numerics"]
     assert {rung["name"] for rung in rungs} == {"exported", "edge", "payload"}
     assert all(rung["figures"] for rung in rungs), rungs
+
+
+@every_target
+@pytest.mark.parametrize(("builder", "cases"), [("keywords", 3), ("only_keywords", 3), ("EagerKeywords", 3)])
+def test_keyword_inputs_lower(builder, cases, recipe, lower):
+    """Keyword inputs reach the runtime in the order in which the example has them, which is not the signature's."""
+    assert lower(f"builders:{builder}", recipe).figures["overall"]["cases"] == cases
+
+
+@every_target
+@pytest.mark.parametrize("strict", [False, True])
+def test_keyword_inputs_of_two_methods(recipe, strict, lower):
+    """Several examples, dynamic shapes by name, shared weights, and sequences of calls."""
+    lowered = lower("builders:two_methods_with_keywords", recipe, strict=strict)
+    figures = lowered.provenance["verification"]["figures"]
+    assert set(figures["methods"]) >= {"cross", "own"}
+    first, second = (step for step in lowered.steps if step.startswith("export"))
+    names = [lowered.program(step).graph_signature.user_inputs for step in (first, second)]
+    assert names == [("hidden", "memory", "mask"), ("hidden", 0.5)]
+
+
+def test_dynamic_shapes_by_name(lower):
+    """A zoo names inputs, positional ones and keywords, and leaves the others static."""
+    shapes = {"forward": {"memory": {1: {"min": 2, "max": 16}}}}
+    lowered = lower("builders:only_keywords", PORTABLE, dynamic_shapes=shapes)
+    memory, hidden = lowered.value("export", "examples")["inputs"][1]
+    assert hidden.shape == (1, 3, 8)
+    assert memory.shape[1] != 5
+
+
+def test_dynamic_shapes_of_unknown_names(lower):
+    """The error names the inputs that there are."""
+    with pytest.raises(SourceError, match=r"names 'mask'; the inputs of the first example are \['memory', 'hidden'\]"):
+        lower("builders:only_keywords", PORTABLE, dynamic_shapes={"forward": {"mask": {0: {"min": 1, "max": 2}}}})
+
+
+def test_keyword_inputs_are_calibrated(lower):
+    """Quantizers observe keyword inputs, too; sizes vary within dynamic shapes."""
+    recipe = XNNPACK | {
+        "quantize": {"quantizer": "xnnpack", "options": {}},
+        "verify": {"min_sqnr_db": 8},
+    }
+    lowered = lower("builders:two_methods_with_keywords", recipe)
+    assert "quantize/cross" in lowered.steps
+    assert 8 < lowered.figures["overall"]["sqnr_db"] < 80

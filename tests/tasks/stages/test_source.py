@@ -43,6 +43,28 @@ def test_forms(name, examples, dynamic):
     assert (made.dynamic_shapes is not None) == dynamic
 
 
+@pytest.mark.parametrize("name", ["keywords", "EagerKeywords"])
+def test_keywords_follow_by_position(name):
+    """The module takes all inputs by position, in the order of the example, and shares everything with the user's."""
+    import torch
+
+    method = build(f"builders:{name}").definition.methods["forward"]
+    ((values, shift, factor),) = method.example_inputs
+    assert torch.equal(method.module(values, shift, factor), torch.full((2,), 2.0))
+    assert type(method.module).__name__ == "Keywords"
+    program = torch.export.export(method.module, method.example_inputs[0], dynamic_shapes=method.dynamic_shapes)
+    assert program.graph_signature.user_inputs == ("values", "shift", "factor")
+
+
+def test_copies_share_state():
+    """Weights, buffers and submodules of a module that takes keywords are those of the others that use it."""
+    methods = build("builders:two_methods_with_keywords").definition.methods
+    cross, own = (methods[name].module for name in ("cross", "own"))
+    assert cross.query is own.query
+    assert [len(example) for example in methods["cross"].example_inputs] == [3, 3]
+    assert list(cross.state_dict()) == ["query.weight", "query.bias", "key.weight", "key.bias"]
+
+
 @pytest.mark.parametrize(
     ("builder", "message"),
     [
@@ -57,6 +79,11 @@ def test_forms(name, examples, dynamic):
         ("faulty:no_examples", "example_inputs of 'forward' must be a list of tuples, at least one"),
         ("faulty:lists_of_lists", "example_inputs of 'forward' must be a list of tuples, at least one"),
         ("faulty:clash", r"\['forward'\] are methods and constant methods"),
+        ("faulty:other_keywords", r"example 1 has the keywords \['factor'\], and the first example of the method"),
+        ("faulty:too_few_keywords", "method 'forward' has 2 example_inputs and 1 example_kwarg_inputs"),
+        ("faulty:given_twice", "method 'forward' has 'input' by position and by keyword"),
+        ("faulty:keywords_of_a_call", r"sequence 0: 'forward' has the keywords \['other'\]"),
+        ("faulty:keywords_by_name", "example_kwarg_inputs of 'forward' must be a list of mappings"),
     ],
 )
 def test_broken_builders(builder, message):
