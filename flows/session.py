@@ -206,8 +206,11 @@ class Session:
         """Keeps a record of the run in the store: written now, and again when the context ends.
 
         Meanwhile the run holds a lease: `gc` keeps what it publishes, which may be between two stages and in no record.
+        What runs that were killed, or whose disk failed, have left half written among the results is removed.
         """
         self.record("running")
+        for folder in (self.out, *(self.out / model.name for model in self.models)):
+            remove_abandoned_files(folder)
         status: RunStatus = "interrupted"
         try:
             with ExitStack() as stack:
@@ -381,11 +384,7 @@ def open_session(  # noqa: PLR0913 - one parameter per option of the command lin
     if debug:
         selected = tuple(model.for_debugging() for model in selected)
     publication = publication_of(loaded, parameters)
-    if out:
-        folders = [out.absolute() / model.name for model in selected]
-        check_folders(folders)
-        for folder in (out, *folders):  # of runs that were killed, or whose disk failed
-            remove_abandoned_files(folder)
+    check_folders(out.absolute() / model.name for model in selected if out)
     if jobs is None and place.processes:  # those of a cluster on this machine share its cores
         jobs = max(1, (os.cpu_count() or 1) // place.processes)
     workers, run = Workers(jobs=jobs, memory=stage_memory(place)), uuid.uuid4().hex
