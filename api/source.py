@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from ..tasks.keys.builder import find_builder
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.keys.source import check_program_file
 from ..tasks.model import PlannedRecipe
+from ..tasks.programs.copies import copy_modules
 from ..tasks.programs.model_source import BuiltModel, checked_definition
 
 Model: TypeAlias = torch.nn.Module | ExportedProgram | ModelDefinition | str | Path
@@ -171,10 +171,9 @@ def _copied(source: LiveSource) -> LiveSource:
 def _with_copies(definition: ModelDefinition, names: Container[str]) -> ModelDefinition:
     """Copies the modules of the methods `names`; what they share, their copies share, and parameters are not copied."""
     modules = {name: method.module for name, method in definition.methods.items() if name in names}
-    memo = {id(parameter): parameter for module in modules.values() for parameter in module.parameters()}
     try:
         with torch.inference_mode(mode=False):  # inference tensors cannot be traced
-            copies = copy.deepcopy(modules, memo)
+            copies = copy_modules(modules)
     except Exception as error:
         problem = f"the model cannot be copied ({type(error).__name__}: {error}), and pteforge never changes yours"
         raise SourceError(problem) from error

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ...configs.definition import ModelDefinition
 from ...errors import SourceError
+from .copies import copy_module, copy_modules
 from .inputs import check_fits, prepend_mutated_inputs, random_inputs
 from .model_source import BuiltModel
 from .prepared import for_inference
@@ -61,8 +62,7 @@ def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:
         SourceError: the module raises; `what` says on which inputs.
     """
     args, kwargs = copy.deepcopy(call)
-    # The module's state must stay what it was built with; its weights do not change, and so need no copy.
-    fresh = copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+    fresh = copy_module(module)  # the module's state must stay what it was built with
     try:
         with torch.no_grad():
             leaves = pytree.tree_leaves((args, kwargs))
@@ -86,8 +86,7 @@ def run_sequences_in_eager(definition: ModelDefinition) -> list[list[tuple[str, 
 
 def _run(definition: ModelDefinition, number: int) -> list[tuple[str, list[Any], list[Any]]]:
     modules = {name: for_inference(method.module) for name, method in definition.methods.items()}
-    weights = {id(weight): weight for module in modules.values() for weight in module.parameters()}
-    fresh = copy.deepcopy(modules, weights)  # in one go, so that modules still share what they share
+    fresh = copy_modules(modules)
     calls = []
     for position, call in enumerate(definition.sequences[number]):
         if call.method not in fresh:

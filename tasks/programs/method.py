@@ -76,7 +76,8 @@ def export_method(name: str, method: MethodDefinition, params: MethodParams, sta
     if is_prepared(module):
         module = convert_prepared(module, f"method {name!r}")
     try:
-        return torch.export.export(module, example, dynamic_shapes=shapes, strict=params.strict)
+        with torch.no_grad():  # as ExecuTorch's examples do: state that is written to gets no gradients
+            return torch.export.export(module, example, dynamic_shapes=shapes, strict=params.strict)
     except Exception as error:
         # Distinguishes example inputs that do not fit the model from a model that cannot be exported.
         run_eager(method.module, (example, {}), f"its own example inputs of method {name!r}{stage}")

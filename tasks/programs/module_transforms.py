@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
 import pkgutil
@@ -25,6 +24,7 @@ from ...errors import SourceError, TargetError
 from ..stage import CallableParams
 from ..stages.source_transform import TorchaoParams
 from ..torchao_configs import PACKAGES, snake_case
+from .copies import copy_module
 from .model_source import BuiltModel, user_code_error
 
 
@@ -192,9 +192,8 @@ def layer_names(module: nn.Module, kinds: Sequence[str]) -> dict[nn.Module, list
 def _copied(module: nn.Module, transforms: Transforms) -> nn.Module:
     # torchao puts new weights in the place of the old ones; only functions of the user's may write into them.
     writing = any(isinstance(transform, CallableParams) for transform in transforms)
-    shared: dict[int, Any] = {} if writing else {id(parameter): parameter for parameter in module.parameters()}
     try:
-        return copy.deepcopy(module, shared).eval()
+        return copy_module(module, share_parameters=not writing).eval()
     except Exception as error:
         raise SourceError(f"source_transforms need a copy of the model: {type(error).__name__}: {error}") from error
 

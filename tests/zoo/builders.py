@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -82,6 +84,30 @@ def two_methods_with_keywords():
             [MethodCall("own", (), {"hidden": hidden, "scale": 0.5}), MethodCall("cross", (hidden,), masked[1])]
         ],
     )
+
+
+# Modules that `copy.deepcopy` refuses.
+
+
+def weight_norm():
+    """The old function, whose weight is the result of a computation."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.utils.weight_norm(nn.Linear(4, 3)), (torch.randn(2, 4),)
+
+
+def ran_before():
+    """A cache that an earlier call has written to, with gradients."""
+    net, example = networks.Remembers(), (torch.randn(1, 2, 4), torch.tensor([1, 2]))
+    net(*example)
+    net.cache = net.cache * 0
+    return net, example
+
+
+def with_a_lock():
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    net[1].lock, net.opened = threading.Lock(), (name for name in ())
+    return net, (torch.randn(2, 4),)
 
 
 # One method.

@@ -107,3 +107,11 @@ def test_keyword_inputs_are_calibrated(lower):
     lowered = lower("builders:two_methods_with_keywords", recipe)
     assert "quantize/cross" in lowered.steps
     assert 8 < lowered.figures["overall"]["sqnr_db"] < 80
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute self.weight was assigned", "ignore:While compiling, we found")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("builder", ["weight_norm", "ran_before", "with_a_lock"])
+def test_modules_that_deepcopy_refuses(builder, strict, lower):
+    """Results of computations, static caches that were written to, locks and generators in a module are no obstacle."""
+    assert lower(f"builders:{builder}", PORTABLE, strict=strict).figures["overall"]["cases"] >= 1
