@@ -30,7 +30,8 @@ class Case:
         payload: the payload of a fat file that ran; empty for a plain file.
         classified: rows of an output of shape (rows, classes >= 2) of a floating type; 0 for other outputs.
         agreeing: how many of those rows have their largest element in the same place as eager's.
-        rounded_to: ``float16`` or ``bfloat16`` if that is the output's dtype; else empty.
+        rounded_to: ``float16`` or ``bfloat16`` if that is the dtype of the output, or of a value that the method
+            computes on the way; else empty.
     """
 
     method: str

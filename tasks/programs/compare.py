@@ -8,16 +8,34 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from ...errors import VerificationFailed
 from ..figures import Case
 
-_COARSE = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_COARSE = {torch.bfloat16: "bfloat16", torch.float16: "float16"}  # the coarsest first
+_CONVERSIONS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout)  # noqa: SLF001
 _SILENT_DB = -300.0  # stands for minus infinity: eager returns zeros and the runtime does not
 
 
-def compare_all(outputs: Sequence[Any], references: Sequence[Any], *, method: str, label: str) -> Iterator[Case]:
-    """Figures of all outputs of one execution, against eager's.
+def rounding_of(program: ExportedProgram) -> str:
+    """``bfloat16`` or ``float16`` where an ATen program computes in it, the coarser one of both; else empty."""
+    computed = {
+        node.meta["val"].dtype
+        for module in program.graph_module.modules()
+        if isinstance(module, GraphModule)
+        for node in module.graph.nodes
+        if node.op == "call_function" and node.target not in _CONVERSIONS
+        if isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    return next((name for dtype, name in _COARSE.items() if dtype in computed), "")
+
+
+def compare_all(
+    outputs: Sequence[Any], references: Sequence[Any], *, method: str, label: str, rounding: str = ""
+) -> Iterator[Case]:
+    """Figures of all outputs of one execution, against eager's; `rounding` is that of the program.
 
     Raises:
         VerificationFailed: their number is not that of eager's, or one cannot be compared.
@@ -27,7 +45,12 @@ def compare_all(outputs: Sequence[Any], references: Sequence[Any], *, method: st
             f"method {method!r} gives {len(outputs)} outputs on {label}, eager gives {len(references)}"
         )
     for position, (output, reference) in enumerate(zip(outputs, references, strict=True)):
-        yield compare(output, reference, method=method, label=label, output_position=position)
+        case = compare(output, reference, method=method, label=label, output_position=position)
+        yield replace(case, rounded_to=_coarser(case.rounded_to, rounding))
+
+
+def _coarser(*names: str) -> str:
+    return next((name for name in _COARSE.values() if name in names), "")
 
 
 def compare(output: Any, reference: Any, *, method: str, label: str, output_position: int) -> Case:

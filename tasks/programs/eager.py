@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ...configs.definition import ModelDefinition
 from ...errors import SourceError
+from .compare import rounding_of
 from .copies import copy_module, copy_modules
 from .inputs import check_fits, prepend_mutated_inputs, random_inputs
 from .model_source import BuiltModel
@@ -24,8 +25,8 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
     """Flat inputs and outputs; each run starts from the state that the model was built with.
 
     Returns:
-        ``inputs`` and ``outputs``, the examples first; ``drawn``, the number of random inputs; ``sequences`` with the
-        first method of a model that has any.
+        ``inputs`` and ``outputs``, the examples first; ``drawn``, the number of random inputs; ``rounding``, where the
+        program computes in a 16-bit dtype; ``sequences`` with the first method of a model that has any.
 
     Raises:
         SourceError: an input does not fit the program, or eager fails on it.
@@ -50,6 +51,8 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
         "outputs": outputs,
         "drawn": len(drawn),
     }
+    if rounding := rounding_of(program):
+        stored["rounding"] = rounding
     if model.definition.sequences and name == next(iter(model.definition.methods)):
         stored["sequences"] = run_sequences_in_eager(model.definition)
     return stored

@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from ...errors import SourceError
 from ..stage import Progressed
@@ -22,6 +23,8 @@ def stored_cases(stored: Mapping[str, Any], drawn: int) -> Iterator[tuple[str, S
     for number, (flat, expected) in enumerate(pairs):
         yield f"example {number}" if number < real else f"drawn {number - real}", flat, expected
 
+
+_UNBOUNDED = 1 << 31  # torch.export writes "no upper bound" as a number beyond any real size
 
 Sample = TypeVar("Sample")
 
@@ -71,6 +74,26 @@ def check_fits(program: ExportedProgram, flat: Sequence[Any], what: str) -> None
                 )
 
 
+def check_bounded(program: ExportedProgram, method: str) -> None:
+    """Checks that every size of an input has an upper bound, for which memory is planned.
+
+    Raises:
+        SourceError: naming the input and its dimension.
+    """
+    for position, shape in enumerate(input_shapes(program)):
+        for dimension, expression in enumerate(shape or ()):
+            bounds = [program.range_constraints.get(symbol) for symbol in expression.free_symbols]
+            if any(found is not None and not _has_upper(found) for found in bounds):
+                raise SourceError(
+                    f"method {method!r}: dimension {dimension} of input {position} has no upper bound, and ExecuTorch "
+                    'plans memory for the largest size; give one, as in Dim("batch", min=1, max=8)'
+                )
+
+
+def _has_upper(bounds: ValueRanges[Any]) -> bool:
+    return bool(bounds.upper.is_Integer) and bounds.upper < _UNBOUNDED
+
+
 def _traced_inputs(program: ExportedProgram) -> list[Any]:
     """The value of each flat user input in the program: fake tensors, and other values as they are."""
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -107,9 +130,6 @@ def _misfit(program: ExportedProgram, expression: sympy.Expr, size: int, sizes: 
     return None
 
 
-_UNBOUNDED = 1 << 31  # torch.export writes "no upper bound" as a number beyond any real size
-
-
 def random_inputs(program: ExportedProgram, example: Sequence[Any], count: int) -> list[list[Any]]:
     """Random flat inputs for a program.
 
@@ -143,7 +163,7 @@ def _size(program: ExportedProgram, symbol: sympy.Symbol, hint: int, number: int
     if bounds is None:
         return hint
     lower = max(1, int(bounds.lower))
-    upper = int(bounds.upper) if bounds.upper.is_Integer and bounds.upper < _UNBOUNDED else max(lower, 2 * hint)
+    upper = int(bounds.upper) if _has_upper(bounds) else max(lower, 2 * hint)
     if number < 2:
         return (lower, upper)[number]
     return random.Random(f"{symbol}/{number}").randint(lower, upper)  # noqa: S311 - test inputs, not secrets

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import OrderedDict
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from ...artifacts.digest import Digest, digest_bytes
 from ...configs.definition import MethodDefinition, ModelDefinition
@@ -77,10 +80,37 @@ def export_method(name: str, method: MethodDefinition, params: MethodParams, sta
         module = convert_prepared(module, f"method {name!r}")
     try:
         with torch.no_grad():  # as ExecuTorch's examples do: state that is written to gets no gradients
-            return torch.export.export(module, example, dynamic_shapes=shapes, strict=params.strict)
+            return _with_plain_trees(torch.export.export(module, example, dynamic_shapes=shapes, strict=params.strict))
     except Exception as error:
         # Distinguishes example inputs that do not fit the model from a model that cannot be exported.
-        run_eager(method.module, (example, {}), f"its own example inputs of method {name!r}{stage}")
+        outputs = run_eager(method.module, (example, {}), f"its own example inputs of method {name!r}{stage}")
+        if unknown := [type(each) for each in outputs if dataclasses.is_dataclass(each)]:
+            raise SourceError(
+                f"method {name!r} returns a {unknown[0].__name__}, which torch.export does not know; call "
+                f"torch.export.register_dataclass({unknown[0].__name__}) next to the class, or return a tuple or dict"
+            ) from error
         if shapes is not None and isinstance(error, torch._dynamo.exc.UserError):  # noqa: SLF001 - has no public name
             raise SourceError(f"method {name!r} cannot be exported with its dynamic shapes: {error}") from error
         raise
+
+
+_PLAIN = (tuple, list, dict, OrderedDict, type(None))
+
+
+def _with_plain_trees(program: ExportedProgram) -> ExportedProgram:
+    """The program, with tuples for namedtuples, dataclasses and other classes of inputs and outputs.
+
+    Files are flat; programs are read where the user's classes are not imported.
+    """
+    for entry in program.module_call_graph:
+        if signature := entry.signature:
+            signature.in_spec, signature.out_spec = _plain(signature.in_spec), _plain(signature.out_spec)
+    return program
+
+
+def _plain(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    if spec.is_leaf():
+        return spec
+    children = [_plain(child) for child in spec.children()]
+    plain = spec.type in _PLAIN
+    return pytree.TreeSpec(spec.type if plain else tuple, spec.context if plain else None, children)

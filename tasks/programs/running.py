@@ -55,11 +55,14 @@ def run_method(payload: Loadable, method: str, stored: Mapping[str, Any], drawn:
     for label, flat, expected in stored_cases(stored, drawn):
         # Everything is loaded again, so that no state of an earlier execution is seen.
         loaded = load_methods(payload, (*stateful, method))
-        yield from compare_all(execute(loaded, method, flat, label), expected, method=method, label=label)
+        outputs = execute(loaded, method, flat, label)
+        yield from compare_all(outputs, expected, method=method, label=label, rounding=stored.get("rounding", ""))
 
 
-def run_sequences(payload: Loadable, sequences: Sequence[Any]) -> Iterator[Case]:
+def run_sequences(payload: Loadable, sequences: Sequence[Any], rounding: Mapping[str, str]) -> Iterator[Case]:
     """Runs sequences of calls, each sequence on one loaded program: a method sees the state that others left.
+
+    `rounding` is that of the methods.
 
     Raises:
         VerificationFailed: see `run_method`.
@@ -68,7 +71,8 @@ def run_sequences(payload: Loadable, sequences: Sequence[Any]) -> Iterator[Case]
         loaded = load_methods(payload, (*_sharing_state(payload), *(method for method, _, _ in calls)))
         for position, (method, flat, expected) in enumerate(calls):
             label = f"sequence {number}, call {position}"
-            yield from compare_all(execute(loaded, method, flat, label), expected, method=method, label=label)
+            outputs = execute(loaded, method, flat, label)
+            yield from compare_all(outputs, expected, method=method, label=label, rounding=rounding.get(method, ""))
 
 
 def load_methods(payload: Loadable, methods: Sequence[str]) -> Mapping[str, Any]:
@@ -84,10 +88,18 @@ def load_methods(payload: Loadable, methods: Sequence[str]) -> Mapping[str, Any]
             loaded[method] = program.load_method(method)
         except (KeyError, RuntimeError) as error:
             raise VerificationFailed(
-                f"the runtime cannot load method {method!r}: {error}; "
-                "its log says whether an operator, a backend or data is missing"
+                f"the runtime cannot load method {method!r}: {_why_not_loaded(payload, method, error)}"
             ) from error
     return loaded
+
+
+def _why_not_loaded(payload: Loadable, method: str, error: Exception) -> str:
+    """With the operators that have no kernel, where that is the reason."""
+    here = Runtime.get().operator_registry.operator_names
+    wanted = [name for found in open_pte(payload.program).methods if found.name == method for name in found.operators]
+    if missing := [name for name in wanted if name not in here]:
+        return f"it has no kernel for {', '.join(missing)}; write the model without, or use a backend that takes such"
+    return f"{error}; its log says whether a backend or data is missing"
 
 
 def execute(loaded: Mapping[str, Any], method: str, flat: Sequence[Any], label: str) -> Sequence[Any]:

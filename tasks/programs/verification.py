@@ -9,7 +9,7 @@ from typing import Any
 
 from ...configs.verification import VerifyBounds
 from ...errors import VerificationFailed
-from ..figures import Case, Figures, summarize, violations
+from ..figures import Case, Figures, summarize, violations, worst_of
 from .running import Loadable, run_method, run_sequences, runnable_payloads
 
 
@@ -44,10 +44,14 @@ def _run_program(
 def _bounded_cases(program: Loadable, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds) -> list[Case]:
     drawn = bounds.drawn_inputs
     cases = [case for method, stored in examples.items() for case in run_method(program, method, stored, drawn)]
-    cases += [case for stored in examples.values() for case in run_sequences(program, stored.get("sequences", ()))]
+    rounding = {method: stored.get("rounding", "") for method, stored in examples.items()}
+    for stored in examples.values():
+        cases += run_sequences(program, stored.get("sequences", ()), rounding)
     if problems := [f"{case.where}: {line}" for case in cases for line in violations(case, bounds)]:
+        worst = worst_of(cases)
         found = "; ".join(problems)
         raise VerificationFailed(
-            f"the file does not compute what eager computes: {found} (the recipe's `verify` has the bounds)"
+            f"the file does not compute what eager computes: {found} (the recipe's `verify` has the bounds, and the "
+            f"largest error is {worst.max_abs_error:.3g}, {worst.max_relative_error:.3g} of the largest value)"
         )
     return cases

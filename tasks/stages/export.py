@@ -69,6 +69,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     from ..programs.batch_norms import foldable_norms
     from ..programs.constants import emitted_constants
     from ..programs.eager import eager_examples
+    from ..programs.inputs import check_bounded
     from ..programs.method import choose_method, digest_weights, export_method
 
     methods = list(model.definition.methods)
@@ -77,6 +78,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     program = model.program
     if program is None:
         program = export_method(name, model.definition.methods[name], params)
+    check_bounded(program, name)
     constants = emitted_constants(model.definition.constant_methods)
     examples = eager_examples(model, name, program, params.drawn_inputs)
     norms = [found.norm.name for found in foldable_norms(program)]

@@ -106,7 +106,8 @@ def _program_cases(
 
     program = StoredProgram(ref, work.store)
     for label, flat, expected in stored_cases(stored, drawn):
-        yield from compare_all(program.run(flat), expected, method=method, label=label)
+        outputs = program.run(flat)
+        yield from compare_all(outputs, expected, method=method, label=label, rounding=stored.get("rounding", ""))
 
 
 def _payload(ref: ArtifactRef, data: ArtifactRef | None, work: stage.Workspace) -> Loadable:

@@ -7,8 +7,10 @@ import random
 import threading
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import networks
 import numpy as np
@@ -108,6 +110,72 @@ def with_a_lock():
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
     net[1].lock, net.opened = threading.Lock(), (name for name in ())
     return net, (torch.randn(2, 4),)
+
+
+# Outputs of other classes than tuples, lists and dicts.
+
+
+class Pair(NamedTuple):
+    """A pair, which torch does not know how to write down."""
+
+    first: Any
+    second: Any
+
+
+@dataclass
+class Registered:
+    """A pair that torch knows."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+torch.export.register_dataclass(Registered)
+
+
+@dataclass
+class Unregistered:
+    """What torch does not know."""
+
+    first: torch.Tensor
+
+
+def named_tuple():
+    return Function(lambda x: Pair(x + 1, [Pair(x * 2, x)])), (torch.ones(3),)
+
+
+def data_class():
+    return Function(lambda x: Registered(x + 1, x * 2)), (torch.ones(3),)
+
+
+def returned_type():
+    """What torch's functions with several outputs return."""
+    return Function(lambda x: x.max(0)), (torch.tensor([[1.0, 2], [3, 0]]),)
+
+
+def named_tuple_as_input():
+    return Function(lambda pair: pair.first - pair.second), (Pair(torch.ones(3), torch.zeros(3)),)
+
+
+def unregistered():
+    return Function(lambda x: Unregistered(x + 1)), (torch.ones(3),)
+
+
+def sorted_values():
+    return Function(lambda x: x.sort().values), (torch.tensor([2.0, 1, 3]),)
+
+
+def half_inside():
+    """Computes in float16, and returns float32."""
+    layer = nn.Linear(64, 64).half()
+    module = Function(lambda x: layer(x.half()).float())
+    module.layer = layer
+    return module, (torch.randn(2, 64),)
+
+
+def without_upper_bound():
+    shapes = ({0: Dim("batch", min=1)},)
+    return ModelDefinition({"forward": MethodDefinition(nn.Linear(4, 3), [(torch.ones(2, 4),)], shapes)})
 
 
 # One method.

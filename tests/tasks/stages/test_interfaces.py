@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pteforge.errors import SourceError
+from pteforge.errors import PteforgeError, SourceError
 from pteforge.tests.lowering import PORTABLE, XNNPACK
 
 every_target = pytest.mark.parametrize("recipe", [PORTABLE, XNNPACK], ids=["portable", "xnnpack"])
@@ -115,3 +115,42 @@ def test_keyword_inputs_are_calibrated(lower):
 def test_modules_that_deepcopy_refuses(builder, strict, lower):
     """Results of computations, static caches that were written to, locks and generators in a module are no obstacle."""
     assert lower(f"builders:{builder}", PORTABLE, strict=strict).figures["overall"]["cases"] >= 1
+
+
+@every_target
+@pytest.mark.parametrize(
+    ("builder", "cases"), [("named_tuple", 9), ("data_class", 6), ("returned_type", 6), ("named_tuple_as_input", 3)]
+)
+def test_classes_of_inputs_and_outputs(builder, cases, recipe, lower):
+    """Namedtuples, dataclasses and torch's return types are flat in the file, and stages do not need the classes."""
+    assert lower(f"builders:{builder}", recipe).figures["overall"]["cases"] == cases
+
+
+def test_sixteen_bits_on_the_way(lower):
+    """An output in 32 bits that was computed in 16 has the bounds of these."""
+    overall = lower("builders:half_inside", PORTABLE).figures["overall"]
+    assert overall["rounded_to"] == "float16"
+    assert 40 < overall["sqnr_db"] < 80
+
+
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        (
+            "unregistered",
+            r"returns a Unregistered, which torch.export does not know; call torch.export.register_datacl",
+        ),
+        (
+            "sorted_values",
+            "the runtime cannot load method 'forward': it has no kernel for aten::sort.values; write the",
+        ),
+        (
+            "without_upper_bound",
+            r"method 'forward': dimension 0 of input 0 has no upper bound, .*; give one, as in Dim",
+        ),
+    ],
+)
+def test_what_cannot_be_lowered(builder, message, lower):
+    """The message says which method, why, and what to do."""
+    with pytest.raises(PteforgeError, match=message):
+        lower(f"builders:{builder}", PORTABLE)
