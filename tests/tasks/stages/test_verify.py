@@ -79,9 +79,8 @@ def test_wrong_files(made):
     (weight,) = (weight for weight in read_pte(bytes(content)).constants if weight.tensor.shape == (4, 3, 3, 3))
     content[weight.extent.offset + 3] ^= 0x40  # in the exponent of the first float
     path.write_bytes(content)
-    assert re.search(
-        r"method 'forward', example 0, output 0: SQNR \S+ dB < 80\.0 dB \(largest error \S+, \S+ of the la", problem()
-    )
+    assert re.search(r"method 'forward', example 0, output 0: SQNR \S+ dB < 80\.0 dB", problem())
+    assert re.search(r"largest error is \S+, \S+ of the largest value\)", problem())
     path.write_bytes(content[:1000])
     assert "the file is damaged or cut short" in problem()
 
