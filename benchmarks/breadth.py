@@ -116,8 +116,10 @@ def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def sources(only: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Kind, name and source of each model whose name matches."""
+    from pteforge.tasks.upstream.torchvision_operators import import_torchvision
     from transformers import CONFIG_MAPPING
 
+    import_torchvision()
     for kind, names in TRANSFORMERS.items():
         for name in filter(lambda name: fnmatchcase(name, only), names.split()):
             config = shrunk(CONFIG_MAPPING[name]().to_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from .zoo import zoo_schema
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
+_ADDED = re.compile(r"\[key\]|<[a-z ]+>|")
 _MAX_SHOWN = 40
 _MESSAGES = {
     "missing": "is missing; it has to be given",
@@ -58,12 +60,12 @@ def raise_all(problems: Iterable[ConfigError]) -> None:
 
 def _explain(detail: ErrorDetails, model: type[BaseModel], locations: Locations) -> ConfigError:
     # pydantic adds "[key]" for a bad key, and the tags of unions, which are in angle brackets here
-    path: FieldPath = tuple(
-        part for part in detail["loc"] if part != "[key]" and not (isinstance(part, str) and part.startswith("<"))
-    )
+    *parts, last = detail["loc"] or ("",)
     kind, found = detail["type"], detail["input"]
+    added = [*parts, *([] if kind == "extra_forbidden" else [last])]  # an unknown key is the user's, whatever it is
+    path: FieldPath = tuple(part for part in added if not (isinstance(part, str) and _ADDED.fullmatch(part)))
     if kind == "extra_forbidden":
-        key = str(path[-1])
+        key, path = str(last), (*path, last)
         return locations.error(f"unknown key {key!r}{did_you_mean(key, _known_keys(model, path[:-1]))}", path)
     problem = _MESSAGES.get(kind) or detail["msg"].removeprefix("Value error, ")
     if kind != "value_error" and (found is None or isinstance(found, str | int | float)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -12,7 +12,7 @@ from typing import Any
 from ..artifacts.digest import canonical_json
 from ..artifacts.ref import ArtifactRef
 from ..configs.sources import BuilderSource
-from ..errors import InputError, SourceError
+from ..errors import InputError, SourceError, StageFailed, VerificationFailed
 from ..formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
 from .keys.versions import host_capability
 from .model import PlannedRecipe, PlannedSpecialization, params_of
@@ -368,17 +368,28 @@ async def pack(run: Scope, exports: Exports, payloads: Mapping[str, Payload]) ->
 
 
 async def verify(run: Scope, exports: Exports, file: Serialize.Outputs) -> ArtifactRef:
-    outputs: Verify.Outputs = await run(
-        Verify,
-        Verify.Params(bounds=run.plan.bounds, host=host_capability()),
-        Verify.Inputs(
-            file=file.file,
-            data=file.data,
-            examples={method: export.examples for method, export in exports.items()},
-            constants=next(iter(exports.values())).constants,
-        ),
+    inputs = Verify.Inputs(
+        file=file.file,
+        data=file.data,
+        examples={method: export.examples for method, export in exports.items()},
+        constants=next(iter(exports.values())).constants,
     )
+    try:
+        outputs: Verify.Outputs = await run(
+            Verify, Verify.Params(bounds=run.plan.bounds, host=host_capability()), inputs
+        )
+    except (StageFailed, VerificationFailed) as error:
+        if methods := run.plan.calibrated_on_examples(exports, run.model.calibration):
+            error.args = (f"{error.args[0]}; {_on_calibration(methods)}",)
+        raise
     return outputs.figures
+
+
+def _on_calibration(methods: Sequence[str]) -> str:
+    return (
+        f"quantizers of {', '.join(map(repr, methods))} observed the example inputs only, and values beyond theirs are "
+        "clipped: give the model `calibration` samples like those that it will meet"
+    )
 
 
 async def score(run: Scope, file: Serialize.Outputs) -> ArtifactRef | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -89,6 +89,14 @@ class PlannedRecipe:
 
     def quantizes(self, method: str) -> bool:
         return bool(self.quantizers) and self.recipe.quantizes(method)
+
+    def calibrated_on_examples(self, methods: Iterable[str], calibration: Container[str]) -> list[str]:
+        """The methods whose activations get fixed ranges from the example inputs, for want of calibration data."""
+        ranges = any(
+            not (quantizer.options.get("dynamic") or quantizer.options.get("weight_only"))
+            for quantizer in self.quantizers
+        )
+        return [method for method in methods if ranges and self.quantizes(method) and method not in calibration]
 
     def edge_options(self, spec: PlannedSpecialization, method: str) -> EdgeOptions:
         own = spec.methods.get(method)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from pteforge.errors import SourceError
+from pteforge.errors import SourceError, VerificationFailed
 from pteforge.tasks.codecs.values import load_values
 from pteforge.tasks.stage import Workspace
 from pteforge.tasks.stages.calibration import Calibration
@@ -127,3 +127,17 @@ def test_memory_does_not_grow_with_samples(zoo, tmp_path):
         assert done.returncode == 0, done.stderr
         peaks[count] = int(done.stdout.split()[-1]) * 1024
     assert peaks[1000] < peaks[100] + 64 * 2**20
+
+
+def test_failures_say_what_was_observed(lower):
+    """Whoever quantizes with fixed ranges, and has not given samples, reads so when the file is refused."""
+    refused = recipe("xnnpack", quantize={"quantizer": "xnnpack"}, verify={"min_sqnr_db": 200})
+    with pytest.raises(VerificationFailed, match=r"quantizers of 'forward' observed the example inputs only.*give the"):
+        lower("builders:mlp", refused)
+    samples = {"forward": {"dataset": "callables:BATCHES", "samples": 1}}
+    dynamic = recipe(
+        "xnnpack", quantize={"quantizer": "xnnpack", "options": {"dynamic": True}}, verify={"min_sqnr_db": 200}
+    )
+    for other, config in ((refused, {"calibration": samples}), (dynamic, {})):
+        with pytest.raises(VerificationFailed, match=r"^(?!.*observed)"):
+            lower("builders:mlp", other, **config)
