@@ -51,8 +51,8 @@ def test_a_mistake_in_a_model(refused, written, column, field, said):
     ("text", "place", "said"),
     [
         ("model: {}", "3:1: model:", "unknown key 'model'; did you mean 'models'?"),
-        ("<: {}", '3:1: "<":', "unknown key '<'"),
-        ("'<dims>': {}", '3:1: "<dims>":', "unknown key '<dims>'"),
+        ("<: {}", "3:1: <:", "unknown key '<'"),
+        ("'<dims>': {}", "3:1: <dims>:", "unknown key '<dims>'"),
         ("models: {a: {source: {builder: 'p:a', kwarg: {}}}}", "3:39: models.a.source.kwarg:", "did you mean 'kwargs'"),
         ("models: {a: {}}", "3:10: models.a.source:", "is missing"),
         ("models: {a: null}", "3:10: models.a:", "must be a mapping (found null)"),
