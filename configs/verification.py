@@ -43,6 +43,11 @@ class VerifyBounds(FrozenModel):
 class Verification(VerifyBounds):
     """How a recipe's files are verified: the bounds, and whether every step is compared."""
 
+    required: StrictBool = Field(
+        True,
+        description="false: a plain file whose backend this machine's runtime lacks is made all the same, and reported "
+        "as not run; its edge programs are compared with eager in its place.",
+    )
     ladder: StrictBool = Field(
         False,
         description="true: also run the program after each step of the lowering (exported, edge, ...) and report how "

@@ -104,15 +104,22 @@ class ZooOutcome:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Verified files, in order."""
+        """Files that were made, in order."""
         return tuple(recipe.path for _, recipe in self.recipes if recipe.path)
+
+    @property
+    def unverified(self) -> tuple[Path, ...]:
+        """Those that this machine cannot run, of recipes that do not ask for it."""
+        made = [recipe for _, recipe in self.recipes if recipe.figures and not recipe.figures.of_file]
+        return tuple(recipe.path for recipe in made if recipe.path)
 
     @property
     def summary(self) -> str:
         """How many files were verified or, of a run that stops earlier, how far how many models came."""
         stopped = [model for model in self.models if model.until]
         if not stopped:
-            return f"{len(self.files)} files verified"
+            unverified = f", {len(self.unverified)} made and not run" if self.unverified else ""
+            return f"{len(self.files) - len(self.unverified)} files verified{unverified}"
         return f"{len(stopped)} model{'s' * (len(stopped) > 1)}: stages up to {stopped[0].until} done"
 
     @property
@@ -162,6 +169,7 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
         "sqnr_db": overall and overall.sqnr_db,
         "accuracy": outcome.accuracy and outcome.accuracy.to_json(),
         "left_out": dict(outcome.left_out),
+        "verified": bool(outcome.figures and outcome.figures.of_file),
         "not_run": dict(outcome.figures.not_run) if outcome.figures else {},
         **numerics,
     }

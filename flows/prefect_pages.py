@@ -108,7 +108,7 @@ def show_bisection(found: Bisection, plot: bytes | None) -> None:
 def _summary(outcome: ZooOutcome) -> Iterator[str]:
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
     yield f"# {markdown(outcome.zoo)}\n"
-    yield f"{len(outcome.files)} files verified{failed}; {outcome.ran} stages run, {outcome.cached} cached.\n"
+    yield f"{outcome.summary}{failed}; {outcome.ran} stages run, {outcome.cached} cached.\n"
     yield "For each file: status, size, SQNR against eager.\n"
     recipes = dict.fromkeys(recipe.recipe for _, recipe in outcome.recipes)
     yield from _table(

@@ -16,6 +16,10 @@ operator, so networks reach little more than half of that.
 """
 
 
+WHOLE_FILE = "the file"
+"""In place of a payload's name, which has no spaces."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One output of one method on one input, against eager.
@@ -70,8 +74,14 @@ class Figures(Record):
     overall: Worst
     methods: dict[str, Worst]
     payloads: dict[str, Worst]
-    not_run: dict[str, str]  # name of a payload that this machine's runtime has no backend for -> reason
+    # name of a payload that this machine's runtime has no backend for, or `WHOLE_FILE` of a plain file -> reason
+    not_run: dict[str, str]
     cases: tuple[Case, ...]
+
+    @property
+    def of_file(self) -> bool:
+        """Whether the file itself was run; else they are those of its edge programs."""
+        return WHOLE_FILE not in self.not_run
 
 
 def summarize(cases: Sequence[Case], not_run: Mapping[str, str] | None = None) -> Figures:

@@ -373,11 +373,11 @@ async def verify(run: Scope, exports: Exports, file: Serialize.Outputs) -> Artif
         data=file.data,
         examples={method: export.examples for method, export in exports.items()},
         constants=next(iter(exports.values())).constants,
+        edge=_made(run, Edge, exports, payload=run.plan.specializations[0].name) if run.plan.may_be_unverified else {},
     )
+    params = Verify.Params(bounds=run.plan.bounds, host=host_capability())
     try:
-        outputs: Verify.Outputs = await run(
-            Verify, Verify.Params(bounds=run.plan.bounds, host=host_capability()), inputs
-        )
+        outputs: Verify.Outputs = await run(Verify, params, inputs)
     except (StageFailed, VerificationFailed) as error:
         if methods := run.plan.calibrated_on_examples(exports, run.model.calibration):
             error.args = (f"{error.args[0]}; {_on_calibration(methods)}",)

@@ -87,6 +87,11 @@ class PlannedRecipe:
         targets += [find_target_class(quantizer.name) for quantizer in self.quantizers]
         return distribution_versions((*TOOLCHAIN, *(name for target in targets for name in target.distributions)))
 
+    @property
+    def may_be_unverified(self) -> bool:
+        """Whether the file is made even if nothing here runs it."""
+        return not (self.recipe.verify.required or self.fat)
+
     def quantizes(self, method: str) -> bool:
         return bool(self.quantizers) and self.recipe.quantizes(method)
 

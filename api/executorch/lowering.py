@@ -20,15 +20,16 @@ from ...tasks.targets.find import find_target, target_names
 _FIELD = "lowering_recipe.partitioners"
 _PORTABLE = Specialization(target="portable")
 _OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
-    "coreml": tuple(
-        {**precision, **system, **state}
-        for system in ({}, *({"minimum_deployment_target": f"iOS{number}"} for number in (15, 16, 17, 18, 26)))
-        for precision in ({}, {"compute_precision": "float32"})
-        for state in ({}, {"take_over_mutable_buffers": False})
-    ),
     "vulkan": ({}, {"force_fp16": True}),
 }
 """By target, the options whose partitioners are compared with the given one."""
+_COREML_SPECS = {
+    "compute_units",
+    "min_deployment_target",
+    "model_compute_precision",
+    "model_type",
+    "multimethod_weight_sharing_strategy",
+}
 
 
 def untranslatable(field: str, problem: str) -> ConfigError:
@@ -90,6 +91,8 @@ def _of_method(name: str, given: Sequence[Partitioner]) -> MethodOptions:
 def _target_of(given: Partitioner, field: str) -> Specialization:
     if type(given) is XnnpackPartitioner:
         return _xnnpack(given, field)
+    if type(given).__name__ == "CoreMLPartitioner":
+        return _coreml(given, field)
     for name in target_names():
         if type(given) not in _classes(name):
             continue
@@ -129,6 +132,31 @@ def _xnnpack(given: XnnpackPartitioner, field: str) -> Specialization:
     if precisions != {precision for config in configs for precision in config.supported_precision_types()}:
         options["precisions"] = sorted(precision.name.lower() for precision in precisions)
     return Specialization(target="xnnpack", options=options)
+
+
+def _coreml(given: Any, field: str) -> Specialization:
+    from executorch.backends.apple.coreml.compiler import CoreMLBackend  # noqa: PLC0415 - needs coremltools
+
+    from ...tasks.targets.coreml import CoreMlOptions  # noqa: PLC0415 - as above
+
+    specs = given.delegation_spec.compile_specs
+    if unknown := sorted({spec.key for spec in specs} - _COREML_SPECS):
+        raise untranslatable(field, f"target coreml has no option for the compile spec {unknown[0]!r}")
+    if not given.take_over_constant_data:
+        raise untranslatable(field, "target coreml always takes constants over")
+    oldest = CoreMLBackend.min_deployment_target_from_compile_specs(specs)
+    sharing = CoreMLBackend.multimethod_weight_sharing_strategy_from_compile_specs(specs)
+    options = CoreMlOptions(
+        minimum_deployment_target=oldest and oldest.name,
+        compute_unit=CoreMLBackend.compute_unit_from_compile_specs(specs).name.lower(),
+        compute_precision=CoreMLBackend.model_compute_precision_from_compile_specs(specs).value,
+        model_type=CoreMLBackend.model_type_from_compile_specs(specs).value,
+        lower_full_graph=given.lower_full_graph,
+        take_over_mutable_buffers=bool(given.take_over_mutable_buffer),
+        share_weights=sharing.name != "DISABLED",
+        skip_operators=tuple(dict.fromkeys(given.skip_ops_for_coreml_delegation or ())),
+    )
+    return Specialization(target="coreml", options=options.model_dump(mode="json", exclude_defaults=True))
 
 
 def _path(given: Callable[..., Any], position: int) -> str:

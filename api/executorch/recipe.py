@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from executorch.export import ExportRecipe, LoweringRecipe, RecipeType, StageType
 from executorch.export.recipe import Mode
 
+from ...configs.base import TARGET_SEPARATOR
 from ...configs.presets import RECIPE_TYPES
-from ...configs.recipe import Output, Recipe
+from ...configs.recipe import Output, Recipe, Specialization
 from ...configs.recipe_lookup import load_preset
 from ...configs.verification import Verification
 from ...errors import ConfigError
@@ -35,6 +36,24 @@ _UNTIL = {
     StageType.TO_EXECUTORCH: None,
 }
 """ExecuTorch's stages -> our stage that each ends with."""
+
+_LOWERED = (StageType.TO_EDGE, StageType.TO_EDGE_TRANSFORM_AND_LOWER)
+_AFTER = {
+    StageType.SOURCE_TRANSFORM: (),
+    StageType.QUANTIZE: (StageType.SOURCE_TRANSFORM,),
+    StageType.TORCH_EXPORT: (StageType.SOURCE_TRANSFORM, StageType.QUANTIZE),
+    StageType.TO_EDGE: (StageType.TORCH_EXPORT,),
+    StageType.TO_EDGE_TRANSFORM_AND_LOWER: (StageType.TORCH_EXPORT,),
+    StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: _LOWERED,
+    StageType.TO_BACKEND: (StageType.TO_EDGE, StageType.EDGE_PROGRAM_MANAGER_TRANSFORM),
+    StageType.TO_EXECUTORCH: (
+        StageType.TO_EDGE_TRANSFORM_AND_LOWER,
+        StageType.TO_BACKEND,
+        StageType.EDGE_PROGRAM_MANAGER_TRANSFORM,
+    ),
+}
+"""Stages -> those that can come right before them (executorch/export/stages.py)."""
+_FIRST = (StageType.SOURCE_TRANSFORM, StageType.QUANTIZE, StageType.TORCH_EXPORT, *_LOWERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +112,20 @@ def translate(given: ExportRecipe) -> Translated:
             edge=edge_options(lowering),
             compile=compile_options(given.executorch_backend_config),
             debug=given.mode is Mode.DEBUG,
-            verify=Verification(min_sqnr_db=bound),
+            verify=Verification(min_sqnr_db=bound, required=_runs_anywhere(payloads)),
             **fields,
         ),
         strict=given.strict,
         until=_last_stage(given),
         calibration=given.quantization_recipe and given.quantization_recipe.calibration_inputs_fn,
     )
+
+
+def _runs_anywhere(payloads: Sequence[Specialization]) -> bool:
+    """Whether ExecuTorch's packages of all platforms run the file, or a part of it, so that it can be asked for."""
+    targets = {target for spec in payloads for target in spec.target.split(TARGET_SEPARATOR)}
+    targets |= {each.target for spec in payloads for each in spec.methods.values() if each.target}
+    return len(payloads) > 1 or targets <= {"portable", "xnnpack"}
 
 
 def _last_stage(given: ExportRecipe) -> str | None:
@@ -110,6 +136,13 @@ def _last_stage(given: ExportRecipe) -> str | None:
     if given.quantization_recipe and skipped:
         names = ", ".join(sorted(stage.value for stage in skipped))
         raise untranslatable("pipeline_stages", f"they leave out {names}, and there is a quantization_recipe")
+    for before, stage in zip((None, *stages), stages, strict=False):
+        if stage not in _UNTIL.keys() | _AFTER.keys():
+            raise untranslatable("pipeline_stages", f"there is no stage that ends with {stage!r}")
+        if before not in _AFTER[stage] and not (before is None and stage in _FIRST):
+            where = f"follow {before.value}" if before else "come first"
+            known = ", ".join(each.value for each in _AFTER[stage]) or "none"
+            raise untranslatable("pipeline_stages", f"{stage.value} cannot {where}; stages before it are: {known}")
     if stages[-1] not in _UNTIL:
-        raise untranslatable("pipeline_stages", f"there is no stage that ends with {stages[-1]!r}")
+        raise untranslatable("pipeline_stages", f"nothing is lowered by {stages[-1].value} alone")
     return _UNTIL[stages[-1]]

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ...errors import printable
+from ...tasks.figures import WHOLE_FILE
 from ...tasks.keys.inputs import ALL_VARIABLES
 from ..figures_text import format_error, format_score, format_sqnr, ladders_table, open_table
 from ..outcome import ModelOutcome, RecipeOutcome, ZooOutcome
@@ -63,7 +64,7 @@ def _notes(outcome: ZooOutcome) -> Iterator[Text]:
         for payload, reason in recipe.left_out.items():
             yield Text(f"{name} is without {payload}: {reason}", "yellow")
         for payload, reason in (recipe.figures.not_run if recipe.figures else {}).items():
-            yield Text(f"{name}: {payload} was not run: it {reason}", "dim")
+            yield Text(f"{name}: {payload} was not run: it {reason}", "yellow" if payload == WHOLE_FILE else "dim")
 
 
 def _unwatched(made: ModelOutcome) -> str:

@@ -137,8 +137,9 @@ def runnable_payloads(
         if missing := missing_backends(pte.backends):
             raise VerificationFailed(
                 f"the file needs {', '.join(missing)}, which this machine's ExecuTorch runtime does not have, "
-                "so nothing can be said of what it computes; as a specialization of a recipe with "
-                "`output: {form: fat}` it can be delivered together with payloads that are verified"
+                "so nothing can be said of what it computes; with `verify: {required: false}` in the recipe it is made "
+                "all the same, and its edge programs are compared, and as a specialization of a recipe with "
+                "`output: {form: fat}` it comes with payloads that are verified"
             )
         data = next(iter(data_files), None)
         check_external_weights(path, pte, data)

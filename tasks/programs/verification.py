@@ -7,10 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...artifacts.local_store import LocalStore
+from ...artifacts.ref import ArtifactRef
 from ...configs.verification import VerifyBounds
 from ...errors import VerificationFailed
-from ..figures import Case, Figures, summarize, violations, worst_of
-from .running import Loadable, run_method, run_sequences, runnable_payloads
+from ..figures import WHOLE_FILE, Case, Figures, summarize, violations, worst_of
+from .compare import compare_all
+from .inputs import stored_cases
+from .running import Loadable, StoredProgram, run_method, run_sequences, runnable_payloads
 
 
 def verify_file(
@@ -27,6 +31,30 @@ def verify_file(
     for payload, program in runnable_payloads(path, data_files, not_run):
         cases += _run_program(program, payload, examples, bounds)
     return summarize(cases, not_run)
+
+
+def verify_programs(
+    programs: Mapping[str, ArtifactRef],
+    examples: Mapping[str, Mapping[str, Any]],
+    bounds: VerifyBounds,
+    missing: Sequence[str],
+    store: LocalStore,
+) -> Figures:
+    """Runs the edge programs of a file that needs backends which are `missing` here, in its place.
+
+    Raises:
+        VerificationFailed: as `verify_file`.
+    """
+    cases: list[Case] = []
+    for method, stored in examples.items():
+        program = StoredProgram(programs[method], store)
+        for label, flat, expected in stored_cases(stored, bounds.drawn_inputs):
+            cases += compare_all(
+                program.run(flat), expected, method=method, label=label, rounding=stored.get("rounding", "")
+            )
+    _check(cases, bounds, "the edge program does")
+    reason = f"needs {', '.join(missing)}, which this machine's runtime does not have; its edge program ran instead"
+    return summarize(cases, {WHOLE_FILE: reason})
 
 
 def _run_program(
@@ -47,11 +75,15 @@ def _bounded_cases(program: Loadable, examples: Mapping[str, Mapping[str, Any]],
     rounding = {method: stored.get("rounding", "") for method, stored in examples.items()}
     for stored in examples.values():
         cases += run_sequences(program, stored.get("sequences", ()), rounding)
+    _check(cases, bounds, "the file does")
+    return cases
+
+
+def _check(cases: Sequence[Case], bounds: VerifyBounds, what: str) -> None:
     if problems := [f"{case.where}: {line}" for case in cases for line in violations(case, bounds)]:
         worst = worst_of(cases)
         found = "; ".join(problems)
         raise VerificationFailed(
-            f"the file does not compute what eager computes: {found} (the recipe's `verify` has the bounds, and the "
+            f"{what} not compute what eager computes: {found} (the recipe's `verify` has the bounds, and the "
             f"largest error is {worst.max_abs_error:.3g}, {worst.max_relative_error:.3g} of the largest value)"
         )
-    return cases

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 
 from ...artifacts.digest import canonical_json
 from ...configs.verification import VerifyBounds
+from ...formats.pte.reader import open_pte
 from .. import kinds, stage
 from ..programs.delivery import write_delivered
 
@@ -22,23 +24,29 @@ class Verify(stage.Stage, name="verify"):
         examples: Mapping[str, kinds.Examples]  # by method, of `export`
         constants: kinds.Constants  # of `export`
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
+        # by method, of `edge`: run in its place if the runtime lacks its backend; none where the file has to be run
+        edge: Mapping[str, kinds.EdgeProgram] = field(default_factory=dict)
 
     class Outputs(stage.Roles):
         figures: kinds.Figures
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Runs the file.
+        """Runs the file, or what it was made from.
 
         Raises:
             VerificationFailed: an output is outside the bounds; nothing is recorded, so a repaired run verifies again.
         """
         from ..codecs.values import load_value
         from ..programs.constants import check_constants
-        from ..programs.verification import verify_file
+        from ..programs.running import missing_backends
+        from ..programs.verification import verify_file, verify_programs
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         examples = {method: load_value(ref, work.store) for method, ref in inputs.examples.items()}
-        figures = verify_file(path, examples, params.bounds, data_files)
+        if inputs.edge and (missing := missing_backends(open_pte(path).backends)):
+            figures = verify_programs(inputs.edge, examples, params.bounds, missing, work.store)
+        else:
+            figures = verify_file(path, examples, params.bounds, data_files)
         check_constants(path, load_value(inputs.constants, work.store))
         return Verify.Outputs(figures=work.store.put_artifact("report/figures", canonical_json(figures.to_json())))

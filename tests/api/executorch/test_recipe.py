@@ -19,8 +19,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:This API and all of its related 
 
 with warnings.catch_warnings():  # these modules warn when they are imported
     warnings.simplefilter("ignore")
+    import coremltools
     import executorch.backends.xnnpack.recipes  # noqa: F401 - registers the types
     import torch
+    from executorch.backends.apple.coreml.compiler import CoreMLBackend
+    from executorch.backends.apple.coreml.partition import CoreMLPartitioner
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
@@ -240,6 +243,82 @@ REFUSED = {
         quantization_recipe=QuantizationRecipe(), pipeline_stages=[StageType.TORCH_EXPORT, StageType.TO_EDGE]
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("stages", "problem"),
+    [
+        ([StageType.TO_EXECUTORCH, StageType.TORCH_EXPORT], "to_executorch cannot come first"),
+        (
+            [StageType.TORCH_EXPORT, StageType.TO_BACKEND],
+            "to_backend cannot follow torch_export; stages before it are:",
+        ),
+        ([StageType.TO_EDGE, StageType.TORCH_EXPORT], "torch_export cannot follow to_edge"),
+        ([StageType.TORCH_EXPORT, StageType.TORCH_EXPORT], "torch_export cannot follow torch_export"),
+        ([StageType.TORCH_EXPORT, StageType.SOURCE_TRANSFORM], "before it are: none"),
+        ([StageType.SOURCE_TRANSFORM], "nothing is lowered by source_transform alone"),
+        (["link"], "there is no stage that ends with 'link'"),
+    ],
+)
+def test_stages_in_no_order(stages, problem):
+    """What ExecuTorch's session refuses, and what makes nothing, is refused here, too."""
+    with pytest.raises(ConfigError, match=problem) as caught:
+        find_recipe(ExportRecipe(pipeline_stages=stages))
+    assert caught.value.field == "ExportRecipe.pipeline_stages"
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "options"),
+    [
+        (CoreMLPartitioner, {}),
+        (lambda: CoreMLPartitioner(compile_specs=CoreMLBackend.generate_compile_specs()), {}),
+        (
+            lambda: CoreMLPartitioner(
+                skip_ops_for_coreml_delegation=["aten.add.Tensor"], take_over_mutable_buffer=False
+            ),
+            {"take_over_mutable_buffers": False, "skip_operators": ["aten.add.Tensor"]},
+        ),
+        (
+            lambda: CoreMLPartitioner(
+                compile_specs=CoreMLBackend.generate_compile_specs(
+                    minimum_deployment_target=coremltools.target.iOS17,
+                    compute_unit=coremltools.ComputeUnit.CPU_AND_NE,
+                    compute_precision=coremltools.precision.FLOAT32,
+                )
+            ),
+            {
+                "minimum_deployment_target": "iOS17",
+                "compute_unit": "cpu_and_ne",
+                "compute_precision": "float32",
+            },
+        ),
+    ],
+)
+def test_core_ml_partitioners(partitioner, options):
+    """All that a Core ML partitioner can be told is an option; files that only Apple's devices run need no proof."""
+    recipe = pteforge.recipe_from_executorch(lowering(partitioners=[partitioner()]))
+    (specialization,) = recipe.specializations
+    assert (specialization.target, specialization.options) == ("coreml", options)
+    assert not recipe.verify.required
+    assert pteforge.recipe_from_executorch(lowering(partitioners=[XnnpackPartitioner()])).verify.required
+
+
+def test_other_core_ml_partitioners():
+    """A compile spec that no option makes is an error."""
+    specs = CoreMLBackend.generate_compile_specs(pass_names=["common::const_elimination"])
+    with pytest.raises(ConfigError, match="no option for the compile spec 'pass_pipeline'"):
+        pteforge.recipe_from_executorch(lowering(partitioners=[CoreMLPartitioner(compile_specs=specs)]))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Function _TORCH_OPS_REGISTRY")
+def test_files_for_other_machines(net, example, store):
+    """A recipe with a Core ML partitioner only makes a file here, and says that nothing ran it."""
+    result = pteforge.export(
+        net, example, recipe=lowering(partitioners=[CoreMLPartitioner()]), strict=False, store=store
+    )
+    assert b"CoreMLBackend" in result.pte
+    assert "its edge program ran instead" in result.figures.not_run["the file"]
 
 
 @pytest.mark.parametrize("partitioners", [None, [XnnpackPartitioner()], [VulkanPartitioner(), XnnpackPartitioner()]])

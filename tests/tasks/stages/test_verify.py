@@ -118,6 +118,20 @@ def test_state_does_not_reach_the_next_case(made):
     assert figures.overall.max_abs_error < 1e-5
 
 
+def test_what_need_not_be_run(lower):
+    """A file for another machine is made; its edge program is compared, and bounds apply to it."""
+    made = {"verify": {"required": False, "min_sqnr_db": 80}}
+    lowered = lower("builders:two_methods", recipe("vulkan", **made))
+    verification = lowered.provenance["verification"]["figures"]
+    assert verification["overall"]["cases"] > 2
+    assert list(verification["not_run"]) == ["the file"]
+    assert "needs VulkanBackend" in verification["not_run"]["the file"]
+    with pytest.raises(VerificationFailed, match="the edge program does not compute what eager computes"):
+        lower("builders:mlp", recipe("vulkan", **made, quantize={"quantizer": "xnnpack"}))
+    run = lower("builders:two_methods", recipe("xnnpack", verify={"required": False}))
+    assert run.provenance["verification"]["figures"]["not_run"] == {}
+
+
 def test_what_this_machine_cannot_run(made, lower):
     """The message says which operator no kernel runs, or which backend is not here, and what can be done."""
     with pytest.raises(VerificationFailed, match=r"'forward': it has no kernel for aten::hardswish\.out; write"):
