@@ -38,7 +38,7 @@ class RecipeOutcome:
 
     recipe: str
     status: Status  # `made` if any of its stages ran, `cached` if none did; `not applicable` if the recipe says so
-    path: Path | None = None  # the verified file, if any
+    path: Path | None = None  # the file, if any: verified, unless the recipe does not ask for it
     data: Path | None = None  # its `.ptd`, if weights are in a sibling file
     size: int = 0  # bytes of both
     sha256: str = ""  # of the `.pte`
@@ -51,6 +51,11 @@ class RecipeOutcome:
     accuracy: AccuracyReport | None = None  # scores of the file, if it has an accuracy gate
     rejected: Path | None = None  # the file that missed its accuracy gate
     until: str = ""  # the stage after which it stopped, as it was asked to; empty where it did not
+
+    @property
+    def verified(self) -> bool:
+        """Whether the file itself was run here, or a payload of it."""
+        return bool(self.path) and (self.figures is None or self.figures.of_file)
 
 
 def not_applicable(reasons: Mapping[str, str]) -> tuple[RecipeOutcome, ...]:
@@ -76,6 +81,11 @@ class ModelOutcome:
     def until(self) -> str:
         """The stage after which its recipes stopped, as they were asked to; empty where they made files."""
         return ", ".join(dict.fromkeys(recipe.until for recipe in self.recipes if recipe.until))
+
+    @property
+    def proof(self) -> str:
+        """What is known of its files: all were run, or some were only made."""
+        return "verified" if all(recipe.verified for recipe in self.recipes if recipe.path) else "made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +120,7 @@ class ZooOutcome:
     @property
     def unverified(self) -> tuple[Path, ...]:
         """Those that this machine cannot run, of recipes that do not ask for it."""
-        made = [recipe for _, recipe in self.recipes if recipe.figures and not recipe.figures.of_file]
-        return tuple(recipe.path for recipe in made if recipe.path)
+        return tuple(recipe.path for _, recipe in self.recipes if recipe.path and not recipe.verified)
 
     @property
     def summary(self) -> str:
@@ -169,7 +178,7 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
         "sqnr_db": overall and overall.sqnr_db,
         "accuracy": outcome.accuracy and outcome.accuracy.to_json(),
         "left_out": dict(outcome.left_out),
-        "verified": bool(outcome.figures and outcome.figures.of_file),
+        "verified": outcome.verified,
         "not_run": dict(outcome.figures.not_run) if outcome.figures else {},
         **numerics,
     }

@@ -319,7 +319,7 @@ def _totals(record: RunRecord) -> dict[str, int]:
     stages = [stage for stages in record.models.values() for stage in stages]
     return {
         "models": len(record.files),
-        "verified": sum(bool(entry.get("file")) for entry in entries),
+        "verified": sum(bool(entry.get("file") and entry.get("verified", True)) for entry in entries),
         "failed": sum(entry["status"] == "failed" for entry in entries),
         "skipped": sum(entry["status"] == "not applicable" for entry in entries),
         "bytes": sum(entry.get("size") or 0 for entry in entries),

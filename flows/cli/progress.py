@@ -142,6 +142,6 @@ class Lines:
     def completed(self, outcome: ModelOutcome) -> None:
         failed = sum(recipe.failure is not None for recipe in outcome.recipes)
         due = sum(recipe.status != "not applicable" for recipe in outcome.recipes)
-        done = f"stages up to {outcome.until} done" if outcome.until else "verified"
+        done = f"stages up to {outcome.until} done" if outcome.until else outcome.proof
         result = f"{failed} of {due} recipes failed" if failed else done if due else "no recipe applies"
         sys.stderr.write(f"{outcome.model}: {result} ({outcome.ran} stages run, {outcome.cached} cached)\n")

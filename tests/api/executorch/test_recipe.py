@@ -311,7 +311,7 @@ def test_other_core_ml_partitioners():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Function _TORCH_OPS_REGISTRY")
+@pytest.mark.filterwarnings("ignore:Function _TORCH_OPS_REGISTRY", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_files_for_other_machines(net, example, store):
     """A recipe with a Core ML partitioner only makes a file here, and says that nothing ran it."""
     result = pteforge.export(
