@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..configs.nodes import FieldPath, format_field
 from ..configs.recipe import Recipe
 from ..configs.recipe_lookup import LoadedRecipe, call_recipe, load_preset, load_recipe
-from ..configs.verification import resolve_gate
+from ..configs.verification import ERROR_BOUNDS, resolve_gate
 from ..errors import ConfigError
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.model import PlannedRecipe
@@ -103,4 +103,5 @@ def _translated(given: object) -> Translated:
 def _planned(name: str, recipe: Recipe, error_at: ErrorAt) -> PlannedRecipe:
     with errors_at(error_at, ("accuracy",)):
         gate = resolve_gate(recipe.accuracy, None)
-    return plan_recipe(name, recipe, recipe.verify, ModuleSearch(), error_at, gate)
+    bounded = bool(recipe.verify.model_fields_set.intersection(ERROR_BOUNDS))
+    return plan_recipe(name, recipe, recipe.verify, ModuleSearch(), error_at, gate, bounded=bounded)

@@ -75,6 +75,11 @@ class Locations:
         """
         return nearest(self.root, path)[0].location
 
+    def written_at(self, path: FieldPath) -> Location | None:
+        """The place where exactly the value at `path` was written; None if there is none."""
+        node, missing = nearest(self.root, path)
+        return None if missing else node.location
+
     def error(self, problem: str, path: FieldPath) -> ConfigError:
         node, missing = nearest(self.root, path)
         return replace(node, written=(*node.written, *missing)).error(problem)

@@ -14,6 +14,10 @@ Number = Annotated[float, Strict()]
 """A number; text that looks like one is not."""
 
 
+ERROR_BOUNDS = ("max_abs_error", "max_relative_error", "min_sqnr_db")
+"""Fields that say how far outputs may be from eager's."""
+
+
 class VerifyBounds(FrozenModel):
     """Bounds on a produced file's outputs compared with eager's, for every example input and every random one.
 

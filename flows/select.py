@@ -10,7 +10,7 @@ from ..configs.load import LoadedZoo
 from ..configs.model import ModelConfig
 from ..configs.nodes import FieldPath
 from ..configs.sources import BuilderSource, ProgramSource, ResolvedSource
-from ..configs.verification import AccuracyGate
+from ..configs.verification import ERROR_BOUNDS, AccuracyGate
 from ..errors import ConfigError, InputError
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.keys.source import check_program_file
@@ -131,8 +131,15 @@ def _plan_recipe(loaded: LoadedZoo, model: str, name: str, search: ModuleSearch)
     if recipe.source_transforms and isinstance(loaded.zoo.models[model].source, ProgramSource):
         problem = f"recipe {name!r} has source_transforms; they change modules, and a .pt2 file has none"
         raise loaded.locations.error(problem, ("models", model, "source"))
-    bounds = loaded.zoo.verify_bounds(model, name)
-    return plan_recipe(name, recipe, bounds, search, error_at, gate=_gate_of(loaded, model, name, search))
+    bounds, gate = loaded.zoo.verify_bounds(model, name), _gate_of(loaded, model, name, search)
+    bounded = _bounds_are_written(loaded, ("models", model)) or _bounds_are_written(loaded, ("recipes", name))
+    return plan_recipe(name, recipe, bounds, search, error_at, gate, bounded=bounded)
+
+
+def _bounds_are_written(loaded: LoadedZoo, where: FieldPath) -> bool:
+    """Whether the user has written a bound there; those of shipped recipes are for models without a gate."""
+    places = (loaded.locations.written_at((*where, "verify", bound)) for bound in ERROR_BOUNDS)
+    return any(place is not None and not place.file.startswith("<preset ") for place in places)
 
 
 def _gate_of(loaded: LoadedZoo, model: str, recipe: str, search: ModuleSearch) -> AccuracyGate | None:

@@ -12,7 +12,7 @@ from ..configs.nodes import FieldPath
 from ..configs.problems import raise_all
 from ..configs.quantize import TorchaoTransform
 from ..configs.recipe import Recipe, Specialization
-from ..configs.verification import AccuracyGate, VerifyBounds
+from ..configs.verification import ERROR_BOUNDS, AccuracyGate, VerifyBounds
 from ..errors import ConfigError, SourceError, TargetError
 from .keys.builder import find_builder
 from .keys.search import ModuleSearch
@@ -33,8 +33,12 @@ def plan_recipe(
     search: ModuleSearch,
     error_at: ErrorAt,
     gate: AccuracyGate | None = None,
+    *,
+    bounded: bool = True,
 ) -> PlannedRecipe:
     """Checks a recipe and makes its targets.
+
+    Where the user has not chosen the bounds (`bounded`), the gate alone decides about files with other numerics.
 
     Raises:
         InputError: a target is unknown, or does not take its options; targets are not available, each with a line; a
@@ -61,6 +65,8 @@ def plan_recipe(
         )
     with errors_at(error_at, ("quantize",)):
         quantizers = check_quantizers(recipe.quantize)
+    if gate and not bounded and (recipe.quantize or recipe.source_transforms):
+        bounds = bounds.model_copy(update=dict.fromkeys(ERROR_BOUNDS))
     return PlannedRecipe(name, recipe, tuple(planned), bounds, quantizers, unavailable, gate)
 
 

@@ -6,8 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError
 from pteforge.flows.cli.summary import print_summary
+from pteforge.flows.select import select_models
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -167,3 +169,20 @@ def test_from_the_command_line(made):
     assert "out/net/plain.rejected.pte" in done.err
     run = made.run("run", "out/net/plain.rejected.pte")
     assert run.code == 0, run.err
+
+
+def test_gates_decide_about_quantized_files(project):
+    """Bounds of shipped recipes are not for quantized files that a gate judges; the user's own are."""
+    gate = {"accuracy": {"evaluator": "scoring:finite", "floor": 0.5}}
+    recipes = {
+        "int8": {"extends": "xnnpack-int8-dynamic", **gate},
+        "own": {"extends": "xnnpack-int8-dynamic", **gate, "verify": {"min_sqnr_db": 15}},
+        "fp32": {"extends": "xnnpack-fp32", **gate},
+        "ungated": {"extends": "xnnpack-int8-dynamic"},
+    }
+    bounded = {"source": "nets:linear", "verify": {"max_abs_error": 0.5}}
+    project.write_zoo({"net": "nets:linear", "bounded": bounded}, tuple(recipes), recipes)
+    models = {model.name: model for model in select_models(load_zoo(project.folder / "zoo.yaml"))}
+    found = {recipe.name: recipe.bounds.min_sqnr_db for recipe in models["net"].recipes}
+    assert found == {"int8": None, "own": 15, "fp32": 80, "ungated": 20}
+    assert models["bounded"].recipes[0].bounds.min_sqnr_db == 20
