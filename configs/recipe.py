@@ -37,6 +37,16 @@ class EdgePass(FrozenModel):
     )
 
 
+class AtenPass(FrozenModel):
+    """A function over ATen programs, named by where it is imported from."""
+
+    callable: ObjectReference = Field(
+        description="package.module:name of a function that takes a method's name and its ATen program "
+        "(torch.export.ExportedProgram) and returns a program. Importable from python_path or from the environment."
+    )
+    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the function.")
+
+
 class EdgeOptions(FrozenModel):
     """How ATen programs become Edge programs (``executorch.exir.EdgeCompileConfig``)."""
 
@@ -221,6 +231,11 @@ class Recipe(FrozenModel):
         "specializations, so that they share the weights. false: backends fold for themselves.",
     )
     quantize: Quantize | None = Field(None, description="How exported programs are quantized; null: not at all.")
+    aten_passes: tuple[AtenPass, ...] = Field(
+        (),
+        description="Functions to run in order over each method's ATen program, after it was quantized. They run again "
+        "when their code changes.",
+    )
     edge: EdgeOptions = Field(EdgeOptions(), description="How ATen programs become Edge programs.")
     compile: CompileOptions = Field(CompileOptions(), description="How the file is laid out.")
     debug: StrictBool = Field(

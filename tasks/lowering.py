@@ -20,6 +20,7 @@ from .runner import CutShort, NotCached, UserCode, first_of, outcomes_of, togeth
 from .scope import Scope
 from .stage import Stage, is_known
 from .stage_params import (
+    aten_pass_params,
     compile_params,
     edge_params,
     export_params,
@@ -28,6 +29,7 @@ from .stage_params import (
     report_params,
     source_transform_params,
 )
+from .stages.aten_passes import AtenPasses
 from .stages.baseline import Baseline
 from .stages.bisect import Bisect
 from .stages.calibration import Calibration
@@ -53,6 +55,7 @@ STAGES: tuple[type[Stage], ...] = (
     FoldBatchNorms,
     Calibration,
     Quantize,
+    AtenPasses,
     Edge,
     Partition,
     Preprocess,
@@ -245,7 +248,8 @@ async def prepare(run: Scope, method: str, export: Export.Outputs) -> ArtifactRe
     """The program of a method that is lowered for all specializations."""
     transformed = await transform(run, method, export)
     folded = await fold_batch_norms(run, method, transformed, export)
-    return await quantize(run, method, folded, export)
+    quantized = await quantize(run, method, folded, export)
+    return await aten_passes(run, method, quantized)
 
 
 async def transform(run: Scope, method: str, export: Export.Outputs) -> ArtifactRef:
@@ -264,6 +268,16 @@ async def fold_batch_norms(run: Scope, method: str, program: ArtifactRef, export
         return program
     outputs: FoldBatchNorms.Outputs = await run(
         FoldBatchNorms, FoldBatchNorms.Params(), FoldBatchNorms.Inputs(program=program), method=method
+    )
+    return outputs.program
+
+
+async def aten_passes(run: Scope, method: str, program: ArtifactRef) -> ArtifactRef:
+    """The program of a method after the recipe's own functions over it, if there are any."""
+    if not run.plan.recipe.aten_passes:
+        return program
+    outputs: AtenPasses.Outputs = await run(
+        AtenPasses, aten_pass_params(run, method), AtenPasses.Inputs(program=program), method=method
     )
     return outputs.program
 

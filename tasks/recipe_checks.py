@@ -45,7 +45,7 @@ def plan_recipe(
             callable or a file is missing; torchao has no such config.
     """
     _check_source_transforms(recipe, search, error_at)
-    _check_edge_passes(recipe, search, error_at)
+    _check_passes(recipe, search, error_at)
     planned, unavailable, refused = [], {}, []
     for position, specialization in enumerate(recipe.specializations):
         made = _find_specialization(specialization, ("specializations", position), error_at)
@@ -131,7 +131,9 @@ def _check_source_transforms(recipe: Recipe, search: ModuleSearch, error_at: Err
         check_files(transform.files, error_at, (*where, "files"))
 
 
-def _check_edge_passes(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
+def _check_passes(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
+    for position, own in enumerate(recipe.aten_passes):
+        check_callable(own.callable, own.kwargs, search, error_at, ("aten_passes", position), "callable", given=2)
     for place, edge in recipe.edges.items():
         for position, edge_pass in enumerate(edge.passes):
             where = (*place, "passes", position)

@@ -15,6 +15,7 @@ from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .runner import UserCode
 from .scope import Scope
 from .stage import CallableParams, TargetParams
+from .stages.aten_passes import AtenPasses
 from .stages.compile import Compile, MethodMemory
 from .stages.edge import Edge, PassParams
 from .stages.export import Export
@@ -88,6 +89,14 @@ def pass_params(run: Scope, method: str, passes: Any) -> Iterator[PassParams]:
     for own in passes:
         fields = fields_of(run, BuilderSource(builder=own.callable, kwargs=own.kwargs))
         yield PassParams(source=fields, method=method if own.takes_program else None)
+
+
+def aten_pass_params(run: Scope, method: str) -> AtenPasses.Params:
+    """The recipe's functions over one method's ATen program, with digests of their code."""
+    sources = (BuilderSource(builder=own.callable, kwargs=own.kwargs) for own in run.plan.recipe.aten_passes)
+    return AtenPasses.Params(
+        method=method, passes=tuple(CallableParams(source=fields_of(run, source)) for source in sources)
+    )
 
 
 def compile_params(recipe: PlannedRecipe, spec: PlannedSpecialization, methods: Collection[str]) -> Compile.Params:

@@ -18,6 +18,7 @@ from ...errors import ConfigError
 from ...tasks.targets.find import find_target, target_names
 
 _FIELD = "lowering_recipe.partitioners"
+_PASSES = "lowering_recipe.edge_transform_passes"
 _PORTABLE = Specialization(target="portable")
 _OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "vulkan": ({}, {"force_fp16": True}),
@@ -63,7 +64,10 @@ def specializations(given: list[Partitioner] | dict[str, list[Partitioner]] | No
 def edge_options(lowering: LoweringRecipe) -> EdgeOptions:
     """The options of Edge programs; raises ConfigError for a pass that cannot be imported by its name."""
     functions = enumerate(lowering.edge_transform_passes or ())
-    passes = tuple(EdgePass(callable=_path(function, index), takes_program=True) for index, function in functions)
+    passes = tuple(
+        EdgePass(callable=import_path(function, f"{_PASSES}[{index}]"), takes_program=True)
+        for index, function in functions
+    )
     config = lowering.edge_compile_config
     if config is None:
         return EdgeOptions(passes=passes)
@@ -159,7 +163,8 @@ def _coreml(given: Any, field: str) -> Specialization:
     return Specialization(target="coreml", options=options.model_dump(mode="json", exclude_defaults=True))
 
 
-def _path(given: Callable[..., Any], position: int) -> str:
+def import_path(given: Callable[..., Any], field: str) -> str:
+    """The name by which a function of an ExportRecipe's `field` is imported; ConfigError where it is not importable."""
     module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
     path = f"{module}:{name}"
     try:
@@ -168,7 +173,7 @@ def _path(given: Callable[..., Any], position: int) -> str:
         found = None
     if found is not given:
         raise untranslatable(
-            f"lowering_recipe.edge_transform_passes[{position}]",
+            field,
             f"{given!r} cannot be imported by its name, as a key needs for its code; put it at the top of a module",
         )
     return path

@@ -11,7 +11,7 @@ from executorch.export.recipe import Mode
 
 from ...configs.base import TARGET_SEPARATOR
 from ...configs.presets import RECIPE_TYPES
-from ...configs.recipe import Output, Recipe, Specialization
+from ...configs.recipe import AtenPass, Output, Recipe, Specialization
 from ...configs.recipe_lookup import load_preset
 from ...configs.verification import Verification
 from ...errors import ConfigError
@@ -20,7 +20,7 @@ from ...tasks.stages.export import Export
 from ...tasks.stages.preprocess import Preprocess
 from ...tasks.stages.quantize import Quantize
 from .backend_config import compile_options, external_data
-from .lowering import edge_options, specializations, untranslatable
+from .lowering import edge_options, import_path, specializations, untranslatable
 from .quantization import quantize, source_transforms
 
 _BOUNDS = {"quantize": 20.0, "source_transforms": 12.0}
@@ -87,8 +87,6 @@ def translate(given: ExportRecipe) -> Translated:
     Raises:
         ConfigError: a field has no equivalent: functions, or partitioners and quantizers that no target makes.
     """
-    if given.aten_transform_passes:
-        raise untranslatable("aten_transform_passes", "give source_transforms, which enter the key by their code")
     lowering = given.lowering_recipe or LoweringRecipe()
     if lowering.edge_manager_transform_passes:
         raise untranslatable(
@@ -109,6 +107,10 @@ def translate(given: ExportRecipe) -> Translated:
                 external_data=external_data(given.executorch_backend_config),
             ),
             specializations=payloads,
+            aten_passes=tuple(
+                AtenPass(callable=import_path(function, f"aten_transform_passes[{position}]"))
+                for position, function in enumerate(given.aten_transform_passes or ())
+            ),
             edge=edge_options(lowering),
             compile=compile_options(given.executorch_backend_config),
             debug=given.mode is Mode.DEBUG,

@@ -11,6 +11,7 @@ from executorch.exir.pass_manager import PassType
 from torch.export import ExportedProgram
 
 from ...errors import SourceError
+from ..stage import CallableParams
 from ..stages.edge import PassParams
 from .model_source import user_code_error
 
@@ -24,6 +25,27 @@ def recipe_passes(named: Sequence[PassParams], program: ExportedProgram) -> list
     return [
         made for position, params in enumerate(named) for made in _made(params, program, f"edge.passes[{position}]")
     ]
+
+
+def run_aten_passes(named: Sequence[CallableParams], method: str, program: ExportedProgram) -> ExportedProgram:
+    """The program after functions of a method's name and its ATen program, each of which returns a program.
+
+    Raises:
+        SourceError: a function cannot be imported, raises, or does not return a program.
+    """
+    for position, params in enumerate(named):
+        name = params.source["builder"]
+        where = f"aten_passes[{position}] {name}"
+        try:
+            made: Any = pkgutil.resolve_name(name)(method, program, **params.source["kwargs"])
+        except Exception as error:
+            raise user_code_error(where, error) from error
+        if not isinstance(made, ExportedProgram):
+            raise SourceError(
+                f"{where} gave a {type(made).__name__}, and not the program; return it, also if unchanged"
+            )
+        program = made
+    return program
 
 
 def _made(params: PassParams, program: ExportedProgram, where: str) -> list[PassType | ExportedProgramPassBase]:

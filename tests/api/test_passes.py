@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import sys
 
@@ -9,7 +10,7 @@ import pteforge
 import pytest
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.export import ExportRecipe, LoweringRecipe
+from executorch.export import ExportRecipe, ExportSession, LoweringRecipe, StageType
 from pteforge.errors import ConfigError, SourceError, StageFailed
 from pteforge.tests.lowering import ZOO, checked_recipe
 
@@ -25,7 +26,7 @@ def lower(net, example, store, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def lowered(*passes, until="partition", **fields):
-        recipe = checked_recipe("xnnpack", edge={"passes": list(passes)}, **fields)
+        recipe = checked_recipe("xnnpack", **({"edge": {"passes": list(passes)}} | fields))
         return pteforge.export(net, example, recipe=recipe, name="passes", store=store, until=until)
 
     yield lowered
@@ -136,3 +137,64 @@ def test_failing_passes(lower, named, problem):
     with pytest.raises(StageFailed, match=problem) as caught:
         lower(named)
     assert isinstance(caught.value.__cause__, SourceError)
+
+
+@pytest.mark.filterwarnings("ignore:This API and all of its related functionality")
+def test_aten_passes(lower, net, example, store, tmp_path):
+    """Functions change the ATen program in a stage of its own, which runs again when their code changes.
+
+    Those of `aten_transform_passes` make the program that ExecuTorch's own session makes of them, and are a cache hit.
+    """
+    named = {"callable": "own_edge_passes:other_activation"}
+    result = lower(aten_passes=[named])
+    assert [stage.stage for stage in result.stages if stage.status == "ran"][-3:] == [
+        "aten_passes",
+        "edge",
+        "partition",
+    ]
+    assert "aten.tanh.default" in operators(result.artifact("aten_passes"))
+    assert "aten.relu.default" not in operators(result.artifact("edge"))
+    import own_edge_passes
+
+    recipe = ExportRecipe(
+        lowering_recipe=LoweringRecipe(partitioners=[XnnpackPartitioner()]),
+        aten_transform_passes=[own_edge_passes.other_activation],
+        pipeline_stages=[StageType.TORCH_EXPORT],
+        strict=False,
+    )
+    session = ExportSession(copy.deepcopy(net).eval(), [example], recipe)
+    session.export()
+    theirs, ours = (operators(made) for made in (session.get_exported_program(), result.artifact("aten_passes")))
+    assert (theirs.count("aten.tanh.default"), theirs.count("relu")) == (ours.count("aten.tanh.default"), 0)
+    recipe.pipeline_stages = None
+    again = pteforge.export(net, example, recipe=recipe, name="passes", store=store, until="partition")
+    assert {stage.status for stage in again.stages[1:]} == {"cached"}
+    path = tmp_path / "own_edge_passes.py"
+    path.write_text(path.read_text() + "\nUNUSED = 1\n")
+    changed = {stage.stage: stage.status for stage in lower(aten_passes=[named]).stages}
+    assert (changed["aten_passes"], changed["edge"]) == ("ran", "cached")
+    sigmoid = lower(aten_passes=[{**named, "kwargs": {"activation": "sigmoid"}}])
+    assert "aten.sigmoid.default" in operators(sigmoid.artifact("edge"))
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "problem"),
+    [
+        ({"callable": "own_edge_passes:nowhere"}, ConfigError, r"recipe.aten_passes\[0\].callable: "),
+        ({"callable": "own_edge_passes:two"}, StageFailed, r"aten_passes\[0\] own_edge_passes:two failed: TypeError"),
+        (
+            {"callable": "own_edge_passes:forgets_the_program"},
+            StageFailed,
+            "gave a NoneType, and not the program; return",
+        ),
+        (
+            {"callable": "own_edge_passes:other_activation", "kwargs": {"activation": "nothing"}},
+            StageFailed,
+            r"aten_passes\[0\] own_edge_passes:other_activation failed: AttributeError",
+        ),
+    ],
+)
+def test_wrong_aten_passes(lower, named, error, problem):
+    """What is missing is found before any work starts; what fails names the function."""
+    with pytest.raises(error, match=problem):
+        lower(aten_passes=[named])

@@ -31,3 +31,15 @@ def for_method(name: str, program: ExportedProgram) -> list[ExportPass]:
 
 def nothing() -> torch.Tensor:
     return torch.zeros(1).item()
+
+
+def other_activation(name: str, program: ExportedProgram, activation: str = "tanh") -> ExportedProgram:
+    """A function over an ATen program, like those of `aten_transform_passes`."""
+    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default):
+        if name == "forward":
+            node.target = getattr(torch.ops.aten, activation).default
+    return program
+
+
+def forgets_the_program(_name: str, program: ExportedProgram) -> None:
+    program.graph.lint()

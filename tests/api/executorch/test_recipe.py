@@ -213,7 +213,7 @@ def quantizer_with_a_filter():
 
 
 REFUSED = {
-    "aten_transform_passes": lambda: ExportRecipe(aten_transform_passes=[lambda _name, program: program]),
+    "aten_transform_passes[0]": lambda: ExportRecipe(aten_transform_passes=[lambda _name, program: program]),
     "lowering_recipe.edge_transform_passes[0]": lambda: lowering(edge_transform_passes=[lambda _name, _program: []]),
     "lowering_recipe.edge_manager_transform_passes": lambda: lowering(edge_manager_transform_passes=[lambda _: []]),
     "lowering_recipe.partitioners[0]": lambda: lowering(
