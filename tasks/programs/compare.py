@@ -8,28 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
-from torch.fx import GraphModule
 
 from ...errors import VerificationFailed
 from ..figures import Case
 
 _COARSE = {torch.bfloat16: "bfloat16", torch.float16: "float16"}  # the coarsest first
-_CONVERSIONS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout)  # noqa: SLF001
 _SILENT_DB = -300.0  # stands for minus infinity: eager returns zeros and the runtime does not
-
-
-def rounding_of(program: ExportedProgram) -> str:
-    """``bfloat16`` or ``float16`` where an ATen program computes in it, the coarser one of both; else empty."""
-    computed = {
-        node.meta["val"].dtype
-        for module in program.graph_module.modules()
-        if isinstance(module, GraphModule)
-        for node in module.graph.nodes
-        if node.op == "call_function" and node.target not in _CONVERSIONS
-        if isinstance(node.meta.get("val"), torch.Tensor)
-    }
-    return next((name for dtype, name in _COARSE.items() if dtype in computed), "")
 
 
 def compare_all(

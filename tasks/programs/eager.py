@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 
 from ...configs.definition import ModelDefinition
 from ...errors import SourceError
-from .compare import rounding_of
 from .copies import copy_module, copy_modules
 from .inputs import check_fits, prepend_mutated_inputs, random_inputs
 from .model_source import BuiltModel
@@ -51,11 +50,28 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
         "outputs": outputs,
         "drawn": len(drawn),
     }
-    if rounding := rounding_of(program):
+    if rounding := _rounding_of(program):
         stored["rounding"] = rounding
     if model.definition.sequences and name == next(iter(model.definition.methods)):
         stored["sequences"] = run_sequences_in_eager(model.definition)
     return stored
+
+
+_COARSE = (torch.bfloat16, torch.float16)  # the coarsest first
+_CONVERSIONS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout)  # noqa: SLF001
+
+
+def _rounding_of(program: ExportedProgram) -> str:
+    """``bfloat16`` or ``float16`` where an ATen program computes in it, the coarser one of both; else empty."""
+    computed = {
+        node.meta["val"].dtype
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+        if node.op == "call_function" and node.target not in _CONVERSIONS
+        if isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    return next((str(dtype).removeprefix("torch.") for dtype in _COARSE if dtype in computed), "")
 
 
 def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:
