@@ -9,11 +9,18 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import uvicorn
-from prefect.server.api.server import create_app
+from prefect.server.api import server as api_server
 from prefect.server.database import provide_database_interface
-from prefect.server.services.db_vacuum import vacuum_old_flow_runs
+from prefect.server.services.db_vacuum import (
+    vacuum_events_with_retention_overrides,
+    vacuum_old_events,
+    vacuum_old_flow_runs,
+)
 from prefect.settings.context import get_current_settings
 
 _log = logging.getLogger(__name__)
@@ -23,6 +30,11 @@ _START_PAUSE = 0.1
 _STOP_LIMIT = 5.0
 _UVICORN_LOG = "uvicorn.error"
 _RAISED = re.compile(r"[\w.]+Error: ")
+_VACUUMS = {
+    "events": (vacuum_events_with_retention_overrides, vacuum_old_events),
+    "flow_runs": (vacuum_old_flow_runs,),
+}
+"""Prefect's functions that delete what is old, by what they are enabled as."""
 
 
 class EmbeddedServer:
@@ -40,7 +52,10 @@ class EmbeddedServer:
         logging.getLogger(_UVICORN_LOG).addHandler(self._problems)
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-        app = create_app(ephemeral=True, final=True)
+        # Prefect 3.8's queue of background tasks polls several times a second while the run lasts. Its tasks are for
+        # servers that stay, apart from those in `_VACUUMS`.
+        api_server.background_worker = _no_worker  # type: ignore[attr-defined]  # imported there
+        app = api_server.create_app(ephemeral=True, final=True)
         self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
         self._thread = threading.Thread(target=self._serve, args=(listener,), name="prefect-server", daemon=True)
         self._thread.start()
@@ -76,14 +91,21 @@ class EmbeddedServer:
         vacuum.cancel()
 
     async def _vacuum(self) -> None:
-        """Deletes old runs, a few at a time. Prefect itself does so only in servers that stay; for events in all."""
+        """Deletes old runs and events, a few at a time, as far as the user's settings enable that."""
         while not self._server.started:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(_START_PAUSE)
-        if "flow_runs" in get_current_settings().server.services.db_vacuum.enabled_vacuum_types:
-            try:
-                await vacuum_old_flow_runs(db=provide_database_interface())
-            except Exception as error:  # noqa: BLE001 - such as a busy database: the next run does it
-                _log.info("old runs were not deleted from Prefect's database: %s", error)
+        enabled = get_current_settings().server.services.db_vacuum.enabled_vacuum_types
+        try:
+            for vacuum in (vacuum for what, vacuums in _VACUUMS.items() if what in enabled for vacuum in vacuums):
+                await vacuum(db=provide_database_interface())
+        except Exception as error:  # noqa: BLE001 - such as a busy database: the next run does it
+            _log.info("old runs were not deleted from Prefect's database: %s", error)
+
+
+@asynccontextmanager
+async def _no_worker(*_: Any, **__: Any) -> AsyncIterator[None]:
+    """In place of the worker that runs the server's background tasks."""
+    yield
 
 
 class _Problems(logging.Handler):

@@ -15,7 +15,9 @@ _EMBEDDED = {
     # by default the task run recorder writes one row per transaction, which keeps SQLite busy for many seconds
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
+    "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "5",
     # a run of a large zoo is tens of megabytes; those of 30 days are kept, and events as long as Prefect keeps them
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "true",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(30 * 24 * 3600),
