@@ -29,6 +29,7 @@ from ..stages.compile import Compile
 from ..upstream.shape_bounds import declared_bounds
 from .exir import edge_config
 from .graphs import check_control_flow, lowered_modules
+from .recipe_passes import run_manager_passes
 from .state import SHARED, keep_initial_state, keep_shared_initial_state
 
 TAG = "_default_external_constant"
@@ -147,6 +148,8 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
         config = EdgeCompileConfig(_check_ir_validity=False)  # as EdgeProgramManager.to_backend does
     for method, program in programs.items():
         check_control_flow(method, program)
+    constants = load_value(inputs.constants, store)
+    programs = run_manager_passes(params.edge_manager_passes, programs, constants)
     if params.state_order:
         keep_shared_initial_state(programs, params.state_order)
     else:
@@ -154,7 +157,6 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
             keep_initial_state(program)
     if params.external_data:
         rename_clashing_weights(programs)
-    constants = load_value(inputs.constants, store)
     return EdgeProgramManager(programs, dict(constants) or None, config)
 
 
