@@ -20,7 +20,7 @@ from ..stages.quantize import Quantize
 from ..targets.find import fold_weights, make_quantizer
 from .inputs import input_shapes
 from .method import export_method
-from .recipe_passes import run_graph_passes
+from .recipe_functions import run_graph_passes
 
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 _PREFIX = "_integer_scalar_"

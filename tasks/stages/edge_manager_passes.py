@@ -38,7 +38,7 @@ class EdgeManagerPasses(stage.Stage, name="edge_manager_passes"):
         from ...artifacts.digest import canonical_json
         from ..codecs.program import load_program, save_program
         from ..codecs.values import load_value
-        from ..programs.recipe_passes import run_manager_passes
+        from ..programs.recipe_functions import run_manager_passes
         from ..programs.state import state_names
 
         programs = {method: load_program(ref, work.store) for method, ref in inputs.program.items()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from edge_passes import Replace
 from executorch.exir import EdgeProgramManager
+from executorch.exir.dialects._ops import ops
 from executorch.exir.pass_base import ExportPass
 from torch import nn
 from torch.export import ExportedProgram
@@ -46,7 +46,7 @@ def see_a_large_value(module: GraphModule) -> GraphModule:
     """Shows observers a value that no sample has."""
     for observer in module.modules():
         if isinstance(observer, ObserverBase):
-            observer(torch.tensor([[-30.0, 30.0, 1.0, 2.0]]))
+            observer(torch.linspace(-30, 30, 32)[None])
     return module
 
 
@@ -56,6 +56,34 @@ def halve_the_bias(module: GraphModule) -> GraphModule:
         if name.endswith("bias"):
             value.data.mul_(0.5)
     return module
+
+
+def train(module: GraphModule) -> None:
+    """Training of a few steps, as `train_fn` of a recipe."""
+    torch.manual_seed(0)
+    for _ in range(2):
+        module(torch.randn(2, 32))
+
+
+def tanh_of_method(_name: str, program: ExportedProgram) -> ExportedProgram:
+    """A function over an ATen program, like those of `aten_transform_passes`."""
+    _replaced(program.graph_module, "tanh")
+    return program
+
+
+class Next(ExportPass):
+    """Replaces relu by sigmoid, sigmoid by tanh and tanh by exp, so that the result counts how often it ran."""
+
+    ORDER = tuple(getattr(ops.edge.aten, name).default for name in ("relu", "sigmoid", "tanh", "exp"))
+
+    def call_operator(self, op, args, kwargs, meta):
+        after = dict(zip(self.ORDER, self.ORDER[1:], strict=False))
+        return super().call_operator(after.get(op, op), args, kwargs, meta)
+
+
+def next_of_method(_name: str, _program: ExportedProgram) -> list[ExportPass]:
+    """Passes for a method and its program, like a function of `edge_transform_passes`."""
+    return [Next()]
 
 
 def without_a_result(module: GraphModule) -> None:
@@ -75,13 +103,13 @@ def raises(_module: nn.Module, _name: str) -> bool:
     raise RuntimeError("no layer pleases me")
 
 
-def manager_passes(manager: EdgeProgramManager, activation: str = "tanh") -> list[ExportPass]:
+def manager_passes(manager: EdgeProgramManager, methods: tuple[str, ...] = ("forward",)) -> list[ExportPass]:
     """Passes for all methods, given their manager."""
-    return [Replace(activation)] if "forward" in manager.methods else []
+    return [Next()] if manager.methods == set(methods) else []
 
 
-def passes_by_method(manager: EdgeProgramManager) -> dict[str, list[ExportPass]]:
-    return {next(iter(sorted(manager.methods))): [Replace("tanh")]}
+def passes_of_the_last(manager: EdgeProgramManager) -> dict[str, list[ExportPass]]:
+    return {max(manager.methods): [Next()]}
 
 
 def passes_of_no_method(_manager: EdgeProgramManager) -> dict[str, list[ExportPass]]:
@@ -95,10 +123,10 @@ def no_passes(_manager: EdgeProgramManager) -> int:
 def large_samples() -> Iterator[tuple[torch.Tensor]]:
     """Calibration samples with larger values than those of examples."""
     for scale in (4.0, 9.0):
-        yield (torch.linspace(-scale, scale, 8).reshape(2, 4),)
+        yield (torch.linspace(-scale, scale, 64).reshape(2, 32),)
 
 
 def batches() -> Iterator[tuple[torch.Tensor]]:
     """Calibration samples of several batch sizes."""
     for size in (1, 5):
-        yield (torch.linspace(-6, 6, 4 * size).reshape(size, 4),)
+        yield (torch.linspace(-6, 6, 32 * size).reshape(size, 32),)
