@@ -45,6 +45,7 @@ class LiveRunner(CallingThreadRunner):
         self._source = source
         self._samples = samples
         self._exports: dict[str, Outputs] = {}
+        self._observed: dict[str, ArtifactRef] = {}  # method name to the program that quantizers observe
 
     async def __call__(self, call: StageCall) -> Done:
         """Runs the stage here.
@@ -68,11 +69,13 @@ class LiveRunner(CallingThreadRunner):
         method = call.id.method or next(iter(self._source.definition.methods))
         outputs, seconds = self._build(method, export_built, call.params.model_copy(update={"method": method}))
         self._exports[method] = outputs
+        self._observed[method] = outputs["program"]
         return self._adopt(call, {"live": _identities(outputs)}, outputs, seconds)
 
     def _transform(self, call: StageCall) -> Done:
         method, source = call.id.method, {"live": _identities(self._exports[call.id.method])}
         outputs, seconds = self._build(method, transform_built, call.params.model_copy(update={"source": source}))
+        self._observed[method] = outputs["program"]
         return self._adopt(call, source, outputs, seconds)
 
     def _build(self, method: str, body: Callable[..., Any], params: Params) -> tuple[Outputs, float]:
@@ -86,7 +89,7 @@ class LiveRunner(CallingThreadRunner):
         name = f"calibration of method {method!r}"
 
         def take() -> Outputs:
-            program = load_program(self._exports[method]["program"], local)
+            program = load_program(self._observed[method], local)
             samples = checked_samples(program, flat_samples(name, self._samples[method]))
             return {"samples": save_samples(name, samples, local)}
 

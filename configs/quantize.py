@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, StrictBool, Tag, model_validator
 
 from .base import FrozenModel, MethodName, ObjectReference, by_key
 
@@ -18,6 +18,22 @@ class QuantizerChoice(FrozenModel):
 
     quantizer: str = Field(min_length=1, description=_QUANTIZER)
     options: dict[str, JsonValue] = Field({}, description=_OPTIONS)
+
+
+class GraphPass(FrozenModel):
+    """A function over the module that PT2E quantizes, named by where it is imported from."""
+
+    callable: ObjectReference = Field(
+        description="package.module:name of a function that takes a torch.fx.GraphModule and returns one. Importable "
+        "from python_path or from the environment."
+    )
+    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the function.")
+
+
+PASS_FIELDS = ("pre_prepare_passes", "post_prepare_passes", "pre_convert_passes", "post_convert_passes")
+"""Fields of `Quantize` with functions, in the order in which they run."""
+
+_RUN_AGAIN = "They run again when their code changes."
 
 
 class Quantize(FrozenModel):
@@ -36,12 +52,34 @@ class Quantize(FrozenModel):
         description="Methods to quantize, for models that have several; null: all. Each must have something to "
         "quantize.",
     )
+    dynamic_batch_size: StrictBool = Field(
+        False,
+        description="Calibration samples may differ from the example in the first dimension of tensors: the model is "
+        "exported for any batch to observe them. The file takes what it takes without this.",
+    )
+    pre_prepare_passes: tuple[GraphPass, ...] = Field(
+        (), description=f"Functions to run in order over the exported module, before observers enter it. {_RUN_AGAIN}"
+    )
+    post_prepare_passes: tuple[GraphPass, ...] = Field(
+        (), description=f"Functions to run over the module with observers, before they observe. {_RUN_AGAIN}"
+    )
+    pre_convert_passes: tuple[GraphPass, ...] = Field(
+        (), description=f"Functions to run over the module when its observers are done. {_RUN_AGAIN}"
+    )
+    post_convert_passes: tuple[GraphPass, ...] = Field(
+        (), description=f"Functions to run over the quantized module, before it is exported. {_RUN_AGAIN}"
+    )
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Self:
         if self.quantizers and self.model_fields_set & {"quantizer", "options"}:
             raise ValueError("has `quantizers` as well as `quantizer` or `options`; write every quantizer in the list")
         return self
+
+    @property
+    def passes(self) -> dict[str, tuple[GraphPass, ...]]:
+        """All functions, by the field that has them."""
+        return {field: getattr(self, field) for field in PASS_FIELDS}
 
     @property
     def chosen(self) -> tuple[QuantizerChoice, ...]:
@@ -82,6 +120,17 @@ class TorchaoTransform(FrozenModel):
     layers: tuple[Literal["linear", "embedding"], ...] = Field(
         ("linear",), min_length=1, description="The kinds of layers to quantize."
     )
+    filter_fn: ObjectReference | None = Field(
+        None,
+        description="package.module:name of a function that takes a module and its name and says whether to quantize "
+        "it, as `quantize_` calls it for every module, in place of `filter`, `exclude` and `layers`.",
+    )
+
+    @model_validator(mode="after")
+    def _one_way_to_choose(self) -> Self:
+        if self.filter_fn and (others := sorted(self.model_fields_set & {"filter", "exclude", "layers"})):
+            raise ValueError(f"has `filter_fn` as well as `{others[0]}`; let the function choose, or leave it out")
+        return self
 
 
 class CallableTransform(FrozenModel):

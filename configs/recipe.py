@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -47,6 +47,25 @@ class AtenPass(FrozenModel):
     kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the function.")
 
 
+class EdgeManagerPass(FrozenModel):
+    """A function over the Edge programs of all methods, named by where it is imported from."""
+
+    callable: ObjectReference = Field(
+        description="package.module:name of a function that takes an executorch.exir.EdgeProgramManager with all "
+        "methods and returns passes: a list, a mapping of methods to lists, or a pass manager. Importable from "
+        "python_path or from the environment."
+    )
+    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the function.")
+    takes_program: StrictBool = Field(
+        False, description="Call it for each method, with the method's name and its Edge program."
+    )
+    before: Literal["partition", "compile"] = Field(
+        "compile",
+        description="partition: it runs on whole programs, after `edge`. compile: on programs with delegates, as "
+        "executorch.export runs the functions of edge_manager_transform_passes.",
+    )
+
+
 class EdgeOptions(FrozenModel):
     """How ATen programs become Edge programs (``executorch.exir.EdgeCompileConfig``)."""
 
@@ -56,11 +75,29 @@ class EdgeOptions(FrozenModel):
     core_aten_ops_exception_list: tuple[str, ...] = Field(
         (), description="Operators outside of core ATen that are allowed, such as aten.linalg_vector_norm.default."
     )
+    preserve_for_target: StrictBool = Field(
+        True,
+        description="Keep the operators whole that the target takes whole, as to_edge_transform_and_lower does. false: "
+        "decompose all, as to_edge does.",
+    )
     passes: tuple[EdgePass, ...] = Field(
         (),
         description="Passes to run in order over each method's Edge program before it is partitioned, after the "
         "target's own. They run again when their code changes.",
     )
+
+
+def _power_of_two(value: int) -> int:
+    if value < 1 or value & (value - 1):
+        raise ValueError("must be a power of two")
+    return value
+
+
+Alignment = Annotated[StrictInt, AfterValidator(_power_of_two), Field(json_schema_extra={"minimum": 1})]
+"""A number of bytes that is a power of two."""
+
+MemoryPlanningAlgorithm = Literal["greedy", "naive"]
+SymShapeEval = Literal["constraint_based", "hint_based"]
 
 
 class MethodOptions(FrozenModel):
@@ -78,22 +115,37 @@ class MethodOptions(FrozenModel):
     edge: EdgeOptions | None = Field(None, description="Edge options of the method; null: those of the recipe.")
     alloc_graph_input: StrictBool | None = Field(None, description="Plan memory for its inputs; null: as `compile`.")
     alloc_graph_output: StrictBool | None = Field(None, description="Plan memory for its outputs; null: as `compile`.")
+    alloc_mutable_buffers: StrictBool | None = Field(
+        None, description="Plan the buffers that it writes; null: as `compile`."
+    )
+    memory_planning_algo: MemoryPlanningAlgorithm | None = Field(
+        None, description="How memory is planned for it; null: as `compile`."
+    )
+    allow_lifetime_and_storage_overlap: StrictBool | None = Field(
+        None, description="Let its tensors overlap both in time and in memory; null: as `compile`."
+    )
+    tensor_alignment: Alignment | None = Field(
+        None, description="Alignment of its planned tensors, in bytes; null: as `compile`."
+    )
+    sym_shape_eval: SymShapeEval | None = Field(None, description="Memory of its dynamic sizes; null: as `compile`.")
+    skip_h2d_for_method_inputs: StrictBool | None = Field(
+        None, description="Its inputs are on the delegate's device already; null: as `compile`."
+    )
+    skip_d2h_for_method_outputs: StrictBool | None = Field(
+        None, description="Its outputs stay on the delegate's device; null: as `compile`."
+    )
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """Its own options in place of those of `compile`, which have the same names."""
+        own = MethodOptions.model_fields.keys() & CompileOptions.model_fields.keys()
+        return {name: value for name in sorted(own) if (value := getattr(self, name)) is not None}
 
     @model_validator(mode="after")
     def _target_is_used(self) -> Self:
         if not self.delegate and (self.target is not None or self.options is not None):
             raise ValueError("`delegate: false` excludes `target` and `options`")
         return self
-
-
-def _power_of_two(value: int) -> int:
-    if value < 1 or value & (value - 1):
-        raise ValueError("must be a power of two")
-    return value
-
-
-Alignment = Annotated[StrictInt, AfterValidator(_power_of_two), Field(json_schema_extra={"minimum": 1})]
-"""A number of bytes that is a power of two."""
 
 
 class CompileOptions(FrozenModel):
@@ -120,7 +172,7 @@ class CompileOptions(FrozenModel):
         description="Methods share the buffers of one name that they change (MemoryPlanningPass); the initial value is "
         "that of the model's first method that has the buffer.",
     )
-    memory_planning_algo: Literal["greedy", "naive"] = Field(
+    memory_planning_algo: MemoryPlanningAlgorithm = Field(
         "greedy", description="greedy: memory that is free again is reused. naive: each tensor has memory of its own."
     )
     allow_lifetime_and_storage_overlap: StrictBool = Field(
@@ -136,7 +188,7 @@ class CompileOptions(FrozenModel):
     skip_d2h_for_method_outputs: StrictBool = Field(
         False, description="Outputs stay on the delegate's device (PropagateDeviceConfig)."
     )
-    sym_shape_eval: Literal["constraint_based", "hint_based"] = Field(
+    sym_shape_eval: SymShapeEval = Field(
         "constraint_based",
         description="Memory of a dynamic size: for the upper bound of its constraints, or of the example's.",
     )
@@ -237,6 +289,11 @@ class Recipe(FrozenModel):
         "when their code changes.",
     )
     edge: EdgeOptions = Field(EdgeOptions(), description="How ATen programs become Edge programs.")
+    edge_manager_passes: tuple[EdgeManagerPass, ...] = Field(
+        (),
+        description="Functions to run in order over the Edge programs of all methods. They run again when their code "
+        "changes.",
+    )
     compile: CompileOptions = Field(CompileOptions(), description="How the file is laid out.")
     debug: StrictBool = Field(
         False,
@@ -312,4 +369,8 @@ class Recipe(FrozenModel):
                 "`compile.share_mutable_buffers` needs `output: {form: plain}`: each method of a fat file is a "
                 "delegate of its own, with memory of its own"
             )
+        for specialization in self.specializations if self.compile.share_mutable_buffers else ():
+            for method, own in specialization.methods.items():
+                if own.alloc_mutable_buffers is False:
+                    raise ValueError(f"`compile.share_mutable_buffers` needs `alloc_mutable_buffers` of {method!r}")
         return self

@@ -25,7 +25,9 @@ from .stage_params import (
     edge_params,
     export_params,
     fields_of,
+    manager_pass_params,
     pass_params,
+    quantize_params,
     report_params,
     source_transform_params,
 )
@@ -35,6 +37,7 @@ from .stages.bisect import Bisect
 from .stages.calibration import Calibration
 from .stages.compile import Compile
 from .stages.edge import Edge
+from .stages.edge_manager_passes import EdgeManagerPasses
 from .stages.evaluate import Evaluate
 from .stages.export import Export
 from .stages.fold_batch_norms import FoldBatchNorms
@@ -57,6 +60,7 @@ STAGES: tuple[type[Stage], ...] = (
     Quantize,
     AtenPasses,
     Edge,
+    EdgeManagerPasses,
     Partition,
     Preprocess,
     Compile,
@@ -183,7 +187,8 @@ async def lower_specialization(
     run: Scope, spec: PlannedSpecialization, exports: Exports, programs: Programs
 ) -> Payload:
     """Lowers all methods for one backend, into one payload."""
-    edges = await together({method: to_edge(run, spec, method, program) for method, program in programs.items()})
+    whole = await together({method: to_edge(run, spec, method, program) for method, program in programs.items()})
+    edges = await edge_manager_passes(run, spec, exports, whole)
     delegating = [method for method in programs if spec.target_of(method).delegates]
     parts = await together({method: partition(run, spec, method, edges) for method in delegating})
     partitioned = {method: part.program for method, part in parts.items()}
@@ -192,7 +197,7 @@ async def lower_specialization(
     recipe = run.plan
     compiled = await run(
         Compile,
-        compile_params(recipe, spec, programs),
+        compile_params(run, spec, programs),
         Compile.Inputs(
             program=linked,
             constants=next(iter(exports.values())).constants,
@@ -253,8 +258,8 @@ async def prepare(run: Scope, method: str, export: Export.Outputs) -> ArtifactRe
 
 
 async def transform(run: Scope, method: str, export: Export.Outputs) -> ArtifactRef:
-    """The program of a method: exported again after its module was transformed, where the recipe transforms it."""
-    if not run.plan.recipe.source_transforms:
+    """The program of a method: exported again, where the recipe transforms its module or quantizers observe batches."""
+    if not (run.plan.recipe.source_transforms or run.plan.observes_any_batch(method)):
         return export.program
     params, user_code = source_transform_params(run, method)
     outputs: SourceTransform.Outputs = await run(SourceTransform, params, method=method, user_code=user_code)
@@ -299,8 +304,13 @@ async def quantize(run: Scope, method: str, program: ArtifactRef, export: Export
         samples = (await run(Calibration, params, method=method)).samples
     outputs: Quantize.Outputs = await run(
         Quantize,
-        Quantize.Params(quantizers=recipe.quantizers),
-        Quantize.Inputs(program=program, examples=export.examples, samples=samples),
+        quantize_params(run),
+        Quantize.Inputs(
+            program=program,
+            examples=export.examples,
+            samples=samples,
+            shaped=export.program if recipe.observes_any_batch(method) else None,
+        ),
         method=method,
     )
     return outputs.program
@@ -313,6 +323,32 @@ async def to_edge(run: Scope, spec: PlannedSpecialization, method: str, program:
     inputs = Edge.Inputs(program=program)
     outputs: Edge.Outputs = await run.on_graph(Edge, params, inputs, method=method, payload=spec.name)
     return outputs
+
+
+async def edge_manager_passes(
+    run: Scope, spec: PlannedSpecialization, exports: Exports, edges: Mapping[str, Edge.Outputs]
+) -> Mapping[str, Edge.Outputs]:
+    """The Edge programs after the recipe's own functions over all of them, if there are any for whole programs."""
+    passes = manager_pass_params(run, Partition.name)
+    if not passes:
+        return edges
+    inputs = EdgeManagerPasses.Inputs(
+        program={method: edge.program for method, edge in edges.items()},
+        constants=next(iter(exports.values())).constants,
+    )
+    made = await together(
+        {
+            method: run(
+                EdgeManagerPasses,
+                EdgeManagerPasses.Params(method=method, passes=passes),
+                inputs,
+                method=method,
+                payload=spec.name,
+            )
+            for method in edges
+        }
+    )
+    return {method: Edge.Outputs(program=own.program, state=own.state) for method, own in made.items()}
 
 
 async def partition(
@@ -387,7 +423,7 @@ async def verify(run: Scope, exports: Exports, file: Serialize.Outputs) -> Artif
         data=file.data,
         examples={method: export.examples for method, export in exports.items()},
         constants=next(iter(exports.values())).constants,
-        edge=_made(run, Edge, exports, payload=run.plan.specializations[0].name) if run.plan.may_be_unverified else {},
+        edge=_last_edges(run, exports) if run.plan.may_be_unverified else {},
     )
     params = Verify.Params(bounds=run.plan.bounds, host=host_capability())
     try:
@@ -538,6 +574,12 @@ def debug_outputs(recipe: PlannedRecipe, payloads: Mapping[str, Payload]) -> dic
     if not recipe.debugs:
         return {}
     return {name if recipe.fat else "": payload.compiled for name, payload in payloads.items()}
+
+
+def _last_edges(run: Scope, methods: Exports) -> dict[str, ArtifactRef]:
+    """The Edge programs by method, of a plain file, that its payload was made from."""
+    payload = run.plan.specializations[0].name
+    return _made(run, EdgeManagerPasses, methods, payload=payload) or _made(run, Edge, methods, payload=payload)
 
 
 def _made(run: Scope, stage: type[Stage], methods: Exports, *, payload: str = "") -> dict[str, ArtifactRef]:

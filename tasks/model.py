@@ -95,6 +95,10 @@ class PlannedRecipe:
     def quantizes(self, method: str) -> bool:
         return bool(self.quantizers) and self.recipe.quantizes(method)
 
+    def observes_any_batch(self, method: str) -> bool:
+        """Whether the method is exported for samples of any batch size, for quantizers to observe."""
+        return self.quantizes(method) and bool(self.recipe.quantize and self.recipe.quantize.dynamic_batch_size)
+
     def calibrated_on_examples(self, methods: Iterable[str], calibration: Container[str]) -> list[str]:
         """The methods whose activations get fixed ranges from the example inputs, for want of calibration data."""
         ranges = any(

@@ -10,8 +10,8 @@ from pydantic import JsonValue
 
 from ..configs.nodes import FieldPath
 from ..configs.problems import raise_all
-from ..configs.quantize import TorchaoTransform
-from ..configs.recipe import Recipe, Specialization
+from ..configs.quantize import GraphPass, TorchaoTransform
+from ..configs.recipe import AtenPass, EdgeManagerPass, EdgePass, Recipe, Specialization
 from ..configs.verification import ERROR_BOUNDS, AccuracyGate, VerifyBounds
 from ..errors import ConfigError, SourceError, TargetError
 from .keys.builder import find_builder
@@ -126,19 +126,30 @@ def _check_source_transforms(recipe: Recipe, search: ModuleSearch, error_at: Err
         if isinstance(transform, TorchaoTransform):
             with errors_at(error_at, where):
                 check_transform(transform)
+            if transform.filter_fn:
+                check_callable(transform.filter_fn, {}, search, error_at, where, "filter_fn", given=2)
             continue
         check_callable(transform.callable, transform.kwargs, search, error_at, where, given=1)
         check_files(transform.files, error_at, (*where, "files"))
 
 
 def _check_passes(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
+    for where, named, given in _passes(recipe):
+        check_callable(named.callable, named.kwargs, search, error_at, where, "callable", given=given)
+
+
+def _passes(recipe: Recipe) -> Iterator[tuple[FieldPath, AtenPass | EdgePass | EdgeManagerPass | GraphPass, int]]:
+    """A recipe's own functions: field, function, and how many arguments it gets before its keyword arguments."""
     for position, own in enumerate(recipe.aten_passes):
-        check_callable(own.callable, own.kwargs, search, error_at, ("aten_passes", position), "callable", given=2)
+        yield ("aten_passes", position), own, 2
+    for position, managed in enumerate(recipe.edge_manager_passes):
+        yield ("edge_manager_passes", position), managed, 2 if managed.takes_program else 1
+    for field, passes in (recipe.quantize.passes if recipe.quantize else {}).items():
+        for position, made in enumerate(passes):
+            yield ("quantize", field, position), made, 1
     for place, edge in recipe.edges.items():
         for position, edge_pass in enumerate(edge.passes):
-            where = (*place, "passes", position)
-            given = 2 if edge_pass.takes_program else 0
-            check_callable(edge_pass.callable, edge_pass.kwargs, search, error_at, where, "callable", given=given)
+            yield (*place, "passes", position), edge_pass, 2 if edge_pass.takes_program else 0
 
 
 def _find_specialization(specialization: Specialization, where: FieldPath, error_at: ErrorAt) -> PlannedSpecialization:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..artifacts.digest import canonical_json, digest_json
 from ..configs.quantize import CallableTransform, TorchaoTransform
+from ..configs.quantize import SourceTransform as Transform
 from ..configs.sources import BuilderSource, ProgramSource
 from .keys.search import ModuleSearch
 from .keys.source import source_fields
@@ -16,9 +17,11 @@ from .runner import UserCode
 from .scope import Scope
 from .stage import CallableParams, TargetParams
 from .stages.aten_passes import AtenPasses
-from .stages.compile import Compile, MethodMemory
+from .stages.compile import Compile
 from .stages.edge import Edge, PassParams
+from .stages.edge_manager_passes import ManagerPassParams
 from .stages.export import Export
+from .stages.quantize import Quantize
 from .stages.report import Report
 from .stages.source_transform import SourceTransform, TorchaoParams
 from .torchao_configs import class_name
@@ -42,37 +45,46 @@ def export_params(run: Scope, method: str | None, watch_name: str) -> Export.Par
 def source_transform_params(run: Scope, method: str) -> tuple[SourceTransform.Params, UserCode | None]:
     """Params of `source_transform`, with digests of the user's code, and that code."""
     model, transforms = run.model, run.plan.recipe.source_transforms
-    callables = tuple(
-        BuilderSource(builder=made.callable, kwargs=made.kwargs, files=made.files)
-        for made in transforms
-        if isinstance(made, CallableTransform)
-    )
+    callables = tuple(source for made in transforms if (source := _code_of(made)))
     called = [[made.builder, made.kwargs] for made in callables]
     watch_name = canonical_json(["source_transform", model.watch_name(method), called]).decode()
     shared = export_params(run, method, watch_name).model_dump(exclude={"drawn_inputs"})
-    sources = iter(callables)
     params = SourceTransform.Params(
         **shared,
-        transforms=tuple(
-            TorchaoParams(
-                config=class_name(made.torchao),
-                fields=made.params,
-                include=made.filter,
-                exclude=made.exclude,
-                layers=made.layers,
-            )
-            if isinstance(made, TorchaoTransform)
-            else CallableParams(source=fields_of(run, next(sources)))
-            for made in transforms
-        ),
+        transforms=tuple(_transform_params(run, made) for made in transforms),
+        dynamic_batch=run.plan.observes_any_batch(method),
     )
     return params, UserCode(watch_name, model.source, callables) if model.source else None
+
+
+def _code_of(made: Transform) -> BuilderSource | None:
+    """The user's function that a transform calls, if it calls one."""
+    if isinstance(made, CallableTransform):
+        return BuilderSource(builder=made.callable, kwargs=made.kwargs, files=made.files)
+    return BuilderSource(builder=made.filter_fn) if made.filter_fn else None
+
+
+def _transform_params(run: Scope, made: Transform) -> TorchaoParams | CallableParams:
+    code = _code_of(made)
+    called = CallableParams(source=fields_of(run, code)) if code else None
+    if isinstance(made, TorchaoTransform):
+        return TorchaoParams(
+            config=class_name(made.torchao),
+            fields=made.params,
+            include=made.filter,
+            exclude=made.exclude,
+            layers=made.layers,
+            filter_fn=called,
+        )
+    assert called  # noqa: S101 - the other kind of transform is a function
+    return called
 
 
 def edge_params(recipe: PlannedRecipe, spec: PlannedSpecialization, method: str) -> Edge.Params:
     """How a method becomes an Edge program, without the recipe's own passes: no later stage has to know of those."""
     options, target = recipe.edge_options(spec, method), spec.target_of(method)
-    keeping, passing = target.decomposition_options(), target.pass_options()
+    keeping = target.decomposition_options() if options.preserve_for_target else None
+    passing = target.pass_options()
     return Edge.Params(
         preserve_for=None if keeping is None else TargetParams(name=target.name, options=keeping),
         passes_of=None if passing is None else TargetParams(name=target.name, options=passing),
@@ -91,6 +103,19 @@ def pass_params(run: Scope, method: str, passes: Any) -> Iterator[PassParams]:
         yield PassParams(source=fields, method=method if own.takes_program else None)
 
 
+def quantize_params(run: Scope) -> Quantize.Params:
+    """The recipe's quantizers, and its functions between their steps, with digests of their code."""
+    quantization = run.plan.recipe.quantize
+    passes = {
+        field: tuple(
+            CallableParams(source=fields_of(run, BuilderSource(builder=own.callable, kwargs=own.kwargs)))
+            for own in made
+        )
+        for field, made in (quantization.passes if quantization else {}).items()
+    }
+    return Quantize.Params(quantizers=run.plan.quantizers, **passes)
+
+
 def aten_pass_params(run: Scope, method: str) -> AtenPasses.Params:
     """The recipe's functions over one method's ATen program, with digests of their code."""
     sources = (BuilderSource(builder=own.callable, kwargs=own.kwargs) for own in run.plan.recipe.aten_passes)
@@ -99,23 +124,29 @@ def aten_pass_params(run: Scope, method: str) -> AtenPasses.Params:
     )
 
 
-def compile_params(recipe: PlannedRecipe, spec: PlannedSpecialization, methods: Collection[str]) -> Compile.Params:
+def manager_pass_params(run: Scope, before: str) -> tuple[ManagerPassParams, ...]:
+    """The recipe's functions over the Edge programs of all methods before a stage, with digests of their code."""
+    return tuple(
+        ManagerPassParams(
+            source=fields_of(run, BuilderSource(builder=own.callable, kwargs=own.kwargs)),
+            takes_program=own.takes_program,
+        )
+        for own in run.plan.recipe.edge_manager_passes
+        if own.before == before
+    )
+
+
+def compile_params(run: Scope, spec: PlannedSpecialization, methods: Collection[str]) -> Compile.Params:
     """How the methods become one payload."""
-    layout = recipe.recipe.compile
-    memory = {}
-    for method, own in spec.methods.items():
-        takes, gives = own.alloc_graph_input, own.alloc_graph_output
-        if takes is not None or gives is not None:
-            memory[method] = MethodMemory(
-                alloc_graph_input=layout.alloc_graph_input if takes is None else takes,
-                alloc_graph_output=layout.alloc_graph_output if gives is None else gives,
-            )
+    recipe = run.plan
+    options = recipe.recipe.compile_options
     return Compile.Params(
-        options=recipe.recipe.compile_options,
+        options=options,
         edge=_common([edge_params(recipe, spec, method) for method in methods]),
-        methods=memory,
-        state_order=tuple(methods) if layout.share_mutable_buffers else (),
+        methods={method: options.model_copy(update=own.layout) for method, own in spec.methods.items() if own.layout},
+        state_order=tuple(methods) if options.share_mutable_buffers else (),
         external_data=recipe.recipe.output.payload_is_split,
+        edge_manager_passes=manager_pass_params(run, Compile.name),
     )
 
 

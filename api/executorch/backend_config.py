@@ -8,7 +8,7 @@ from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, greedy, naive
 from executorch.exir.passes import MemoryPlanningPass, ToOutVarPass
 
-from ...configs.recipe import CompileOptions
+from ...configs.recipe import CompileOptions, MethodOptions
 from ...tasks.programs.emission import SYM_SHAPE_EVAL
 from .lowering import untranslatable
 
@@ -30,7 +30,6 @@ _PLANNING = (
     "alloc_graph_input",
     "alloc_graph_output",
     "alloc_mutable_buffers",
-    "share_mutable_buffers",
 )
 _DEVICES = ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs")
 _SYM_SHAPE_EVAL: dict[type, Any] = {made: name for name, made in SYM_SHAPE_EVAL.items()}
@@ -42,28 +41,42 @@ _NOT_OURS = {
 
 
 def compile_options(given: ExecutorchBackendConfig | None) -> CompileOptions:
-    """The same settings as options; raises ConfigError for functions, other pass classes, and values by method."""
+    """The same settings as options, for methods that `method_options` has none for.
+
+    Raises ConfigError for functions and other pass classes.
+    """
     if given is None:
         return CompileOptions()
     for name, hint in _NOT_OURS.items():
         if getattr(given, name):
             raise untranslatable(f"{_FIELD}.{name}", hint)
-    sym_shape_eval = _SYM_SHAPE_EVAL.get(type(given.sym_shape_eval_pass))
-    if sym_shape_eval is None:
-        differs = isinstance(given.sym_shape_eval_pass, dict)
-        problem = "it differs by method" if differs else "it is neither constraint based nor hint based"
-        raise untranslatable(f"{_FIELD}.sym_shape_eval_pass", problem)
     if type(given.to_out_var_pass) is not ToOutVarPass:
         raise untranslatable(f"{_FIELD}.to_out_var_pass", "it is another class than ToOutVarPass")
     fields: dict[str, Any] = {name: getattr(given, name) for name in _SAME_NAMES}
     return CompileOptions(
         **fields,
-        **_planning(given.memory_planning_pass),
-        **_devices(given.propagate_device_config),
-        sym_shape_eval=sym_shape_eval,
+        **_of_passes(given, None),
+        share_mutable_buffers=_shares_buffers(given.memory_planning_pass),
         ignore_to_out_var_failure=given.to_out_var_pass.ignore_to_out_var_failure,
         reinplace_extra_ops=tuple(sorted(map(_operator, given.reinplace_extra_ops or ()))),
     )
+
+
+def method_options(given: ExecutorchBackendConfig | None) -> dict[str, MethodOptions]:
+    """What differs by method: memory planning, dynamic sizes, and devices of inputs and outputs."""
+    if given is None:
+        return {}
+    devices = given.propagate_device_config
+    single = () if isinstance(devices, dict) else (getattr(devices, name) for name in _DEVICES)
+    values = [given.memory_planning_pass, given.sym_shape_eval_pass, devices, *single]
+    methods = dict.fromkeys(method for value in values if isinstance(value, dict) for method in value)
+    usual = _of_passes(given, None)
+    found = {}
+    for method in methods:
+        own = _of_passes(given, method)
+        if differing := {name: value for name, value in own.items() if value != usual[name]}:
+            found[method] = MethodOptions(**differing)
+    return found
 
 
 def external_data(given: ExecutorchBackendConfig | None) -> bool:
@@ -78,10 +91,39 @@ def external_data(given: ExecutorchBackendConfig | None) -> bool:
     return found
 
 
+def _of_passes(given: ExecutorchBackendConfig, method: str | None) -> dict[str, Any]:
+    """Options of one method, or of those that the config does not name."""
+    default = ExecutorchBackendConfig()
+    made = _choose(given.sym_shape_eval_pass, method, default.sym_shape_eval_pass)
+    sym_shape_eval = _SYM_SHAPE_EVAL.get(type(made))
+    if sym_shape_eval is None:
+        raise untranslatable(f"{_FIELD}.sym_shape_eval_pass", "it is neither constraint based nor hint based")
+    devices = _choose(given.propagate_device_config, method, default.propagate_device_config)
+    return {
+        **_planning(_choose(given.memory_planning_pass, method, default.memory_planning_pass)),
+        "sym_shape_eval": sym_shape_eval,
+        **{name: bool(_choose(getattr(devices, name), method, default=False)) for name in _DEVICES},
+    }
+
+
+def _choose(given: Any, method: str | None, default: Any) -> Any:
+    """What holds for a method, of one value for all of them or a mapping; as `to_executorch` chooses."""
+    return given.get(method, default) if isinstance(given, dict) else given
+
+
+def _shares_buffers(given: Any) -> bool:
+    """Whether methods share the buffers that they change, which all of their passes must agree on."""
+    planned = list(given.values()) if isinstance(given, dict) else [given]
+    shared = {bool(getattr(own, "share_mutable_buffers", False)) for own in planned}
+    if len(shared) > 1:
+        raise untranslatable(f"{_FIELD}.memory_planning_pass", "share_mutable_buffers differs by method")
+    return shared == {True}
+
+
 def _planning(given: Any) -> dict[str, Any]:
     field = f"{_FIELD}.memory_planning_pass"
     if type(given) is not MemoryPlanningPass:
-        raise untranslatable(field, f"it is a {type(given).__name__}; for single methods, see `methods`")
+        raise untranslatable(field, f"it is a {type(given).__name__}, and not a MemoryPlanningPass")
     suite = given.memory_planning_algo
     algorithms = suite.algo_list if isinstance(suite, MemoryPlanningAlgorithmSuite) else [suite]
     if algorithms not in ([greedy], [naive]):
@@ -91,14 +133,6 @@ def _planning(given: Any) -> dict[str, Any]:
         "memory_planning_algo": algorithms[0].__name__,
         "tensor_alignment": given.alignment,
     }
-
-
-def _devices(given: Any) -> dict[str, Any]:
-    fields = {name: getattr(given, name, None) for name in _DEVICES}
-    for name, value in fields.items():
-        if not isinstance(value, bool):
-            raise untranslatable(f"{_FIELD}.propagate_device_config.{name}", "it differs by method")
-    return fields
 
 
 def _operator(given: Any) -> str:

@@ -10,15 +10,16 @@ from typing import Any
 from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir.backend.partitioner import Partitioner
-from executorch.export import LoweringRecipe
+from executorch.export import LoweringRecipe, StageType
 
 from ...configs.base import TARGET_SEPARATOR
-from ...configs.recipe import EdgeOptions, EdgePass, MethodOptions, Specialization
+from ...configs.recipe import EdgeManagerPass, EdgeOptions, EdgePass, MethodOptions, Specialization
 from ...errors import ConfigError
 from ...tasks.targets.find import find_target, target_names
 
 _FIELD = "lowering_recipe.partitioners"
 _PASSES = "lowering_recipe.edge_transform_passes"
+_MANAGER_PASSES = "lowering_recipe.edge_manager_transform_passes"
 _PORTABLE = Specialization(target="portable")
 _OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "vulkan": ({}, {"force_fp16": True}),
@@ -61,24 +62,47 @@ def specializations(given: list[Partitioner] | dict[str, list[Partitioner]] | No
     return (*numbered, _PORTABLE)
 
 
-def edge_options(lowering: LoweringRecipe) -> EdgeOptions:
-    """The options of Edge programs; raises ConfigError for a pass that cannot be imported by its name."""
-    functions = enumerate(lowering.edge_transform_passes or ())
-    passes = tuple(
-        EdgePass(callable=import_path(function, f"{_PASSES}[{index}]"), takes_program=True)
-        for index, function in functions
+def manager_passes(lowering: LoweringRecipe, stages: Sequence[StageType]) -> tuple[EdgeManagerPass, ...]:
+    """What the stage EDGE_PROGRAM_MANAGER_TRANSFORM runs, by whether it comes before or after the partitioners.
+
+    It is part of the usual pipeline if there are functions for it. After TO_EDGE_TRANSFORM_AND_LOWER, which runs
+    `edge_transform_passes`, it runs them once more.
+
+    Raises ConfigError for a pass that cannot be imported by its name.
+    """
+    functions = lowering.edge_manager_transform_passes or ()
+    if StageType.EDGE_PROGRAM_MANAGER_TRANSFORM not in stages and (stages or not functions):
+        return ()
+    before: Any = "partition" if StageType.TO_EDGE in stages else "compile"
+    return (
+        *(EdgeManagerPass(callable=path, takes_program=True, before=before) for path in _edge_passes(lowering)),
+        *(
+            EdgeManagerPass(callable=import_path(function, f"{_MANAGER_PASSES}[{index}]"), before=before)
+            for index, function in enumerate(functions)
+        ),
     )
+
+
+def edge_options(lowering: LoweringRecipe, stages: Sequence[StageType]) -> EdgeOptions:
+    """The options of Edge programs; raises ConfigError for a pass that cannot be imported by its name."""
+    whole = StageType.TO_EDGE not in stages
+    passes = tuple(EdgePass(callable=path, takes_program=True) for path in _edge_passes(lowering)) if whole else ()
     config = lowering.edge_compile_config
     if config is None:
-        return EdgeOptions(passes=passes)
+        return EdgeOptions(passes=passes, preserve_for_target=whole)
     fields: dict[str, Any] = vars(config)
     return EdgeOptions(
         passes=passes,
+        preserve_for_target=whole,
         check_ir_validity=fields["_check_ir_validity"],
         skip_dim_order=fields["_skip_dim_order"],
         core_aten_ops_exception_list=tuple(map(str, fields["_core_aten_ops_exception_list"])),
         preserve_operators=tuple(map(str, fields["preserve_ops"])),
     )
+
+
+def _edge_passes(lowering: LoweringRecipe) -> list[str]:
+    return [import_path(made, f"{_PASSES}[{index}]") for index, made in enumerate(lowering.edge_transform_passes or ())]
 
 
 def _of_method(name: str, given: Sequence[Partitioner]) -> MethodOptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -12,22 +13,14 @@ from executorch.export import QuantizationRecipe
 from torchao.quantization.granularity import Granularity
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from ...configs.quantize import Quantize, QuantizerChoice, TorchaoTransform
+from ...configs.quantize import PASS_FIELDS, GraphPass, Quantize, QuantizerChoice, TorchaoTransform
 from ...tasks.targets.find import find_quantizer_options, find_target_class
 from ...tasks.torchao_configs import snake_case
-from .lowering import untranslatable
+from .lowering import import_path, untranslatable
 
-_CODE = "it is code, which a recipe names by import path or not at all"
 _QAT = "training comes first; give the module that prepare_qat_pt2e made once you have trained it: it is converted"
-_NOT_OURS = {
-    "is_qat": _QAT,
-    "train_fn": _QAT,
-    "pre_prepare_passes": _CODE,
-    "post_prepare_passes": _CODE,
-    "pre_convert_passes": _CODE,
-    "post_convert_passes": _CODE,
-    "dynamic_batch_size": "samples are of the shapes that the model takes",
-}
+_NOT_OURS = {"is_qat": _QAT, "train_fn": _QAT}
+_COREML_RECIPES = "executorch.backends.apple.coreml.recipes.coreml_recipe_provider"
 _COREML: tuple[dict[str, Any], ...] = tuple(
     {**weights, **channel, **scheme}
     for weights in ({}, {"weight_only": True})
@@ -38,33 +31,53 @@ _XNNPACK = tuple({"per_channel": channel, "dynamic": dynamic} for channel in (Tr
 
 
 def quantize(given: QuantizationRecipe | None) -> Quantize | None:
-    """PT2E quantization, if any; raises ConfigError for functions, training, or a quantizer that no target makes."""
+    """PT2E quantization, if any.
+
+    Raises ConfigError for training, a function that cannot be imported, or a quantizer that no target makes.
+    """
     if given is None:
         return None
     for name, hint in _NOT_OURS.items():
         if getattr(given, name):
             raise untranslatable(f"quantization_recipe.{name}", hint)
     found = [_choice(quantizer, position) for position, quantizer in enumerate(given.quantizers or ())]
-    if len(found) <= 1:
-        return Quantize(quantizer=found[0].quantizer, options=found[0].options) if found else None
-    return Quantize(quantizers=tuple(found))
+    if not found:
+        return None
+    several = len(found) > 1
+    chosen: dict[str, Any] = {"quantizers": tuple(found)} if several else found[0].model_dump()
+    passes = {
+        field: tuple(
+            GraphPass(callable=import_path(function, f"quantization_recipe.{field}[{position}]"))
+            for position, function in enumerate(getattr(given, field) or ())
+        )
+        for field in PASS_FIELDS
+    }
+    return Quantize(**chosen, **passes, dynamic_batch_size=given.dynamic_batch_size)
 
 
 def source_transforms(given: QuantizationRecipe | None) -> tuple[TorchaoTransform, ...]:
-    """Calls of torchao's `quantize_`; raises ConfigError if a function chooses the layers."""
+    """Calls of torchao's `quantize_`; raises ConfigError for a function that cannot be imported."""
     transforms = []
     for position, entry in enumerate((given and given.ao_quantization_configs) or ()):
         field = f"quantization_recipe.ao_quantization_configs[{position}]"
-        if entry.filter_fn is not None:
-            raise untranslatable(f"{field}.filter_fn", "choose layers by patterns of their names, under `filter`")
         config = entry.ao_base_config
         params = {
             item.name: _plain(getattr(config, item.name), f"{field}.{item.name}")
             for item in dataclasses.fields(config)
             if not _is_default(item, getattr(config, item.name))
         }
-        transforms.append(TorchaoTransform(torchao=type(config).__name__, params=params))
+        choice = _layers(entry.filter_fn, f"{field}.filter_fn")
+        transforms.append(TorchaoTransform(torchao=type(config).__name__, params=params, **choice))
     return tuple(transforms)
+
+
+def _layers(function: Callable[..., bool] | None, field: str) -> dict[str, Any]:
+    """How layers are chosen: all linear ones, those of Core ML's recipe for codebooks, or those of a function."""
+    if function is None:
+        return {}
+    if getattr(function, "__module__", None) == _COREML_RECIPES:
+        return {"layers": ("linear", "embedding")}
+    return {"filter_fn": import_path(function, field)}
 
 
 def _choice(given: Quantizer, position: int) -> QuantizerChoice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,17 @@ from executorch.export.recipe import Mode
 
 from ...configs.base import TARGET_SEPARATOR
 from ...configs.presets import RECIPE_TYPES
-from ...configs.recipe import AtenPass, Output, Recipe, Specialization
+from ...configs.recipe import AtenPass, MethodOptions, Output, Recipe, Specialization
 from ...configs.recipe_lookup import load_preset
 from ...configs.verification import Verification
 from ...errors import ConfigError
 from ...tasks.stages.edge import Edge
+from ...tasks.stages.edge_manager_passes import EdgeManagerPasses
 from ...tasks.stages.export import Export
 from ...tasks.stages.preprocess import Preprocess
 from ...tasks.stages.quantize import Quantize
-from .backend_config import compile_options, external_data
-from .lowering import edge_options, import_path, specializations, untranslatable
+from .backend_config import compile_options, external_data, method_options
+from .lowering import edge_options, import_path, manager_passes, specializations, untranslatable
 from .quantization import quantize, source_transforms
 
 _BOUNDS = {"quantize": 20.0, "source_transforms": 12.0}
@@ -30,7 +31,7 @@ _UNTIL = {
     StageType.TORCH_EXPORT: Export.name,
     StageType.QUANTIZE: Quantize.name,
     StageType.TO_EDGE: Edge.name,
-    StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: Edge.name,
+    StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: EdgeManagerPasses.name,
     StageType.TO_BACKEND: Preprocess.name,
     StageType.TO_EDGE_TRANSFORM_AND_LOWER: Preprocess.name,
     StageType.TO_EXECUTORCH: None,
@@ -85,19 +86,19 @@ def translate(given: ExportRecipe) -> Translated:
     per partitioner, in their order, and the portable one last.
 
     Raises:
-        ConfigError: a field has no equivalent: functions, or partitioners and quantizers that no target makes.
+        ConfigError: a field has no equivalent: functions that cannot be imported, or partitioners and quantizers that
+            no target makes.
     """
     lowering = given.lowering_recipe or LoweringRecipe()
-    if lowering.edge_manager_transform_passes:
-        raise untranslatable(
-            "lowering_recipe.edge_manager_transform_passes",
-            "programs are lowered one by one, without a manager; edge_transform_passes and edge.passes are there",
-        )
+    until, stages = _last_stage(given), tuple(given.pipeline_stages or ())
     fields: dict[str, Any] = {
         "quantize": quantize(given.quantization_recipe),
         "source_transforms": source_transforms(given.quantization_recipe),
     }
-    payloads = specializations(lowering.partitioners)
+    payloads = specializations(lowering.partitioners if _partitions(stages) else None)
+    payloads = _with_methods(payloads, method_options(given.executorch_backend_config))
+    # Functions over programs before they are lowered get what they would get from ExecuTorch.
+    reads = given.aten_transform_passes or (given.quantization_recipe and given.quantization_recipe.pre_prepare_passes)
     bound = min([80.0, *(least for field, least in _BOUNDS.items() if fields[field])])
     return Translated(
         name=given.name or "recipe",
@@ -111,14 +112,16 @@ def translate(given: ExportRecipe) -> Translated:
                 AtenPass(callable=import_path(function, f"aten_transform_passes[{position}]"))
                 for position, function in enumerate(given.aten_transform_passes or ())
             ),
-            edge=edge_options(lowering),
+            fold_batch_norms=not reads,
+            edge=edge_options(lowering, stages),
+            edge_manager_passes=manager_passes(lowering, stages),
             compile=compile_options(given.executorch_backend_config),
             debug=given.mode is Mode.DEBUG,
             verify=Verification(min_sqnr_db=bound, required=_runs_anywhere(payloads)),
             **fields,
         ),
         strict=given.strict,
-        until=_last_stage(given),
+        until=until,
         calibration=given.quantization_recipe and given.quantization_recipe.calibration_inputs_fn,
     )
 
@@ -130,6 +133,31 @@ def _runs_anywhere(payloads: Sequence[Specialization]) -> bool:
     return len(payloads) > 1 or targets <= {"portable", "xnnpack"}
 
 
+def _partitions(stages: Sequence[StageType]) -> bool:
+    """Whether the pipeline has a stage that runs partitioners; without stages it is the usual one, which has."""
+    return not stages or not {StageType.TO_BACKEND, StageType.TO_EDGE_TRANSFORM_AND_LOWER}.isdisjoint(stages)
+
+
+def _with_methods(
+    payloads: Sequence[Specialization], methods: Mapping[str, MethodOptions]
+) -> tuple[Specialization, ...]:
+    """The payloads, with further options of single methods."""
+    made = []
+    for spec in payloads:
+        merged = dict(spec.methods)
+        for method, own in methods.items():
+            merged[method] = merged.get(method, MethodOptions()).model_copy(update=own.layout)
+        made.append(spec.model_copy(update={"methods": merged}))
+    return tuple(made)
+
+
+_PASSES_OF = {
+    "edge_transform_passes": {StageType.TO_EDGE_TRANSFORM_AND_LOWER, StageType.EDGE_PROGRAM_MANAGER_TRANSFORM},
+    "edge_manager_transform_passes": {StageType.EDGE_PROGRAM_MANAGER_TRANSFORM},
+}
+"""Fields of a lowering recipe -> the stages that read them."""
+
+
 def _last_stage(given: ExportRecipe) -> str | None:
     stages = given.pipeline_stages
     if not stages:
@@ -138,6 +166,10 @@ def _last_stage(given: ExportRecipe) -> str | None:
     if given.quantization_recipe and skipped:
         names = ", ".join(sorted(stage.value for stage in skipped))
         raise untranslatable("pipeline_stages", f"they leave out {names}, and there is a quantization_recipe")
+    for field, readers in _PASSES_OF.items():
+        if getattr(given.lowering_recipe, field, None) and _lowers(stages) and readers.isdisjoint(stages):
+            names = " or ".join(sorted(stage.value for stage in readers))
+            raise untranslatable("pipeline_stages", f"they leave out {names}, and there are {field}")
     for before, stage in zip((None, *stages), stages, strict=False):
         if stage not in _UNTIL.keys() | _AFTER.keys():
             raise untranslatable("pipeline_stages", f"there is no stage that ends with {stage!r}")
@@ -145,6 +177,14 @@ def _last_stage(given: ExportRecipe) -> str | None:
             where = f"follow {before.value}" if before else "come first"
             known = ", ".join(each.value for each in _AFTER[stage]) or "none"
             raise untranslatable("pipeline_stages", f"{stage.value} cannot {where}; stages before it are: {known}")
-    if stages[-1] not in _UNTIL:
-        raise untranslatable("pipeline_stages", f"nothing is lowered by {stages[-1].value} alone")
-    return _UNTIL[stages[-1]]
+    last = stages[-1]
+    if last is StageType.EDGE_PROGRAM_MANAGER_TRANSFORM and StageType.TO_EDGE not in stages:
+        last = StageType.TO_EDGE_TRANSFORM_AND_LOWER
+    if last not in _UNTIL:
+        raise untranslatable("pipeline_stages", f"nothing is lowered by {last.value} alone")
+    return _UNTIL[last]
+
+
+def _lowers(stages: Sequence[StageType]) -> bool:
+    """Whether the pipeline goes on after its stages over whole Edge programs."""
+    return stages[-1] in {StageType.TO_BACKEND, StageType.TO_EDGE_TRANSFORM_AND_LOWER, StageType.TO_EXECUTORCH}

@@ -14,7 +14,7 @@ from executorch.exir.program import ExecutorchProgramManager
 from torch.export import ExportedProgram
 
 from ...configs.recipe import CompileOptions
-from ..stages.compile import Compile, MethodMemory
+from ..stages.compile import Compile
 from ..upstream.shape_bounds import declared_bounds
 from . import kernels  # noqa: F401 - the forms of quantized operators that files name
 from .debugging import add_stack_traces, without_stack_traces
@@ -41,11 +41,9 @@ def memory_planning(
     params: Compile.Params, methods: Collection[str]
 ) -> MemoryPlanningPass | dict[str, MemoryPlanningPass]:
     """One pass for all methods, or one for each method where any has options of its own."""
-    options = params.options
-    usual = MethodMemory(alloc_graph_input=options.alloc_graph_input, alloc_graph_output=options.alloc_graph_output)
     if not params.methods:
-        return _planning(MemoryPlanningPass, usual, options)
-    passes = {method: _planning(_PlanningOnce, params.methods.get(method, usual), options) for method in methods}
+        return _planning(MemoryPlanningPass, params.options)
+    passes = {method: _planning(_PlanningOnce, options) for method, options in _by_method(params, methods).items()}
     first, *others = passes.values()
     for other in others:
         other.state = first.state
@@ -55,12 +53,16 @@ def memory_planning(
 _ALGORITHMS = {"greedy": greedy, "naive": naive}
 
 
-def _planning(kind: type[MemoryPlanningPass], memory: MethodMemory, options: CompileOptions) -> MemoryPlanningPass:
+def _by_method(params: Compile.Params, methods: Collection[str]) -> dict[str, CompileOptions]:
+    return {method: params.methods.get(method, params.options) for method in methods}
+
+
+def _planning(kind: type[MemoryPlanningPass], options: CompileOptions) -> MemoryPlanningPass:
     return kind(
         memory_planning_algo=MemoryPlanningAlgorithmSuite([_ALGORITHMS[options.memory_planning_algo]]),
         allow_lifetime_and_storage_overlap=options.allow_lifetime_and_storage_overlap,
-        alloc_graph_input=memory.alloc_graph_input,
-        alloc_graph_output=memory.alloc_graph_output,
+        alloc_graph_input=options.alloc_graph_input,
+        alloc_graph_output=options.alloc_graph_output,
         alloc_mutable_buffers=options.alloc_mutable_buffers,
         share_mutable_buffers=options.share_mutable_buffers,
         alignment=options.tensor_alignment,
@@ -77,7 +79,7 @@ def backend_config(params: Compile.Params, methods: Collection[str]) -> Executor
     Raises:
         TargetError: an operator that the options name is not registered.
     """
-    options = params.options
+    options, of_methods = params.options, _by_method(params, methods)
     return ExecutorchBackendConfig(
         extract_delegate_segments=options.extract_delegate_segments,
         segment_alignment=options.segment_alignment,
@@ -88,16 +90,20 @@ def backend_config(params: Compile.Params, methods: Collection[str]) -> Executor
         emit_mutable_buffer_names=options.emit_mutable_buffer_names,
         memory_planning_pass=memory_planning(params, methods),
         enable_non_cpu_memory_planning=options.enable_non_cpu_memory_planning,
-        propagate_device_config=PropagateDeviceConfig(
-            skip_h2d_for_method_inputs=options.skip_h2d_for_method_inputs,
-            skip_d2h_for_method_outputs=options.skip_d2h_for_method_outputs,
-        ),
+        propagate_device_config={method: _device_config(own) for method, own in of_methods.items()},
         to_out_var_pass=ToOutVarPass(ignore_to_out_var_failure=options.ignore_to_out_var_failure),
-        sym_shape_eval_pass=SYM_SHAPE_EVAL[options.sym_shape_eval](),
+        sym_shape_eval_pass={method: SYM_SHAPE_EVAL[own.sym_shape_eval]() for method, own in of_methods.items()},
         remove_view_copy=options.remove_view_copy,
         do_quant_fusion_and_const_prop=options.do_quant_fusion_and_const_prop,
         run_reinplace_pass=options.run_reinplace_pass,
         reinplace_extra_ops=frozenset(find_edge_operators(options.reinplace_extra_ops)) or None,
+    )
+
+
+def _device_config(options: CompileOptions) -> PropagateDeviceConfig:
+    return PropagateDeviceConfig(
+        skip_h2d_for_method_inputs=options.skip_h2d_for_method_inputs,
+        skip_d2h_for_method_outputs=options.skip_d2h_for_method_outputs,
     )
 
 

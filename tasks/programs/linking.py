@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
-from ...errors import TargetError
+from ...errors import SourceError, TargetError
 from ...formats.pte.reader import map_file
 from ..codecs.delegates import DelegateResult, load_delegates
 from ..codecs.payload import save_data_file
@@ -29,6 +29,7 @@ from ..stages.compile import Compile
 from ..upstream.shape_bounds import declared_bounds
 from .exir import edge_config
 from .graphs import check_control_flow, lowered_modules
+from .recipe_functions import run_manager_passes
 from .state import SHARED, keep_initial_state, keep_shared_initial_state
 
 TAG = "_default_external_constant"
@@ -147,6 +148,9 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
         config = EdgeCompileConfig(_check_ir_validity=False)  # as EdgeProgramManager.to_backend does
     for method, program in programs.items():
         check_control_flow(method, program)
+        _check_outputs(method, program)
+    constants = load_value(inputs.constants, store)
+    programs = run_manager_passes(params.edge_manager_passes, programs, constants)
     if params.state_order:
         keep_shared_initial_state(programs, params.state_order)
     else:
@@ -154,8 +158,18 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
             keep_initial_state(program)
     if params.external_data:
         rename_clashing_weights(programs)
-    constants = load_value(inputs.constants, store)
     return EdgeProgramManager(programs, dict(constants) or None, config)
+
+
+def _check_outputs(method: str, program: ExportedProgram) -> None:
+    """Raises SourceError for an output that the emitter does not take (exir/emit/_emitter.py, `_emit_spec`)."""
+    for position, spec in enumerate(program.graph_signature.output_specs):
+        value = getattr(spec.arg, "value", None)
+        if value is not None and not isinstance(value, bool | int | float):
+            raise SourceError(
+                f"output {position} of method {method!r} is {value!r}, a {type(value).__name__}: files return tensors, "
+                "numbers, bool and None; leave it out, or make it a constant method"
+            )
 
 
 def _link(program: ExportedProgram, delegates: tuple[DelegateResult, ...], *, external: bool) -> None:

@@ -211,7 +211,7 @@ def _called(transform: CallableParams, module: nn.Module, what: str) -> nn.Modul
 
 def _quantize(holder: nn.Module, transform: TorchaoParams, what: str) -> bool:
     """Quantizes the layers that match; says whether there are any."""
-    chosen = _chosen(holder.get_submodule(_ROOT), transform)
+    chosen = _chosen(holder, transform, what)
     if not chosen:
         return False
     config = make_config(transform.config, transform.fields)
@@ -234,13 +234,38 @@ def _quantize(holder: nn.Module, transform: TorchaoParams, what: str) -> bool:
     return True
 
 
-def _chosen(module: nn.Module, transform: TorchaoParams) -> dict[nn.Module, str]:
+def _chosen(holder: nn.Module, transform: TorchaoParams, what: str) -> dict[nn.Module, str]:
     """The layers to quantize, each with its first name."""
+    module = holder.get_submodule(_ROOT)
+    if transform.filter_fn:
+        return dict(_chosen_by_function(module, "", transform.filter_fn, what))
     return {
         layer: names[0]
         for layer, names in layer_names(module, transform.layers).items()
         if _any_match(names, transform.include) and not _any_match(names, transform.exclude)
     }
+
+
+def _chosen_by_function(
+    module: nn.Module, name: str, function: CallableParams, what: str
+) -> Iterator[tuple[nn.Module, str]]:
+    """The modules that a function chooses, with their names; it is not asked for those within them, as in torchao."""
+    path = function.source["builder"]
+    try:
+        chosen = pkgutil.resolve_name(path)(module, name)
+    except Exception as error:
+        raise user_code_error(f"{what}.filter_fn: {path}", error) from error
+    if not chosen:
+        for child_name, child in module.named_children():
+            yield from _chosen_by_function(child, f"{name}.{child_name}" if name else child_name, function, what)
+    elif isinstance(getattr(module, "weight", None), torch.Tensor):
+        if not isinstance(module.weight, TorchAOBaseTensor):
+            yield module, name
+    else:
+        raise SourceError(
+            f"{what}.filter_fn: {path} chooses {name or 'the model'!r}, a {type(module).__name__} without a weight; "
+            "let it return False for what is no layer"
+        )
 
 
 def _any_match(names: Sequence[str], patterns: Sequence[str]) -> bool:
@@ -249,7 +274,7 @@ def _any_match(names: Sequence[str], patterns: Sequence[str]) -> bool:
 
 def _check_groups(layers: dict[nn.Module, str], group: int | None, what: str) -> None:
     for layer, name in layers.items():
-        features = layer.weight.shape[-1]
+        features = layer.weight.shape[-1] if isinstance(layer, nn.Linear | nn.Embedding) else 0
         if group is not None and features % group:
             raise TargetError(
                 f"{what}: layer {name!r} has {features} input features, and groups of {group} do not divide them; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +13,14 @@ from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import ObserverOrFakeQuantize
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ...errors import TargetError
-from ..stage import TargetParams
+from ...configs.definition import MethodDefinition
+from ...errors import SourceError, TargetError
+from ..stages.export import MethodParams
+from ..stages.quantize import Quantize
 from ..targets.find import fold_weights, make_quantizer
 from .inputs import input_shapes
+from .method import export_method
+from .recipe_functions import run_graph_passes
 
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 _PREFIX = "_integer_scalar_"
@@ -28,7 +33,8 @@ def hide_integer_scalars(module: GraphModule) -> None:
     """
     hidden = 0
     for node in list(module.graph.nodes):
-        if node.op != "call_function" or node.target not in _OPERATORS or node.meta["val"].is_floating_point():
+        made = node.meta.get("val")  # a node that a recipe's pass has added may have none
+        if node.op != "call_function" or node.target not in _OPERATORS or made is None or made.is_floating_point():
             continue
         for number in [argument for argument in node.args if isinstance(argument, int)]:
             name = f"{_PREFIX}{hidden}"
@@ -37,7 +43,7 @@ def hide_integer_scalars(module: GraphModule) -> None:
             module.register_buffer(name, value)
             with module.graph.inserting_before(node):
                 constant = module.graph.get_attr(name)
-            constant.meta["val"] = node.meta["val"].fake_mode.from_tensor(value, static_shapes=True)
+            constant.meta["val"] = made.fake_mode.from_tensor(value, static_shapes=True)
             node.args = tuple(constant if argument is number else argument for argument in node.args)
     module.recompile()
 
@@ -59,16 +65,26 @@ def quantize(
     program: ExportedProgram,
     example: Sequence[Any],
     samples: Iterable[Sequence[Any]],
-    quantizers: Sequence[TargetParams],
+    params: Quantize.Params,
+    shaped: ExportedProgram | None = None,
 ) -> ExportedProgram:
     """Quantizes a program; one that is quantized already, as by QAT, is returned as it is.
 
-    Takes the calibration `samples` one after another; the first quantizer is the first choice. Raises TargetError if
-    there is nothing to quantize.
+    Args:
+        program: takes the samples.
+        example: flat inputs to export the result with.
+        samples: flat inputs for calibration, which are taken one after another.
+        params: the quantizers, the first choice first, and functions to call on the way.
+        shaped: the program whose dynamic sizes the result has; by default those of `program`.
+
+    Raises:
+        TargetError: there is nothing to quantize.
+        SourceError: a function cannot be imported, raises, or does not return a module.
     """
     if _is_quantized(program):
         return program
-    module = program.module(check_guards=False)
+    quantizers = params.quantizers
+    module = run_graph_passes(params, "pre_prepare_passes", program.module(check_guards=False))
     hide_integer_scalars(module)
     prepared = prepare_pt2e(module, make_quantizer(quantizers))
     if not any(isinstance(module, ObserverOrFakeQuantize) for module in prepared.modules()):
@@ -77,14 +93,51 @@ def quantize(
             f"the quantizer of {names} finds no operator in the program that it could quantize; "
             "where other methods have some, name those in the recipe's `quantize.methods`"
         )
+    prepared = run_graph_passes(params, "post_prepare_passes", prepared)
     with torch.no_grad():
         for sample in samples:
             args, kwargs = pytree.tree_unflatten(list(sample), program.call_spec.in_spec)
             prepared(*args, **kwargs)
+        prepared = run_graph_passes(params, "pre_convert_passes", prepared)
         converted = convert_pt2e(prepared, fold_quantize=fold_weights(quantizers))
     restore_integer_scalars(converted)
+    converted = run_graph_passes(params, "post_convert_passes", converted)
     args, kwargs = pytree.tree_unflatten(list(example), program.call_spec.in_spec)
-    return torch.export.export(converted, args, kwargs, dynamic_shapes=_shapes(program, example), strict=False)
+    shapes = _collection(example, _dynamic_sizes(shaped or program))
+    return torch.export.export(converted, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def export_for_any_batch(name: str, method: MethodDefinition, params: MethodParams, stage: str = "") -> ExportedProgram:
+    """Exports a method for samples of any size in the first dimension of its first tensor, and of all as long as that.
+
+    Arguments are those of `export_method`.
+
+    Raises:
+        SourceError: it cannot be exported, or not for more than one such size.
+    """
+    program = export_method(name, method, params, stage)
+    flat, structure = pytree.tree_flatten(method.example_inputs[0])
+    batch = next((value.shape[0] for value in flat if isinstance(value, torch.Tensor) and value.dim()), None)
+    sizes = _dynamic_sizes(program)
+    fixed = [
+        isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == batch and 0 not in dynamic
+        for value, dynamic in zip(flat, sizes, strict=True)
+    ]
+    if not any(fixed):
+        return program
+    any_size = Dim("batch", min=1)
+    sizes = [{**dynamic, 0: any_size} if fix else dynamic for dynamic, fix in zip(sizes, fixed, strict=True)]
+    if batch == 1:  # torch.export takes a single one for a constant
+        flat = [torch.cat([value, value]) if fix else value for value, fix in zip(flat, fixed, strict=True)]
+    example = pytree.tree_unflatten(flat, structure)
+    method = replace(method, example_inputs=[example], dynamic_shapes=_collection(flat, sizes))
+    try:
+        return export_method(name, method, params.model_copy(update={"dynamic_shapes": None}), stage)
+    except Exception as error:
+        raise SourceError(
+            f"`quantize.dynamic_batch_size`: method {name!r} cannot be exported for any size of the first dimension: "
+            f"{error}; leave it out, and give calibration samples of the example's size"
+        ) from error
 
 
 _QUANTIZING = {
@@ -97,11 +150,10 @@ def _is_quantized(program: ExportedProgram) -> bool:
     return any(str(node.target).rpartition(".")[0] in _QUANTIZING for node in program.graph.nodes)
 
 
-def _shapes(program: ExportedProgram, sample: Sequence[Any]) -> ShapesCollection | None:
-    """The dynamic sizes of a program's inputs, by tensor. Sizes of one symbol are one `Dim`."""
-    shapes, dims = ShapesCollection(), dict[Any, Any]()
-    dynamic = False
-    for value, shape in zip(sample, input_shapes(program), strict=True):
+def _dynamic_sizes(program: ExportedProgram) -> list[dict[int, Any]]:
+    """The dynamic sizes of a program's inputs, by dimension. Sizes of one symbol are one `Dim`."""
+    found, dims = [], dict[Any, Any]()
+    for shape in input_shapes(program):
         sizes: dict[int, Any] = {}
         for index, expression in enumerate(shape or ()):
             if expression.is_Symbol:
@@ -111,10 +163,17 @@ def _shapes(program: ExportedProgram, sample: Sequence[Any]) -> ShapesCollection
                 sizes[index] = dims[expression]
             elif expression.free_symbols:
                 sizes[index] = Dim.AUTO
-        if sizes:
-            shapes[value] = sizes
-            dynamic = True
-    return shapes if dynamic else None
+        found.append(sizes)
+    return found
+
+
+def _collection(inputs: Sequence[Any], sizes: Sequence[dict[int, Any]]) -> ShapesCollection | None:
+    """Dynamic sizes by tensor, as torch.export takes them; None if there are none."""
+    shapes = ShapesCollection()
+    for value, dynamic in zip(inputs, sizes, strict=True):
+        if dynamic:
+            shapes[value] = dynamic
+    return shapes if any(sizes) else None
 
 
 def _bound(value: Any) -> int | None:

@@ -93,12 +93,20 @@ def load_methods(payload: Loadable, methods: Sequence[str]) -> Mapping[str, Any]
     return loaded
 
 
+_INSTEAD = {"aten::sort.values": "torch.topk(values, values.shape[-1], largest=False) sorts the last dimension"}
+"""Operators without a kernel -> what to write in their place."""
+
+
 def _why_not_loaded(payload: Loadable, method: str, error: Exception) -> str:
     """With the operators that have no kernel, where that is the reason."""
     here = Runtime.get().operator_registry.operator_names
     wanted = [name for found in open_pte(payload.program).methods if found.name == method for name in found.operators]
     if missing := [name for name in wanted if name not in here]:
-        return f"it has no kernel for {', '.join(missing)}; write the model without, or use a backend that takes such"
+        instead = "".join(f" ({other})" for name, other in _INSTEAD.items() if name in missing)
+        return (
+            f"it has no kernel for {', '.join(missing)}; write the model without that{instead}, "
+            "or use a backend that computes it"
+        )
     return f"{error}; its log says whether a backend or data is missing"
 
 

@@ -13,13 +13,7 @@ from ...configs.recipe import CompileOptions
 from .. import kinds, stage
 from ..upstream.lean import lean_lowering
 from .edge import Edge
-
-
-class MethodMemory(stage.Params):
-    """Memory planning of one method."""
-
-    alloc_graph_input: bool
-    alloc_graph_output: bool
+from .edge_manager_passes import ManagerPassParams
 
 
 class Compile(stage.Stage, name="compile"):
@@ -30,11 +24,13 @@ class Compile(stage.Stage, name="compile"):
     class Params(stage.Params):
         options: CompileOptions
         edge: Edge.Params  # params of the `edge` stage (a pass depends on `skip_dim_order`)
-        # memory planning by method, where it is not that of `options`
-        methods: dict[str, MethodMemory] = Field(default={})
+        # memory planning by method, where it is not that of `options`; other fields are equal
+        methods: dict[str, CompileOptions] = Field(default={})
         # methods that share their state; the first one that has a buffer initializes it. Empty: none do.
         state_order: tuple[str, ...] = ()
         external_data: bool = False  # weights go to a file of their own
+        # the recipe's own functions over programs with delegates
+        edge_manager_passes: tuple[ManagerPassParams, ...] = ()
 
         @property
         def emits_traces(self) -> bool:
@@ -67,13 +63,19 @@ class Compile(stage.Stage, name="compile"):
         return ref.root.digest if params.emits_traces else ref.identity
 
     @classmethod
-    def shares_process(cls, params: Params) -> bool:  # noqa: ARG003 - the base's
-        return True
+    def shares_process(cls, params: Params) -> bool:
+        """Unless the recipe has passes of its own."""
+        return not params.edge_manager_passes
 
     @staticmethod
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Links, plans and emits; raises TargetError if quantized operators are left that no kernel computes."""
+        """Links, plans and emits.
+
+        Raises:
+            TargetError: quantized operators are left that no kernel computes.
+            SourceError: a function of the recipe's cannot be imported, raises, or does not return passes.
+        """
         from ...formats.pte.reader import map_file
         from ..codecs.payload import save_payload
         from ..programs.debugging import debug_artifacts

@@ -11,14 +11,21 @@ class Quantize(stage.Stage, name="quantize"):
     class Params(stage.Params):
         # the targets that they come from, with the quantizers' options; the first choice first
         quantizers: tuple[stage.TargetParams, ...]
+        # the recipe's own functions over the module: before and after observers enter it, before and after they leave
+        pre_prepare_passes: tuple[stage.CallableParams, ...] = ()
+        post_prepare_passes: tuple[stage.CallableParams, ...] = ()
+        pre_convert_passes: tuple[stage.CallableParams, ...] = ()
+        post_convert_passes: tuple[stage.CallableParams, ...] = ()
 
         def target_names(self) -> tuple[str, ...]:
             return tuple(quantizer.name for quantizer in self.quantizers)
 
     class Inputs(stage.Roles):
-        program: kinds.AtenProgram  # of `export` or `source_transform`
+        program: kinds.AtenProgram  # of `export`, `source_transform` or `fold_batch_norms`
         examples: kinds.Examples  # of `export`
         samples: kinds.Samples | None = None  # of `calibration`; without them the examples are observed
+        # of `export`, where `program` was exported for samples of any batch size, which the result is not for
+        shaped: kinds.AtenProgram | None = None
 
     class Outputs(stage.Roles):
         program: kinds.QuantizedProgram
@@ -29,7 +36,7 @@ class Quantize(stage.Stage, name="quantize"):
 
         Raises:
             TargetError: the quantizer finds nothing to quantize in the program.
-            SourceError: a sample does not fit the program.
+            SourceError: a sample does not fit the program, or a function of the recipe's fails.
         """
         from ..codecs.program import load_program, save_program
         from ..codecs.values import count_values, load_value, load_values
@@ -44,5 +51,6 @@ class Quantize(stage.Stage, name="quantize"):
         if inputs.samples:
             samples = checked_samples(program, load_values(inputs.samples, work.store))
             count = count_values(inputs.samples, work.store)
-        quantized = quantize(program, real[0], with_progress(samples, count, work.progressed), params.quantizers)
+        shaped = load_program(inputs.shaped, work.store) if inputs.shaped else None
+        quantized = quantize(program, real[0], with_progress(samples, count, work.progressed), params, shaped)
         return Quantize.Outputs(program=save_program(quantized, kind="program/quantized", store=work.store))

@@ -1,4 +1,7 @@
-"""source_transform: one method exported after its module was transformed, by torchao or by the user's functions."""
+"""source_transform: one method exported after its module was transformed, by torchao or by the user's functions.
+
+Or exported again without that, for quantizers to observe batches of any size.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ class TorchaoParams(stage.Params):
     include: tuple[str, ...] = ("*",)  # patterns of names of the layers to quantize
     exclude: tuple[str, ...] = ()  # patterns of names of layers to leave out
     layers: tuple[str, ...] = ("linear",)  # kinds of layers, ``linear`` and ``embedding``
+    filter_fn: stage.CallableParams | None = None  # says of every module whether to quantize it, in place of these
 
 
 class SourceTransform(stage.Stage, name="source_transform"):
@@ -32,6 +36,14 @@ class SourceTransform(stage.Stage, name="source_transform"):
 
     class Params(MethodParams):
         transforms: tuple[TorchaoParams | stage.CallableParams, ...]  # applied one after another
+        # whether the first dimension of tensors is dynamic, for quantizers to observe batches of any size
+        dynamic_batch: bool = False
+
+        @property
+        def callables(self) -> list[stage.CallableParams]:
+            """The user's functions."""
+            named = (made.filter_fn if isinstance(made, TorchaoParams) else made for made in self.transforms)
+            return [made for made in named if made]
 
     class Inputs(stage.Roles):
         """None: a module is not an artifact, so the model is built as `export` builds it."""
@@ -52,11 +64,13 @@ class SourceTransform(stage.Stage, name="source_transform"):
         from ..programs.model_source import build_model, observed
 
         del inputs
-        callables = [made.source for made in params.transforms if isinstance(made, stage.CallableParams)]
-        with observed(work, params.source, *callables) as observation:
+        with observed(work, params.source, *(made.source for made in params.callables)) as observation:
             model = build_model(params.source, params.seed, work)
             outputs = transform_built(model, params, work.store)
             return dataclasses.replace(outputs, observed=observation.save(work))
+
+
+_ANY_BATCH = "`quantize.dynamic_batch_size` exports a model's modules again"
 
 
 def transform_built(model: BuiltModel, params: SourceTransform.Params, store: LocalStore) -> SourceTransform.Outputs:
@@ -71,14 +85,22 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     from ..programs.method import choose_method, export_method
     from ..programs.module_transforms import check_all_match, transformed
     from ..programs.prepared import is_prepared
+    from ..programs.pt2e import export_for_any_batch
 
     name = choose_method(model, params)
     if model.program is not None:
-        raise SourceError("source_transforms change a model's modules, and a .pt2 file has none; give a builder")
+        what = "source_transforms change a model's modules" if params.transforms else _ANY_BATCH
+        raise SourceError(f"{what}, and a .pt2 file has none; give a builder")
     method = model.definition.methods[name]
     if is_prepared(method.module):
-        raise SourceError(f"method {name!r} has a module that PT2E has prepared; source_transforms cannot change those")
+        if params.transforms:
+            problem = "has a module that PT2E has prepared; source_transforms cannot change those"
+            raise SourceError(f"method {name!r} {problem}")
+        program = export_method(name, method, params)  # it is quantized, and observes nothing more
+        return SourceTransform.Outputs(program=save_program(program, kind="program/aten", store=store))
     module, matched = transformed(method.module, params.transforms)
     check_all_match(model, name, params.transforms, matched)
-    program = export_method(name, dataclasses.replace(method, module=module), params, " after source_transforms")
+    export = export_for_any_batch if params.dynamic_batch else export_method
+    after = " after source_transforms" if params.transforms else ""
+    program = export(name, dataclasses.replace(method, module=module), params, after)
     return SourceTransform.Outputs(program=save_program(program, kind="program/aten", store=store))

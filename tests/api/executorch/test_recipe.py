@@ -24,6 +24,7 @@ with warnings.catch_warnings():  # these modules warn when they are imported
     import torch
     from executorch.backends.apple.coreml.compiler import CoreMLBackend
     from executorch.backends.apple.coreml.partition import CoreMLPartitioner
+    from executorch.backends.apple.coreml.recipes import CoreMLRecipeType
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
@@ -33,8 +34,10 @@ with warnings.catch_warnings():  # these modules warn when they are imported
     from executorch.backends.xnnpack.recipes.xnnpack_recipe_types import XNNPackRecipeType
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig
     from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, naive
+    from executorch.exir.pass_base import ExportPass
     from executorch.exir.passes import MemoryPlanningPass
-    from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
+    from executorch.exir.passes.propagate_device_config import PropagateDeviceConfig
+    from executorch.exir.passes.sym_shape_eval_pass import HintBasedSymShapeEvalPass
     from executorch.export import (
         AOQuantizationConfig,
         ExportRecipe,
@@ -215,7 +218,7 @@ def quantizer_with_a_filter():
 REFUSED = {
     "aten_transform_passes[0]": lambda: ExportRecipe(aten_transform_passes=[lambda _name, program: program]),
     "lowering_recipe.edge_transform_passes[0]": lambda: lowering(edge_transform_passes=[lambda _name, _program: []]),
-    "lowering_recipe.edge_manager_transform_passes": lambda: lowering(edge_manager_transform_passes=[lambda _: []]),
+    "lowering_recipe.edge_manager_transform_passes[0]": lambda: lowering(edge_manager_transform_passes=[lambda _: []]),
     "lowering_recipe.partitioners[0]": lambda: lowering(
         partitioners=[VulkanPartitioner({"texture_limits": (1, 2, 3)})]
     ),
@@ -223,6 +226,10 @@ REFUSED = {
         partitioners=[VulkanPartitioner(), VulkanPartitioner(operator_blocklist=[torch.ops.aten.relu.default])]
     ),
     "quantization_recipe.is_qat": lambda: quantizing(is_qat=True),
+    "quantization_recipe.post_convert_passes[0]": lambda: quantizing(
+        quantizers=[XNNPACKQuantizer().set_global(get_symmetric_quantization_config())],
+        post_convert_passes=[lambda module: module],
+    ),
     "quantization_recipe.calibration_inputs_fn": lambda: quantizing(calibration_inputs_fn=list),
     "quantization_recipe.quantizers[0].filter_fn": lambda: quantizing(quantizers=[quantizer_with_a_filter()]),
     "quantization_recipe.ao_quantization_configs[0].filter_fn": lambda: quantizing(
@@ -233,11 +240,9 @@ REFUSED = {
     "executorch_backend_config.passes": lambda: emitting(passes=[lambda module: module]),
     "executorch_backend_config.external_constants": lambda: emitting(external_constants=lambda _node: "weights"),
     "executorch_backend_config.external_mutable_weights": lambda: emitting(external_mutable_weights=True),
-    "executorch_backend_config.sym_shape_eval_pass": lambda: emitting(
-        sym_shape_eval_pass={"forward": ConstraintBasedSymShapeEvalPass()}
-    ),
+    "executorch_backend_config.sym_shape_eval_pass": lambda: emitting(sym_shape_eval_pass={"forward": ExportPass()}),
     "executorch_backend_config.memory_planning_pass": lambda: emitting(
-        memory_planning_pass={"forward": MemoryPlanningPass()}
+        memory_planning_pass={"a": MemoryPlanningPass(), "b": MemoryPlanningPass(share_mutable_buffers=True)}
     ),
     "pipeline_stages": lambda: ExportRecipe(
         quantization_recipe=QuantizationRecipe(), pipeline_stages=[StageType.TORCH_EXPORT, StageType.TO_EDGE]
@@ -258,13 +263,60 @@ REFUSED = {
         ([StageType.TORCH_EXPORT, StageType.SOURCE_TRANSFORM], "before it are: none"),
         ([StageType.SOURCE_TRANSFORM], "nothing is lowered by source_transform alone"),
         (["link"], "there is no stage that ends with 'link'"),
+        ([StageType.TO_EDGE, StageType.TO_BACKEND], "leave out edge_program_manager_transform or .* edge_transform_"),
+        ([StageType.TO_EDGE_TRANSFORM_AND_LOWER, StageType.TO_EXECUTORCH], "there are edge_manager_transform_passes"),
     ],
 )
 def test_stages_in_no_order(stages, problem):
-    """What ExecuTorch's session refuses, and what makes nothing, is refused here, too."""
+    """What ExecuTorch's session refuses, what makes nothing, and what leaves out passes is refused here, too."""
+    passes = LoweringRecipe(edge_transform_passes=[list], edge_manager_transform_passes=[list])
     with pytest.raises(ConfigError, match=problem) as caught:
-        find_recipe(ExportRecipe(pipeline_stages=stages))
+        find_recipe(ExportRecipe(pipeline_stages=stages, lowering_recipe=passes))
     assert caught.value.field == "ExportRecipe.pipeline_stages"
+
+
+def test_memory_planning_by_method():
+    """What a config has by method are options of those methods, next to their partitioners."""
+    recipe = pteforge.recipe_from_executorch(
+        ExportRecipe(
+            lowering_recipe=LoweringRecipe(partitioners={"decode": [XnnpackPartitioner()]}),
+            executorch_backend_config=ExecutorchBackendConfig(
+                memory_planning_pass={
+                    "encode": MemoryPlanningPass(alloc_graph_input=False, alignment=64),
+                    "decode": MemoryPlanningPass(memory_planning_algo=MemoryPlanningAlgorithmSuite([naive])),
+                },
+                sym_shape_eval_pass={"encode": HintBasedSymShapeEvalPass()},
+                propagate_device_config=PropagateDeviceConfig(skip_d2h_for_method_outputs={"decode": True}),
+            ),
+        )
+    )
+    assert recipe.compile.model_dump(exclude_defaults=True) == {}
+    (payload,) = recipe.specializations
+    encode, decode = payload.methods["encode"], payload.methods["decode"]
+    assert encode.layout == {"alloc_graph_input": False, "sym_shape_eval": "hint_based", "tensor_alignment": 64}
+    assert decode.layout == {"memory_planning_algo": "naive", "skip_d2h_for_method_outputs": True}
+    assert (encode.target, decode.target) == (None, "xnnpack")
+
+
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [
+        ({}, {"layers": ("linear", "embedding")}),
+        ({"filter_fn": lambda _module, _name: True}, None),
+    ],
+)
+def test_core_ml_codebooks(options, layers):
+    """The layers that Core ML's recipe quantizes by default, and those of a function that its caller gives."""
+    kind = CoreMLRecipeType.CODEBOOK_WEIGHT_ONLY
+    given = ExportRecipe.get_recipe(kind, bits=3, block_size=[1, 16], skip_ops_for_coreml_delegation=["add"], **options)
+    if layers is None:
+        with pytest.raises(ConfigError, match="cannot be imported by its name"):
+            pteforge.recipe_from_executorch(given)
+        return
+    recipe = pteforge.recipe_from_executorch(given)
+    (transform,) = recipe.source_transforms
+    assert transform.model_dump(include=set(layers)) == layers
+    assert recipe.specializations[0].options["skip_operators"] == ["add"]
 
 
 @pytest.mark.parametrize(

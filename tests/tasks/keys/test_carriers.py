@@ -11,7 +11,7 @@ from pteforge.configs.recipe import CompileOptions
 from pteforge.configs.verification import VerifyBounds
 from pteforge.tasks.keys.key import StageKey
 from pteforge.tasks.stage import CallableParams, TargetParams, to_roles
-from pteforge.tasks.stages.compile import Compile, MethodMemory
+from pteforge.tasks.stages.compile import Compile
 from pteforge.tasks.stages.edge import Edge, PassParams
 from pteforge.tasks.stages.export import Export
 from pteforge.tasks.stages.partition import Partition
@@ -67,8 +67,8 @@ def test_params():
     )
     transforms = (TorchaoParams(config="C", fields={"group_size": 32}), CallableParams(source={"builder": "a:b"}))
     assert dumped(SourceTransform.Params(source={}, transforms=transforms)) == (
-        '{"dynamic_shapes":null,"host":"","method":null,"seed":0,"source":{},"strict":false,"transforms":['
-        '{"config":"C","exclude":[],"fields":{"group_size":32},"include":["*"],"layers":["linear"]},'
+        '{"dynamic_batch":false,"dynamic_shapes":null,"host":"","method":null,"seed":0,"source":{},"strict":false,"transforms":['
+        '{"config":"C","exclude":[],"fields":{"group_size":32},"filter_fn":null,"include":["*"],"layers":["linear"]},'
         '{"source":{"builder":"a:b"}}]}'
     )
 
@@ -76,13 +76,14 @@ def test_params():
 def test_compile():
     """Options as they are written, new ones may come; inputs have these names in keys, records and provenance."""
     options = CompileOptions(segment_alignment=4096, memory_planning_algo="naive", reinplace_extra_ops=("aten.add",))
-    memory = MethodMemory(alloc_graph_input=False, alloc_graph_output=True)
+    memory = CompileOptions(alloc_graph_input=False, sym_shape_eval="hint_based")
     params = Compile.Params(options=options, edge=Edge.Params(), methods={"forward": memory}, state_order=("a", "b"))
     made = params.model_dump(mode="json")
     written = {"memory_planning_algo": "naive", "reinplace_extra_ops": ["aten.add"], "segment_alignment": 4096}
     defaults = {"alloc_graph_input": True, "constant_tensor_alignment": None, "tensor_alignment": 16}
     assert (written | defaults).items() <= made["options"].items()
-    assert made["methods"] == {"forward": {"alloc_graph_input": False, "alloc_graph_output": True}}
+    own = {"alloc_graph_input": False, "alloc_graph_output": True, "sym_shape_eval": "hint_based"}
+    assert own.items() <= made["methods"]["forward"].items()
     assert (made["state_order"], made["external_data"]) == (["a", "b"], False)
     ref = ArtifactRef("program/edge", BLOB, ONE)
     inputs = Compile.Inputs(program={"forward": ref, "b/c": ref}, constants=PROGRAM, edge={"": ref})

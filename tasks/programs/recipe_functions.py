@@ -1,0 +1,103 @@
+"""Functions of recipes over the module that is quantized, and over the Edge programs of all methods."""
+
+from __future__ import annotations
+
+import itertools
+import pkgutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager
+from executorch.exir.pass_base import ExportedProgramPassBase
+from executorch.exir.pass_manager import ExportedProgramPassManager, PassType
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_manager import PassManager
+
+from ...errors import SourceError
+from ..stage import CallableParams
+from ..stages.edge_manager_passes import ManagerPassParams
+from ..stages.quantize import Quantize
+from .model_source import user_code_error
+
+
+def run_graph_passes(params: Quantize.Params, field: str, module: GraphModule) -> GraphModule:
+    """The module after the functions in a field of the recipe's `quantize`, each of which returns a module.
+
+    Raises:
+        SourceError: a function cannot be imported, raises, or does not return a module.
+    """
+    for position, own in enumerate(getattr(params, field)):
+        where = f"quantize.{field}[{position}] {own.source['builder']}"
+        made = _call(own, where, module)
+        if not isinstance(made, GraphModule):
+            raise SourceError(f"{where} gave a {type(made).__name__}, and not the module; return it, also if unchanged")
+        module = made
+    return module
+
+
+def run_manager_passes(
+    named: Sequence[ManagerPassParams], programs: Mapping[str, ExportedProgram], constants: Mapping[str, Any]
+) -> dict[str, ExportedProgram]:
+    """All methods' Edge programs after the passes that functions return, given the manager of these programs.
+
+    Functions that take a method's program come one after another before any of their passes runs, as in
+    `EdgeProgramManagerTransformStage` (executorch/export/stages.py).
+
+    Raises:
+        SourceError: a function cannot be imported, raises, or does not return passes.
+    """
+    if not named:
+        return dict(programs)
+    # Programs with delegates, and those with operators kept whole for a target, are not in the Edge dialect.
+    manager = EdgeProgramManager(dict(programs), dict(constants) or None, EdgeCompileConfig(_check_ir_validity=False))
+    for takes_program, group in itertools.groupby(named, lambda params: params.takes_program):
+        if takes_program:
+            functions = list(group)
+            passes = {
+                method: [made for params in functions for made in _passes(params, method, manager)]
+                for method in programs
+            }
+            manager = _transformed(manager, {method: made for method, made in passes.items() if made})
+            continue
+        for params in group:
+            manager = _transformed(manager, _manager_passes(params, manager))
+    return {method: manager.exported_program(method) for method in programs}
+
+
+def _passes(
+    params: ManagerPassParams, method: str, manager: EdgeProgramManager
+) -> list[PassType | ExportedProgramPassBase]:
+    where = f"edge_manager_passes: {params.source['builder']}"
+    return _checked(_call(params, where, method, manager.exported_program(method)), where)
+
+
+def _manager_passes(params: ManagerPassParams, manager: EdgeProgramManager) -> Any:
+    where = f"edge_manager_passes: {params.source['builder']}"
+    made = _call(params, where, manager)
+    if made is None or isinstance(made, PassManager | ExportedProgramPassManager):
+        return made
+    if not isinstance(made, Mapping):
+        return _checked(made, where)
+    if unknown := sorted(set(made) - manager.methods):
+        raise SourceError(f"{where} gave passes for the methods {unknown}; the model has {sorted(manager.methods)}")
+    return {method: _checked(passes, where) for method, passes in made.items()}
+
+
+def _transformed(manager: EdgeProgramManager, passes: Any) -> EdgeProgramManager:
+    return manager.transform(passes) if passes else manager
+
+
+def _call(params: CallableParams, where: str, *given: Any) -> Any:
+    try:
+        return pkgutil.resolve_name(params.source["builder"])(*given, **params.source["kwargs"])
+    except Exception as error:
+        raise user_code_error(where, error) from error
+
+
+def _checked(made: Any, where: str) -> list[PassType | ExportedProgramPassBase]:
+    passes = list(made) if isinstance(made, list | tuple) else [made]
+    for found in passes:
+        if not (callable(found) or isinstance(found, ExportedProgramPassBase)):
+            raise SourceError(f"{where} gave a {type(found).__name__}, and not a pass")
+    return passes
