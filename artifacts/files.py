@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import logging
@@ -29,6 +30,7 @@ RECORD_LIMIT = 64 * 2**20
 WAIT_UNTOLD = 10.0
 """Seconds of waiting for another process without a word."""
 
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _STAGING_FILE = f"{'[0-9a-f]' * 32}.part"
 
 
@@ -167,8 +169,11 @@ def write_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        what_to_do = "free some space (pteforge store gc)"
+        if error.errno in _FORBIDDEN:
+            what_to_do = f"make it writable (chmod -R u+rwX {root})"
         raise StoreUnusable(
-            f"the store {root} cannot be written: {error}; free some space (pteforge store gc) or use another folder"
+            f"the store {root} cannot be written: {error}; {what_to_do}, or use another folder with --store"
         ) from error
 
 

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import re
 import socket
+import sqlite3
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import uvicorn
@@ -28,6 +29,7 @@ _log = logging.getLogger(__name__)
 _START_LIMIT = 300.0  # seconds; the very first start creates the database, which is slow on a busy machine
 _START_PAUSE = 0.1
 _STOP_LIMIT = 5.0
+_SQLITE_MEMORY = 16 << 20  # bytes
 _UVICORN_LOG = "uvicorn.error"
 _RAISED = re.compile(r"[\w.]+Error: ")
 _VACUUMS = {
@@ -49,6 +51,7 @@ class EmbeddedServer:
     def __init__(self) -> None:
         """Starts the server; returns before it is ready."""
         self._problems = _Problems()
+        _bound_sqlite()
         logging.getLogger(_UVICORN_LOG).addHandler(self._problems)
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
@@ -106,6 +109,15 @@ class EmbeddedServer:
 async def _no_worker(*_: Any, **__: Any) -> AsyncIterator[None]:
     """In place of the worker that runs the server's background tasks."""
     yield
+
+
+def _bound_sqlite() -> None:
+    """Bounds the memory of all connections of this process to SQLite together.
+
+    Prefect allows each of its dozen connections 80 MB of pages, and they take it as a run of a large zoo goes on.
+    """
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(f"PRAGMA soft_heap_limit = {_SQLITE_MEMORY}")
 
 
 class _Problems(logging.Handler):

@@ -177,6 +177,8 @@ class PrefectRunner(SharingRunner):
         assert flow_run  # noqa: S101 - made in a flow
         self._flow_tasks: Any = flow_run.task_runner
         self._stage_tasks = cluster or self._flow_tasks
+        # states by id of results, which Prefect keeps to find dependencies: here, `_makers` has them
+        self._linked = flow_run.run_results
         memory = stage_memory(session.place)
         server = session.workers.address
         self._site = Site(session.store.url, session.jobs, memory, session.id, session.executor.refresh, server)
@@ -236,6 +238,7 @@ class PrefectRunner(SharingRunner):
         if found or not in_process:
             self.session.finished(done)
         ended = future.state.model_copy(update={"data": True})  # its result is kept nowhere else
+        self._linked.clear()
         self._makers |= dict.fromkeys((name for ref in done.roles.values() for name in self._names(ref)), ended)
         return done
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -240,32 +240,54 @@ class PlanRunner(EngineRunner):
         return Done(call, unknown, unknown_roles(call.stage.Outputs), cached=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A result without what whoever asks again has, too: a run may keep thousands.
+
+    Attributes:
+        values: of the fields of `Done`. Call and key are among them if the stage was recorded under another key.
+    """
+
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, done: Done, asked: Digest) -> Self:
+        """What to keep of a result that was asked by this key."""
+        known = ("call", "key") if done.key.digest() == asked else ()
+        return cls({part.name: getattr(done, part.name) for part in fields(done) if part.name not in known})
+
+    def answer(self, call: StageCall, key: StageKey) -> Done:
+        return Done(**{"call": call, "key": key, **self.values})
+
+
 class SharingRunner(EngineRunner):
     """Equal calls of one run are one call, whichever recipes and models they come from. Base of runners that run."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self._calls: dict[Digest, asyncio.Task[Done]] = {}  # those that have not ended well
-        self._done: dict[Digest, Done] = {}
-        self._ran: dict[Digest, Done] = {}  # what ran before it was forgotten
+        self._done: dict[Digest, _Kept] = {}
+        self._ran: dict[Digest, _Kept] = {}  # what ran before it was forgotten
 
     async def __call__(self, call: StageCall) -> Done:
         """Joins a call with an equal key that is running or done, or runs it."""
-        key = self.engine.key(call).digest()
-        done = self._done.get(key)
-        if done is None:
-            task = self._calls.get(key)
+        key = self.engine.key(call)
+        digest = key.digest()
+        if digest not in self._done:
+            task = self._calls.get(digest)
             if task is None:
-                task = self._calls[key] = asyncio.create_task(self.run(call))
-            done = self._done[key] = await asyncio.shield(task)
-            self._calls.pop(key, None)  # with it goes what its context holds
-        ran = self._ran.get(key)
-        return replace(ran, roles=done.roles) if ran and done.cached else done  # it is cached since this run made it
+                task = self._calls[digest] = asyncio.create_task(self.run(call))
+            self._done[digest] = _Kept.of(await asyncio.shield(task), digest)
+            self._calls.pop(digest, None)  # with it goes what its context holds
+        done = self._done[digest].answer(call, key)
+        if done.cached and digest in self._ran:  # it is cached since this run made it
+            return replace(self._ran[digest].answer(call, key), roles=done.roles)
+        return done
 
     def forget_finished(self) -> None:
         """Asks the ledger again from now on, since something that was made is gone."""
         self._calls = {key: task for key, task in self._calls.items() if not task.done()}
-        self._ran |= {key: done for key, done in self._done.items() if not done.cached}
+        self._ran |= {key: kept for key, kept in self._done.items() if not kept.values["cached"]}
         self._done = {}
 
     async def run(self, call: StageCall) -> Done:

@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .graphs import check_operators as check_operator_names
 from .module_transforms import make_config
+
+_REMEMBERED_CALLS = 5000  # of two kilobytes each
 
 
 @contextmanager
@@ -40,6 +43,15 @@ def fresh_state() -> Iterator[None]:
         torch.set_default_dtype(dtype)
         random.setstate(seeded)
         np.random.set_state(seeded_numpy)  # noqa: NPY002 - as above
+
+
+def forget_old_calls() -> None:
+    """Empties torch's cache of operators called on fake tensors, if it has grown large.
+
+    It has an entry for each operator and shape, and no bound: a process that lowers many models would only grow.
+    """
+    if len(FakeTensorMode.cache) > _REMEMBERED_CALLS:
+        FakeTensorMode.cache_clear()
 
 
 def check_operators(names: Any) -> Any:

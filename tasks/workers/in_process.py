@@ -51,7 +51,7 @@ class InProcess:
 
 def call_in_process(body: Callable[[], Result]) -> tuple[Result, float]:
     """Returns a body's result and its seconds, under the global torch state of a fresh process; raises StageFailed."""
-    from ..programs.entry import fresh_state  # noqa: PLC0415 - torch
+    from ..programs.entry import forget_old_calls, fresh_state  # noqa: PLC0415 - torch
 
     started = time.perf_counter()
     with fresh_state():
@@ -63,4 +63,6 @@ def call_in_process(body: Callable[[], Result]) -> tuple[Result, float]:
             problem = f"{type(error).__name__}: {error}"
             lost_object = isinstance(error, ObjectMissing | ObjectDamaged)
             raise StageFailed(problem, bad_input=isinstance(error, InputError), lost_object=lost_object) from error
+        finally:
+            forget_old_calls()
     return result, time.perf_counter() - started

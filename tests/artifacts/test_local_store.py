@@ -295,7 +295,7 @@ def test_full_disk_is_the_users_to_solve(store, file_limit):
     """A full disk is reported, and no partial file becomes visible."""
     files = LocalFiles(store.root)
     for write in (store.put_bytes, lambda content: files.write("ledger/x", content)):
-        with file_limit(10_000), pytest.raises(StoreUnusable, match="cannot be written"):
+        with file_limit(10_000), pytest.raises(StoreUnusable, match="free some space"):
             write(bytes(1 << 20))
     assert not list(store.objects)
     assert files.read("ledger/x") is None

@@ -106,6 +106,7 @@ def test_read_only_store(warm):
     refused = warm.export("--refresh", unprivileged=True)
     assert refused.code == 2
     assert "cannot be written" in refused.err
+    assert "make it writable" in refused.err
 
 
 def test_damaged_read_only_store(warm):

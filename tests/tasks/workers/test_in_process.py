@@ -1,5 +1,6 @@
 """Stage bodies in the calling process: what they raise is chained, and the caller's global state stays."""
 
+import itertools
 import os
 import random
 from pathlib import Path
@@ -25,6 +26,10 @@ def run(tmp_path, monkeypatch):
         "def refused(_): raise SourceError('no such model')\n"
         "def broken(_): raise KeyError('x')\n"
         "def crashed(_): raise StageCrashed('gone')\n"
+        "def traced(widths):\n"
+        "    with torch._subclasses.FakeTensorMode():\n"
+        "        for width in range(*widths): torch.zeros(width).relu()\n"
+        "    return torch._subclasses.FakeTensorMode.cache_info().size\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     return lambda name, argument=None: InProcess().run(f"in_process_bodies:{name}", argument, LIMITS)
@@ -70,3 +75,11 @@ def test_what_is_raised(run):
     assert not caught.value.bad_input
     with pytest.raises(StageCrashed, match="gone"):
         run("crashed")
+
+
+def test_memory_of_shapes_is_bounded(run, monkeypatch):
+    """What torch remembers of each shape does not grow with the number of models that one process lowers."""
+    monkeypatch.setattr("pteforge.tasks.programs.entry._REMEMBERED_CALLS", 50)
+    sizes = [run("traced", [start, start + 20]).result for start in range(1000, 2000, 20)]
+    assert 50 < max(sizes) < 200
+    assert sum(after < before for before, after in itertools.pairwise(sizes)) > 5
