@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ...errors import printable
+from ...tasks.diagnosis import as_text
 from ...tasks.figures import WHOLE_FILE
 from ...tasks.keys.inputs import ALL_VARIABLES
 from ..figures_text import format_error, format_score, format_sqnr, ladders_table, open_table
@@ -91,6 +92,8 @@ def print_failures(outcome: ZooOutcome, page: Path | None = None) -> None:
     }
     for (model, step), failure in failures.items():
         console.print(Text(f"\n{model} {step}: {failure.problem}", "bold red"), soft_wrap=True)
+        if failure.findings:
+            console.print(Text(as_text(failure.findings), "yellow"), soft_wrap=True)
         log = failure.log_tail
         if failure.bad_input:  # the message says what the traceback does
             log = log.partition("Traceback (most recent call last)")[0]
