@@ -31,10 +31,15 @@ class Failure:
     def of(cls, step: str, error: Exception) -> Failure:
         problem = str(error) or type(error).__name__
         findings = error.findings if isinstance(error, PteforgeError) else ()
-        findings = findings or known_causes(step.partition("/")[0].partition(".")[0], problem)
-        if isinstance(error, StageError):
-            return cls(step, problem, error.log_tail, error.bad_input, findings)
-        return cls(step, problem, "", isinstance(error, InputError), findings)
+        log = error.log_tail if isinstance(error, StageError) else ""
+        bad_input = error.bad_input if isinstance(error, StageError) else isinstance(error, InputError)
+        findings = findings or known_causes(step.partition("/")[0].partition(".")[0], problem, log)
+        return cls(step, problem, log, bad_input, findings)
+
+    @property
+    def diagnosed(self) -> bool:
+        """Whether the findings name lines of the model, and so say more than message and log."""
+        return any(finding.where for finding in self.findings)
 
 
 @dataclass(frozen=True, slots=True)

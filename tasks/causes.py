@@ -7,7 +7,6 @@ in these ways.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import PteforgeError, SourceError, StageFailed
@@ -22,6 +21,7 @@ class Cause:
     pattern: str
     problem: str
     remedies: tuple[str, ...]
+    in_log: bool = False  # whether the end of the stage's log has the pattern, and not the message
 
 
 _TRACING = ("export", "source_transform", "quantize", "edge")
@@ -182,6 +182,24 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         ("verify",),
+        r"KernelCall failed at instruction \S+ in operator (?P<operator>[\w:.]+): 0x12",
+        "the kernel of {operator} refused its arguments: ExecuTorch's portable kernels lack some of torch's cases, "
+        "such as convolutions in three dimensions",
+        (
+            "write that part of the model in another way; the log says what the kernel expects",
+            "or use a target that takes the operator",
+        ),
+        in_log=True,
+    ),
+    Cause(
+        ("verify",),
+        r"In function (?P<kernel>\w+)\(\), assert failed .*(Unhandled|dtype)",
+        "the kernel {kernel} does not know the dtype that it gets, and ends the process",
+        ("let the model compute in float32: call `.float()` on it in the builder",),
+        in_log=True,
+    ),
+    Cause(
+        ("verify",),
         r"execute\(\) failed with error 0x12",
         "a kernel refused its arguments: ExecuTorch's portable kernels lack some of torch's cases, such as "
         "convolutions in three dimensions and outputs whose size depends on data",
@@ -189,6 +207,19 @@ CAUSES: tuple[Cause, ...] = (
             "look for the kernel in the log, and write that part of the model in another way",
             "or use a target that takes the operator",
         ),
+    ),
+    # Quantization.
+    Cause(
+        ("quantize",),
+        r"Expecting input to have dtype torch\.float32, but got dtype: torch\.(?P<dtype>\w+)",
+        "the model computes in {dtype}, and PT2E quantizes float32 only",
+        ("let the model compute in float32: call `.float()` on it in the builder",),
+    ),
+    Cause(
+        ("quantize",),
+        r"range of \[.+\] is not finite",
+        "a quantizer observed NaN or infinity while the model ran on its calibration data or examples",
+        ("give the model examples, or `calibration` samples, for which everything that it computes is finite",),
     ),
     # Inputs, outputs and state.
     Cause(
@@ -218,19 +249,16 @@ CAUSES: tuple[Cause, ...] = (
 )
 
 
-def known_causes(stage: str, message: str) -> tuple[Finding, ...]:
-    """What the table says of a stage's error message: the first entry that matches, if there is any."""
-    return next(iter(_matching(stage, message)), ())
-
-
-def _matching(stage: str, message: str) -> Iterator[tuple[Finding, ...]]:
+def known_causes(stage: str, message: str, log: str = "") -> tuple[Finding, ...]:
+    """What the table says of a stage's error message and the end of its log: the first entry that matches, if any."""
     for cause in CAUSES:
         if cause.stages and stage not in cause.stages:
             continue
-        if found := re.search(cause.pattern, message):
+        if found := re.search(cause.pattern, log if cause.in_log else message):
             groups = {name: text or "" for name, text in found.groupdict().items()}
             remedies = tuple(remedy.format(**groups) for remedy in cause.remedies)
-            yield (Finding("known cause", cause.problem.format(**groups), remedies),)
+            return (Finding("known cause", cause.problem.format(**groups), remedies),)
+    return ()
 
 
 _REFUSED = re.compile(r"Constraints violated|data-dependent|specialized")

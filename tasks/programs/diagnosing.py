@@ -23,7 +23,7 @@ from torch._dynamo.exc import Unsupported
 from torch._logging._internal import DTRACE_ENV_VAR
 from torch._logging.structured import INTERN_TABLE
 from torch.export import ExportedProgram, _draft_export
-from torch.export._draft_export import DraftExportReport, FailureReport, FailureType
+from torch.export._draft_export import CaptureStructuredTrace, DraftExportReport, FailureReport, FailureType
 
 from ...configs.definition import MethodDefinition
 from ...errors import SourceError
@@ -64,7 +64,7 @@ def diagnose_method(
     frames = Frames(folders)
     with _quiet(scratch):
         errors = {strict: _error(_exported(name, method, params, strict=strict)) for strict in (False, True)}
-        attempts = tuple(_attempt(strict, error, frames) for strict, error in errors.items())
+        attempts = tuple(frames.attempt(strict, error) for strict, error in errors.items())
         found = list(_modes(attempts, strict=params.strict))
         drafted = _draft(name, method, params)
         if isinstance(drafted, ExportedProgram):
@@ -73,7 +73,7 @@ def diagnose_method(
         if (refused := errors[True]) and isinstance(refused, Unsupported):
             found += _graph_breaks(refused, method, frames)
     found += _known([each for each in attempts if not _explained(each, found)])
-    draft = "" if isinstance(drafted, ExportedProgram) else _said(drafted)
+    draft = "" if isinstance(drafted, ExportedProgram) else frames.said(drafted)
     return Diagnosis(name, methods, params.strict, attempts, tuple(_distinct(found))[:_FINDINGS], draft)
 
 
@@ -106,11 +106,20 @@ def _draft(name: str, method: MethodDefinition, params: MethodParams) -> Exporte
 @contextlib.contextmanager
 def _quiet(scratch: Path) -> Iterator[None]:
     """Keeps torch's trace in a folder, and draft_export from announcing its report."""
+    traces: list[CaptureStructuredTrace] = []
+
+    def capture() -> CaptureStructuredTrace:
+        traces.append(CaptureStructuredTrace())
+        return traces[-1]
+
     with (
+        contextlib.ExitStack() as stack,
         mock.patch.dict(os.environ, {DTRACE_ENV_VAR: str(scratch)}),
+        mock.patch.object(_draft_export, "CaptureStructuredTrace", capture),
         mock.patch.object(_draft_export.log, "disabled", new=True),
         torch.no_grad(),
     ):
+        stack.callback(lambda: [trace.close() for trace in traces])  # draft_export leaves their files open
         yield
 
 
@@ -119,12 +128,22 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+)_at_\d+")
 
 
 class Frames:
-    """Finds the line of the model's code in a stack."""
+    """Finds the line of the model's code in a stack, and names files as their reader does."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         """Files in these folders are named relative to them, others relative to where packages are installed."""
         self._folders = [*folders, *(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))]
         self._library = Path(sysconfig.get_path("stdlib"))
+
+    def attempt(self, strict: bool, error: Exception | None) -> Attempt:
+        return Attempt(strict, self.said(error), *self.of_error(error)) if error else Attempt(strict)
+
+    def said(self, error: Exception) -> str:
+        """What torch raised, with the names of files relative to the folders."""
+        said = _said(error)
+        for folder in self._folders:
+            said = said.replace(f"{folder}/", "")
+        return said
 
     def of_error(self, error: BaseException) -> tuple[str, str]:
         """Place and text of the innermost line of the model's code; empty if there is none."""
@@ -157,12 +176,6 @@ def _summaries(stack: Iterable[traceback.FrameSummary]) -> list[tuple[str, int, 
 
 def _error(outcome: ExportedProgram | Exception) -> Exception | None:
     return outcome if isinstance(outcome, Exception) else None
-
-
-def _attempt(strict: bool, error: Exception | None, frames: Frames) -> Attempt:
-    if error is None:
-        return Attempt(strict)
-    return Attempt(strict, _said(error), *frames.of_error(error))
 
 
 # Where torch's messages turn to advice for whoever debugs torch.
