@@ -46,7 +46,13 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 class PteforgeError(Exception):
-    """Root of all errors raised by pteforge. The message says what, where and what to do."""
+    """Root of all errors raised by pteforge. The message says what, where and what to do.
+
+    Attributes:
+        findings: causes and ways out that were found after it was raised: `tasks.diagnosis.Finding`.
+    """
+
+    findings: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
         return printable(super().__str__(), keep="\n\t")

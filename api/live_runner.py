@@ -23,6 +23,7 @@ from ..tasks.runner import CallingThreadRunner, Done, StageCall
 from ..tasks.stage import Params, to_roles
 from ..tasks.stages.baseline import Baseline, score_built
 from ..tasks.stages.calibration import Calibration
+from ..tasks.stages.diagnose import Diagnose, diagnose_built
 from ..tasks.stages.export import Export, export_built
 from ..tasks.stages.source_transform import SourceTransform, transform_built
 from ..tasks.workers.in_process import InProcess, call_in_process
@@ -57,6 +58,8 @@ class LiveRunner(CallingThreadRunner):
         match call.stage.name:
             case Export.name:
                 return self._export(call)
+            case Diagnose.name:
+                return self._diagnose(call)
             case SourceTransform.name:
                 return self._transform(call)
             case Calibration.name if call.id.method in self._samples:
@@ -70,6 +73,11 @@ class LiveRunner(CallingThreadRunner):
         outputs, seconds = self._build(method, export_built, call.params.model_copy(update={"method": method}))
         self._exports[method] = outputs
         self._observed[method] = outputs["program"]
+        return self._adopt(call, {"live": _identities(outputs)}, outputs, seconds)
+
+    def _diagnose(self, call: StageCall) -> Done:
+        method = call.id.method or next(iter(self._source.definition.methods))
+        outputs, seconds = self._build(method, diagnose_built, call.params.model_copy(update={"method": method}))
         return self._adopt(call, {"live": _identities(outputs)}, outputs, seconds)
 
     def _transform(self, call: StageCall) -> Done:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import InputError, StageError
+from ..errors import InputError, PteforgeError, StageError
 from ..tasks.accuracy import AccuracyReport
+from ..tasks.causes import known_causes
+from ..tasks.diagnosis import Finding
 from ..tasks.figures import Figures
 from ..tasks.numerics import Ladder
 
@@ -17,19 +19,27 @@ Status = Literal["made", "cached", "failed", "not applicable"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The step that failed, why, the end of its log, and whether the user's input is the cause."""
+    """The step that failed, why, the end of its log, whether the user's input is the cause, and the ways out."""
 
     step: str
     problem: str
     log_tail: str
     bad_input: bool
+    findings: tuple[Finding, ...] = ()
 
     @classmethod
     def of(cls, step: str, error: Exception) -> Failure:
         problem = str(error) or type(error).__name__
-        if isinstance(error, StageError):
-            return cls(step, problem, error.log_tail, error.bad_input)
-        return cls(step, problem, "", isinstance(error, InputError))
+        findings = error.findings if isinstance(error, PteforgeError) else ()
+        log = error.log_tail if isinstance(error, StageError) else ""
+        bad_input = error.bad_input if isinstance(error, StageError) else isinstance(error, InputError)
+        findings = findings or known_causes(step.partition("/")[0].partition(".")[0], problem, log)
+        return cls(step, problem, log, bad_input, findings)
+
+    @property
+    def diagnosed(self) -> bool:
+        """Whether the findings name lines of the model, and so say more than message and log."""
+        return any(finding.where for finding in self.findings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +169,7 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
             "step": failure.step,
             "problem": failure.problem,
             "bad_input": failure.bad_input,
+            "findings": [finding.to_json() for finding in failure.findings],
             "log_tail": failure.log_tail,
             "rejected": outcome.rejected and str(outcome.rejected),
             **numerics,

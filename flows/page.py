@@ -18,6 +18,7 @@ from ..artifacts.files import replace_file
 from ..artifacts.opening import open_input, read_sidecar
 from ..artifacts.runs import RunRecord, Runs, StageOutcome
 from ..errors import InputError, first_line, printable
+from ..tasks.diagnosis import Finding
 from .drawings import Block, Tile, sparkline, treemap
 from .figures_text import format_size
 from .file_map import FileMap, PayloadMap, map_of
@@ -119,6 +120,7 @@ class FailureReport:
     recipes: tuple[str, ...]
     step: str
     problem: str
+    findings: tuple[Finding, ...]
     log: str
 
 
@@ -311,7 +313,8 @@ def _failures(record: RunRecord) -> Iterator[FailureReport]:
             log = entry["log_tail"]
             if entry["bad_input"]:  # the message says what the traceback does
                 log = log.partition("Traceback (most recent call last)")[0]
-            yield FailureReport(model, tuple(recipes), step, entry["problem"], log.strip("\n"))
+            findings = tuple(Finding.from_json(found) for found in entry.get("findings", ()))
+            yield FailureReport(model, tuple(recipes), step, entry["problem"], findings, log.strip("\n"))
 
 
 def _totals(record: RunRecord) -> dict[str, int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.artifacts import (
     acreate_markdown_artifact,
     acreate_table_artifact,
@@ -18,11 +18,12 @@ from prefect.artifacts import (
 from prefect.events import emit_event
 
 from ..errors import first_line, printable
+from ..tasks.diagnosis import as_text
 from ..tasks.figures import Worst
 from ..tasks.numerics import Rung
 from .bisect import Bisection
 from .figures_text import FIGURES, format_figures, format_size, format_sqnr, markdown
-from .outcome import ModelOutcome, RecipeOutcome, ZooOutcome
+from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
 from .prefect_settings import local_run, send_what_is_queued
 
 if TYPE_CHECKING:
@@ -49,6 +50,20 @@ def announce(zoo: str, published: Published) -> None:
         resource={"prefect.resource.id": f"pteforge.zoo.{printable(zoo)}", "prefect.resource.name": printable(zoo)},
         payload=json.loads(published.encode()),
     )
+
+
+async def show_findings(outcome: ModelOutcome) -> None:
+    """Adds the causes of a model's failures, with the ways out, to the current run's log and as a page."""
+    failures = {recipe.failure.step: recipe.failure for recipe in outcome.recipes if recipe.failure}
+    found = {step: failure for step, failure in failures.items() if failure.findings}
+    if not found:
+        return
+    logger = get_run_logger()
+    for step, failure in found.items():
+        logger.error("%s", printable(f"{step}:\n{as_text(failure.findings)}", keep="\n"))
+    key = artifact_key("diagnosis", outcome.model)
+    description = f"Why {markdown(outcome.model)} cannot be lowered, and the ways out"
+    await acreate_markdown_artifact("\n".join(_diagnosis(outcome.model, found)), key=key, description=description)
 
 
 async def show_scores(outcome: ModelOutcome) -> None:
@@ -123,6 +138,19 @@ def _summary(outcome: ZooOutcome) -> Iterator[str]:
         failures = {recipe.failure.step: recipe.failure for recipe in model.recipes if recipe.failure}
         for failure in failures.values():
             yield f"- {markdown(f'{model.model} {failure.step}: {first_line(failure.problem)}')}"
+
+
+def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
+    yield f"# {markdown(model)}\n"
+    for step, failure in failures.items():
+        yield f"## {markdown(step)}\n"
+        yield f"{markdown(first_line(failure.problem))}\n"
+        for finding in failure.findings:
+            if finding.where:
+                yield f"{markdown(f'{finding.where}: {finding.code}' if finding.code else finding.where)}\n"
+            yield f"{markdown(finding.problem)}\n"
+            yield from (f"- {markdown(remedy)}" for remedy in finding.remedies)
+            yield ""
 
 
 def _cell(recipe: RecipeOutcome) -> str:

@@ -15,6 +15,7 @@ from ..artifacts.runs import RunRecord, StageOutcome
 from ..errors import InputError, ObjectDamaged, ObjectMissing, StoreError
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.codecs.payload import payload_sha256
+from ..tasks.diagnosis import Finding
 from ..tasks.figures import Figures
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.lowering import LoweredRecipe, lower_model
@@ -168,7 +169,8 @@ def _failed_elsewhere(
             session.known_files,
         )
         told = told.replace(entry["rejected"], str(rejected))
-    failure = Failure(entry["step"], told, entry["log_tail"], entry["bad_input"])
+    findings = tuple(Finding.from_json(found) for found in entry.get("findings", ()))
+    failure = Failure(entry["step"], told, entry["log_tail"], entry["bad_input"], findings)
     return RecipeOutcome(recipe, "failed", failure=failure, rejected=rejected)
 
 

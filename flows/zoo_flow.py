@@ -25,7 +25,7 @@ from ..tasks.model import PlannedModel
 from .interrupt import prompt_termination
 from .machines import check_place, cluster_of
 from .pool import lower_in_pool
-from .prefect_pages import announce, show_ladders, show_scores, show_zoo
+from .prefect_pages import announce, show_findings, show_ladders, show_scores, show_zoo
 from .prefect_runner import PrefectRunner, add_tags, runner_of
 from .session import Session, joined, open_session, prepared
 from .zoo import find_models, lower_one, lower_rest
@@ -200,6 +200,7 @@ async def _lower_model(name: str, run: str) -> Any:
     except asyncio.CancelledError:
         return Cancelled(message="the run was cancelled")
     with session.without_prefect_if_it_fails():
+        await show_findings(outcome)
         await show_scores(outcome)
         await show_ladders(outcome)
     if failed := [recipe for recipe in outcome.recipes if recipe.failure]:

@@ -51,6 +51,7 @@ Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.figures.Figure
 Scores = Annotated[ArtifactRef, Kind("report/scores")]  # tasks.accuracy.Scores
 Accuracy = Annotated[ArtifactRef, Kind("report/accuracy")]  # tasks.accuracy.AccuracyReport
 Provenance = Annotated[ArtifactRef, Kind("report/provenance")]
+Diagnosis = Annotated[ArtifactRef, Kind("report/diagnosis")]  # tasks.diagnosis.Diagnosis
 
 # What ExecuTorch's developer tools read.
 EtRecord = Annotated[ArtifactRef, Kind("debug/etrecord")]

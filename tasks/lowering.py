@@ -12,8 +12,10 @@ from typing import Any
 from ..artifacts.digest import canonical_json
 from ..artifacts.ref import ArtifactRef
 from ..configs.sources import BuilderSource
-from ..errors import InputError, SourceError, StageFailed, VerificationFailed
+from ..errors import InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
 from ..formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
+from .causes import is_worth_diagnosing
+from .diagnosis import Diagnosis, as_text
 from .keys.versions import host_capability
 from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .runner import CutShort, NotCached, UserCode, first_of, outcomes_of, together
@@ -22,6 +24,7 @@ from .stage import Stage, is_known
 from .stage_params import (
     aten_pass_params,
     compile_params,
+    diagnose_params,
     edge_params,
     export_params,
     fields_of,
@@ -36,6 +39,7 @@ from .stages.baseline import Baseline
 from .stages.bisect import Bisect
 from .stages.calibration import Calibration
 from .stages.compile import Compile
+from .stages.diagnose import Diagnose
 from .stages.edge import Edge
 from .stages.edge_manager_passes import EdgeManagerPasses
 from .stages.evaluate import Evaluate
@@ -54,6 +58,7 @@ from .stages.verify import Verify
 
 STAGES: tuple[type[Stage], ...] = (
     Export,
+    Diagnose,
     SourceTransform,
     FoldBatchNorms,
     Calibration,
@@ -240,13 +245,43 @@ def check_one_build(run: Scope, exports: Exports) -> None:
 
 async def export(run: Scope, method: str | None) -> Export.Outputs:
     """Exports one method; None for the model's first one, whose name is not known yet."""
-    outputs: Export.Outputs = await run(
-        Export,
-        export_params(run, method, run.model.watch_name(method)),
-        method=method or "",
-        user_code=UserCode(run.model.watch_name(method), run.model.source) if run.model.source else None,
-    )
+    try:
+        outputs: Export.Outputs = await run(
+            Export,
+            export_params(run, method, run.model.watch_name(method)),
+            method=method or "",
+            user_code=UserCode(run.model.watch_name(method), run.model.source) if run.model.source else None,
+        )
+    except PteforgeError as error:
+        if is_worth_diagnosing(error):
+            await explain(run, method, error)
+        raise
     return outputs
+
+
+async def explain(run: Scope, method: str | None, error: PteforgeError) -> None:
+    """Diagnoses a method that cannot be exported, and adds the findings to the error."""
+    try:
+        findings = (await diagnose(run, method)).relevant
+    except Exception:  # noqa: BLE001 - the scope has it; the error to report is that of the export
+        return
+    if findings and not error.findings:  # models of one source share one error
+        error.findings = findings
+        error.add_note(as_text(findings))
+
+
+async def diagnose(run: Scope, method: str | None) -> Diagnosis:
+    """Finds out whether a method can be exported, and why not; None for the model's first one."""
+    params, user_code = diagnose_params(run, method)
+    outputs: Diagnose.Outputs = await run(Diagnose, params, method=method or "", user_code=user_code)
+    return Diagnosis.from_json(run.read_json(outputs.diagnosis))
+
+
+async def diagnose_methods(run: Scope) -> dict[str, Diagnosis | Exception]:
+    """Diagnoses every method of a model; what was raised in place of a diagnosis, for those that have none."""
+    first = await diagnose(run, None)
+    others = await outcomes_of({method: diagnose(run, method) for method in first.methods[1:]})
+    return {first.method: first, **others}
 
 
 async def prepare(run: Scope, method: str, export: Export.Outputs) -> ArtifactRef:

@@ -18,6 +18,7 @@ from .scope import Scope
 from .stage import CallableParams, TargetParams
 from .stages.aten_passes import AtenPasses
 from .stages.compile import Compile
+from .stages.diagnose import Diagnose
 from .stages.edge import Edge, PassParams
 from .stages.edge_manager_passes import ManagerPassParams
 from .stages.export import Export
@@ -40,6 +41,13 @@ def export_params(run: Scope, method: str | None, watch_name: str) -> Export.Par
         drawn_inputs=model.random_inputs,
         host=host_capability() if model.source else "",
     )
+
+
+def diagnose_params(run: Scope, method: str | None) -> tuple[Diagnose.Params, UserCode | None]:
+    """Params of `diagnose`, which are those of `export` without what only eager's figures depend on."""
+    watch_name = canonical_json(["diagnose", run.model.watch_name(method)]).decode()
+    params = Diagnose.Params(**export_params(run, method, watch_name).model_dump(exclude={"drawn_inputs", "host"}))
+    return params, UserCode(watch_name, run.model.source) if run.model.source else None
 
 
 def source_transform_params(run: Scope, method: str) -> tuple[SourceTransform.Params, UserCode | None]:

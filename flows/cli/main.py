@@ -14,6 +14,7 @@ from .bisect import bisect_recipe
 from .crashes import exit_code, in_child
 from .deploy import deploy, serve
 from .diff import diff
+from .doctor import doctor
 from .export import export
 from .fat import extract_payload, merge_files, thin_file
 from .init import init
@@ -48,6 +49,7 @@ app.command("thin")(thin_file)
 app.command("extract")(extract_payload)
 app.command("merge")(merge_files)
 app.command("bisect")(bisect_recipe)
+app.command()(doctor)
 app.command()(publish)
 app.add_typer(release_app, name="release")
 app.command("reproduce")(reproduce_file)

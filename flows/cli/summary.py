@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from ...errors import printable
+from ...errors import first_line, printable
+from ...tasks.diagnosis import as_text
 from ...tasks.figures import WHOLE_FILE
 from ...tasks.keys.inputs import ALL_VARIABLES
 from ..figures_text import format_error, format_score, format_sqnr, ladders_table, open_table
@@ -84,19 +85,25 @@ def _homely(path: Path) -> Path:
 
 
 def print_failures(outcome: ZooOutcome, page: Path | None = None) -> None:
-    """Prints each failed step once, with the last lines of its log; `page` is where the others are."""
+    """Prints each failed step once, with causes and ways out, or the last lines of its log; `page` has the rest."""
     console = open_console(stderr=True)
     failures = {
         (model.model, recipe.failure.step): recipe.failure for model, recipe in outcome.recipes if recipe.failure
     }
     for (model, step), failure in failures.items():
-        console.print(Text(f"\n{model} {step}: {failure.problem}", "bold red"), soft_wrap=True)
+        problem = first_line(failure.problem) if failure.diagnosed else failure.problem
+        console.print(Text(f"\n{model} {step}: {problem}", "bold red"), soft_wrap=True)
+        if failure.findings:
+            console.print(Text(as_text(failure.findings), "yellow"), soft_wrap=True)
+        where = _relative(page) if page else "the output of --json"
+        if failure.diagnosed:
+            console.print(Text(f"... the whole message and the log are in {where}", "dim"), soft_wrap=True)
+            continue
         log = failure.log_tail
         if failure.bad_input:  # the message says what the traceback does
             log = log.partition("Traceback (most recent call last)")[0]
         lines = log.rstrip().splitlines()
         if hidden := len(lines[:-_LOG_LINES]):
-            where = _relative(page) if page else "the output of --json"
             console.print(Text(f"... {hidden} earlier lines are in {where}", "dim"), soft_wrap=True)
         if lines:
             console.print(Text("\n".join(lines[-_LOG_LINES:])), soft_wrap=True)

@@ -1,0 +1,122 @@
+"""`pteforge doctor`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from ...errors import first_line, printable
+from ..interrupt import leave_interrupted
+from .options import AS_JSON, CHANGES, JOBS, MODELS, REFRESH, STORE, ZOO_OR_BUILDER
+from .terminal import open_console, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from ...tasks.diagnosis import Diagnosis, Finding
+    from ..doctor import ModelDiagnosis
+
+
+def doctor(
+    zoo: ZOO_OR_BUILDER,
+    *,
+    model: MODELS = None,
+    store: STORE = None,
+    set_: CHANGES = None,
+    jobs: JOBS = None,
+    refresh: REFRESH = False,
+    as_json: AS_JSON = False,
+) -> None:
+    """Tell whether torch.export takes the models of a zoo, with and without strict mode, and what to do if not.
+
+    Makes no files. Only what is not cached runs. Exits with 1 if a method cannot be exported as its model is set.
+    """
+    from ..doctor import examine
+    from ..session import open_session
+    from .progress import observe
+
+    try:
+        with (
+            open_session(
+                zoo, models=model or "*", store=store, out=None, overrides=tuple(set_ or ()), jobs=jobs, refresh=refresh
+            ) as session,
+            observe(session, quiet=as_json),
+        ):
+            found = examine(session)
+    except KeyboardInterrupt:
+        leave_interrupted()
+    well = all(each.well for each in found)
+    if as_json:
+        print_json({"zoo": session.zoo, "well": well, "models": {each.model: each.to_json() for each in found}})
+    else:
+        _print(open_console(), found)
+    raise typer.Exit(0 if well else 1)
+
+
+def _print(console: Console, found: Sequence[ModelDiagnosis]) -> None:
+    from rich.text import Text
+
+    from ...tasks.diagnosis import Diagnosis
+    from ..figures_text import open_table
+
+    table = open_table(("model", "method", "strict", "without strict mode", "in strict mode", "draft export"))
+    for each in found:
+        for method, diagnosis in each.methods.items():
+            cells = _cells(diagnosis) if isinstance(diagnosis, Diagnosis) else ("", Text("not built", "bold red"))
+            table.add_row(each.model, method, *cells)
+    console.print(table)
+    for each in found:
+        for method, diagnosis in each.methods.items():
+            name = printable(f"{each.model} {method}".rstrip())
+            if isinstance(diagnosis, Diagnosis):
+                _print_findings(console, name, diagnosis)
+            else:
+                console.print(Text(f"{name} {diagnosis.step}: {diagnosis.problem}\n", "bold red"), soft_wrap=True)
+    methods = [diagnosis for each in found for diagnosis in each.methods.values()]
+    ill = sum(not (isinstance(diagnosis, Diagnosis) and diagnosis.well) for diagnosis in methods)
+    console.print(
+        f"{len(methods)} method{'s' * (len(methods) != 1)} of {len(found)} model{'s' * (len(found) != 1)}: "
+        + (f"{ill} not well" if ill else "all well")
+    )
+
+
+def _cells(diagnosis: Diagnosis) -> Iterator[str | Text]:
+    from rich.text import Text
+
+    yield str(diagnosis.strict).lower()
+    for attempt in diagnosis.attempts:
+        style = "green" if attempt.exported else "bold red" if attempt.strict == diagnosis.strict else "dim"
+        yield Text("exports" if attempt.exported else "refused", style)
+    count = len(diagnosis.drafted)
+    yield "failed" if diagnosis.draft else f"{count} finding{'s' * (count != 1)}" if count else "sound"
+
+
+def _print_findings(console: Console, name: str, diagnosis: Diagnosis) -> None:
+    from rich.text import Text
+
+    others = [finding for finding in diagnosis.findings if finding not in diagnosis.relevant]
+    if not diagnosis.attempt.exported:
+        problem = first_line(diagnosis.attempt.problem)
+        console.print(Text(f"{name} is refused: {problem}", "bold red"), soft_wrap=True)
+    elif diagnosis.relevant:
+        console.print(Text(f"{name} is exported, but the program may be wrong:", "bold red"), soft_wrap=True)
+    _print_text(console, diagnosis.relevant, "yellow")
+    if others:
+        other = "without strict mode" if diagnosis.strict else "in strict mode"
+        console.print(Text(f"{name} {other}, which is not what is set:", "dim"), soft_wrap=True)
+        _print_text(console, others, "dim")
+    if diagnosis.findings or not diagnosis.attempt.exported:
+        console.print()
+
+
+def _print_text(console: Console, findings: Sequence[Finding], style: str) -> None:
+    from rich.text import Text
+
+    from ...tasks.diagnosis import as_text
+
+    if findings:
+        console.print(Text(as_text(findings), style), soft_wrap=True)

@@ -1,0 +1,91 @@
+"""Whether the models of a zoo can be exported, in both modes of torch.export, and why not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..tasks.diagnosis import Diagnosis
+from ..tasks.lowering import diagnose_methods
+from ..tasks.model import PlannedModel
+from ..tasks.runner import LedgerRunner, LocalRunner, NotCached, Runner, run_without_loop
+from ..tasks.scope import Scope
+from .outcome import Failure
+from .session import Session
+
+_MODELS_AT_ONCE = 16  # they mostly wait for workers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDiagnosis:
+    """What was found about a model.
+
+    Attributes:
+        methods: by method, the diagnosis, or why there is none. The name is empty where the model could not be built.
+    """
+
+    model: str
+    methods: Mapping[str, Diagnosis | Failure]
+
+    @property
+    def well(self) -> bool:
+        return all(isinstance(found, Diagnosis) and found.well for found in self.methods.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"well": self.well, "methods": {method: _to_json(found) for method, found in self.methods.items()}}
+
+
+def examine(session: Session) -> tuple[ModelDiagnosis, ...]:
+    """Diagnoses every method of a session's models. Runs only what is not cached."""
+    try:
+        return run_without_loop(_examine(session.models, LedgerRunner(session.executor)))
+    except NotCached:
+        session.workers.start()
+        runner = LocalRunner(session.executor, 2 * session.jobs + 2, session)
+        return asyncio.run(_examine(session.models, runner))
+
+
+async def _examine(models: tuple[PlannedModel, ...], runner: Runner) -> tuple[ModelDiagnosis, ...]:
+    if isinstance(runner, LedgerRunner):
+        return tuple([await _examine_model(model, runner) for model in models])
+    slots = asyncio.Semaphore(_MODELS_AT_ONCE)
+
+    async def examine_one(model: PlannedModel) -> ModelDiagnosis:
+        async with slots:
+            return await _examine_model(model, runner)
+
+    return tuple(await asyncio.gather(*map(examine_one, models)))
+
+
+async def _examine_model(model: PlannedModel, runner: Runner) -> ModelDiagnosis:
+    run = Scope(runner, model)
+    try:
+        found = await diagnose_methods(run)
+    except NotCached:
+        raise
+    except Exception as error:  # noqa: BLE001 - the boundary of a model: the others continue
+        found = {"": error}
+    if missing := next((each for each in found.values() if isinstance(each, NotCached)), None):
+        raise missing
+    return ModelDiagnosis(
+        model.name,
+        {
+            method: Failure.of(run.step_of(each), each) if isinstance(each, Exception) else each
+            for method, each in found.items()
+        },
+    )
+
+
+def _to_json(found: Diagnosis | Failure) -> dict[str, Any]:
+    if isinstance(found, Diagnosis):
+        return {"well": found.well, **found.to_json()}
+    return {
+        "well": False,
+        "step": found.step,
+        "problem": found.problem,
+        "bad_input": found.bad_input,
+        "log_tail": found.log_tail,
+        "findings": [finding.to_json() for finding in found.findings],
+    }

@@ -1,0 +1,368 @@
+"""Why torch.export refuses a method, in words: each finding with the line of the model's code, and the ways out.
+
+Reads the report of `torch.export.draft_export` (torch/export/_draft_export.py, torch 2.13), which traces with real
+values wherever fake ones are not enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._dynamo import explain, reset
+from torch._dynamo.exc import Unsupported
+from torch._logging._internal import DTRACE_ENV_VAR
+from torch._logging.structured import INTERN_TABLE
+from torch.export import ExportedProgram, _draft_export
+from torch.export._draft_export import CaptureStructuredTrace, DraftExportReport, FailureReport, FailureType
+
+from ...configs.definition import MethodDefinition
+from ...errors import SourceError
+from ..causes import known_causes
+from ..diagnosis import Attempt, Diagnosis, Finding, Mode
+from ..stages.export import MethodParams
+from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding
+from .copies import copy_module
+from .eager import run_eager
+from .method import export_method
+from .model_source import BuiltModel
+
+_LENGTH = 2000  # characters of an error that are kept
+_FINDINGS = 20  # of one method
+_NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parents[1])
+
+
+def diagnose_method(
+    model: BuiltModel, name: str, params: MethodParams, folders: Sequence[Path], scratch: Path
+) -> Diagnosis:
+    """Exports a method in both modes and as a draft, and explains what failed.
+
+    Args:
+        model: with the method's module in inference mode; it is not changed.
+        name: of the method.
+        params: its dynamic shapes and the setting of strict mode.
+        folders: files in them are named relative to them.
+        scratch: a folder for torch's trace.
+
+    Raises:
+        SourceError: the example inputs or the dynamic shapes do not fit the model.
+    """
+    methods = tuple(model.definition.methods)
+    if model.program is not None:  # it is exported already
+        return Diagnosis(name, methods, params.strict, (Attempt(strict=False), Attempt(strict=True)))
+    method = model.definition.methods[name]
+    run_eager(method.module, (method.example_inputs[0], {}), f"its own example inputs of method {name!r}")
+    frames = Frames(folders)
+    with _quiet(scratch):
+        errors = {strict: _error(_exported(name, method, params, strict=strict)) for strict in (False, True)}
+        attempts = tuple(frames.attempt(strict, error) for strict, error in errors.items())
+        found = list(_modes(attempts, strict=params.strict))
+        drafted = _draft(name, method, params)
+        if isinstance(drafted, ExportedProgram):
+            only: Mode | None = "non-strict" if attempts[True].exported else None
+            found += _drafted(drafted, errors[False], attempts[False], only, frames)
+        if (refused := errors[True]) and isinstance(refused, Unsupported):
+            found += _graph_breaks(refused, method, frames)
+    found += _known([each for each in attempts if not _explained(each, found)])
+    draft = "" if isinstance(drafted, ExportedProgram) else frames.said(drafted)
+    return Diagnosis(name, methods, params.strict, attempts, tuple(_distinct(found))[:_FINDINGS], draft)
+
+
+def _exported(
+    name: str, method: MethodDefinition, params: MethodParams, *, strict: bool
+) -> ExportedProgram | Exception:
+    """A program, or what torch raised; tracing may leave fake tensors in a module, so each call has a copy.
+
+    Raises:
+        SourceError: the dynamic shapes do not have the structure of the inputs, or a prepared module was never trained.
+    """
+    reset()
+    fresh = replace(method, module=copy_module(method.module))
+    try:
+        return export_method(name, fresh, params.model_copy(update={"strict": strict}))
+    except SourceError as error:
+        if isinstance(error.__cause__, Exception):
+            return error.__cause__
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever torch raises is what is to be explained
+        return error
+
+
+def _draft(name: str, method: MethodDefinition, params: MethodParams) -> ExportedProgram | Exception:
+    """The draft, from exactly the arguments that `export` has."""
+    with mock.patch.object(torch.export, "export", _draft_export.draft_export):
+        return _exported(name, method, params, strict=False)
+
+
+@contextlib.contextmanager
+def _quiet(scratch: Path) -> Iterator[None]:
+    """Keeps torch's trace in a folder, and draft_export from announcing its report."""
+    traces: list[CaptureStructuredTrace] = []
+
+    def capture() -> CaptureStructuredTrace:
+        traces.append(CaptureStructuredTrace())
+        return traces[-1]
+
+    with (
+        contextlib.ExitStack() as stack,
+        mock.patch.dict(os.environ, {DTRACE_ENV_VAR: str(scratch)}),
+        mock.patch.object(_draft_export, "CaptureStructuredTrace", capture),
+        mock.patch.object(_draft_export.log, "disabled", new=True),
+        torch.no_grad(),
+    ):
+        stack.callback(lambda: [trace.close() for trace in traces])  # draft_export leaves their files open
+        yield
+
+
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+)_at_\d+")
+"""The name that Dynamo gives to what follows a graph break in a function."""
+
+
+class Frames:
+    """Finds the line of the model's code in a stack, and names files as their reader does."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """Files in these folders are named relative to them, others relative to where packages are installed."""
+        self._folders = [*folders, *(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))]
+        self._library = Path(sysconfig.get_path("stdlib"))
+
+    def attempt(self, strict: bool, error: Exception | None) -> Attempt:
+        return Attempt(strict, self.said(error), *self.of_error(error)) if error else Attempt(strict)
+
+    def said(self, error: Exception) -> str:
+        """What torch raised, with the names of files relative to the folders."""
+        said = _said(error)
+        for folder in self._folders:
+            said = said.replace(f"{folder}/", "")
+        return said
+
+    def of_error(self, error: BaseException) -> tuple[str, str]:
+        """Place and text of the innermost line of the model's code; empty if there is none."""
+        told = getattr(error, "real_stack", None) or ()  # Dynamo's own, since it does not call the code that it traces
+        stacks = (told, traceback.extract_tb(error.__traceback__))
+        return next((found for stack in stacks if (found := self.of_stack(_summaries(stack)))[0]), ("", ""))
+
+    def of_stack(self, frames: Iterable[tuple[str, int, str, str]]) -> tuple[str, str]:
+        """The same, of file, line number, function and text of each frame, the innermost last."""
+        for file, number, function, text in reversed(list(frames)):
+            path = Path(file)
+            if path.is_absolute() and not self._is_foreign(path):
+                resumed = _RESUMED.fullmatch(function)
+                return f"{self._name(path)}:{number} in {resumed[1] if resumed else function}", text.strip()
+        return "", ""
+
+    def _is_foreign(self, path: Path) -> bool:
+        if any(path.is_relative_to(folder) for folder in _NOT_THE_MODEL):
+            return True
+        return path.is_relative_to(self._library) and not {"site-packages", "dist-packages"} & set(path.parts)
+
+    def _name(self, path: Path) -> str:
+        folder = next((folder for folder in self._folders if path.is_relative_to(folder)), path.parent)
+        return path.relative_to(folder).as_posix()
+
+
+def _summaries(stack: Iterable[traceback.FrameSummary]) -> list[tuple[str, int, str, str]]:
+    return [(frame.filename, frame.lineno or 0, frame.name, frame.line or "") for frame in stack]
+
+
+def _error(outcome: ExportedProgram | Exception) -> Exception | None:
+    return outcome if isinstance(outcome, Exception) else None
+
+
+# Where torch's messages turn to advice for whoever debugs torch.
+_ADVICE = re.compile(
+    r"\n+ *(The error above occurred|For more (information|debugging)|If you suspect|For C\+\+|from user code:"
+    r"|For extended|Set TORCHDYNAMO_VERBOSE|For more details about this graph|User [Ss]tack|Caused by:|While executing"
+    r"|Original traceback|Developer debug context|consider using data-dependent|The following call raised)"
+)
+_INLINE = re.compile(r" For more information, run with TORCH_LOGS=\"[^\"]*\"\.?| \(Size-like symbols: [^)]*\)")
+
+
+def _said(error: Exception) -> str:
+    """Type and message, with the fixes that torch suggests."""
+    said, _, fixes = str(error).strip().partition("\nSuggested fixes:")
+    said = _INLINE.sub("", _ADVICE.split(said)[0]).strip()
+    if fixes:
+        said += "\nSuggested fixes:" + _ADVICE.split(fixes)[0].rstrip()
+    return f"{type(error).__name__}: {said}"[:_LENGTH].removesuffix(": ")
+
+
+def _modes(attempts: Sequence[Attempt], *, strict: bool) -> Iterator[Finding]:
+    """Whether the other mode is a way out."""
+    asked, other = attempts[strict], attempts[not strict]
+    if asked.exported or not other.exported:
+        return
+    problem = "torch.export refuses this method {}, and exports it {}"
+    ways = ("without strict mode", "in strict mode")
+    yield Finding(
+        "mode",
+        problem.format(ways[strict], ways[not strict]),
+        (f"set `strict: {str(not strict).lower()}` for the model",),
+        only=asked.mode,
+    )
+
+
+def _explained(attempt: Attempt, found: Sequence[Finding]) -> bool:
+    return attempt.exported or any(each.kind != "mode" and each.only in (None, attempt.mode) for each in found)
+
+
+def _known(attempts: Sequence[Attempt]) -> Iterator[Finding]:
+    """What the table of causes says of errors that nothing else explains."""
+    causes = [(attempt, cause) for attempt in attempts for cause in known_causes("export", attempt.problem)]
+    for attempt, cause in causes:
+        both = len(causes) > 1 and len({cause.remedies for _, cause in causes}) == 1
+        yield replace(cause, where=attempt.where, code=attempt.code, only=None if both else attempt.mode)
+
+
+def _distinct(found: Iterable[Finding]) -> Iterator[Finding]:
+    """Each cause once: what one line does is the same in both modes."""
+    seen: set[tuple[str, ...]] = set()
+    for finding in found:
+        known = finding.kind == "known cause"
+        place = finding.remedies if known else (finding.where,) if finding.where else (finding.kind, finding.problem)
+        if place not in seen:
+            seen.add(place)
+            yield finding
+
+
+def _drafted(
+    drafted: ExportedProgram, error: Exception | None, attempt: Attempt, only: Mode | None, frames: Frames
+) -> Iterator[Finding]:
+    """What draft export found; `error` and `attempt` are of the export without strict mode."""
+    report: DraftExportReport = drafted._report  # noqa: SLF001 - where draft_export puts it
+    fixes = tuple(_suggested(str(error))) if error else ()
+    for failure in report.failures:
+        where, code = frames.of_stack(_user_stack(failure))
+        match failure.failure_type:
+            case FailureType.MISSING_FAKE_KERNEL:
+                operator = _operator(failure)
+                missing = error is not None and operator.partition("::")[2] in str(error)
+                where, code = (attempt.where, attempt.code) if missing else ("", "")
+                yield _missing_kernel(operator, report, failure, where, code)
+            case FailureType.MISMATCHED_FAKE_KERNEL:
+                yield _mismatched_kernel(_operator(failure), str(failure.data["reason"]))
+            case FailureType.GUARD_ADDED:
+                needed = in_python(failure.data["expr"], failure.data["symbol_to_sources"])
+                yield size_finding(needed, fixes, where, code)
+            case FailureType.DATA_DEPENDENT_ERROR:
+                held = (failure.data.get("frame_locals") or {}).get("locals") or {}
+                yield replace(
+                    branch_finding(code, failure.data["expr"], str(failure.data["result"]), held),
+                    where=where,
+                    code=code,
+                    only=only,
+                )
+
+
+def _user_stack(failure: FailureReport) -> list[tuple[str, int, str, str]]:
+    """The frames of a failure. The report names files by numbers, which torch gives out once in a process."""
+    names = {number: name for name, number in INTERN_TABLE.items()}
+    stack: Sequence[Mapping[str, Any]] = failure.data.get("user_stack") or ()
+    return [(names.get(frame["filename"], ""), frame["line"], frame["name"], frame["loc"] or "") for frame in stack]
+
+
+def _operator(failure: FailureReport) -> str:
+    """For example ``mylib::sort``."""
+    namespace, _, name = str(failure.data["op"]).partition(".")
+    return f"{namespace}::{name.removesuffix('.default')}"
+
+
+def _missing_kernel(operator: str, report: DraftExportReport, failure: FailureReport, where: str, code: str) -> Finding:
+    made = {
+        f"{str(profile.out_profile.dtype).removeprefix('torch.')} of {profile.out_profile.rank} dimensions"
+        for profile in report.op_profiles.get(failure.data["op"], ())
+        if hasattr(profile.out_profile, "rank")  # of a single output
+    }
+    example = f" (for the example inputs: {', '.join(sorted(made))})" if made else ""
+    register = (
+        f"register one where the operator is defined: a function under `@torch.library.register_fake({operator!r})` "
+        f"that takes its arguments and returns an empty tensor of the right shape and dtype{example}"
+    )
+    return Finding(
+        "missing fake kernel",
+        f"the operator {operator} has no fake kernel, which says what shape and dtype it returns",
+        (register, "ExecuTorch's runtime needs an out variant and a kernel of the operator, too"),
+        where,
+        code,
+    )
+
+
+def _mismatched_kernel(operator: str, reason: str) -> Finding:
+    return Finding(
+        "mismatched fake kernel",
+        f"the fake kernel of the operator {operator} says other than what the operator returns: {reason.rstrip('!.')}",
+        (
+            (
+                f"correct the function under `@torch.library.register_fake({operator!r})`: programs are exported and "
+                "memory is planned by what it says"
+            ),
+        ),
+    )
+
+
+_FIX = re.compile(r"^  (\w+) = (.+)$", re.MULTILINE)
+_DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
+
+
+def _suggested(message: str) -> Iterator[str]:
+    """The fixes that torch suggests for dynamic dimensions, as remedies."""
+    fixes: dict[str, str] = dict(_FIX.findall(message.partition("Suggested fixes:")[2]))
+    for name, value in fixes.items():
+        if value.isdecimal():
+            yield f"leave {name!r} out of the dynamic shapes: it is always {value}"
+        elif value.isidentifier():
+            yield f"give {name!r} and {value!r} one name in the dynamic shapes: they are always equal"
+        elif bounds := _DIM.fullmatch(value):
+            limits = [f"{end}: {size}" for end, size in zip(("min", "max"), bounds.groups(), strict=True) if size]
+            if not name.startswith("_"):  # torch's own name for a part of another
+                yield f"bound {name!r} in the dynamic shapes: {{{', '.join(limits)}}}"
+        else:
+            parts = (
+                f"{part} = torch.export.{fixes.get(part, f'Dim({part!r})')}" for part in re.findall(r"_\w+", value)
+            )
+            yield f"make {name!r} `{value}` in the dynamic shapes that the builder returns, with {', '.join(parts)}"
+
+
+def _graph_breaks(error: Exception, method: MethodDefinition, frames: Frames) -> Iterator[Finding]:
+    """What strict mode cannot trace: the first break, which is the error, and those that `explain` finds after it."""
+    yield _graph_break(str(error), *frames.of_error(error))
+    with contextlib.suppress(Exception):  # it goes on after breaks, into code that may not stand it
+        reset()
+        module = copy_module(method.module)
+        for found in explain(module)(*method.example_inputs[0]).break_reasons:
+            if found.graph_break:
+                yield _graph_break(found.reason, *frames.of_stack(_summaries(found.user_stack)))
+
+
+_UNHELPFUL = re.compile(
+    r"report an issue|file an issue|fundamental|^see http|may result in an error|TORCH|allow_in_graph"
+)
+
+
+def _graph_break(reason: str, where: str, code: str) -> Finding:
+    if "Data-dependent branching" in reason or reason.startswith("generic_jump"):
+        return replace(branch_finding(code, "", "", {}), where=where, code=code, only="strict")
+    said = _ADVICE.split(reason)[0]
+    explained = re.search(r"Explanation: (.+?)(?=\n\s*\n|\n *Hint:|\Z)", said, re.DOTALL)
+    what = " ".join((explained[1] if explained else said.partition("\n")[0]).split())
+    hints = [" ".join(hint.split()) for hint in re.findall(r"Hint: (.+)", said)]
+    return Finding(
+        "graph break",
+        f"strict mode cannot trace this line: {what.rstrip('.')}",
+        (
+            *(hint for hint in hints if not _UNHELPFUL.search(hint)),
+            *([] if code.startswith(("return", "def ")) else [LEAVE_OUT]),
+        ),
+        where,
+        code,
+        only="strict",
+    )

@@ -1,0 +1,183 @@
+"""Builders of models that torch.export refuses, in one mode or in both, and what they are once that is mended."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from pteforge.configs.definition import MethodDefinition, ModelDefinition
+from torch import nn
+from torch.export import Dim
+
+LIBRARY = torch.library.Library("refused", "DEF")
+LIBRARY.define("untold(Tensor x) -> Tensor")
+LIBRARY.impl("untold", lambda x: x + 1, "CPU")
+LIBRARY.define("mistold(Tensor x) -> Tensor")
+LIBRARY.impl("mistold", lambda x: (x + 1).double(), "CPU")
+torch.library.register_fake("refused::mistold", torch.empty_like, lib=LIBRARY)
+
+
+class Branches(nn.Module):
+    """Each goes by the value of a tensor."""
+
+    def forward(self, x):
+        if x.sum() > 0:
+            x = x + 1
+        return x * 2 if x.max() > 3 else x
+
+
+class Counts(nn.Module):
+    def __init__(self, checked):
+        super().__init__()
+        self.checked = checked
+
+    def forward(self, x, count):
+        taken = count.item()
+        if self.checked:
+            torch._check(taken <= 3)
+        if taken > 3:
+            return x * 2
+        return x
+
+
+class Loops(nn.Module):
+    def forward(self, x):
+        while x.sum() < 100:
+            x = x * 2
+        return x
+
+
+class Asserts(nn.Module):
+    def forward(self, x):
+        assert x.sum() > 0
+        return x + 1
+
+
+class Finds(nn.Module):
+    """The size of what it finds depends on data."""
+
+    def __init__(self, checked):
+        super().__init__()
+        self.checked = checked
+
+    def forward(self, x):
+        found = x.nonzero().squeeze(1)
+        if self.checked:
+            torch._check(found.shape[0] > 0)
+        if found.shape[0] > 0:
+            return found + 1
+        return found
+
+
+class Slices(nn.Module):
+    """Is exported as it is."""
+
+    def forward(self, x, count):
+        return x[: count.item()] * 2
+
+
+class Repeats(nn.Module):
+    def forward(self, x, count):
+        return torch.cat([x] * count.tolist()[0])
+
+
+class Untold(nn.Module):
+    def forward(self, x):
+        return torch.ops.refused.untold(x) * 2
+
+
+class Mistold(nn.Module):
+    def forward(self, x):
+        return torch.ops.refused.mistold(x)
+
+
+class Arrays(nn.Module):
+    """Only strict mode exports it."""
+
+    def forward(self, x):
+        return x + torch.from_numpy(x.numpy() * 2)
+
+
+class Writes(nn.Module):
+    """Only strict mode refuses it."""
+
+    def forward(self, x):
+        y = x + 1
+        sys.stdout.write("")
+        return y * 2
+
+
+class Reshapes(nn.Module):
+    def forward(self, x):
+        return x.reshape(2, 4) + 1
+
+
+class Bounded(nn.Module):
+    def forward(self, x):
+        if x.shape[0] > 16:
+            return x * 2
+        return x + 1
+
+
+class Adds(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+class Cache:
+    def __init__(self, keys):
+        self.keys = keys
+
+
+class Caches(nn.Module):
+    def forward(self, x):
+        return x + 1, Cache(x)
+
+
+class Masked(nn.Module):
+    """Takes keywords."""
+
+    def forward(self, x, *, scale, mask):
+        if mask.all():
+            return x * scale
+        return x
+
+
+ROWS = (torch.ones(2, 4),)
+COUNT = (torch.ones(8), torch.tensor(2))
+MODELS = {
+    "branches": (Branches(), ROWS),
+    "counts": (Counts(checked=False), COUNT),
+    "counts_checked": (Counts(checked=True), COUNT),
+    "loops": (Loops(), ROWS),
+    "asserts": (Asserts(), ROWS),
+    "finds": (Finds(checked=False), (torch.ones(4),)),
+    "finds_checked": (Finds(checked=True), (torch.ones(4),)),
+    "slices": (Slices(), COUNT),
+    "repeats": (Repeats(), (torch.ones(4), torch.tensor([2]))),
+    "untold": (Untold(), ROWS),
+    "mistold": (Mistold(), ROWS),
+    "arrays": (Arrays(), ROWS),
+    "writes": (Writes(), ROWS),
+    "caches": (Caches(), ROWS),
+    "masked": (Masked(), ROWS, {"scale": torch.tensor(2.0), "mask": torch.ones(2, 4, dtype=torch.bool)}),
+}
+
+
+def model(name):
+    return MODELS[name]
+
+
+def dynamic(kind, names=("rows",), largest=32):
+    """A model whose inputs have a dynamic first dimension each."""
+    module = {"reshapes": Reshapes, "bounded": Bounded, "adds": Adds}[kind]()
+    example = tuple(torch.ones(2 if kind == "reshapes" else 8, 4) for _ in names)
+    dims = {name: Dim(name, max=largest) for name in names}
+    return ModelDefinition({"forward": MethodDefinition(module, [example], tuple({0: dims[name]} for name in names))})
+
+
+def methods():
+    """The second one is refused."""
+    return ModelDefinition(
+        {"forward": MethodDefinition(nn.ReLU(), [ROWS]), "choose": MethodDefinition(Branches(), [ROWS])}
+    )
