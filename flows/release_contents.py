@@ -57,10 +57,12 @@ def read_contents(zoo: str, found: Found, runs: Iterable[RunRecord]) -> ReleaseC
         for recipe, released in recipes.items():
             path = found[model][recipe]
             sources |= dict(zip(released.contents, (path, path.with_suffix(".ptd")), strict=False))
+        assets = _read_assets(model, recipes, found[model])
+        sources |= {content: path for path, content in assets.items()}
         text = write_card(zoo, model, recipes).encode()
         card = Content(digest_bytes(text), len(text))
         sources[card] = text
-        models[model] = ReleasedModel(card, recipes)
+        models[model] = ReleasedModel(card, recipes, {path.name: content for path, content in assets.items()})
     known = {name: getattr(run, name) for name in _RUN} if run else {"host": platform.node(), "version": __version__}
     return ReleaseContents(zoo, dict.fromkeys(_RUN, "") | known, models, sources)
 
@@ -164,6 +166,20 @@ def _read_file(path: Path) -> ReleasedFile:
         return ReleasedFile(file, data, FileFigures.of_file(path), provenance)
     except (ValueError, TypeError, LookupError) as error:
         raise InputError(f"{described} is not a file's provenance: {error}; run `pteforge export` again") from error
+
+
+def _read_assets(model: str, recipes: Mapping[str, ReleasedFile], paths: Mapping[str, Path]) -> dict[Path, Content]:
+    """The assets of a model, which are those of all its files; raises InputError if there are two of one name."""
+    found: dict[Path, Content] = {}
+    for recipe, released in recipes.items():
+        for name, described in released.provenance.get("assets", {}).items():
+            path = paths[recipe].with_name(name)
+            content = _content(path, described)
+            if any(known.name == name and other != content for known, other in found.items()):
+                raise InputError(f"files of {model} were made with different assets {name}: export all of them again")
+            if all(known.name != name for known in found):
+                found[path] = content
+    return found
 
 
 def _content(path: Path, described: Mapping[str, Any]) -> Content:

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from ...configs.sources import BuilderSource, HuggingFaceSource, ResolvedSource, Source, TimmSource, TorchvisionSource
 from ...errors import SourceError, first_line
 
-_READ = ("*.json", "*.safetensors", "*.model", "*.txt")
+_READ = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Files of a repository that a model and its processors read."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,52 +12,20 @@ from transformers import PretrainedConfig
 
 from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
 from .huggingface import example_tokens, load_model, positions_of
-
-_LAYERS = {"full_attention", "sliding_attention"}
-
-
-class KvCache(torch.nn.Module):
-    """Keys and values of every layer, each [1, heads, context, head size]."""
-
-    def __init__(self, config: PretrainedConfig, context: int) -> None:
-        super().__init__()
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        for layer in range(config.num_hidden_layers):
-            for what in ("keys", "values"):
-                self.register_buffer(f"{what}_{layer}", torch.zeros(1, heads, context, head_size))
-
-
-class _CacheAt:
-    """The cache interface of transformers, for the tokens at given positions [tokens]."""
-
-    is_compileable = True
-
-    def __init__(self, cache: KvCache, positions: torch.Tensor) -> None:
-        self._cache = cache
-        self._positions = positions
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the keys and values of the tokens; returns those of all positions. Masks hide future ones."""
-        kept_keys, kept_values = (self._cache.get_buffer(f"{what}_{layer_idx}") for what in ("keys", "values"))
-        return kept_keys.index_copy_(2, self._positions, keys), kept_values.index_copy_(2, self._positions, values)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Unused: positions and masks are passed explicitly."""
-        del layer_idx
-        return 0
+from .kv_cache import KvCache, cache_shapes
+from .tokenizer_files import tokenizer_files
 
 
 class CachedModel(torch.nn.Module):
     """A language model that goes on from the tokens in its cache."""
 
-    def __init__(self, model: Any, context: int) -> None:
+    def __init__(self, model: Any, cache: KvCache) -> None:
         super().__init__()
         self.model = model
-        self.cache = KvCache(model.config.get_text_config(decoder=True), context)
-        self.context = context
+        self.cache = cache
+        taken = inspect.signature(model.forward).parameters
+        self._options = {"use_cache": True, **({"logits_to_keep": 1} if "logits_to_keep" in taken else {})}
+        self._takes_positions = "position_ids" in taken
 
     def forward(self, tokens: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """Computes the logits after the last token.
@@ -69,30 +38,11 @@ class CachedModel(torch.nn.Module):
             [1, vocabulary].
         """
         positions = start + torch.arange(tokens.shape[1])
+        given = {"position_ids": positions[None]} if self._takes_positions else {}
         made = self.model(
-            input_ids=tokens,
-            attention_mask=self._masks(positions),
-            position_ids=positions[None],
-            past_key_values=_CacheAt(self.cache, positions),
-            use_cache=True,
-            logits_to_keep=1,
+            input_ids=tokens, past_key_values=self.cache.at(positions), use_cache=True, **given, **self._last
         )
         return made.logits[:, -1].float()
-
-    def _masks(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
-        """What each token sees: [1, 1, tokens, context] for all layers, or for each kind of layer."""
-        config = self.model.config.get_text_config(decoder=True)
-        keys, queries = torch.arange(self.context)[None, :], positions[:, None]
-        seen = keys <= queries
-        kinds = getattr(config, "layer_types", None) or ()
-        if "sliding_attention" not in kinds:
-            return _mask(seen)
-        near = seen & (keys > queries - config.sliding_window)
-        return {"full_attention": _mask(seen), "sliding_attention": _mask(near)}
-
-
-def _mask(seen: torch.Tensor) -> torch.Tensor:
-    return torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
 
 
 def model(
@@ -114,13 +64,10 @@ def model(
     place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
     loaded, configuration = load_model(place, task or "text-generation", config)
     text = configuration.get_text_config(decoder=True)
-    if unknown := {*(getattr(text, "layer_types", None) or ())} - _LAYERS:
-        raise ValueError(
-            f"layers of {text.model_type!r} keep other state than keys and values: {', '.join(sorted(unknown))}"
-        )
     context = min(sequence, positions_of(configuration))
-    cached = CachedModel(loaded, context)
     prompt = example_tokens(place, text.vocab_size, min(8, context - 2))
+    cached = CachedModel(loaded, KvCache(cache_shapes(loaded, prompt), context))
+    _check_equal(cached, prompt)
     length = prompt.shape[1]
     first = prompt, torch.tensor([0])
     later = [(prompt[:, position : position + 1], torch.tensor([length + position])) for position in (0, 1)]
@@ -128,8 +75,27 @@ def model(
     return ModelDefinition(
         {"forward": MethodDefinition(cached, [first, *later], ({1: tokens}, None))},
         constant_methods=_constants(loaded, text, context),
+        assets=tokenizer_files(place),
         sequences=[[MethodCall("forward", call) for call in (first, *later)]],
     )
+
+
+_TOLERANCE = 1e-3  # relative to the largest logit: the order of additions differs
+
+
+def _check_equal(cached: CachedModel, tokens: torch.Tensor) -> None:
+    """Raises ValueError if the model does not compute with this cache what it computes without any."""
+    with torch.no_grad():
+        wanted = cached.model(input_ids=tokens, use_cache=False).logits[0, -2:].float()
+        before = cached(tokens[:, :-1], torch.tensor([0]))
+        after = cached(tokens[:, -1:], torch.tensor([tokens.shape[1] - 1]))
+    cached.cache.clear()
+    if (torch.cat([before, after]) - wanted).abs().max() > _TOLERANCE * wanted.abs().max():
+        raise ValueError(
+            f"{cached.model.config.model_type!r} computes other logits with a cache of static size than without: its "
+            "code does not take the positions in the cache from transformers' cache, so that ExecuTorch's text runner "
+            "cannot use it"
+        )
 
 
 def _constants(loaded: Any, text: PretrainedConfig, context: int) -> dict[str, Any]:
