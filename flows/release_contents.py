@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from .. import __version__
 from ..artifacts.digest import digest_bytes, digest_file
 from ..artifacts.opening import read_sidecar
 from ..artifacts.runs import RunRecord
+from ..configs.base import NAME_PATTERN
 from ..configs.load import LoadedZoo
 from ..errors import InputError, convert_os_errors
 from .comparison import FileFigures
@@ -127,6 +129,8 @@ def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile]) -> str
             f"- `{recipe}{ending}`: {content.size} bytes, SHA-256 `{content.sha256}`" for ending, content in files
         ]
         notes += [f"  - without the payload `{name}`" for name in released.provenance.get("left_out", ())]
+    assets = {name: described for file in recipes.values() for name, described in _assets_of(file).items()}
+    notes += [f"- `{name}`: {found['size']} bytes, SHA-256 `{found['sha256']}`" for name, found in assets.items()]
     toolchain = next(iter(recipes.values())).figures.toolchain
     versions = "\n".join(f"- {name} {version}" for name, version in sorted(toolchain.items()))
     return f"""# {model}
@@ -172,7 +176,7 @@ def _read_assets(model: str, recipes: Mapping[str, ReleasedFile], paths: Mapping
     """The assets of a model, which are those of all its files; raises InputError if there are two of one name."""
     found: dict[Path, Content] = {}
     for recipe, released in recipes.items():
-        for name, described in released.provenance.get("assets", {}).items():
+        for name, described in _assets_of(released).items():
             path = paths[recipe].with_name(name)
             content = _content(path, described)
             if any(known.name == name and other != content for known, other in found.items()):
@@ -180,6 +184,14 @@ def _read_assets(model: str, recipes: Mapping[str, ReleasedFile], paths: Mapping
             if all(known.name != name for known in found):
                 found[path] = content
     return found
+
+
+def _assets_of(released: ReleasedFile) -> dict[str, Any]:
+    """Name to SHA-256 and size of each of its assets."""
+    found = released.provenance.get("assets", {})
+    if not all(re.fullmatch(NAME_PATTERN, str(name)) for name in found):
+        raise InputError(f"the provenance of {released.figures.name} names assets that are no names of files")
+    return dict(found)
 
 
 def _content(path: Path, described: Mapping[str, Any]) -> Content:
