@@ -39,9 +39,7 @@ class CachedModel(torch.nn.Module):
         """
         positions = start + torch.arange(tokens.shape[1])
         given = {"position_ids": positions[None]} if self._takes_positions else {}
-        made = self.model(
-            input_ids=tokens, past_key_values=self.cache.at(positions), use_cache=True, **given, **self._last
-        )
+        made = self.model(input_ids=tokens, past_key_values=self.cache.at(positions), **given, **self._options)
         return made.logits[:, -1].float()
 
 
