@@ -16,6 +16,9 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
+START = "executorch_start"
+"""The keyword by which a model hands its attention the number of tokens in the cache, if that takes one."""
+
 Shapes = Sequence[tuple[torch.Size, torch.Size] | None]
 """Of keys and values of each layer, [1, heads, tokens, head size]; None for layers that have none."""
 
@@ -50,38 +53,51 @@ def cache_shapes(model: Any, tokens: torch.Tensor) -> Shapes:
 
 
 class KvCache(torch.nn.Module):
-    """Keys and values of every layer for all positions of the context."""
+    """Keys and values of every layer for all positions of the context, each [1, heads, context, head size]."""
 
     def __init__(self, shapes: Shapes, context: int) -> None:
         super().__init__()
         self.context = context
-        self.stored = [shape is not None for shape in shapes]
+        self._stored = [shape is not None for shape in shapes]
         for number, shape in enumerate(shapes):
-            for what, (_, heads, _, size) in zip(("keys", "values"), shape or (), strict=False):
-                self.register_buffer(f"{what}_{number}", torch.zeros(1, heads, context, size))
+            if shape is not None:
+                self._add_layer(number, *shape)
 
     def clear(self) -> None:
         for buffer in self.buffers():
             buffer.zero_()
 
-    def at(self, positions: torch.Tensor) -> Cache:
-        """The cache for tokens at positions [tokens] that follow each other: it has what is before them."""
-        return Cache([self._layer(number, positions) for number in range(len(self.stored))])
+    def at(self, positions: torch.Tensor, start: int) -> Cache:
+        """The cache for tokens at positions [tokens], from `start` on: it has what is before them."""
+        return Cache(
+            [
+                self._layer(number, positions, start) if stored else DummyLayer()
+                for number, stored in enumerate(self._stored)
+            ]
+        )
 
-    def _layer(self, number: int, positions: torch.Tensor) -> StaticLayer | DummyLayer:
-        if not self.stored[number]:
-            return DummyLayer()
-        return _LayerAt(self.get_buffer(f"keys_{number}"), self.get_buffer(f"values_{number}"), positions)
+    def _add_layer(self, number: int, keys: torch.Size, values: torch.Size) -> None:
+        for what, (_, heads, _, size) in (("keys", keys), ("values", values)):
+            self.register_buffer(f"{what}_{number}", torch.zeros(1, heads, self.context, size))
+
+    def _layer(self, number: int, positions: torch.Tensor, start: int) -> StaticCacheLayer:
+        del start
+        return _Layer(self.context, positions, self.get_buffer(f"keys_{number}"), self.get_buffer(f"values_{number}"))
 
 
-class _LayerAt(StaticLayer):
-    """One layer. Sliding windows are masks: what they do not see is kept."""
+class StaticCacheLayer(StaticLayer):
+    """One layer at certain positions. Sliding windows are masks: what they do not see is kept."""
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor) -> None:
-        super().__init__(keys.shape[2])
-        self.keys, self.values = keys, values
+    def __init__(self, context: int, positions: torch.Tensor) -> None:
+        super().__init__(context)
         self.cumulative_length = positions[:1]
         self.is_initialized = True
+
+
+class _Layer(StaticCacheLayer):
+    def __init__(self, context: int, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__(context, positions)
+        self.keys, self.values = keys, values
         self._positions = positions
 
     def update(
