@@ -9,6 +9,7 @@ from typing import Any
 from ..artifacts.local_store import LocalStore
 from ..artifacts.ref import ArtifactRef
 from ..errors import InputError
+from ..tasks.codecs.assets import load_assets
 from ..tasks.codecs.delegates import load_delegates
 from ..tasks.codecs.payload import read_payload
 from ..tasks.codecs.program import load_program
@@ -72,7 +73,8 @@ def load_artifact(ref: ArtifactRef, store: LocalStore) -> Any:
 
     Returns:
         An ExportedProgram for programs; `Delegates`; a tree of tensors and plain values for examples and constants, an
-        iterator of them for samples; the value of JSON for reports; bytes for files and everything else.
+        iterator of them for samples; bytes by name for assets; the value of JSON for reports; bytes for files and
+        everything else.
     """
     load = _LOADERS.get(ref.kind) or _LOADERS.get(ref.kind.partition("/")[0])
     return load(ref, store) if load else store.read_artifact(ref)
@@ -93,6 +95,7 @@ _LOADERS: dict[str, Callable[[ArtifactRef, LocalStore], Any]] = {
     "payload": read_payload,
     "examples": load_value,
     "model/constants": load_value,
+    "model/assets": load_assets,
     "samples": load_values,
     "model": _read_json,
     "report": _read_json,

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from ..artifacts.files import replace_file
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import StageOutcome
 from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable, convert_os_errors
 from ..runtime.host import LoadedProgram, load
 from ..runtime.selection import scratch_folder
+from ..tasks.codecs.assets import load_assets
 from ..tasks.codecs.payload import payload_sha256, read_payload, write_payload
 from ..tasks.figures import Figures
 from ..tasks.runner import Done
@@ -76,7 +78,7 @@ class Exported:
         return payload_sha256(self._main_file, self._store.local)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the `.pte` file, and external weights to a sibling `.ptd` file; returns the path.
+        """Writes the `.pte` file; next to it external weights, as a `.ptd`, and the model's assets. Returns the path.
 
         Raises:
             StoreUnusable: a file cannot be written.
@@ -86,7 +88,15 @@ class Exported:
             for role, target in (("data", path.with_suffix(".ptd")), ("file", path)):
                 if ref := self._file(role):
                     write_payload(ref, self._store.local, target)
+            for name, content in self.assets.items():
+                replace_file(path.with_name(name), content, path.parent)
         return path
+
+    @property
+    def assets(self) -> dict[str, bytes]:
+        """Files that are delivered with the model, by name; empty for a run that stopped earlier."""
+        ref = self._file("assets") if not self.rejected else None
+        return load_assets(ref, self._store.local) if ref else {}
 
     def load(self, *, prefer: Iterable[str] = (), exclude: Iterable[str] = ()) -> LoadedProgram:
         """Loads the file into ExecuTorch's runtime; arguments are those of `pteforge.runtime.load`."""

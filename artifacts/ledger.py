@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from .digest import Digest, canonical_json, digest_bytes, is_digest
@@ -87,6 +87,8 @@ class RecipeRecord(Record):
         figures: of the verification; JSON, as what follows.
         accuracy: None without an accuracy gate.
         ladder: None where it is not made.
+        assets: files that are delivered with it, if there are any.
+        published_assets: their digests, by name.
     """
 
     file: ArtifactRef
@@ -100,6 +102,8 @@ class RecipeRecord(Record):
     figures: Any
     accuracy: Any
     ladder: Any
+    assets: ArtifactRef | None = None
+    published_assets: Mapping[str, Digest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

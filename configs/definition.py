@@ -48,8 +48,10 @@ class ModelDefinition:
             and lists, tuples and dicts of them, which the runtime gives flat.
         sequences: calls that verification makes one after another on one loaded program, each sequence from fresh
             state; for methods that share their state (``compile.share_mutable_buffers``).
+        assets: name to content of files that are delivered next to the model's `.pte` files, such as a tokenizer.
     """
 
     methods: Mapping[str, MethodDefinition]
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
     sequences: Sequence[Sequence[MethodCall]] = ()
+    assets: Mapping[str, bytes] = field(default_factory=dict)

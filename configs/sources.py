@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, Strict, Tag
+from pydantic import BeforeValidator, Field, JsonValue, Strict, Tag, model_validator
 
 from .base import FrozenModel, ObjectReference, by_key
 
@@ -59,6 +59,20 @@ class HuggingFaceSource(FrozenModel):
         description="Most tokens of an input; of a model that generates text, of prompt and answer together.",
     )
     outputs: tuple[str, ...] | None = Field(None, description="Names of the outputs to keep.")
+    attention: Literal["custom_sdpa"] | None = Field(
+        None,
+        description="Attention of a model that generates text by ExecuTorch's operators `llama::custom_sdpa` and "
+        "`llama::update_cache`; left out: by torch's.",
+    )
+    cache: Literal["int8"] | None = Field(
+        None, description="What keys and values are kept in, with `attention: custom_sdpa`; left out: floating point."
+    )
+
+    @model_validator(mode="after")
+    def _cache_needs_attention(self) -> Self:
+        if self.cache and not self.attention:
+            raise ValueError("cache: int8 is read by ExecuTorch's own attention: add `attention: custom_sdpa`")
+        return self
 
     @property
     def folder(self) -> Path | None:

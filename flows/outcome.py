@@ -60,6 +60,7 @@ class RecipeOutcome:
     reason: str = ""  # why the recipe does not apply to the model
     accuracy: AccuracyReport | None = None  # scores of the file, if it has an accuracy gate
     rejected: Path | None = None  # the file that missed its accuracy gate
+    assets: tuple[str, ...] = ()  # names of files that are delivered with it, such as a tokenizer
     until: str = ""  # the stage after which it stopped, as it was asked to; empty where it did not
 
     @property
@@ -189,6 +190,7 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
         "sqnr_db": overall and overall.sqnr_db,
         "accuracy": outcome.accuracy and outcome.accuracy.to_json(),
         "left_out": dict(outcome.left_out),
+        "assets": list(outcome.assets),
         "verified": outcome.verified,
         "not_run": dict(outcome.figures.not_run) if outcome.figures else {},
         **numerics,

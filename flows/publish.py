@@ -12,10 +12,12 @@ from typing import Any
 from ..artifacts.digest import Digest, digest_bytes, digest_file, digest_json
 from ..artifacts.files import replace_file
 from ..artifacts.known_files import KnownFiles
+from ..artifacts.ledger import RecipeRecord
 from ..artifacts.opening import open_file
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable, convert_os_errors
+from ..tasks.codecs.assets import asset_blobs
 from ..tasks.codecs.payload import payload_sha256, write_payload
 from ..tasks.stages.compile import Compile
 
@@ -45,8 +47,10 @@ def publish(
     folder: Path,
     recipe: str,
     known: KnownFiles,
+    *,
+    assets: ArtifactRef | None = None,
 ) -> Path:
-    """Writes `<recipe>.pte`, `.ptd` and `.json` to `<out>/<model>`; removes an earlier rejected file.
+    """Writes `<recipe>.pte`, `.ptd`, `.json` and assets to `<out>/<model>`; removes an earlier rejected file.
 
     `file` is a verified payload/pte. `provenance` has the run under ``run``; if an earlier run wrote the same of the
     same file, its provenance stays. Creates the folder if needed; raises StoreUnusable if it cannot be written.
@@ -54,6 +58,8 @@ def publish(
     path, rejected = folder / f"{recipe}.pte", folder / f"{recipe}.rejected.pte"
     with _write_errors(path):
         _write_files(store, file, data, path, known)
+        if assets:
+            _write_assets(store, assets, folder, known)
         _write_provenance(folder / f"{recipe}.json", provenance)
         known.note(folder / f"{recipe}.json", _without_run(provenance))
     for outdated in (rejected, rejected.with_suffix(".ptd")):
@@ -71,17 +77,25 @@ def published_digests(
     return {**digests, "json": _without_run(provenance)}
 
 
-def is_published(folder: Path, recipes: Mapping[str, Mapping[str, Digest]], known: KnownFiles) -> bool:
-    """Whether a folder has the files of recipes, as `published_digests` has them, and no others of these recipes."""
+def asset_digests(store: Store, assets: ArtifactRef | None) -> dict[str, Digest]:
+    """The digests by which `publish` makes assets known, by name."""
+    return {name: blob.digest for name, blob in asset_blobs(assets, store.local).items()} if assets else {}
+
+
+def is_published(folder: Path, recipes: Mapping[str, RecipeRecord], known: KnownFiles) -> bool:
+    """Whether a folder has the files of recipes and their assets, and no other files of these recipes."""
     try:
         names = os.listdir(folder)  # noqa: PTH208 - as above
     except OSError:
         return False
-    for recipe, files in recipes.items():
+    for recipe, made in recipes.items():
+        files = made.published
         there = {name for name in names if name.startswith(f"{recipe}.")}
         if there != {f"{recipe}.{ending}" for ending in files}:
             return False
         if not all(known.knows(f"{folder}/{recipe}.{ending}", digest) for ending, digest in files.items()):
+            return False
+        if not all(known.knows(f"{folder}/{name}", digest) for name, digest in made.published_assets.items()):
             return False
     return True
 
@@ -138,6 +152,13 @@ def _write_files(store: Store, file: ArtifactRef, data: ArtifactRef | None, path
     else:
         sibling.unlink(missing_ok=True)
     _write_payload(store, file, path, known)
+
+
+def _write_assets(store: Store, assets: ArtifactRef, folder: Path, known: KnownFiles) -> None:
+    store.fetch(assets)
+    for name, blob in asset_blobs(assets, store.local).items():
+        if known.sha256(folder / name) != blob.digest:
+            replace_file(folder / name, store.local.read(blob), folder)
 
 
 def _write_payload(store: Store, payload: ArtifactRef, path: Path, known: KnownFiles) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from .. import __version__
 from ..artifacts.digest import digest_bytes, digest_file
 from ..artifacts.opening import read_sidecar
 from ..artifacts.runs import RunRecord
+from ..configs.base import NAME_PATTERN
 from ..configs.load import LoadedZoo
 from ..errors import InputError, convert_os_errors
 from .comparison import FileFigures
@@ -57,10 +59,12 @@ def read_contents(zoo: str, found: Found, runs: Iterable[RunRecord]) -> ReleaseC
         for recipe, released in recipes.items():
             path = found[model][recipe]
             sources |= dict(zip(released.contents, (path, path.with_suffix(".ptd")), strict=False))
+        assets = _read_assets(model, recipes, found[model])
+        sources |= {content: path for path, content in assets.items()}
         text = write_card(zoo, model, recipes).encode()
         card = Content(digest_bytes(text), len(text))
         sources[card] = text
-        models[model] = ReleasedModel(card, recipes)
+        models[model] = ReleasedModel(card, recipes, {path.name: content for path, content in assets.items()})
     known = {name: getattr(run, name) for name in _RUN} if run else {"host": platform.node(), "version": __version__}
     return ReleaseContents(zoo, dict.fromkeys(_RUN, "") | known, models, sources)
 
@@ -125,6 +129,8 @@ def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile]) -> str
             f"- `{recipe}{ending}`: {content.size} bytes, SHA-256 `{content.sha256}`" for ending, content in files
         ]
         notes += [f"  - without the payload `{name}`" for name in released.provenance.get("left_out", ())]
+    assets = {name: described for file in recipes.values() for name, described in _assets_of(file).items()}
+    notes += [f"- `{name}`: {found['size']} bytes, SHA-256 `{found['sha256']}`" for name, found in assets.items()]
     toolchain = next(iter(recipes.values())).figures.toolchain
     versions = "\n".join(f"- {name} {version}" for name, version in sorted(toolchain.items()))
     return f"""# {model}
@@ -164,6 +170,28 @@ def _read_file(path: Path) -> ReleasedFile:
         return ReleasedFile(file, data, FileFigures.of_file(path), provenance)
     except (ValueError, TypeError, LookupError) as error:
         raise InputError(f"{described} is not a file's provenance: {error}; run `pteforge export` again") from error
+
+
+def _read_assets(model: str, recipes: Mapping[str, ReleasedFile], paths: Mapping[str, Path]) -> dict[Path, Content]:
+    """The assets of a model, which are those of all its files; raises InputError if there are two of one name."""
+    found: dict[Path, Content] = {}
+    for recipe, released in recipes.items():
+        for name, described in _assets_of(released).items():
+            path = paths[recipe].with_name(name)
+            content = _content(path, described)
+            if any(known.name == name and other != content for known, other in found.items()):
+                raise InputError(f"files of {model} were made with different assets {name}: export all of them again")
+            if all(known.name != name for known in found):
+                found[path] = content
+    return found
+
+
+def _assets_of(released: ReleasedFile) -> dict[str, Any]:
+    """Name to SHA-256 and size of each of its assets."""
+    found = released.provenance.get("assets", {})
+    if not all(re.fullmatch(NAME_PATTERN, str(name)) for name in found):
+        raise InputError(f"the provenance of {released.figures.name} names assets that are no names of files")
+    return dict(found)
 
 
 def _content(path: Path, described: Mapping[str, Any]) -> Content:

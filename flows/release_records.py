@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,10 +69,11 @@ class ReleasedFile(Record):
 
 @dataclass(frozen=True, slots=True)
 class ReleasedModel(Record):
-    """A model's files by recipe, and its card in Markdown."""
+    """A model's files by recipe, its card in Markdown, and its assets by name."""
 
     card: Content
     recipes: Mapping[_Name, ReleasedFile]
+    assets: Mapping[_Name, Content] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class Manifest(Record):
         """Everything that the release consists of; a content may come several times."""
         for model in self.models.values():
             yield model.card
+            yield from model.assets.values()
         for _, file in self.files:
             yield from file.contents
 

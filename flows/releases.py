@@ -1,7 +1,7 @@
 """Releases of zoos below a URL: immutable, named by channels that move atomically.
 
 ============================  ==========================================================================================
-``files/<sha256>``            `.pte`, `.ptd` and model cards, by content
+``files/<sha256>``            `.pte`, `.ptd`, assets and model cards, by content
 ``releases/<name>.json``      a `Manifest`, never changed; its name is ``<time>-<first digits of its SHA-256>``
 ``signatures/<name>.json``    the signature of a manifest, if it was signed
 ``channels/<name>.json``      a `Channel`: the release that people get
@@ -180,7 +180,7 @@ class Releases:
             return self._move(channel, earlier[0], earlier[1:])
 
     def fetch(self, release: str, pattern: str, folder: Path, *, public_key: Path | None = None) -> list[Path]:
-        """Downloads ``MODEL/RECIPE`` (a name or a glob) as `pteforge export` lays files out, and their models' cards.
+        """Downloads ``MODEL/RECIPE`` (a name or a glob) as `pteforge export` lays files out, with assets and cards.
 
         A file is checked while it comes, and gets its name when it is complete. With `public_key`, the signature is
         checked first.
@@ -198,7 +198,9 @@ class Releases:
             known = ", ".join(name for name, _ in manifest.files)
             raise InputError(f"nothing in the release {release} at {self.url} matches {pattern!r}; it has {known}")
         for model in dict.fromkeys(name.partition("/")[0] for name in chosen):
-            self._fetch({folder / model / "card.md": manifest.models[model].card})
+            released = manifest.models[model]
+            assets = {folder / model / name: content for name, content in released.assets.items()}
+            self._fetch({folder / model / "card.md": released.card, **assets})
         return [self.fetch_file(file, folder / f"{name}.pte") for name, file in chosen.items()]
 
     def fetch_file(self, released: ReleasedFile, path: Path) -> Path:
@@ -280,8 +282,12 @@ class Releases:
 
     def _check_whole(self, release: str) -> None:
         there = self._sizes()
-        for name, file in self.manifest(release).files:
-            if any(there.get(content.sha256) != content.size for content in file.contents):
+        manifest = self.manifest(release)
+        wanted = [(name, content) for name, file in manifest.files for content in file.contents]
+        for model, released in manifest.models.items():
+            wanted += [(f"{model}/{name}", content) for name, content in released.assets.items()]
+        for name, content in wanted:
+            if there.get(content.sha256) != content.size:
                 raise ReleaseDamaged(f"the file {name} of the release {release} is not at {self.url} any more")
 
     def _remove_old(self, keep: int, made: str) -> tuple[str, ...]:

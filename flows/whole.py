@@ -39,7 +39,7 @@ from ..tasks.runner import Done, LedgerRunner, NotCached, run_without_loop
 from ..tasks.scope import History, Scope
 from ..tasks.targets.find import find_target_class, link_names
 from .outcome import RecipeOutcome
-from .publish import published_digests
+from .publish import asset_digests, published_digests
 
 _PACKAGE = Path(__file__).parents[1]
 _DECIDE = ("artifacts", "configs", "formats", "tasks")
@@ -119,7 +119,7 @@ class WholeModels:
 
     def _describe_recipe(self, run: Scope, made: LoweredRecipe, outcome: RecipeOutcome) -> RecipeRecord:
         provenance = run.read_json(made.report.provenance)
-        refs = [ref for ref in (made.file, made.data, made.report.provenance) if ref]
+        refs = [ref for ref in (made.file, made.data, made.assets, made.report.provenance) if ref]
         return RecipeRecord(
             file=made.file,
             data=made.data,
@@ -132,6 +132,8 @@ class WholeModels:
             figures=provenance["verification"]["figures"],
             accuracy=provenance.get("accuracy"),
             ladder=outcome.ladder and outcome.ladder.to_json(),
+            assets=made.assets,
+            published_assets=asset_digests(self._store, made.assets),
         )
 
     def _key(self, model: PlannedModel, distributions: tuple[str, ...]) -> Digest:

@@ -108,7 +108,7 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
     if record is None:
         return False
     folder = session.out / model.name
-    if not is_published(folder, {name: made.published for name, made in record.recipes.items()}, session.known_files):
+    if not is_published(folder, record.recipes, session.known_files):
         try:
             for recipe in model.recipes:
                 _publish_recorded(session, model, recipe, record.recipes[recipe.name])
@@ -209,7 +209,9 @@ def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe
     assert scope.recipe  # noqa: S101 - there is a result
     provenance = scope.read_json(lowered.report.provenance)
     _add_run(session, scope.model, provenance)
-    path = publish(store, lowered.file, lowered.data, provenance, folder, recipe, session.known_files)
+    path = publish(
+        store, lowered.file, lowered.data, provenance, folder, recipe, session.known_files, assets=lowered.assets
+    )
     data = path.with_suffix(".ptd") if lowered.data else None
     publish_debug_files(store, lowered.debugging, folder, recipe, [spec.name for spec in scope.recipe.specializations])
     return RecipeOutcome(
@@ -222,6 +224,7 @@ def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe
         figures=Figures.from_json(provenance["verification"]["figures"]),
         left_out=scope.why_left_out(provenance["left_out"]),
         accuracy=AccuracyReport.from_json(provenance["accuracy"]) if "accuracy" in provenance else None,
+        assets=tuple(provenance.get("assets", ())),
     )
 
 
@@ -230,7 +233,7 @@ def _publish_recorded(session: Session, model: PlannedModel, recipe: PlannedReci
     store.fetch(made.provenance)
     provenance = json.loads(store.local.read_artifact(made.provenance))
     _add_run(session, model, provenance)
-    publish(store, made.file, made.data, provenance, folder, recipe.name, session.known_files)
+    publish(store, made.file, made.data, provenance, folder, recipe.name, session.known_files, assets=made.assets)
     publish_debug_files(store, {}, folder, recipe.name, [spec.name for spec in recipe.specializations])
 
 
@@ -248,6 +251,7 @@ def _recorded(folder: Path, recipe: str, made: RecipeRecord) -> RecipeOutcome:
         left_out=made.left_out,
         ladder=Ladder.from_json(made.ladder) if made.ladder else None,
         accuracy=AccuracyReport.from_json(made.accuracy) if made.accuracy else None,
+        assets=tuple(made.published_assets),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -161,6 +162,8 @@ def load_program(file: Path, data_file: Path | None = None) -> Any:
     import executorch.kernels.quantized  # noqa: F401, PLC0415 - kernels that quantized programs need
     from executorch.runtime import Runtime, Verification  # noqa: PLC0415 - takes seconds
 
+    for module in open_pte(file).kernel_modules:
+        importlib.import_module(module)
     try:
         return Runtime.get().load_program(file, verification=Verification.InternalConsistency, data_path=data_file)
     except MemoryError as error:  # std::bad_alloc: a damaged file may ask for any size

@@ -36,6 +36,7 @@ MethodNames = Annotated[ArtifactRef, Kind("model/methods")]
 NodeNames = Annotated[ArtifactRef, Kind("model/batch_norms")]  # of an exported program's graph
 WeightDigests = Annotated[ArtifactRef, Kind("model/weights")]  # of all methods' parameters, by method and name
 Constants = Annotated[ArtifactRef, Kind("model/constants")]  # values of constant methods
+Assets = Annotated[ArtifactRef, Kind("model/assets")]  # files that are delivered with the model, by name
 Observed = Annotated[ArtifactRef, Kind("model/observed")]  # what the user's code loaded and read: see `keys.inputs`
 
 # Backends' results and files.

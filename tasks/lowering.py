@@ -119,6 +119,7 @@ class LoweredRecipe:
 
     file: ArtifactRef  # the `.pte`, verified
     data: ArtifactRef | None  # the `.ptd` with its external weights, if there is one
+    assets: ArtifactRef | None  # files that are delivered with it, if there are any
     payloads: Mapping[str, Payload]  # by specialization, those that were made
     report: Report.Outputs
     debugging: Mapping[str, Compile.Outputs]  # debug outputs, by payload (empty for a plain file's)
@@ -153,6 +154,7 @@ async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
     }
     proven: dict[str, Any] = await together(proofs)
     debugging = debug_outputs(recipe, payloads)
+    assets = next(iter(exports.values())).assets
     debug_refs: dict[str, Any] = {
         role: {payload: getattr(compiled, role) for payload, compiled in debugging.items()}
         for role in ("etrecord", "debug_handles", "delegate_map", "debug_sources")
@@ -163,12 +165,13 @@ async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
         Report.Inputs(
             file=file.file,
             data=file.data,
+            assets=assets,
             examples={method: export.examples for method, export in exports.items()},
             **proven,
             **debug_refs,
         ),
     )
-    return LoweredRecipe(file.file, file.data, payloads, report, debugging)
+    return LoweredRecipe(file.file, file.data, assets, payloads, report, debugging)
 
 
 async def make_payloads(run: Scope, exports: Exports) -> dict[str, Payload]:

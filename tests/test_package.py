@@ -37,7 +37,8 @@ MAY_IMPORT = {
 # process of somebody who has torch already.
 HEAVY = (
     *("api.", "native", "tasks.codecs", "tasks.programs", "tasks.upstream", "tasks.workers.preload"),
-    *(f"tasks.sources.{name}" for name in ("huggingface", "text_generation", "timm_models", "torchvision_models")),
+    *(f"tasks.sources.{name}" for name in ("executorch_attention", "huggingface", "kv_cache")),
+    *(f"tasks.sources.{name}" for name in ("text_generation", "timm_models", "tokenizer_files", "torchvision_models")),
 )
 
 PARTS = ("", ".artifacts", ".configs", ".formats", ".flows", ".flows.cli", ".runtime", ".tasks")

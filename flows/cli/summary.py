@@ -54,10 +54,12 @@ def print_summary(outcome: ZooOutcome, page: Path | None = None) -> None:
 
 
 def _notes(outcome: ZooOutcome) -> Iterator[Text]:
-    """Inputs that are not watched, recipes that do not apply, specializations left out, payloads that did not run."""
+    """What is not watched, what comes with models, what does not apply, was left out, or did not run."""
     for made in outcome.models:
         if made.unwatched:
             yield Text(_unwatched(made), "yellow")
+        if assets := dict.fromkeys(name for recipe in made.recipes for name in recipe.assets):
+            yield Text(f"next to the files of {made.model}: {', '.join(assets)}", "dim")
     for model, recipe in outcome.recipes:
         name = f"{model.model}/{recipe.recipe}"
         if recipe.reason:

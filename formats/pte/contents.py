@@ -223,3 +223,13 @@ class PteFile:
     @property
     def backends(self) -> tuple[str, ...]:
         return tuple(sorted({delegate.id for method in self.methods for delegate in method.delegates}))
+
+    @property
+    def kernel_modules(self) -> tuple[str, ...]:
+        """Modules of ExecuTorch's package whose kernels it calls, and which are not loaded with the runtime."""
+        spaces = {name.partition("::")[0] for method in self.methods for name in method.operators}
+        return tuple(module for space, module in _KERNELS.items() if space in spaces)
+
+
+_KERNELS = {"llama": "executorch.extension.llm.custom_ops.custom_ops"}
+"""Namespace of operators to the module that loads their kernels."""

@@ -26,6 +26,7 @@ from .storages import copied_storage
 _LIBRARIES = {
     "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
     "torchao": "torchao",
+    "llama": "executorch.extension.llm.custom_ops.custom_ops",
     "quant": "torchao.prototype.quantization.codebook_coreml.codebook_ops",
     "dim_order_ops": "executorch.exir.passes.dim_order_ops_registry",
 }

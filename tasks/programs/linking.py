@@ -27,6 +27,7 @@ from ..codecs.values import load_value
 from ..stage import Workspace
 from ..stages.compile import Compile
 from ..upstream.shape_bounds import declared_bounds
+from .embeddings import fuse_embeddings
 from .exir import edge_config
 from .graphs import check_control_flow, lowered_modules
 from .recipe_functions import run_manager_passes
@@ -138,7 +139,10 @@ def _rename(program: ExportedProgram, name: str, new: str) -> None:
 
 @declared_bounds()
 def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalStore) -> EdgeProgramManager:
-    """All methods, delegates linked in. Delegated programs are not verified as edge dialect again, as in exir."""
+    """All methods, delegates linked in, and left embeddings fused with their tables.
+
+    Delegated programs are not verified as edge dialect again, as in exir.
+    """
     programs = {method: load_program(ref, store) for method, ref in inputs.program.items()}
     config = edge_config(params.edge)
     if inputs.delegates:
@@ -151,6 +155,8 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
         _check_outputs(method, program)
     constants = load_value(inputs.constants, store)
     programs = run_manager_passes(params.edge_manager_passes, programs, constants)
+    for program in programs.values():
+        fuse_embeddings(program)
     if params.state_order:
         keep_shared_initial_state(programs, params.state_order)
     else:

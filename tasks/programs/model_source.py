@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pkgutil
 import random
+import re
 import sys
 import sysconfig
 import traceback
@@ -19,6 +20,7 @@ import torch
 from torch.export import ExportedProgram
 
 from ...artifacts.ref import ArtifactRef
+from ...configs.base import NAME_PATTERN
 from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from ..keys.inputs import Recorder, recording
@@ -171,7 +173,23 @@ def checked_definition(what: str, definition: ModelDefinition) -> ModelDefinitio
         _check_method(what, name, method)
     if clash := set(definition.methods) & set(definition.constant_methods):
         raise SourceError(f"{what}: {sorted(clash)} are methods and constant methods at once")
+    for name, content in definition.assets.items():
+        _check_asset(what, name, content)
     return by_position(what, definition)
+
+
+_DELIVERED = (".pte", ".ptd", ".md", ".html", ".etrecord")
+"""Endings of files that pteforge itself writes next to an asset."""
+
+
+def _check_asset(what: str, name: Any, content: Any) -> None:
+    if not (isinstance(name, str) and re.fullmatch(NAME_PATTERN, name)) or name.endswith(_DELIVERED):
+        raise SourceError(
+            f"{what}: {name!r} cannot be the name of an asset: use letters, digits, '.', '_' and '-', and no ending "
+            f"of files that pteforge writes ({', '.join(_DELIVERED)})"
+        )
+    if not isinstance(content, bytes):
+        raise SourceError(f"{what}: the asset {name!r} is {type(content).__name__}; it must be bytes")
 
 
 def _check_method(what: str, name: str, method: MethodDefinition) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ class Loadable:
 
     def load(self) -> Program:
         """Loads it with all of ExecuTorch's checks; raises RuntimeError where one fails."""
+        for module in open_pte(self.program).kernel_modules:
+            importlib.import_module(module)
         return Runtime.get().load_program(
             self.program, verification=Verification.InternalConsistency, data_path=self.data
         )

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from ...configs.sources import BuilderSource, HuggingFaceSource, ResolvedSource, Source, TimmSource, TorchvisionSource
 from ...errors import SourceError, first_line
 
-_READ = ("*.json", "*.safetensors", "*.model", "*.txt")
+_READ = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Files of a repository that a model and its processors read."""
 
 
@@ -57,7 +57,7 @@ def _require(package: str, extra: str, what: str) -> None:
 
 def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
     kwargs: dict[str, JsonValue] = source.model_dump(
-        mode="json", include={"task", "config", "batch", "sequence", "outputs"}
+        mode="json", include={"task", "config", "batch", "sequence", "outputs", "attention", "cache"}
     )
     place = source.folder
     if place is not None:
@@ -78,7 +78,16 @@ def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     architectures = described.get("architectures")
     causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
     generates = source.task == "text-generation" or (source.task is None and causal)
+    _check_fields(source, generates=generates)
     return "text_generation:model" if generates else "huggingface:Model"
+
+
+def _check_fields(source: HuggingFaceSource, *, generates: bool) -> None:
+    """Raises SourceError for fields that models of the other kind have."""
+    wrong = ("batch", "outputs") if generates else ("attention", "cache")
+    if given := [name for name in wrong if getattr(source, name) is not None]:
+        kind = "that generate text have none" if generates else "that generate text (`task: text-generation`) have one"
+        raise SourceError(f"huggingface: {source.huggingface}: leave `{given[0]}` out: models {kind}")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,53 +11,22 @@ from torch.export import Dim
 from transformers import PretrainedConfig
 
 from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
-from .huggingface import example_tokens, load_model, positions_of
-
-_LAYERS = {"full_attention", "sliding_attention"}
-
-
-class KvCache(torch.nn.Module):
-    """Keys and values of every layer, each [1, heads, context, head size]."""
-
-    def __init__(self, config: PretrainedConfig, context: int) -> None:
-        super().__init__()
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        for layer in range(config.num_hidden_layers):
-            for what in ("keys", "values"):
-                self.register_buffer(f"{what}_{layer}", torch.zeros(1, heads, context, head_size))
-
-
-class _CacheAt:
-    """The cache interface of transformers, for the tokens at given positions [tokens]."""
-
-    is_compileable = True
-
-    def __init__(self, cache: KvCache, positions: torch.Tensor) -> None:
-        self._cache = cache
-        self._positions = positions
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the keys and values of the tokens; returns those of all positions. Masks hide future ones."""
-        kept_keys, kept_values = (self._cache.get_buffer(f"{what}_{layer_idx}") for what in ("keys", "values"))
-        return kept_keys.index_copy_(2, self._positions, keys), kept_values.index_copy_(2, self._positions, values)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Unused: positions and masks are passed explicitly."""
-        del layer_idx
-        return 0
+from .huggingface import example_tokens, load_model, positions_of, random_tokens
+from .kv_cache import START, KvCache, cache_shapes
+from .tokenizer_files import tokenizer_files
 
 
 class CachedModel(torch.nn.Module):
     """A language model that goes on from the tokens in its cache."""
 
-    def __init__(self, model: Any, context: int) -> None:
+    def __init__(self, model: Any, cache: KvCache, *, passes_start: bool = False) -> None:
         super().__init__()
         self.model = model
-        self.cache = KvCache(model.config.get_text_config(decoder=True), context)
-        self.context = context
+        self.cache = cache
+        taken = inspect.signature(model.forward).parameters
+        self._options = {"use_cache": True, **({"logits_to_keep": 1} if "logits_to_keep" in taken else {})}
+        self._takes_positions = "position_ids" in taken
+        self._passes_start = passes_start
 
     def forward(self, tokens: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """Computes the logits after the last token.
@@ -69,30 +39,19 @@ class CachedModel(torch.nn.Module):
             [1, vocabulary].
         """
         positions = start + torch.arange(tokens.shape[1])
-        made = self.model(
-            input_ids=tokens,
-            attention_mask=self._masks(positions),
-            position_ids=positions[None],
-            past_key_values=_CacheAt(self.cache, positions),
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        given: dict[str, Any] = {"position_ids": positions[None]} if self._takes_positions else {}
+        first = 0
+        if self._passes_start:
+            first = given[START] = self._first(start, tokens.shape[1])
+        made = self.model(input_ids=tokens, past_key_values=self.cache.at(positions, first), **given, **self._options)
         return made.logits[:, -1].float()
 
-    def _masks(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
-        """What each token sees: [1, 1, tokens, context] for all layers, or for each kind of layer."""
-        config = self.model.config.get_text_config(decoder=True)
-        keys, queries = torch.arange(self.context)[None, :], positions[:, None]
-        seen = keys <= queries
-        kinds = getattr(config, "layer_types", None) or ()
-        if "sliding_attention" not in kinds:
-            return _mask(seen)
-        near = seen & (keys > queries - config.sliding_window)
-        return {"full_attention": _mask(seen), "sliding_attention": _mask(near)}
-
-
-def _mask(seen: torch.Tensor) -> torch.Tensor:
-    return torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
+    def _first(self, start: torch.Tensor, tokens: int) -> int:
+        """The start as a number, with what operators have to know of it."""
+        first: Any = start[0].item()
+        for known in (first >= 0, first < self.cache.context, first + tokens <= self.cache.context):
+            torch._check(known)  # noqa: SLF001 - torch's documentation has it
+        return first  # type: ignore[no-any-return]  # a number, symbolic while it is traced
 
 
 def model(
@@ -101,6 +60,8 @@ def model(
     task: str | None = None,
     config: Mapping[str, Any] | None = None,
     sequence: int = 512,
+    attention: str | None = None,
+    cache: str | None = None,
 ) -> ModelDefinition:
     """A language model whose one method, `forward`, takes a prompt or a token, and whose file says how to run it.
 
@@ -110,44 +71,87 @@ def model(
         task: text-generation.
         config: fields of the configuration that replace its own. The weights are random then.
         sequence: room in the cache: tokens of prompt and answer together, at most.
+        attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
+        cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
     """
     place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
     loaded, configuration = load_model(place, task or "text-generation", config)
     text = configuration.get_text_config(decoder=True)
-    if unknown := {*(getattr(text, "layer_types", None) or ())} - _LAYERS:
-        raise ValueError(
-            f"layers of {text.model_type!r} keep other state than keys and values: {', '.join(sorted(unknown))}"
-        )
     context = min(sequence, positions_of(configuration))
-    cached = CachedModel(loaded, context)
+    if context < _LEAST:
+        raise ValueError(f"a context of {context} tokens is too short: let `sequence` be {_LEAST} or more")
     prompt = example_tokens(place, text.vocab_size, min(8, context - 2))
+    if prompt.shape[1] < 2:
+        prompt = random_tokens(text.vocab_size, 1, min(8, context - 2))
+    cached = _with_cache(loaded, prompt, context, attention, cache)
     length = prompt.shape[1]
     first = prompt, torch.tensor([0])
     later = [(prompt[:, position : position + 1], torch.tensor([length + position])) for position in (0, 1)]
     tokens = Dim("tokens", min=1, max=context)
     return ModelDefinition(
         {"forward": MethodDefinition(cached, [first, *later], ({1: tokens}, None))},
-        constant_methods=_constants(loaded, text, context),
+        constant_methods=_constants(loaded, text, context, own_attention=attention is not None),
+        assets=tokenizer_files(place),
         sequences=[[MethodCall("forward", call) for call in (first, *later)]],
     )
 
 
-def _constants(loaded: Any, text: PretrainedConfig, context: int) -> dict[str, Any]:
+_LEAST = 4  # tokens of a context that the examples fit into
+_TOLERANCES = {None: 1e-3, "int8": 0.2}
+"""By which the largest logit may differ, as a part of it, by what the cache holds: the order of additions differs."""
+
+
+def _with_cache(
+    loaded: Any, prompt: torch.Tensor, context: int, attention: str | None, cache: str | None
+) -> CachedModel:
+    """The model with a cache.
+
+    Raises:
+        ValueError: it has none that the runner can use, or does not compute with it what it computes without any.
+    """
+    shapes = cache_shapes(loaded, prompt)
+    with torch.no_grad():
+        wanted = loaded(input_ids=prompt, use_cache=False).logits[0, -2:].float()
+    if attention is None:
+        cached = CachedModel(loaded, KvCache(shapes, context))
+    else:
+        from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
+
+        kind = own.QuantizedCache if cache == "int8" else own.SequenceCache
+        own.switch_attention(loaded)
+        cached = CachedModel(loaded, kind(shapes, context), passes_start=True)
+    with torch.no_grad():
+        before = cached(prompt[:, :-1], torch.tensor([0]))
+        after = cached(prompt[:, -1:], torch.tensor([prompt.shape[1] - 1]))
+    cached.cache.clear()
+    if (torch.cat([before, after]) - wanted).abs().max() > _TOLERANCES[cache] * wanted.abs().max():
+        name = loaded.config.get_text_config(decoder=True).model_type
+        raise ValueError(
+            f"{name!r} computes other logits with a cache of static size than without, because its code does not take "
+            "positions and masks from transformers' cache: ExecuTorch's text runner cannot use it; with "
+            "`task: feature-extraction` it is exported without a cache"
+        )
+    return cached
+
+
+def _constants(loaded: Any, text: PretrainedConfig, context: int, *, own_attention: bool) -> dict[str, Any]:
     """What ExecuTorch's text runner asks a file for (extension/llm/runner/constants.h)."""
-    generation = getattr(loaded, "generation_config", None)
-    eos = getattr(generation, "eos_token_id", None) or getattr(text, "eos_token_id", None)
-    bos = getattr(generation, "bos_token_id", None) or getattr(text, "bos_token_id", None)
     known: dict[str, Any] = {
         "get_max_seq_len": context,
         "get_max_context_len": context,
         "get_vocab_size": text.vocab_size,
         "get_n_layers": text.num_hidden_layers,
         "use_kv_cache": True,
-        "use_sdpa_with_kv_cache": False,
+        "use_sdpa_with_kv_cache": own_attention,
         "enable_dynamic_shape": True,
     }
-    if eos is not None:
+    generation = getattr(loaded, "generation_config", None)
+    special = {}
+    for what in ("eos", "bos"):
+        found = (getattr(each, f"{what}_token_id", None) for each in (generation, text))
+        special[what] = next((token for token in found if token is not None), None)
+    if (eos := special["eos"]) is not None:
         known["get_eos_ids"] = list(eos) if isinstance(eos, (list, tuple)) else [eos]
-    if bos is not None:
-        known["get_bos_id"] = bos
+    if special["bos"] is not None:
+        known["get_bos_id"] = special["bos"]
     return known

@@ -40,6 +40,7 @@ class Export(stage.Stage, name="export"):
         examples: kinds.Examples
         methods: kinds.MethodNames  # names of all methods, the first one first
         constants: kinds.Constants
+        assets: kinds.Assets | None = None  # of a model that has some
         weights: kinds.WeightDigests | None = None  # of a model with several methods
         batch_norms: kinds.NodeNames | None = None  # those that `fold_batch_norms` can fold, if there are any
         # what the user's code loaded and read on the way; None for a live model
@@ -64,6 +65,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
         SourceError: the model has no such method, or the example inputs do not fit it.
     """
     from ...artifacts.digest import canonical_json
+    from ..codecs.assets import save_assets
     from ..codecs.program import save_program
     from ..codecs.values import save_value
     from ..programs.batch_norms import foldable_norms
@@ -87,6 +89,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
         examples=save_value(examples, kind="examples", store=store),
         methods=store.put_artifact("model/methods", canonical_json(methods)),
         constants=save_value(constants, kind="model/constants", store=store),
+        assets=save_assets(model.definition.assets, store) if model.definition.assets else None,
         weights=store.put_artifact("model/weights", canonical_json(weights)) if weights else None,
         batch_norms=store.put_artifact("model/batch_norms", canonical_json(norms)) if norms else None,
     )

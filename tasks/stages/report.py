@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ...artifacts.digest import canonical_json
+from ...artifacts.ref import ArtifactRef
 from ...configs.verification import VerifyBounds
+from ...errors import SourceError
 from ...formats.nfat.fat_file import is_fat, open_fat
 from ...formats.pte.reader import open_pte
 from .. import kinds, stage
+from ..codecs.assets import asset_blobs
 from ..codecs.payload import payload_sha256
 from ..programs.delivery import write_delivered
 
@@ -39,6 +42,7 @@ class Report(stage.Stage, name="report"):
         figures: kinds.Figures  # of `verify`
         examples: Mapping[str, kinds.Examples]  # by method, of `export`
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
+        assets: kinds.Assets | None = None  # of `export`
         accuracy: kinds.Accuracy | None = None  # of `gate`
         numerics: kinds.Numerics | None = None  # of `ladder`
         # of `compile`, by payload; that of a plain file has the key ``""``. The next three are alike.
@@ -52,6 +56,7 @@ class Report(stage.Stage, name="report"):
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Writes the provenance; raises SourceError for an asset with the name of a file of the recipe."""
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         pte = open_pte(path)
         provenance = {
@@ -80,11 +85,20 @@ class Report(stage.Stage, name="report"):
             (data_file,) = data_files  # without it the file is not complete
             sha256 = payload_sha256(inputs.data, work.store)
             provenance["data"] = {"sha256": sha256, "size": data_file.stat().st_size}
+        if inputs.assets:
+            provenance["assets"] = _assets(inputs.assets, params.recipe, work)
         for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics)):
             if ref:
                 provenance[name] = json.loads(work.store.read_artifact(ref))
         made = work.store.put_artifact("report/provenance", canonical_json(provenance))
         return Report.Outputs(provenance=made)
+
+
+def _assets(ref: ArtifactRef, recipe: str, work: stage.Workspace) -> dict[str, Any]:
+    blobs = asset_blobs(ref, work.store)
+    if clash := [name for name in blobs if name.startswith(f"{recipe}.")]:
+        raise SourceError(f"the model's asset {clash[0]!r} has the name of a file of the recipe {recipe!r}: rename one")
+    return {name: {"sha256": blob.digest, "size": blob.size} for name, blob in sorted(blobs.items())}
 
 
 def _payloads(path: Path, data_files: Sequence[Path]) -> list[dict[str, Any]]:
