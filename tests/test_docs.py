@@ -142,9 +142,9 @@ def test_every_quantizer_is_listed():
 
 def test_quantization_examples(load):
     """The YAML blocks of docs/quantization.md load as one zoo, and mean what the text says."""
-    transforms, recipes, models = blocks(QUANTIZATION, "yaml")
-    recipes = recipes.removeprefix("recipes:\n")
-    zoo = load(f"version: 1\n{transforms}{recipes}{models}    recipes: [mixed-int8]\n")
+    transforms, *recipes, models = blocks(QUANTIZATION, "yaml")
+    more = "".join(block.removeprefix("recipes:\n") for block in recipes)
+    zoo = load(f"version: 1\n{transforms}{more}{models}    recipes: [mixed-int8]\n")
     assert [transform.torchao for transform in zoo.recipes["mixed"].source_transforms[:2]] == [
         "int8_weight_only",
         "int8_dynamic_activation_intx_weight",
