@@ -27,6 +27,8 @@ class Branches(nn.Module):
 
 
 class Counts(nn.Module):
+    """Branches by a number that is an input."""
+
     def __init__(self, checked):
         super().__init__()
         self.checked = checked
@@ -41,6 +43,8 @@ class Counts(nn.Module):
 
 
 class Loops(nn.Module):
+    """As often as the values of a tensor say."""
+
     def forward(self, x):
         while x.sum() < 100:
             x = x * 2
@@ -48,6 +52,8 @@ class Loops(nn.Module):
 
 
 class Asserts(nn.Module):
+    """Something about the values of a tensor."""
+
     def forward(self, x):
         assert x.sum() > 0
         return x + 1
@@ -77,16 +83,22 @@ class Slices(nn.Module):
 
 
 class Repeats(nn.Module):
+    """As often as an input says."""
+
     def forward(self, x, count):
         return torch.cat([x] * count.tolist()[0])
 
 
 class Untold(nn.Module):
+    """Calls an operator without a fake kernel."""
+
     def forward(self, x):
         return torch.ops.refused.untold(x) * 2
 
 
 class Mistold(nn.Module):
+    """Calls an operator whose fake kernel is wrong."""
+
     def forward(self, x):
         return torch.ops.refused.mistold(x)
 
@@ -108,11 +120,15 @@ class Writes(nn.Module):
 
 
 class Reshapes(nn.Module):
+    """Holds for two rows only."""
+
     def forward(self, x):
         return x.reshape(2, 4) + 1
 
 
 class Bounded(nn.Module):
+    """Holds for 16 rows at most, as it is traced."""
+
     def forward(self, x):
         if x.shape[0] > 16:
             return x * 2
@@ -120,16 +136,22 @@ class Bounded(nn.Module):
 
 
 class Adds(nn.Module):
+    """Needs equal sizes."""
+
     def forward(self, x, y):
         return x + y
 
 
 class Cache:
+    """What torch.export cannot take apart."""
+
     def __init__(self, keys):
         self.keys = keys
 
 
 class Caches(nn.Module):
+    """Returns such an object."""
+
     def forward(self, x):
         return x + 1, Cache(x)
 

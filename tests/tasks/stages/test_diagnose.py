@@ -124,7 +124,7 @@ def test_graph_breaks(diagnose):
             {"kind": "bounded"},
             "if x.shape[0] > 16:",
             "x.shape[0] <= 16",
-            "bound 'rows' in the dynamic shapes: {max: 16}",
+            "bound 'rows' in the dynamic shapes: {max: 16",
         ),
         (
             {"kind": "adds", "names": ["a", "b"]},
