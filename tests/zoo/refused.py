@@ -15,6 +15,9 @@ LIBRARY.impl("untold", lambda x: x + 1, "CPU")
 LIBRARY.define("mistold(Tensor x) -> Tensor")
 LIBRARY.impl("mistold", lambda x: (x + 1).double(), "CPU")
 torch.library.register_fake("refused::mistold", torch.empty_like, lib=LIBRARY)
+LIBRARY.define("plain(Tensor x) -> Tensor")
+LIBRARY.impl("plain", lambda x: x + 1, "CompositeExplicitAutograd")
+torch.library.register_fake("refused::plain", torch.empty_like, lib=LIBRARY)
 
 
 class Branches(nn.Module):
@@ -165,6 +168,19 @@ class Masked(nn.Module):
         return x
 
 
+class Computes(nn.Module):
+    """Exported, and refused later."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
 ROWS = (torch.ones(2, 4),)
 COUNT = (torch.ones(8), torch.tensor(2))
 MODELS = {
@@ -182,6 +198,16 @@ MODELS = {
     "arrays": (Arrays(), ROWS),
     "writes": (Writes(), ROWS),
     "caches": (Caches(), ROWS),
+    "complex": (Computes(lambda _, x: torch.fft.rfft(x).abs()), ROWS),
+    "without_out": (Computes(lambda _, x: torch.ops.refused.plain(x)), ROWS),
+    "unbounded": (Computes(lambda _, x, count: torch.zeros(count.item()) + x[0]), COUNT),
+    "inverse": (Computes(lambda _, x: torch.linalg.inv(x @ x.T)), ROWS),
+    "sorts": (Computes(lambda _, x: torch.sort(x)[0]), ROWS),
+    "volume": (Computes(lambda self, x: self.conv(x), conv=nn.Conv3d(1, 1, 3)), (torch.ones(1, 1, 4, 4, 4),)),
+    "text": (Computes(lambda _, x: {"values": x * 2, "unit": "V"}), ROWS),
+    "nothing": (Computes(lambda *_: None), ROWS),
+    "constant": (Computes(lambda self, x: self.state.add_(x), state=torch.zeros(2, 4)), ROWS),
+    "double": (Computes(lambda self, x: self.linear(x), linear=nn.Linear(4, 4).double()), (torch.ones(2, 4).double(),)),
     "masked": (Masked(), ROWS, {"scale": torch.tensor(2.0), "mask": torch.ones(2, 4, dtype=torch.bool)}),
 }
 

@@ -93,7 +93,7 @@ def test_fake_kernels(diagnose):
 
 
 def test_only_one_mode(diagnose):
-    """The mode that exports a model is the first way out; where it is set already, what the other meets is no matter."""
+    """The mode that exports a model is the first way out; where it is set, what the other meets is no matter."""
     loose, strict = diagnose(name="arrays"), diagnose(name="arrays", strict=True)
     assert [attempt.exported for attempt in loose.attempts] == [False, True]
     assert loose.relevant[0].kind == "mode"
