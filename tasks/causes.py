@@ -115,6 +115,12 @@ CAUSES: tuple[Cause, ...] = (
         "an input is larger than the file has memory for",
         ("give the dynamic dimension an upper bound that covers the example inputs",),
     ),
+    Cause(
+        (),
+        r"(?P<branch>\w+) might be aliasing the input or the output",
+        "a branch of torch.cond, or the body of another control flow operator ({branch}), returns what it was given",
+        ("return a copy from it: `x.clone()`",),
+    ),
     # Operators.
     Cause(
         (),

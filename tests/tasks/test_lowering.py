@@ -262,12 +262,31 @@ def test_until(lower, until, last):
     assert isinstance(made.results["q"], StageFailed)
 
 
+def test_a_failed_export_is_diagnosed(lower):
+    """A diagnosis follows only where `export` has failed, and its own failure is not the model's."""
+    assert "diagnose" not in lower(x=XNNPACK).calls
+    calls = []
+
+    async def lowering(scope):
+        calls.append(scope.runner.calls)
+        return await lower_model(scope)
+
+    for failing in ({"export"}, {"export", "diagnose"}):
+        with pytest.raises(StageFailed, match="export fails") as caught:
+            lower(failing=failing, lowering=lowering, x=XNNPACK)
+        assert list(calls[-1]) == ["export", "diagnose"]
+        assert caught.value.findings == ()
+    assert calls[0]["diagnose"].params.model_dump() == {
+        name: value for name, value in calls[0]["export"].params.model_dump().items() if name != "drawn_inputs"
+    } | {"host": ""}
+
+
 def test_stage_names():
     """A stage that does not exist is refused, with one that is close or with all there are."""
     assert [check_stage(stage.name) for stage in STAGES] == [stage.name for stage in STAGES]
     with pytest.raises(InputError, match="did you mean 'edge'"):
         check_stage("to_edge")
-    with pytest.raises(InputError, match="stages: export, source_transform, "):
+    with pytest.raises(InputError, match="stages: export, diagnose, source_transform, "):
         check_stage("lower")
 
 

@@ -15,6 +15,9 @@ LIBRARY.impl("untold", lambda x: x + 1, "CPU")
 LIBRARY.define("mistold(Tensor x) -> Tensor")
 LIBRARY.impl("mistold", lambda x: (x + 1).double(), "CPU")
 torch.library.register_fake("refused::mistold", torch.empty_like, lib=LIBRARY)
+LIBRARY.define("plain(Tensor x) -> Tensor")
+LIBRARY.impl("plain", lambda x: x + 1, "CompositeExplicitAutograd")
+torch.library.register_fake("refused::plain", torch.empty_like, lib=LIBRARY)
 
 
 class Branches(nn.Module):
@@ -27,6 +30,8 @@ class Branches(nn.Module):
 
 
 class Counts(nn.Module):
+    """Branches by a number that is an input."""
+
     def __init__(self, checked):
         super().__init__()
         self.checked = checked
@@ -41,6 +46,8 @@ class Counts(nn.Module):
 
 
 class Loops(nn.Module):
+    """As often as the values of a tensor say."""
+
     def forward(self, x):
         while x.sum() < 100:
             x = x * 2
@@ -48,6 +55,8 @@ class Loops(nn.Module):
 
 
 class Asserts(nn.Module):
+    """Something about the values of a tensor."""
+
     def forward(self, x):
         assert x.sum() > 0
         return x + 1
@@ -77,16 +86,22 @@ class Slices(nn.Module):
 
 
 class Repeats(nn.Module):
+    """As often as an input says."""
+
     def forward(self, x, count):
         return torch.cat([x] * count.tolist()[0])
 
 
 class Untold(nn.Module):
+    """Calls an operator without a fake kernel."""
+
     def forward(self, x):
         return torch.ops.refused.untold(x) * 2
 
 
 class Mistold(nn.Module):
+    """Calls an operator whose fake kernel is wrong."""
+
     def forward(self, x):
         return torch.ops.refused.mistold(x)
 
@@ -108,11 +123,15 @@ class Writes(nn.Module):
 
 
 class Reshapes(nn.Module):
+    """Holds for two rows only."""
+
     def forward(self, x):
         return x.reshape(2, 4) + 1
 
 
 class Bounded(nn.Module):
+    """Holds for 16 rows at most, as it is traced."""
+
     def forward(self, x):
         if x.shape[0] > 16:
             return x * 2
@@ -120,16 +139,22 @@ class Bounded(nn.Module):
 
 
 class Adds(nn.Module):
+    """Needs equal sizes."""
+
     def forward(self, x, y):
         return x + y
 
 
 class Cache:
+    """What torch.export cannot take apart."""
+
     def __init__(self, keys):
         self.keys = keys
 
 
 class Caches(nn.Module):
+    """Returns such an object."""
+
     def forward(self, x):
         return x + 1, Cache(x)
 
@@ -141,6 +166,19 @@ class Masked(nn.Module):
         if mask.all():
             return x * scale
         return x
+
+
+class Computes(nn.Module):
+    """Exported, and refused later."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
 
 
 ROWS = (torch.ones(2, 4),)
@@ -160,6 +198,16 @@ MODELS = {
     "arrays": (Arrays(), ROWS),
     "writes": (Writes(), ROWS),
     "caches": (Caches(), ROWS),
+    "complex": (Computes(lambda _, x: torch.fft.rfft(x).abs()), ROWS),
+    "without_out": (Computes(lambda _, x: torch.ops.refused.plain(x)), ROWS),
+    "unbounded": (Computes(lambda _, x, count: torch.zeros(count.item()) + x[0]), COUNT),
+    "inverse": (Computes(lambda _, x: torch.linalg.inv(x @ x.T)), ROWS),
+    "sorts": (Computes(lambda _, x: torch.sort(x)[0]), ROWS),
+    "volume": (Computes(lambda self, x: self.conv(x), conv=nn.Conv3d(1, 1, 3)), (torch.ones(1, 1, 4, 4, 4),)),
+    "text": (Computes(lambda _, x: {"values": x * 2, "unit": "V"}), ROWS),
+    "nothing": (Computes(lambda *_: None), ROWS),
+    "constant": (Computes(lambda self, x: self.state.add_(x), state=torch.zeros(2, 4)), ROWS),
+    "double": (Computes(lambda self, x: self.linear(x), linear=nn.Linear(4, 4).double()), (torch.ones(2, 4).double(),)),
     "masked": (Masked(), ROWS, {"scale": torch.tensor(2.0), "mask": torch.ones(2, 4, dtype=torch.bool)}),
 }
 

@@ -115,7 +115,7 @@ WITHOUT_CONSEQUENCE = (
     Edit("formats/__init__.py", *MORE_CODE),
 )
 
-WITHOUT_PROGRAMS = {"calibration", "pack", "serialize", "baseline", "gate", "report"}
+WITHOUT_PROGRAMS = {"calibration", "diagnose", "pack", "serialize", "baseline", "gate", "report"}
 NEW_FIELD = r"\1\2\1new: int = 0\n"
 
 EDITS = (

@@ -93,7 +93,7 @@ def test_fake_kernels(diagnose):
 
 
 def test_only_one_mode(diagnose):
-    """The mode that exports a model is the first way out; where it is set already, what the other meets is no matter."""
+    """The mode that exports a model is the first way out; where it is set, what the other meets is no matter."""
     loose, strict = diagnose(name="arrays"), diagnose(name="arrays", strict=True)
     assert [attempt.exported for attempt in loose.attempts] == [False, True]
     assert loose.relevant[0].kind == "mode"
@@ -124,7 +124,7 @@ def test_graph_breaks(diagnose):
             {"kind": "bounded"},
             "if x.shape[0] > 16:",
             "x.shape[0] <= 16",
-            "bound 'rows' in the dynamic shapes: {max: 16}",
+            "bound 'rows' in the dynamic shapes: {max: 16",
         ),
         (
             {"kind": "adds", "names": ["a", "b"]},

@@ -1,0 +1,85 @@
+"""The table of known causes: it matches what torch and ExecuTorch say today, and its text can be shown."""
+
+from __future__ import annotations
+
+import re
+from string import Formatter
+
+import pytest
+from pteforge.errors import SourceError, StageCrashed, StageFailed
+from pteforge.tasks.causes import CAUSES, is_worth_diagnosing, known_causes
+from pteforge.tasks.lowering import STAGES
+from pteforge.tests.lowering import PORTABLE, XNNPACK
+
+INT8 = {**XNNPACK, "quantize": {"quantizer": "xnnpack"}}
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.pattern[:40])
+def test_entries_can_be_shown(cause):
+    """An entry names real stages, and its text uses groups that its pattern has."""
+    assert set(cause.stages) <= {stage.name for stage in STAGES}
+    groups = dict.fromkeys(re.compile(cause.pattern).groupindex, "x")
+    for text in (cause.problem, *cause.remedies):
+        assert {name for _, name, _, _ in Formatter().parse(text) if name is not None} <= groups.keys()
+        assert text.format(**groups)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "stage", "recipe", "problem", "remedy"),
+    [
+        ("complex", "edge", PORTABLE, "complex numbers", "view_as_real"),
+        ("without_out", "compile", PORTABLE, "refused::plain", "NAME.out"),
+        ("unbounded", "edge", PORTABLE, "no upper bound", "torch._check(n <= LARGEST)"),
+        ("inverse", "edge", PORTABLE, "aten.linalg_inv_ex.default", "core_aten_ops_exception_list"),
+        ("sorts", "verify", PORTABLE, "aten::sort.values", "another"),
+        ("volume", "verify", PORTABLE, "a kernel refused its arguments", "target"),
+        ("text", "compile", PORTABLE, "the method returns V", "constant methods"),
+        ("nothing", "compile", PORTABLE, "no tensor", "return a tensor"),
+        ("constant", "edge", PORTABLE, "neither a parameter nor a buffer", "register_buffer"),
+        ("double", "quantize", INT8, "float64", ".float()"),
+    ],
+)
+def test_what_fails_today(stages, name, stage, recipe, problem, remedy):
+    """Each lowering fails with a message that the table knows."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever upstream raises
+        stages.lower({"builder": "refused:model", "kwargs": {"name": name}}, recipe)
+    (finding,) = known_causes(stage, f"{type(caught.value).__name__}: {caught.value}")
+    assert problem in finding.problem
+    assert any(remedy in each for each in finding.remedies)
+
+
+def test_logs():
+    """What only the log says is looked for in the log; another stage's causes are not taken."""
+    log = "[method.cpp:1483] KernelCall failed at instruction 0:0 in operator aten::convolution.out: 0x12\n"
+    message = "VerificationFailed: method 'forward' fails on example 0: method->execute() failed with error 0x12"
+    assert "aten::convolution.out" in known_causes("verify", message, log)[0].problem
+    assert "a kernel refused" in known_causes("verify", message)[0].problem
+    assert known_causes("report", message, log) == ()
+    crash = "[op_dequantize.cpp:517] In function dequantize_per_channel_out(), assert failed (false): Unhandled output"
+    assert "dequantize_per_channel_out" in known_causes("verify", "killed by SIGABRT", crash)[0].problem
+
+
+@pytest.mark.parametrize(
+    ("error", "worth"),
+    [
+        (StageFailed("RuntimeError: .numpy() is not supported"), True),
+        (StageFailed("SourceError: builder nets:net failed", bad_input=True), False),
+        (
+            StageFailed(
+                "method 'f' cannot be exported with its dynamic shapes: Constraints violated (b)!", bad_input=True
+            ),
+            True,
+        ),
+        (SourceError("method 'f' cannot be exported with its dynamic shapes: Constraints violated (b)!"), True),
+        (
+            StageFailed("cannot be exported with its dynamic shapes: Detected mismatch between the", bad_input=True),
+            False,
+        ),
+        (StageFailed("object is gone", lost_object=True), False),
+        (StageCrashed("killed by SIGSEGV"), False),
+    ],
+)
+def test_what_is_worth_a_diagnosis(error, worth):
+    """Only what torch.export makes of a model is: not builders, inputs, crashes, or lost objects."""
+    assert is_worth_diagnosing(error) is worth
