@@ -51,11 +51,12 @@ TIMM = """convnext_atto cspresnet50 deit3_small_patch16_224 densenet121 edgenext
 
 TIMM_SIZED = "deit3_small_patch16_224 levit_128s mixer_s32_224 vit_tiny_patch16_224"  # made for one size of images
 
+LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "encoder_layers", "decoder_layers"}
+LAYERS |= {f"{part}{name}" for part in ("num_", "encoder_", "decoder_") for name in LAYERS}
+KINDS_OF_LAYERS = ("layer_types", "layers_block_type", "block_types", "attn_layer_period")  # two layers then
 SIZES = {
     **dict.fromkeys(("hidden_size", "d_model", "dim", "embed_dim", "n_embd", "hidden_dim", "embedding_size"), 32),
     **dict.fromkeys(("word_embed_proj_dim", "projection_dim", "emb_dim", "moe_intermediate_size"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"), 2),
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"), 2),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "num_key_value_heads"), 2),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner"), 64),
@@ -66,6 +67,7 @@ SIZES = {
 }
 
 RECIPES = {"xnnpack-fp32": 80, "portable-fp32": 80, "xnnpack-int8-dynamic": 20}  # least SQNR in dB
+BATCH = 40  # models of one zoo
 LIMIT = 1800  # seconds of a stage or a direct call, on a machine that may be busy
 
 Results = dict[str, dict[str, str]]
@@ -75,12 +77,15 @@ Results = dict[str, dict[str, str]]
 def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes that replace those of a configuration and its parts; ids of special tokens beyond the vocabulary are 1."""
     made: dict[str, Any] = {}
+    layers = 2 if any(name in config for name in KINDS_OF_LAYERS) else 1
     for name, value in config.items():
         if isinstance(value, dict) and (name.endswith("_config") or "model_type" in value):
             made[name] = shrunk(value)
+        elif type(value) is int and name in LAYERS:
+            made[name] = layers
         elif type(value) is int and name in SIZES:
             made[name] = min(value, SIZES[name])
-        elif isinstance(value, list) and name in ("depth", "depths", "stage_num_blocks"):
+        elif isinstance(value, list) and name in ("depths", "stage_num_blocks"):
             made[name] = [1] * len(value)
         elif type(value) is int and name.endswith(("_token_id", "_token_index")) and value >= SIZES["vocab_size"]:
             made[name] = 1
@@ -218,17 +223,15 @@ class Record:
             print(f"{self._path.stem}: {name}: {problem.partition(chr(10))[0][:200] or 'verified'}", flush=True)
 
 
-def measure(models: Mapping[str, Any], kinds: Mapping[str, str], recipe: str, side: str, record: Record) -> None:
+def measure(models: Mapping[str, Any], recipe: str, side: str, record: Record) -> None:
     """Adds what the record does not have."""
     left = {name: source for name, source in models.items() if name not in record.problems}
-    if side == "direct":
+    if side == "ours" and left:
+        record.add(ours(left, recipe, record.folder))
+    elif side == "direct":
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for name, problem in zip(left, pool.map(partial(direct, recipe=recipe), left.values()), strict=True):
                 record.add({name: problem})
-        return
-    for kind in dict.fromkeys(kinds.values()):
-        if chosen := {name: source for name, source in left.items() if kinds[name] == kind}:
-            record.add(ours(chosen, recipe, record.folder))
 
 
 def table(kinds: Mapping[str, str], columns: Results) -> str:
@@ -269,15 +272,17 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     known = list(sources(options.only))
-    kinds, models = {name: kind for kind, name, _ in known}, {name: source for _, name, source in known}
     columns: Results = {}
     for recipe in options.recipes.split(","):
-        for side in options.sides.split(","):
-            column = f"{recipe}, {side}"
-            record = Record(options.folder, column, retry=options.retry)
-            measure(models, kinds, recipe, side, record)
-            columns[column] = {name: record.problems[name] for name in models}
-    print(table(kinds, columns))
+        records = {
+            side: Record(options.folder, f"{recipe}, {side}", retry=options.retry) for side in options.sides.split(",")
+        }
+        for first in range(0, len(known), BATCH):
+            batch = {name: source for _, name, source in known[first : first + BATCH]}
+            for side, record in records.items():
+                measure(batch, recipe, side, record)
+        columns |= {f"{recipe}, {side}": record.problems for side, record in records.items()}
+    print(table({name: kind for kind, name, _ in known}, columns))
 
 
 if __name__ == "__main__":
