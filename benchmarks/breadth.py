@@ -1,26 +1,28 @@
 """How many architectures come out verified, ours beside ExecuTorch's own calls: small random weights, one file each.
 
-    python benchmarks/breadth.py [--only GLOB] [--recipes xnnpack-fp32,portable-fp32,xnnpack-int8-dynamic] [--write]
+    python benchmarks/breadth.py [--only GLOB] [--recipes RECIPE,...] [--sides ours,direct] [--folder DIR] [--write]
 
 Models are those of transformers that a configuration alone makes, at small sizes, and, where timm is installed, some of
-timm. "Direct" exports the same module with the same example inputs, calls `to_edge_transform_and_lower` and
-`to_executorch`, runs the file, and compares with eager: 80 dB, as the recipes of pteforge ask for.
-`--write` puts the table into docs/models-by-name.md.
+timm. "Direct" exports the same module with the same example inputs, quantizes it as the recipe says, calls
+`to_edge_transform_and_lower` and `to_executorch`, runs the file, and compares with eager as the recipe asks for.
+Results stay in the folder: a run goes on where the last one stopped. `--write` puts the table into
+docs/models-by-name.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,11 +49,14 @@ TIMM = """convnext_atto cspresnet50 deit3_small_patch16_224 densenet121 edgenext
     ghostnet_100 inception_next_tiny lcnet_050 levit_128s mixer_s32_224 mobilenetv3_small_050 mobilenetv4_conv_small
     mobileone_s0 regnetx_002 repvit_m0_9 rexnet_100 tinynet_e vit_tiny_patch16_224"""
 
+TIMM_SIZED = "deit3_small_patch16_224 levit_128s mixer_s32_224 vit_tiny_patch16_224"  # made for one size of images
+
+LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "encoder_layers", "decoder_layers"}
+LAYERS |= {f"{part}{name}" for part in ("num_", "encoder_", "decoder_") for name in LAYERS}
+KINDS_OF_LAYERS = ("layer_types", "layers_block_type", "block_types", "attn_layer_period")  # two layers then
 SIZES = {
     **dict.fromkeys(("hidden_size", "d_model", "dim", "embed_dim", "n_embd", "hidden_dim", "embedding_size"), 32),
     **dict.fromkeys(("word_embed_proj_dim", "projection_dim", "emb_dim", "moe_intermediate_size"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"), 2),
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"), 2),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "num_key_value_heads"), 2),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner"), 64),
@@ -61,54 +66,27 @@ SIZES = {
     "vocab_size": 128,
 }
 
-# Lowers a model as ExecuTorch's documentation does; the last line is a JSON list of the status and the problem.
-DIRECT = """
-import json, sys
-import torch
-from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.exir import to_edge_transform_and_lower
-from executorch.runtime import Runtime
+RECIPES = {"xnnpack-fp32": 80, "portable-fp32": 80, "xnnpack-int8-dynamic": 20}  # least SQNR in dB
+BATCH = 40  # models of one zoo
+LIMIT = 1800  # seconds of a stage or a direct call, on a machine that may be busy
 
-def run(source, backend):
-    torch.manual_seed(0)
-    if "timm" in source:
-        from pteforge.tasks.sources.timm_models import Model
-        made = Model(source["timm"], {}, pretrained=False)
-    else:
-        from pteforge.tasks.sources.huggingface import Model
-        made = Model(source["huggingface"], config=source["config"])
-    module, inputs = made.get_eager_model(), made.get_example_inputs()
-    partitioner = [XnnpackPartitioner()] if backend == "xnnpack" else []
-    with torch.no_grad():
-        wanted = module(*inputs)
-        program = torch.export.export(module, inputs)
-    file = to_edge_transform_and_lower(program, partitioner=partitioner).to_executorch().buffer
-    found = Runtime.get().load_program(bytes(file)).load_method("forward").execute(list(inputs))
-    for output, value in zip(found, torch.utils._pytree.tree_leaves(wanted), strict=True):
-        noise = (output.double() - value.double()).pow(2).sum()
-        if noise and not 10 * torch.log10(value.double().pow(2).sum() / noise) >= 80:
-            raise ValueError("differs from eager by less than 80 dB")
-
-try:
-    run(*json.loads(sys.argv[1]))
-    said = ["verified", ""]
-except Exception as error:
-    first = str(error).strip().partition("\\n")[0]
-    said = ["failed", f"{type(error).__name__}: {first}"]
-print("\\n" + json.dumps(said))
-"""
-
-LIMIT = 300  # seconds of one direct call
+Results = dict[str, dict[str, str]]
+"""Column (recipe and side) to model to the problem, empty for a verified file."""
 
 
 def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes that replace those of a configuration and its parts; ids of special tokens beyond the vocabulary are 1."""
     made: dict[str, Any] = {}
+    layers = 2 if any(name in config for name in KINDS_OF_LAYERS) else 1
     for name, value in config.items():
         if isinstance(value, dict) and (name.endswith("_config") or "model_type" in value):
             made[name] = shrunk(value)
+        elif type(value) is int and name in LAYERS:
+            made[name] = layers
         elif type(value) is int and name in SIZES:
             made[name] = min(value, SIZES[name])
+        elif isinstance(value, list) and name in ("depths", "stage_num_blocks"):
+            made[name] = [1] * len(value)
         elif type(value) is int and name.endswith(("_token_id", "_token_index")) and value >= SIZES["vocab_size"]:
             made[name] = 1
     return made
@@ -117,66 +95,161 @@ def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
 def sources(only: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Kind, name and source of each model whose name matches."""
     from pteforge.tasks.upstream.torchvision_operators import import_torchvision
-    from transformers import CONFIG_MAPPING
 
     import_torchvision()
+    from transformers import CONFIG_MAPPING
+
     for kind, names in TRANSFORMERS.items():
         for name in filter(lambda name: fnmatchcase(name, only), names.split()):
             config = shrunk(CONFIG_MAPPING[name]().to_dict())
             yield kind, name, {"huggingface": name, "config": config}
     if find_spec("timm"):
         for name in filter(lambda name: fnmatchcase(name, only), TIMM.split()):
-            yield "timm", name, {"timm": name, "pretrained": False}
+            size: dict[str, Any] = {"img_size": 64} if name in TIMM_SIZED.split() else {}
+            kwargs = {**size, "pretrained_cfg_overlay": {"input_size": [3, 64, 64]}}
+            yield "timm", name, {"timm": name, "pretrained": False, "kwargs": kwargs}
 
 
-def ours(models: Mapping[str, Any], recipes: Iterable[str], folder: Path) -> dict[str, dict[str, str]]:
-    """Recipe to model to the problem, empty for a verified file."""
-    zoo = {"version": 1, "models": {name: {"source": source, "recipes": [*recipes]} for name, source in models.items()}}
+def ours(models: Mapping[str, Any], recipe: str, folder: Path) -> dict[str, str]:
+    """Model to the problem."""
+    of_each = {"recipes": [recipe], "limits": {"timeout": LIMIT}}
+    zoo = {"version": 1, "models": {name: {"source": source, **of_each} for name, source in models.items()}}
     (folder / "zoo.yaml").write_text(json.dumps(zoo), encoding="utf-8")
     command = [Path(sys.executable).with_name("pteforge"), "export", "zoo.yaml", "--json", "--store", folder / "store"]
-    with (folder / "log").open("wb") as log:
+    with (folder / "log").open("ab") as log:
         done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, check=False)
-    found: dict[str, dict[str, str]] = {recipe: {} for recipe in recipes}
-    for model, of_recipes in json.loads(done.stdout)["models"].items():
-        for recipe, outcome in of_recipes.items():
-            found[recipe][model] = "" if outcome.get("file") else f"{outcome['step']}: {outcome['problem']}"
-    return found
+    outcomes = {model: of_recipes[recipe] for model, of_recipes in json.loads(done.stdout)["models"].items()}
+    return {
+        model: "" if outcome.get("file") else f"{outcome['step']}: {outcome['problem']}"
+        for model, outcome in outcomes.items()
+    }
 
 
-def direct(models: Mapping[str, Any], backend: str) -> dict[str, str]:
-    """Model to the problem, empty for a verified file; two at a time, each in a process of its own."""
-
-    def call(source: Any) -> str:
-        command = [sys.executable, "-c", DIRECT, json.dumps([source, backend])]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=environment)
-        except subprocess.TimeoutExpired:
-            return f"took more than {LIMIT} s"
-        if done.returncode:
-            return f"process ended with {done.returncode}"
-        problem: str = json.loads(done.stdout.splitlines()[-1])[1]
-        return problem
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(models, pool.map(call, models.values()), strict=True))
+def direct(source: Any, recipe: str) -> str:
+    """The problem of one model, in a process of its own."""
+    receiver, sender = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=report_direct, args=(source, recipe, sender))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv() if receiver.poll(LIMIT) else f"took more than {LIMIT} s"
+    except EOFError:
+        process.join()
+        return f"process ended with {process.exitcode}"
+    finally:
+        process.kill()
 
 
-def table(kinds: Mapping[str, str], columns: Mapping[str, Mapping[str, str]]) -> str:
-    """Verified of all, by kind of model."""
-    rows = [["models", *columns], ["---", *("---:" for _ in columns)]]
-    counts = Counter(kinds.values())
-    for kind, number in (*counts.items(), ("all", len(kinds))):
-        chosen = [name for name in kinds if kind in (kinds[name], "all")]
-        rows.append([kind, *(f"{sum(not column[name] for name in chosen)} of {number}" for column in columns.values())])
-    rate = [
-        f"{100 * sum(not problem for problem in column.values()) / len(kinds):.1f} %" for column in columns.values()
+PROCESSES = multiprocessing.get_context("forkserver")  # whose server has all these imported
+PROCESSES.set_forkserver_preload(
+    [
+        "executorch.backends.xnnpack.partition.xnnpack_partitioner",
+        "executorch.backends.xnnpack.quantizer.xnnpack_quantizer",
+        "executorch.runtime",
+        "pteforge.tasks.sources.huggingface",
+        "torchao.quantization.pt2e.quantize_pt2e",
     ]
-    rows.append(["rate", *rate])
+)
+
+
+def report_direct(source: Any, recipe: str, sender: Any) -> None:
+    try:
+        lower_directly(source, recipe)
+    except Exception as error:  # noqa: BLE001 - whatever a library raises is the result
+        sender.send(f"{type(error).__name__}: {str(error).strip()}")
+    else:
+        sender.send("")
+
+
+def lower_directly(source: Mapping[str, Any], recipe: str) -> None:
+    """Lowers and checks a model as ExecuTorch's documentation does."""
+    import torch
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from executorch.exir import to_edge_transform_and_lower
+    from executorch.runtime import Runtime
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    made = build(source)
+    module, inputs = made.get_eager_model(), made.get_example_inputs()
+    with torch.no_grad():
+        wanted = module(*inputs)
+        program = torch.export.export(module, inputs)
+        if recipe == "xnnpack-int8-dynamic":
+            settings = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
+            prepared = prepare_pt2e(program.module(), XNNPACKQuantizer().set_global(settings))
+            prepared(*inputs)
+            program = torch.export.export(convert_pt2e(prepared), inputs)
+    partitioner = [XnnpackPartitioner()] if recipe.startswith("xnnpack") else []
+    file = to_edge_transform_and_lower(program, partitioner=partitioner).to_executorch().buffer
+    found = Runtime.get().load_program(bytes(file)).load_method("forward").execute(list(inputs))
+    for output, value in zip(found, torch.utils._pytree.tree_leaves(wanted), strict=True):  # noqa: SLF001
+        noise = (output.double() - value.double()).pow(2).sum()
+        sqnr = 10 * torch.log10(value.double().pow(2).sum() / noise)
+        if noise and not sqnr >= RECIPES[recipe]:
+            raise ValueError(f"{sqnr:.1f} dB from eager; the recipe asks for {RECIPES[recipe]}")
+
+
+def build(source: Mapping[str, Any]) -> Any:
+    from pteforge.tasks.sources import huggingface
+
+    if "timm" not in source:
+        return huggingface.Model(source["huggingface"], config=source["config"])
+    from pteforge.tasks.sources import timm_models
+
+    return timm_models.Model(source["timm"], source["kwargs"], pretrained=False)
+
+
+class Record:
+    """Results of one column, in a file."""
+
+    def __init__(self, folder: Path, column: str, *, retry: bool) -> None:
+        self.folder = folder
+        self._path = folder / f"{column}.json"
+        known: dict[str, str] = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        self.problems = {name: problem for name, problem in known.items() if not (retry and problem)}
+
+    def add(self, problems: Mapping[str, str]) -> None:
+        self.problems |= problems
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text(json.dumps(self.problems, indent=1), encoding="utf-8")
+        temporary.replace(self._path)
+        for name, problem in problems.items():
+            print(f"{self._path.stem}: {name}: {problem.partition(chr(10))[0][:200] or 'verified'}", flush=True)
+
+
+def measure(models: Mapping[str, Any], recipe: str, side: str, record: Record) -> None:
+    """Adds what the record does not have."""
+    left = {name: source for name, source in models.items() if name not in record.problems}
+    if side == "ours" and left:
+        record.add(ours(left, recipe, record.folder))
+    elif side == "direct":
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for name, problem in zip(left, pool.map(partial(direct, recipe=recipe), left.values()), strict=True):
+                record.add({name: problem})
+
+
+def table(kinds: Mapping[str, str], columns: Results) -> str:
+    """Verified of those that were run, by kind of model."""
+    rows = [["models", *columns], ["---", *("---:" for _ in columns)]]
+    for kind in (*dict.fromkeys(kinds.values()), "all"):
+        chosen = [name for name in kinds if kind in (kinds[name], "all")]
+        cells = []
+        for column in columns.values():
+            run = [column[name] for name in chosen if name in column]
+            cells.append(f"{run.count('')} of {len(run)}" + (" run" if len(run) < len(chosen) else ""))
+        rows.append([kind, *cells])
+    rates = [100 * [*column.values()].count("") / len(column) for column in columns.values()]
+    rows.append(["rate", *(f"{rate:.1f} %" for rate in rates)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def failures(columns: Mapping[str, Mapping[str, str]]) -> str:
+def failures(columns: Results) -> str:
     """One line for each file that was not made."""
     lines = [
         f"- {name}, {column}: {re.sub(r'[`|<>]', '', problem)[:300]}\n"
@@ -188,30 +261,28 @@ def failures(columns: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def main() -> None:
-    """Lowers everything by both, and prints the table and the failures."""
+    """Lowers everything that is not in the folder yet, and prints the table and the failures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="*", help="models whose names match")
-    parser.add_argument("--recipes", default="xnnpack-fp32,portable-fp32,xnnpack-int8-dynamic")
+    parser.add_argument("--recipes", default=",".join(RECIPES))
+    parser.add_argument("--sides", default="ours,direct")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "pteforge-breadth")
+    parser.add_argument("--retry", action="store_true", help="run again what failed before")
     parser.add_argument("--write", action="store_true", help="put the table into docs/models-by-name.md")
     options = parser.parse_args()
-    recipes = options.recipes.split(",")
+    options.folder.mkdir(parents=True, exist_ok=True)
     known = list(sources(options.only))
-    kinds, models = {name: kind for kind, name, _ in known}, {name: source for _, name, source in known}
-    with tempfile.TemporaryDirectory(prefix="pteforge-breadth-") as folder:
-        made = ours(models, recipes, Path(folder))
-    print(failures(made), flush=True)  # the direct calls take as long again
-    columns = {}
-    for recipe, found in made.items():
-        columns[f"`{recipe}`"] = found
-        if recipe in ("xnnpack-fp32", "portable-fp32"):
-            columns[f"{recipe.partition('-')[0]}, direct"] = direct(models, recipe.partition("-")[0])
-    ours_only = {name: column for name, column in columns.items() if "direct" not in name}
-    text = f"{table(kinds, columns)}\nFiles that pteforge did not make:\n\n{failures(ours_only)}"
-    print(text)
-    print("Files that the direct calls did not make:\n\n" + failures({**columns, **{n: {} for n in ours_only}}))
-    if options.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    columns: Results = {}
+    for recipe in options.recipes.split(","):
+        records = {
+            side: Record(options.folder, f"{recipe}, {side}", retry=options.retry) for side in options.sides.split(",")
+        }
+        for first in range(0, len(known), BATCH):
+            batch = {name: source for _, name, source in known[first : first + BATCH]}
+            for side, record in records.items():
+                measure(batch, recipe, side, record)
+        columns |= {f"{recipe}, {side}": record.problems for side, record in records.items()}
+    print(table({name: kind for kind, name, _ in known}, columns))
 
 
 if __name__ == "__main__":

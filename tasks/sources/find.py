@@ -5,17 +5,29 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
-from ...configs.sources import BuilderSource, HuggingFaceSource, ResolvedSource, Source, TimmSource, TorchvisionSource
+from ...configs.sources import (
+    BuilderSource,
+    HuggingFaceSource,
+    ResolvedSource,
+    Source,
+    TimmSource,
+    TorchvisionSource,
+    is_folder,
+)
 from ...errors import SourceError, first_line
 
 _READ = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Files of a repository that a model and its processors read."""
+
+_OLD_WEIGHTS = "pytorch_model*.bin"
+"""Read where a repository has no safetensors."""
 
 
 def find_source(source: Source, folder: Path) -> ResolvedSource:
@@ -64,13 +76,19 @@ def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
         if not (place / "config.json").is_file():
             raise SourceError(f"there is no {place / 'config.json'}: name a folder that save_pretrained wrote")
         name = os.path.relpath(place, folder)
+        name = name if is_folder(name) else f"./{name}"  # no model_type
     elif source.config is not None and "/" not in source.huggingface:
         return _built(_builder(source, {}), {"name": source.huggingface, **kwargs})
     else:
         name, place = source.huggingface, _snapshot(source)
         kwargs["revision"] = place.name  # the commit
     described = _read_config(place / "config.json")
-    files = sorted({path for pattern in _READ for path in place.glob(pattern)})
+    if source.config is None and not _has_weights(place):
+        raise SourceError(
+            f"there are no weights in {place}: neither model.safetensors nor pytorch_model.bin; download them with "
+            "`hf download`, or write `config: {}` for random ones"
+        )
+    files = sorted({path for pattern in (*_READ, _OLD_WEIGHTS) for path in place.glob(pattern)})
     return _built(_builder(source, described), {"name": name, **kwargs}, tuple(files))
 
 
@@ -100,23 +118,31 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
+def _has_weights(place: Path) -> bool:
+    return any(next(place.glob(pattern), None) for pattern in ("*.safetensors", _OLD_WEIGHTS))
+
+
 def _snapshot(source: HuggingFaceSource) -> Path:
-    """The folder of a repository at a revision in the hub's cache."""
+    """The folder of a repository at a revision in the hub's cache, which may have had a part of it, or nothing."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    def found(*, here: bool) -> Path:
+    def found(*, here: bool, patterns: tuple[str, ...] = _READ) -> Path:
         return Path(
             snapshot_download(
-                source.huggingface, revision=source.revision, allow_patterns=list(_READ), local_files_only=here
+                source.huggingface, revision=source.revision, allow_patterns=list(patterns), local_files_only=here
             )
         )
 
+    def is_whole(place: Path) -> bool:
+        return (place / "config.json").is_file() and (source.config is not None or _has_weights(place))
+
     try:
-        try:
-            return found(here=True)
-        except LocalEntryNotFoundError:
-            return found(here=False)
+        with suppress(LocalEntryNotFoundError):
+            if is_whole(place := found(here=True)):
+                return place
+        place = found(here=False)
+        return place if is_whole(place) else found(here=False, patterns=(*_READ, _OLD_WEIGHTS))
     except HFValidationError as error:
         raise SourceError(
             f"{source.huggingface!r} is no repository of the Hugging Face hub: {first_line(error)}; write the "

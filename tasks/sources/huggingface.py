@@ -6,11 +6,14 @@ import contextlib
 import inspect
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
+from ...configs.base import did_you_mean
+from ...configs.sources import is_folder
 from ..upstream.torchvision_operators import import_torchvision
 
 import_torchvision()
@@ -81,7 +84,7 @@ class Model:
         if "input_ids" in names:
             found |= {name: value for name, value in self._text(batch).items() if name in names}
         if "pixel_values" in names:
-            found["pixel_values"] = self._image(batch)
+            found |= {name: value for name, value in self._image(batch).items() if name in names}
         for name in ("input_values", "input_features"):
             if name in names and name == self.model.main_input_name:
                 found[name] = self._sound(name, batch)
@@ -104,15 +107,16 @@ class Model:
             return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         return made
 
-    def _image(self, batch: int) -> torch.Tensor:
-        config = next((part for part in _parts(self.config) if hasattr(part, "image_size")), self.config)
-        size: Any = getattr(config, "image_size", 224)
+    def _image(self, batch: int) -> dict[str, torch.Tensor]:
         with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
             processor = AutoImageProcessor.from_pretrained(**self._place)
-            crop = getattr(processor, "crop_size", None) or getattr(processor, "size", None) or {}
-            size = (crop["height"], crop["width"]) if "height" in crop else crop.get("shortest_edge", size)
+            made = processor(images=[_picture()] * batch, return_tensors="pt")
+            required = {"pixel_values", *_required(self.model)}
+            return {name: torch.as_tensor(value) for name, value in made.items() if name in required}
+        config = next((part for part in _parts(self.config) if hasattr(part, "image_size")), self.config)
+        size: Any = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        return torch.randn(batch, getattr(config, "num_channels", 3), height, width)
+        return {"pixel_values": torch.randn(batch, getattr(config, "num_channels", 3), height, width)}
 
     def _sound(self, name: str, batch: int) -> torch.Tensor:
         tone = torch.sin(torch.arange(SAMPLING_RATE) * (2 * math.pi * 440 / SAMPLING_RATE))
@@ -146,6 +150,19 @@ def _tokenized(place: Mapping[str, Any], batch: int, length: int) -> dict[str, t
         return None
     made = tokenizer([TEXT] * batch, truncation=True, max_length=length, return_tensors="pt")
     return {name: made[name] for name in tokenizer.model_input_names if name in made}
+
+
+def _picture() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """[480, 640, 3]: waves of all levels, of another length in each channel."""
+    rows, columns = np.mgrid[0:480, 0:640]
+    waves = [np.sin((rows + columns) / length) for length in (16, 32, 64)]
+    return (127.5 + 127.5 * np.stack(waves, axis=-1)).astype(np.uint8)
+
+
+def _required(model: torch.nn.Module) -> set[str]:
+    """Inputs that the model does not do without."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty}
 
 
 def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
@@ -192,9 +209,19 @@ def _random(auto: Any, config: PretrainedConfig, attention: str) -> Any:
 
 def _configuration(place: Mapping[str, Any], changes: Mapping[str, Any] | None) -> PretrainedConfig:
     name = str(place["pretrained_model_name_or_path"])
-    if changes is not None and name in transformers.CONFIG_MAPPING and not Path(name).is_dir():
-        return AutoConfig.for_model(name, **changes)
-    return AutoConfig.from_pretrained(**place, **(changes or {}))
+    make = partial(AutoConfig.from_pretrained, **place)
+    if changes is not None and place["revision"] is None and not is_folder(name):
+        if name not in transformers.CONFIG_MAPPING:
+            raise ValueError(
+                f"transformers has no model_type {name!r}{did_you_mean(name, [*transformers.CONFIG_MAPPING])}"
+            )
+        make = partial(AutoConfig.for_model, name)
+    made = make()
+    for field in changes or ():
+        if not hasattr(made, field):
+            known = did_you_mean(field, [*made.to_dict()])
+            raise ValueError(f"config: {type(made).__name__} has no field {field!r}{known}")
+    return make(**changes) if changes else made
 
 
 def _classes(config: PretrainedConfig, task: str | None) -> tuple[Any, ...]:
@@ -224,6 +251,9 @@ class _Flat(torch.nn.Module):
         """Runs the model, while it is exported with the changes that transformers' own exporter makes to it."""
         with _exportable(self.model) if torch.compiler.is_exporting() else contextlib.nullcontext():
             made = self.model(**dict(zip(self.names, values, strict=True)), **self.flags)
+        if unknown := {*(self.outputs or ())} - {*(made if isinstance(made, Mapping) else ())}:
+            returned = ", ".join(made) if isinstance(made, Mapping) else "no names"
+            raise ValueError(f"outputs: the model does not return {', '.join(sorted(unknown))}; it returns {returned}")
         return tuple(_tensors(made, self.outputs))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...configs.base import did_you_mean
 from ..upstream.torchvision_operators import import_torchvision
 
 import_torchvision()
@@ -24,6 +25,8 @@ class Model:
             kwargs: more arguments of ``timm.create_model``.
             pretrained: whether to load its weights; else they are random.
         """
+        if not timm.is_model(name):
+            raise ValueError(f"timm has no model {name!r}{did_you_mean(name.partition('.')[0], timm.list_models())}")
         self.model = timm.create_model(name, pretrained=pretrained, **kwargs).eval().requires_grad_(requires_grad=False)
 
     def get_eager_model(self) -> torch.nn.Module:

@@ -48,9 +48,26 @@ def test_a_folder_is_named_relative_to_the_zoo(tmp_path):
     source = HuggingFaceSource(huggingface=str(tmp_path / "zoo" / "small"), sequence=64)
     found = find_source(source, tmp_path / "zoo")
     assert found.builder == "pteforge.tasks.sources.text_generation:model"
-    assert found.kwargs == {"name": "small", "sequence": 64}
+    assert found.kwargs == {"name": "./small", "sequence": 64}
     other = find_source(source.model_copy(update={"task": "feature-extraction"}), tmp_path / "zoo")
     assert other.builder == "pteforge.tasks.sources.huggingface:Model"
+
+
+def test_old_weights(hub):
+    """Where there are no safetensors, the weights that are read instead are declared."""
+    snapshot = hub / "hub" / "models--org--small" / "snapshots" / COMMIT
+    (snapshot / "model.safetensors").rename(snapshot / "pytorch_model.bin")
+    found = find_source(HuggingFaceSource(huggingface="org/small"), hub)
+    assert [path.name for path in found.files] == ["config.json", "pytorch_model.bin"]
+
+
+def test_a_repository_of_which_the_cache_has_a_part(hub):
+    """What is missing is named where it cannot be downloaded; random weights need only the configuration."""
+    (hub / "hub" / "models--org--small" / "snapshots" / COMMIT / "model.safetensors").unlink()
+    with pytest.raises(SourceError, match="there are no weights in "):
+        find_source(HuggingFaceSource(huggingface="org/small"), hub)
+    found = find_source(HuggingFaceSource(huggingface="org/small", config={}), hub)
+    assert [path.name for path in found.files] == ["config.json"]
 
 
 def test_random_weights_need_no_files(tmp_path):
@@ -67,12 +84,13 @@ def test_random_weights_need_no_files(tmp_path):
         ("./nowhere", "there is no nowhere/config.json"),
         ("./broken", "broken/config.json cannot be read"),
         ("./list", "list/config.json is not the configuration of a model"),
+        ("./bare", "there are no weights in bare: neither model.safetensors nor pytorch_model.bin; download them"),
     ],
 )
 def test_names_of_nothing(hub, monkeypatch, name, problem):
     """Each is an error that says what to do."""
     monkeypatch.chdir(hub)
-    for folder, content in (("broken", "{"), ("list", "[]")):
+    for folder, content in (("broken", "{"), ("list", "[]"), ("bare", "{}")):
         (hub / folder).mkdir()
         (hub / folder / "config.json").write_text(content)
     with pytest.raises(SourceError, match=problem):
