@@ -14,7 +14,7 @@ from ..errors import SourceError
 Predict = Callable[..., Any]
 
 
-def neg_perplexity(  # noqa: PLR0913 - arguments are what YAML writes
+def neg_perplexity(
     predict: Predict,
     *,
     text: str,
