@@ -21,6 +21,9 @@ from .signature import call_mismatch, inputs_problem, shape_problem
 
 _Item = TypeVar("_Item")
 
+_CONTEXT = "get_max_context_len"
+"""The constant method of a language model that says how many tokens it can keep."""
+
 
 def load(
     path: str | Path,
@@ -116,11 +119,23 @@ class LoadedProgram:
         try:
             outputs = list(loaded.execute(inputs))
         except (RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
+            if problem := self._past_context(inputs):
+                raise InputError(f"{self._file} cannot run {method!r}: {problem}") from error
             raise PteforgeError(f"the runtime cannot run {method!r} of {self._file}: {first_line(error)}") from error
         ended = time.perf_counter()
         if signature and self.payload and (problem := _output_problem(signature.outputs, outputs)):
             raise self._signature_error(method, problem)
         return TimedRun(outputs, ready - began, ended - ready)
+
+    def _past_context(self, inputs: Sequence[Any]) -> str:
+        """Says so if the file is a language model, and its tokens [1, tokens] do not fit in from their start [1] on."""
+        if _CONTEXT not in self._programs or [len(getattr(value, "shape", ())) for value in inputs] != [2, 1]:
+            return ""
+        (context,) = self._programs[_CONTEXT].load_method(_CONTEXT).execute([])
+        tokens, start = inputs[0].shape[1], int(inputs[1][0])
+        if 0 <= start <= context - tokens:
+            return ""
+        return f"{tokens} tokens from position {start} on do not fit into its context of {context} tokens ({_CONTEXT})"
 
     def _signature_error(self, method: str, problem: str) -> PteforgeError:
         return PteforgeError(f"payload {self.payload} of {self._file} does not fit the file: of {method!r}, {problem}")

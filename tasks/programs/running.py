@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from executorch.runtime import Program, Runtime, Verification
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
@@ -199,9 +200,18 @@ class StoredProgram:
                 inputs, lambda: list(_Watched(module, watch).run(*inputs, enable_io_processing=False))
             )
         outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in outputs]
-        if versions != [buffer._version for buffer in buffers]:  # noqa: SLF001 - as above
+        if versions != [buffer._version for buffer in buffers] or _writes_unseen(module):  # noqa: SLF001 - as above
             self._module = None  # loaded again from the store, which is never written to
         return outputs
+
+
+def _writes_unseen(module: GraphModule) -> bool:
+    """Whether it has operators that change their inputs and are not torch's: these change no version."""
+    targets = (node.target for node in module.graph.nodes if node.op == "call_function")
+    return any(
+        isinstance(target, OpOverload) and target._schema.is_mutable and target.namespace != "aten"  # noqa: SLF001 - overloads have no public schema
+        for target in targets
+    )
 
 
 def unlifted(program: ExportedProgram) -> GraphModule:

@@ -97,7 +97,7 @@ def model(
 
 
 _LEAST = 4  # tokens of a context that the examples fit into
-_TOLERANCES = {None: 1e-3, "int8": 0.2}
+_TOLERANCES = {None: 1e-4, "int8": 0.2}
 """By which the largest logit may differ, as a part of it, by what the cache holds: the order of additions differs."""
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pteforge
 import pteforge.runtime
 import pytest
 import torch
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.locations import open_store
-from pteforge.errors import InputError, StoreUnusable
+from pteforge.configs.definition import MethodDefinition, ModelDefinition
+from pteforge.errors import InputError, SourceError, StoreUnusable
 
 
 def test_the_file(exported, example, tmp_path):
@@ -22,6 +24,23 @@ def test_the_file(exported, example, tmp_path):
     assert output.equal(exported.run_method()[0])
     with pytest.raises(StoreUnusable, match=r"cannot write .*else.pte: "):
         exported.save(path / "else.pte")
+
+
+def test_assets(net, example, store, tmp_path):
+    """Files that come with a model are next to the saved one; their names cannot be those of anything else."""
+    method = MethodDefinition(net, [example])
+    words = {"labels.txt": b"cat"}
+    made = pteforge.export(ModelDefinition({"forward": method}, assets=words), recipe="portable-fp32", store=store)
+    assert made.assets == made.artifact("export", role="assets") == words
+    made.save(tmp_path / "net.pte")
+    assert (tmp_path / "labels.txt").read_bytes() == b"cat"
+    for assets, problem in (
+        ({"../labels.txt": b""}, "cannot be the name of an asset"),
+        ({"net.pte": b""}, "no ending of files that pteforge writes"),
+        ({"labels.txt": "cat"}, "it must be bytes"),
+    ):
+        with pytest.raises(SourceError, match=problem):
+            pteforge.export(ModelDefinition({"forward": method}, assets=assets), recipe="portable-fp32", store=store)
 
 
 def test_notebooks_show_a_table(exported):

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from pteforge.artifacts.digest import digest_bytes
 from pteforge.formats.pte.reader import open_pte
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -42,28 +44,48 @@ for _ in range(120):
 net.save_pretrained(folder)
 """
 
-# What the runner generates, and what eager does: as JSON, after what the runner says.
+# The tokens of these models are letters, which the runner shows one by one.
+LETTERS = """
+import sys
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+letters = ["<s>", "</s>", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345"]
+made = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+made.add_special_tokens(letters[:2])
+made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>").save_pretrained(sys.argv[1])
+"""
+
+# What the runner generates with files and prompts, and what eager does: as JSON, after what the runner says.
 TALK = """
 import json, sys
-import torch
+import executorch.extension.llm.custom_ops.custom_ops, executorch.kernels.quantized
 from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
+from pteforge.tasks.programs.model_source import seed_everything
+from pteforge.tasks.sources.text_generation import model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-file, folder, context = sys.argv[1], sys.argv[2], int(sys.argv[3])
-runner = TextLLMRunner(file, f"{folder}/tokenizer.json")
-net, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-for prompt in json.load(sys.stdin):
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
-    said, wanted, room = [], "", context - ids.shape[1]
-    runner.reset()
-    try:
-        runner.generate(prompt, GenerationConfig(max_new_tokens=64, temperature=0.0, echo=False), said.append)
-    except RuntimeError as error:
-        said = [f"error: {error}"]
-    if room > 0:
-        made = net.generate(ids, max_new_tokens=min(64, room), do_sample=False)
-        wanted = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
-    print("\\nRESULT", json.dumps([ids.shape[1], "".join(said), wanted]), flush=True)
+context, models = int(sys.argv[1]), json.load(sys.stdin)
+for file, tokens, source, prompts in models:
+    runner, tokenizer = TextLLMRunner(file, tokens), AutoTokenizer.from_pretrained(tokens)
+    seed_everything(0)
+    if isinstance(source, str):
+        net = AutoModelForCausalLM.from_pretrained(source).eval()
+    else:
+        net = model(source["huggingface"], None, source["task"], source["config"]).methods["forward"].module.model
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        said, wanted, room = [], "", context - ids.shape[1]
+        runner.reset()
+        try:
+            runner.generate(prompt, GenerationConfig(max_new_tokens=64, temperature=0.0, echo=False), said.append)
+        except RuntimeError as error:
+            said = [f"error: {error}"]
+        if room > 0:
+            made = net.generate(ids, max_new_tokens=min(64, room), do_sample=False)
+            wanted = tokenizer.decode(made[0, ids.shape[1] :]).removesuffix(tokenizer.eos_token)
+        print("\\nRESULT", json.dumps([ids.shape[1], "".join(said), wanted]), flush=True)
 """
 
 
@@ -75,11 +97,14 @@ def language_model(tmp_path_factory):
     return folder
 
 
-def talk(file, folder, prompts):
-    """For each prompt: its tokens, what ExecuTorch's runner says, and what eager says."""
+def talk(*models):
+    """For each model and prompt: its tokens, what ExecuTorch's runner says, and what eager says.
+
+    A model is a file, the folder of its tokenizer, that of its checkpoint or its source, and prompts.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", TALK, file, folder, str(CONTEXT)],
-        input=json.dumps(prompts),
+        [sys.executable, "-c", TALK, str(CONTEXT)],
+        input=json.dumps([[str(file), str(tokens), source, prompts] for file, tokens, source, prompts in models]),
         capture_output=True,
         text=True,
         check=True,
@@ -87,22 +112,122 @@ def talk(file, folder, prompts):
     return [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
 
 
+PROMPTS = ["the", "the cat sat on", TEXT[:40], 2 * TEXT]
+
+
 def test_a_language_model_talks(project, language_model):
     """One command makes a file with which ExecuTorch's own runner says what eager says, up to a full context.
 
-    Prompts of one token, of a line, and of almost all of the context; a longer one is an error.
+    The runner finds the tokenizer next to the file. Prompts of one token, of a line, and of almost all of the context.
+    A longer one is an error of the runner, and one token past the context of `pteforge run`.
     """
     shutil.copytree(language_model, project.folder / "tiny")
     made = project.run("export", "hf:./tiny", "--recipe", "xnnpack-fp32")
     assert made.code == 0, made.err
-    prompts = ["the", "the cat sat on", TEXT[:40], 2 * TEXT, 5 * TEXT]
-    *talked, too_long = talk(project.out / "tiny" / "xnnpack-fp32.pte", language_model, prompts)
+    folder = project.out / "tiny"
+    for name, described in json.loads((folder / "xnnpack-fp32.json").read_text())["assets"].items():
+        content = (folder / name).read_bytes()
+        assert (content, digest_bytes(content)) == ((language_model / name).read_bytes(), described["sha256"])
+    file = folder / "xnnpack-fp32.pte"
+    *talked, too_long = talk((file, folder, str(language_model), [*PROMPTS, 5 * TEXT]))
     assert (talked[0][0], talked[-1][0] > CONTEXT / 2) == (1, True)
     for tokens, said, wanted in talked:
         assert (tokens, said) == (tokens, wanted)
     assert len(talked[0][1]) > 64
     assert too_long[0] > CONTEXT
     assert too_long[1].startswith("error: ")
+
+    np.savez(project.folder / "last.npz", np.ones((1, 1), np.int64), np.array([CONTEXT - 1]))
+    np.savez(project.folder / "past.npz", np.ones((1, 2), np.int64), np.array([CONTEXT - 1]))
+    assert project.run("run", str(file), "--input", "last.npz").code == 0
+    past = project.run("run", str(file), "--input", "past.npz")
+    assert past.code == 2
+    assert f"2 tokens from position {CONTEXT - 1} on do not fit into its context of {CONTEXT} tokens" in past.err
+
+
+def test_quantized_language_models(project, language_model):
+    """Attention by ExecuTorch's operators, a cache in int8, weights in 4 bits, and embeddings in 8 and 4.
+
+    The runner generates with these files, with a cache in int8 what eager does. A gate holds the perplexity of a text.
+    """
+    shutil.copytree(language_model, project.folder / "tiny")
+    project.write("text.txt", TEXT)
+    gate = {
+        "evaluator": "pteforge.evaluators.perplexity:neg_perplexity",
+        "kwargs": {"text": "text.txt", "tokenizer": "tiny", "prompt": 4},
+        "files": ["text.txt", "tiny/tokenizer.json"],
+        "max_drop": 0.5,
+    }
+    source = {"huggingface": "./tiny", "attention": "custom_sdpa", "cache": "int8"}
+    recipes = ("xnnpack-fp32", "xnnpack-llm-8da4w", "xnnpack-llm-8da4w-embedding8", "xnnpack-llm-8da4w-embedding4")
+    project.write_zoo({"own": {"source": source, "accuracy": gate}}, recipes)
+    done = project.export("--json")
+    assert done.code == 0, done.err
+    made = done.json["models"]["own"]
+    for recipe in recipes:
+        score = made[recipe]["accuracy"]["file"]["scores"][0]["score"]
+        assert -2 < score < -1
+    exported = made["xnnpack-llm-8da4w"]["numerics"][0]
+    assert exported["figures"]["sqnr_db"] > 80  # in torch, too, each example begins with an empty cache
+    sizes = [made[recipe]["size"] for recipe in recipes]
+    assert sizes == sorted(sizes, reverse=True)
+    folder = project.out / "own"
+    names = {recipe: set(open_pte(folder / f"{recipe}.pte").methods[0].operators) for recipe in recipes}
+    assert all({"llama::update_cache.out", "llama::custom_quantized_sdpa.out"} <= found for found in names.values())
+    assert "quantized_decomposed::embedding_byte.out" in names[recipes[2]]
+    assert "quantized_decomposed::embedding_4bit.out" in names[recipes[3]]
+    files = [folder / f"{recipe}.pte" for recipe in recipes]
+    exact, *others = talk(*((file, folder, str(language_model), PROMPTS[1:2]) for file in files))
+    assert exact[1] == exact[2]
+    assert all(said[:4] == wanted[:4] for _, said, wanted in others)
+
+
+TALKING = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 60,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+GROUPED = {**TALKING, "num_key_value_heads": 2, "head_dim": 8}
+LETTERED = {
+    "mistral": {**GROUPED, "sliding_window": 12},
+    "qwen3": {**GROUPED, "tie_word_embeddings": True},
+    "gemma3_text": {**GROUPED, "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": CONTEXT, "eos_token_id": 1},
+    "opt": {**TALKING, "ffn_dim": 64, "word_embed_proj_dim": 32},
+}
+
+
+def test_architectures_talk(project, tmp_path):
+    """Sliding windows, tied embeddings, grouped heads, old position embeddings: the runner says what eager says.
+
+    Up to the last token of the context. A prompt that fills it is an error.
+    """
+    subprocess.run([sys.executable, "-c", LETTERS, tmp_path / "letters"], check=True, capture_output=True)
+    task = {"task": "text-generation"}
+    sources = {name: {"huggingface": name, "config": config, **task} for name, config in LETTERED.items()}
+    project.write_zoo({name: {"source": source} for name, source in sources.items()}, ("xnnpack-fp32",))
+    done = project.export()
+    assert done.code == 0, done.err
+    text = "TheQuickBrownFoxJumpsOverTheLazyDog" * 3
+    prompts = ["a", text[:30], text[: CONTEXT - 1], text[:CONTEXT]]
+    results = talk(
+        *(
+            (project.out / name / "xnnpack-fp32.pte", tmp_path / "letters", source, prompts)
+            for name, source in sources.items()
+        )
+    )
+    assert len(results) == len(LETTERED) * len(prompts)
+    for tokens, said, wanted in results:
+        if tokens == CONTEXT:
+            assert said.startswith("error: ")
+        else:
+            assert (tokens, said) == (tokens, wanted)
 
 
 def test_a_changed_checkpoint(project, language_model):

@@ -30,6 +30,7 @@ def write_model(folder: Path, architecture: str) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [architecture]}))
     (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "README.md").write_text("not read by any model")
 
 
@@ -39,7 +40,7 @@ def test_a_repository_at_a_branch(hub):
         found = find_source(HuggingFaceSource(huggingface="org/small", revision=revision), hub)
         assert found.builder == "pteforge.tasks.sources.huggingface:Model"
         assert found.kwargs == {"name": "org/small", "revision": COMMIT}
-        assert [path.name for path in found.files] == ["config.json", "model.safetensors"]
+        assert [path.name for path in found.files] == ["chat_template.jinja", "config.json", "model.safetensors"]
 
 
 def test_a_folder_is_named_relative_to_the_zoo(tmp_path):
@@ -74,6 +75,19 @@ def test_random_weights_need_no_files(tmp_path):
     """A configuration of a type that transformers knows is all that there is to it."""
     found = find_source(HuggingFaceSource(huggingface="bert", config={"hidden_size": 8}), tmp_path)
     assert (found.kwargs, found.files) == ({"name": "bert", "config": {"hidden_size": 8}}, ())
+
+
+def test_fields_of_the_other_kind(tmp_path):
+    """Those of language models are errors for other models, and the other way round."""
+    for fields, problem in (
+        ({"task": "text-generation", "batch": 2}, "leave `batch` out: models that generate text have none"),
+        ({"task": "fill-mask", "attention": "custom_sdpa"}, "leave `attention` out"),
+    ):
+        source = HuggingFaceSource(huggingface="bert", config={}, **fields)
+        with pytest.raises(SourceError, match=problem):
+            find_source(source, tmp_path)
+    with pytest.raises(ValueError, match="add `attention: custom_sdpa`"):
+        HuggingFaceSource(huggingface="llama", cache="int8")
 
 
 @pytest.mark.parametrize(

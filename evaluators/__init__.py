@@ -1,0 +1,1 @@
+"""Evaluators for accuracy gates: ``accuracy: {evaluator: pteforge.evaluators.perplexity:neg_perplexity, ...}``."""

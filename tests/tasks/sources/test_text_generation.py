@@ -1,0 +1,140 @@
+"""Language models by name: with a cache of static size they compute what transformers' `generate` does, or are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pteforge.tasks.sources.text_generation import model
+
+CONTEXT = 24
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 60,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 0,
+    "eos_token_id": 0,  # a token like any other, and not none
+    "pad_token_id": 1,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
+WINDOWS = {**GROUPED, "sliding_window": 6}
+OLD = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": CONTEXT}
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+}
+ARCHITECTURES = {
+    "llama": GROUPED,
+    "llama, tied": {**GROUPED, "tie_word_embeddings": True},
+    "mistral, windows in all layers": WINDOWS,
+    "qwen2, windows in some": {**WINDOWS, "use_sliding_window": True, "max_window_layers": 1},
+    "qwen3": GROUPED,
+    "gemma": GROUPED,
+    "gemma2": WINDOWS,
+    "gemma3_text": {**WINDOWS, "layer_types": ["sliding_attention", "full_attention"]},
+    "smollm3": GROUPED,
+    "phi": SIZES,
+    "phi3": GROUPED,
+    "gpt2": OLD,
+    "opt": {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "deepseek_v3, latent keys": {**SIZES, "num_key_value_heads": 4, **LATENT},
+}
+
+
+def made(kind: str, sizes: dict, **fields):
+    torch.manual_seed(0)
+    return model(kind.partition(",")[0], task="text-generation", config=sizes, sequence=CONTEXT, **fields)
+
+
+def greedy(cached, prompt: torch.Tensor, count: int) -> list[int]:
+    """The likeliest tokens after a prompt."""
+    cached.cache.clear()
+    said, given, start = [], prompt, 0
+    with torch.no_grad():
+        for _ in range(count):
+            said.append(int(cached(given, torch.tensor([start])).argmax()))
+            given, start = torch.tensor([said[-1:]]), start + given.shape[1]
+    return said
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_architectures(kind):
+    """From one token to a full context, the tokens are those of `generate`; the file says what the runner asks for."""
+    definition = made(kind, ARCHITECTURES[kind])
+    cached = definition.methods["forward"].module
+    for length in (1, 9, CONTEXT - 1):
+        prompt, count = torch.randint(2, 60, (1, length)), min(10, CONTEXT - length)
+        options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "eos_token_id": None}
+        wanted = cached.model.generate(prompt, **options)[0, length:].tolist()
+        assert greedy(cached, prompt, count) == wanted
+    constants = definition.constant_methods
+    assert (constants["get_max_context_len"], constants["get_vocab_size"]) == (CONTEXT, 60)
+    assert "n_embd" in ARCHITECTURES[kind] or constants["get_eos_ids"] == [0]
+    assert definition.assets == {}
+
+
+OWN = {"llama": GROUPED, "mistral, windows in all layers": WINDOWS, "gpt2": OLD}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", [None, "int8"])
+@pytest.mark.parametrize("kind", OWN)
+def test_attention_of_executorch(kind, cache):
+    """ExecuTorch's operators compute the logits of torch's: all but equal, and close with a cache in int8."""
+    plain, own = (made(kind, OWN[kind], **fields) for fields in ({}, {"attention": "custom_sdpa", "cache": cache}))
+    assert own.constant_methods["use_sdpa_with_kv_cache"]
+    prompt = torch.randint(2, 60, (1, 11))
+    calls = [(prompt, torch.tensor([0])), (prompt[:, :1], torch.tensor([11])), (prompt[:, :5], torch.tensor([12]))]
+    with torch.no_grad():
+        for call in calls:
+            wanted, found = (each.methods["forward"].module(*call) for each in (plain, own))
+            error = (found - wanted).abs().max() / wanted.abs().max()
+            assert error < (0.1 if cache else 1e-5)
+    kept = own.methods["forward"].module.cache.get_buffer("keys_0")
+    assert kept.dtype == (torch.int8 if cache else torch.float32)
+    assert kept.any()
+
+
+LINEAR = {**GROUPED, "layer_types": ["linear_attention", "full_attention"]}
+NEO = {
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 6,
+}
+UNEQUAL = {**SIZES, "num_key_value_heads": 4, **LATENT, "v_head_dim": 4}
+STATE = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "fields", "problem"),
+    [
+        ("mamba", STATE, {}, r"layers of 'mamba' keep other state than keys and values \(linear_attention\)"),
+        ("rwkv", {**STATE, "attention_hidden_size": 32}, {}, "keeps no keys and values"),
+        (
+            "qwen3_next",
+            LINEAR,
+            {},
+            r"layers of 'qwen3_next' keep other state than keys and values \(linear_attention\)",
+        ),
+        ("gpt_neo", NEO, {}, "'gpt_neo' computes other logits with a cache of static size"),
+        ("gemma2", WINDOWS, {"attention": "custom_sdpa"}, "cannot do what Gemma2Attention asks for"),
+        ("deepseek_v3", UNEQUAL, {"attention": "custom_sdpa"}, "needs keys and values of one shape"),
+        ("llama", {**GROUPED, "max_position_embeddings": 3}, {}, "a context of 3 tokens is too short"),
+    ],
+)
+def test_what_the_runner_cannot_use(kind, sizes, fields, problem):
+    """Models with other state, with code that does not go by the cache, or that ask too much of the operators."""
+    with pytest.raises(ValueError, match=problem):
+        made(kind, sizes, **fields)
