@@ -14,6 +14,7 @@ from torch._inductor.decomposition import decompositions
 from torch.export import ExportedProgram
 
 from ...errors import SourceError, TargetError
+from .embeddings import hide_tables, restore_tables
 
 
 def find_operators(names: Sequence[str]) -> list[torch._ops.OpOverload]:
@@ -97,14 +98,19 @@ _NAMESPACE = "torchao"
 def decompose_affine(program: ExportedProgram) -> ExportedProgram:
     """The ATen program with torchao's affine quantization decomposed, so that portable kernels can run it.
 
-    The decompositions are torchao's own; it registers them for torch.compile (torchao/utils.py).
+    Tables of embeddings stay quantized, since there are operators for them. The decompositions are torchao's own; it
+    registers them for torch.compile (torchao/utils.py).
     """
     table = {
         operator: function
         for operator, function in decompositions.items()
         if isinstance(operator, torch._ops.OpOverload) and operator.namespace == _NAMESPACE  # noqa: SLF001 - has no public name
     }
-    return program.run_decompositions(table)
+    hide_tables(program)
+    decomposed = program.run_decompositions(table)
+    restore_tables(program)
+    restore_tables(decomposed)
+    return decomposed
 
 
 def check_no_affine(method: str, program: ExportedProgram) -> None:

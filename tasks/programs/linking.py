@@ -27,6 +27,7 @@ from ..codecs.values import load_value
 from ..stage import Workspace
 from ..stages.compile import Compile
 from ..upstream.shape_bounds import declared_bounds
+from .embeddings import fuse_embeddings
 from .exir import edge_config
 from .graphs import check_control_flow, lowered_modules
 from .state import SHARED, keep_initial_state, keep_shared_initial_state
@@ -137,7 +138,10 @@ def _rename(program: ExportedProgram, name: str, new: str) -> None:
 
 @declared_bounds()
 def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalStore) -> EdgeProgramManager:
-    """All methods, delegates linked in. Delegated programs are not verified as edge dialect again, as in exir."""
+    """All methods, delegates linked in, and left embeddings fused with their tables.
+
+    Delegated programs are not verified as edge dialect again, as in exir.
+    """
     programs = {method: load_program(ref, store) for method, ref in inputs.program.items()}
     config = edge_config(params.edge)
     if inputs.delegates:
@@ -147,6 +151,7 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
         config = EdgeCompileConfig(_check_ir_validity=False)  # as EdgeProgramManager.to_backend does
     for method, program in programs.items():
         check_control_flow(method, program)
+        fuse_embeddings(program)
     if params.state_order:
         keep_shared_initial_state(programs, params.state_order)
     else:

@@ -518,6 +518,12 @@ def tagger():
     return named_layers(words=nn.Embedding(16, 32), tags=nn.Linear(32, 8)), (torch.arange(6).reshape(2, 3),)
 
 
+def dictionary():
+    """A large embedding and a linear layer; every row of the table is looked up."""
+    rows = torch.randperm(256, generator=torch.Generator().manual_seed(0)).reshape(4, 64)
+    return named_layers(words=nn.Embedding(256, 64), tags=nn.Linear(64, 8)), (rows,)
+
+
 def two_named_stacks():
     """Methods with layers of other names that share one."""
     shared = nn.Linear(64, 64)
