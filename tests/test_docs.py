@@ -10,6 +10,7 @@ from pathlib import Path
 import pteforge
 import pytest
 import torch
+from pteforge import evaluators
 from pteforge.configs import Zoo, load_zoo, preset_names
 from pteforge.tasks.targets import target_names
 from pteforge.tasks.targets.find import find_target_class
@@ -125,10 +126,24 @@ def recipe_types(file: str) -> list[str]:
     ],
 )
 def test_every_recipe_type_has_a_recipe(target, file):
-    """The table of docs/quantization.md has just upstream's recipe types for a backend, each with a shipped recipe."""
-    listed = {kind.partition(".")[2] or kind: name for kind, name, *_ in ROWS if name.startswith(f"{target}-")}
+    """The table of docs/quantization.md has just upstream's recipe types for a backend, each with a shipped recipe.
+
+    Recipes that upstream has no type for have rows of their own.
+    """
+    types = [(kind, name) for kind, name, *_ in ROWS if name.startswith(f"{target}-") and kind not in preset_names()]
+    listed = {kind.partition(".")[2] or kind: name for kind, name in types}
     assert sorted(listed) == sorted(recipe_types(file))
-    assert sorted(listed.values()) == [name for name in preset_names() if name.startswith(f"{target}-")]
+    own = {name for name, *_ in ROWS if name in preset_names()}
+    assert sorted({*listed.values(), *own}) == [
+        name for name in preset_names() if name.startswith((f"{target}-", *own))
+    ]
+
+
+def test_every_evaluator_is_listed():
+    """docs/accuracy.md has a row for each shipped evaluator."""
+    text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    table = text.partition("| evaluator |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == evaluators.__all__
 
 
 def test_every_quantizer_is_listed():

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "artifacts": {"errors"},
     "formats": {"artifacts", "errors"},
     "configs": {"errors"},
+    "evaluators": {"errors"},
     "tasks": {"artifacts", "configs", "errors", "formats"},
     "runtime": {"artifacts", "errors", "formats"},
     "api": {"artifacts", "configs", "errors", "formats", "runtime", "tasks"},
@@ -36,7 +37,7 @@ MAY_IMPORT = {
 # The only modules that may load torch and ExecuTorch when they are imported: they run in worker processes, or in the
 # process of somebody who has torch already.
 HEAVY = (
-    *("api.", "native", "tasks.codecs", "tasks.programs", "tasks.upstream", "tasks.workers.preload"),
+    *("api.", "evaluators", "native", "tasks.codecs", "tasks.programs", "tasks.upstream", "tasks.workers.preload"),
     *(f"tasks.sources.{name}" for name in ("huggingface", "text_generation", "timm_models", "torchvision_models")),
 )
 
