@@ -78,6 +78,9 @@ class VerifyOverrides(VerifyBounds, _WrittenFields):
         return bounds.model_copy(update={name: getattr(self, name) for name in self.model_fields_set})
 
 
+SHIPPED_EVALUATORS = "pteforge.evaluators"
+
+
 class Accuracy(_WrittenFields):
     """How good a produced file must be at its task.
 
@@ -92,10 +95,17 @@ class Accuracy(_WrittenFields):
     )
     kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the evaluator.")
     files: tuple[Path, ...] = Field(
-        (), description="Files that it reads, relative to the zoo file; files are scored again when they change."
+        (),
+        description="Files that it reads, or folders of them, relative to the zoo file; files are scored again when "
+        "they change.",
     )
     floor: Number | None = Field(None, description="Lowest acceptable score; null: none.")
     max_drop: Number | None = Field(None, ge=0, description="How far the score may be below eager's; null: no limit.")
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether the evaluator is one of pteforge's own."""
+        return (self.evaluator or "").startswith(SHIPPED_EVALUATORS)
 
     def applied_to(self, other: Accuracy) -> Accuracy:
         """`other` with the fields replaced that are written here; another evaluator comes with its own arguments."""
@@ -103,6 +113,10 @@ class Accuracy(_WrittenFields):
         if "evaluator" in written:
             written |= {"kwargs", "files"}
         return other.model_copy(update={name: getattr(self, name) for name in written})
+
+
+_READ = ("file", "folder", "tokens")
+"""Arguments of the evaluators in `pteforge.evaluators` that are paths, relative to the zoo file's folder."""
 
 
 class AccuracyGate(FrozenModel):
@@ -126,5 +140,6 @@ def resolve_gate(recipe: Accuracy | None, model: Accuracy | None) -> AccuracyGat
         raise ValueError("names an evaluator, but no bound; add `floor`, `max_drop` or both")
     if both.evaluator is None or not bounded:
         return None
-    source = BuilderSource(builder=both.evaluator, kwargs=both.kwargs, files=both.files)
+    read = [Path(value) for name in _READ if both.is_shipped and isinstance(value := both.kwargs.get(name), str)]
+    source = BuilderSource(builder=both.evaluator, kwargs=both.kwargs, files=(*both.files, *read))
     return AccuracyGate(evaluator=source, floor=both.floor, max_drop=both.max_drop)

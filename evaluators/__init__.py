@@ -1,1 +1,23 @@
-"""Evaluators for accuracy gates: ``accuracy: {evaluator: pteforge.evaluators.perplexity:neg_perplexity, ...}``."""
+"""Evaluators for accuracy gates: ``accuracy: {evaluator: pteforge.evaluators:top_k, kwargs: {...}, floor: 0.9}``.
+
+Each takes `predict` (see `tasks.programs.scoring`), samples, and arguments that YAML can write, and returns a number
+that is higher for better files. docs/accuracy.md describes them.
+"""
+
+from __future__ import annotations
+
+from .classification import top_k
+from .embedding import embedding_similarity, triplet_accuracy
+from .perplexity import neg_perplexity
+from .segmentation import mean_iou
+from .speech import character_accuracy, neg_log_spectral_distance
+
+__all__ = [
+    "character_accuracy",
+    "embedding_similarity",
+    "mean_iou",
+    "neg_log_spectral_distance",
+    "neg_perplexity",
+    "top_k",
+    "triplet_accuracy",
+]

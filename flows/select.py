@@ -10,10 +10,11 @@ from ..configs.load import LoadedZoo
 from ..configs.model import ModelConfig
 from ..configs.nodes import FieldPath
 from ..configs.sources import BuilderSource, ProgramSource, ResolvedSource
-from ..configs.verification import ERROR_BOUNDS, AccuracyGate
+from ..configs.verification import ERROR_BOUNDS, SHIPPED_EVALUATORS, AccuracyGate
 from ..errors import ConfigError, InputError
+from ..tasks.keys.builder import find_builder
 from ..tasks.keys.search import ModuleSearch
-from ..tasks.keys.source import check_program_file
+from ..tasks.keys.source import check_program_file, named_callables
 from ..tasks.model import PlannedModel, PlannedRecipe
 from ..tasks.recipe_checks import check_callable, check_files, errors_at, plan_recipe
 from ..tasks.sources.find import find_source
@@ -160,5 +161,9 @@ def _gate_of(loaded: LoadedZoo, model: str, recipe: str, search: ModuleSearch) -
 
     evaluator = gate.evaluator
     check_callable(evaluator.builder, evaluator.kwargs, search, error_at, (), "evaluator", given=1)
-    check_files(evaluator.files, error_at, ("files",))
+    check_files((loaded.files[0].parent / file for file in evaluator.files), error_at, ("files",))
+    if evaluator.builder.startswith(SHIPPED_EVALUATORS):
+        for argument, _ in named_callables(evaluator.kwargs):
+            with errors_at(error_at, ("kwargs", argument)):
+                find_builder(str(evaluator.kwargs[argument]), search)
     return gate

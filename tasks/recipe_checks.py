@@ -114,9 +114,9 @@ def check_callable(
 
 
 def check_files(files: Iterable[Path], error_at: ErrorAt, where: FieldPath) -> None:
-    """Raises an error at the position of a file that does not exist; `where` is the field with all files."""
+    """Raises an error at the position of a file or folder that does not exist; `where` is the field of all of them."""
     for position, file in enumerate(files):
-        if not file.is_file():
+        if not (file.is_file() or file.is_dir()):
             raise error_at(f"there is no file {file}", (*where, position))
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pteforge
 import pytest
 import torch
+from pteforge import evaluators
 from pteforge.configs import Zoo, load_zoo, preset_names
-from pteforge.configs.presets import RECIPE_TYPES
 from pteforge.tasks.targets import target_names
 from pteforge.tasks.targets.find import find_target_class
 
@@ -128,13 +128,22 @@ def recipe_types(file: str) -> list[str]:
 def test_every_recipe_type_has_a_recipe(target, file):
     """The table of docs/quantization.md has just upstream's recipe types for a backend, each with a shipped recipe.
 
-    The README names the shipped recipes that upstream has no type for.
+    Recipes that upstream has no type for have rows of their own.
     """
-    listed = {kind.partition(".")[2] or kind: name for kind, name, *_ in ROWS if name.startswith(f"{target}-")}
+    types = [(kind, name) for kind, name, *_ in ROWS if name.startswith(f"{target}-") and kind not in preset_names()]
+    listed = {kind.partition(".")[2] or kind: name for kind, name in types}
     assert sorted(listed) == sorted(recipe_types(file))
-    shipped = {name for name in preset_names() if name.startswith(f"{target}-")}
-    assert set(listed.values()) == shipped & set(RECIPE_TYPES.values())
-    assert [name for name in shipped - set(RECIPE_TYPES.values()) if f"`{name}`" not in README] == []
+    own = {name for name, *_ in ROWS if name in preset_names()}
+    assert sorted({*listed.values(), *own}) == [
+        name for name in preset_names() if name.startswith((f"{target}-", *own))
+    ]
+
+
+def test_every_evaluator_is_listed():
+    """docs/accuracy.md has a row for each shipped evaluator."""
+    text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    table = text.partition("| evaluator |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == evaluators.__all__
 
 
 def test_every_quantizer_is_listed():

@@ -21,6 +21,12 @@ def split() -> tuple[Images, Images]:
     return (images[chosen], labels[chosen]), (images[held_out], labels[held_out])
 
 
+def test_images() -> Iterator[tuple[torch.Tensor, int]]:
+    """Yields the images that the files are scored on, one at a time, each with its digit."""
+    _, (images, labels) = split()
+    yield from zip(images.split(1), labels.tolist(), strict=True)
+
+
 def training_images() -> Iterator[torch.Tensor]:
     """Yields the calibration samples: training images, one at a time."""
     (images, _), _ = split()

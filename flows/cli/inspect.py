@@ -177,6 +177,8 @@ def _print_file(console: Console, file: Path, description: dict[str, Any]) -> No
     constants = description["constants"]
     line = f"{printable(str(file))}: {format_size(description['size'])}, delegates to: {backends}"
     console.print(Text(line), soft_wrap=True)
+    kernels = printable(", ".join(description["kernels"])) or "none"
+    console.print(Text(f"kernels to link: {kernels}"), soft_wrap=True)
     console.print(f"{constants['tensors']} constant tensors, {format_size(constants['bytes'])}")
 
 

@@ -21,6 +21,7 @@ def describe(pte: PteFile) -> dict[str, Any]:
         "program_size": pte.program_size,
         "segment_base": pte.segment_base,
         "backends": list(pte.backends),
+        "kernels": kernel_libraries(pte),
         "methods": [_method(method) for method in pte.methods],
         "segments": [
             {**asdict(segment), "holds": sorted(uses)}
@@ -34,6 +35,30 @@ def describe(pte: PteFile) -> dict[str, Any]:
             for named in pte.named_data
         ],
     }
+
+
+_KERNELS = {
+    "aten": "portable_ops_lib",
+    "dim_order_ops": "portable_ops_lib",
+    "quantized_decomposed": "quantized_ops_lib",
+    "llama": "custom_ops",
+}
+"""The library of ExecuTorch's build that has a namespace's operators (CMakeLists.txt in kernels, executorch 1.5.1)."""
+
+_BUILT_IN = "executorch_prim"
+
+
+def kernel_libraries(pte: PteFile) -> list[str]:
+    """Sorted names of the libraries of kernels that an app links to run the file's operators, besides its backends.
+
+    An operator of an unknown namespace stands for itself.
+    """
+    found = set()
+    for operator in {operator for method in pte.methods for operator in method.operators}:
+        namespace = operator.partition("::")[0]
+        if namespace != _BUILT_IN:
+            found.add(_KERNELS.get(namespace, operator))
+    return sorted(found)
 
 
 def _totals(constants: Sequence[ConstantTensor]) -> dict[str, int]:

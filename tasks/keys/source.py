@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import zipfile
 import zlib
@@ -130,8 +131,9 @@ def source_fields(
     """The source's part of the key of `export`. It has no absolute path, so moving a folder changes nothing.
 
     For a builder: ``builder``, ``modules`` (name to AST digest: its own module, its local imports, the watched ones),
-    ``distributions`` (to versions), ``kwargs``, ``files`` (to SHA-256), and what `input_fields` makes of inputs. For a
-    program file: ``program``, its SHA-256.
+    ``distributions`` (to versions), ``kwargs``, ``files`` (to SHA-256; a folder stands for all files below it), and
+    what `input_fields` makes of inputs. Modules of callables that `kwargs` name count as imports. For a program file:
+    ``program``, its SHA-256.
 
     What is watched was observed in earlier runs: modules that the static closure missed, and inputs. Paths of files are
     relative to `folder`, by default the current one. `digest` and `seen` are as for `input_fields`. Raises SourceError
@@ -144,7 +146,8 @@ def source_fields(
     modules = [name for name in watched if not is_input(name)]
     paths = [Path(name) for name in modules if Path(name).is_absolute()]
     names = [name for name in modules if not Path(name).is_absolute()]
-    closure = module_closure(source.builder.partition(":")[0], search, names)
+    named = [module for _, module in named_callables(source.kwargs)]
+    closure = module_closure(source.builder.partition(":")[0], search, [*names, *named])
     return {
         "builder": source.builder,
         "modules": {**closure.modules, **_watched_files(paths)},
@@ -153,6 +156,16 @@ def source_fields(
         "files": _file_digests(source.files, base, digest),
         **input_fields(inputs, base, source.files, digest, seen),
     }
+
+
+def named_callables(kwargs: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
+    """The arguments that look like ``package.module:name``, each with its module, which need not exist."""
+    for argument, value in kwargs.items():
+        if isinstance(value, str) and (found := _REFERENCE.fullmatch(value)):
+            yield argument, found[1]
+
+
+_REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_][\w.]*")
 
 
 def _watched_files(paths: Iterable[Path]) -> dict[str, Digest]:
@@ -166,13 +179,18 @@ def _watched_files(paths: Iterable[Path]) -> dict[str, Digest]:
 
 def _file_digests(files: Iterable[Path], base: Path, digest: Callable[[Path], Digest]) -> dict[str, Digest]:
     digests: dict[str, Digest] = {}
-    for file in files:
-        path = base / file
+    declared = [path for file in files for path in _members(base / file)]
+    for path in declared:
         name = path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name
         # Two files of one name from different folders are numbered.
         same = sum(known.partition("#")[0] == name for known in digests)
         digests[f"{name}#{same + 1}" if same else name] = _digest_of(path, "file", digest)
     return digests
+
+
+def _members(path: Path) -> list[Path]:
+    """A file, or the files below a folder in order."""
+    return sorted(member for member in path.rglob("*") if not member.is_dir()) if path.is_dir() else [path]
 
 
 def _digest_of(path: Path, what: str, digest: Callable[[Path], Digest]) -> Digest:

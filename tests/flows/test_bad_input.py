@@ -97,6 +97,19 @@ ZOOS = {
             *("zoo.yaml:8:28: models.linear.accuracy.kwargs.scal", "mean 'scale'"),
         ),
     ),
+    "dataset of a shipped evaluator": (
+        ZOO
+        + "    accuracy: {evaluator: 'pteforge.evaluators:top_k', floor: 1,\n      kwargs: {dataset: 'nets:linea'}}\n",
+        ("zoo.yaml:8:16: models.linear.accuracy.kwargs.dataset", "nets.py binds no 'linea'"),
+    ),
+    "argument of a shipped evaluator": (
+        ZOO + "    accuracy: {evaluator: 'pteforge.evaluators:mean_iou', floor: 1,\n      kwargs: {fold: images}}\n",
+        ("zoo.yaml:8:16: models.linear.accuracy.kwargs.fold", "did you mean 'folder'?"),
+    ),
+    "folder of a shipped evaluator": (
+        ZOO + "    accuracy: {evaluator: 'pteforge.evaluators:mean_iou', floor: 1,\n      kwargs: {folder: images}}\n",
+        ("zoo.yaml:7:", "models.linear.accuracy", "there is no file", "images"),
+    ),
     "arguments of a transform": (
         OWN_RECIPE + "    source_transforms: [{callable: 'nets:linear', kwargs: {dtpye: float32}}]\n",
         ("recipes.mine.source_transforms[0].kwargs.dtpye", "did you mean 'dtype'?"),

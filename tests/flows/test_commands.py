@@ -155,6 +155,7 @@ def test_inspect(made, pteforge):
     several = pteforge(made, "inspect", "out/twice/portable-fp32.pte").out
     for part in ("method encode", "method decode", "method version", "aten::tanh.out", "delegates to: none"):
         assert part in several
+    assert "kernels to link: portable_ops_lib\n" in several
     described = pteforge(made, "inspect", FILE, "--json").json
     assert described["size"] == (made.folder / FILE).stat().st_size
     assert described["backends"] == ["XnnpackBackend"]

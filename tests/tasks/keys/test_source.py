@@ -74,6 +74,35 @@ def test_what_is_edited_is_what_differs(zoo, write_tree, changes, differing):
     assert {name for name in before if before[name] != after[name]} == differing
 
 
+@pytest.mark.parametrize(
+    ("changes", "differing"),
+    [
+        ({"datasets/own.py": "size = 3"}, {"modules"}),
+        ({"images/cat/b.npy": b"3"}, {"files"}),
+        ({"images/dog/a.npy": b"1"}, {"files"}),
+        ({"elsewhere/a.npy": b"1"}, set()),
+    ],
+)
+def test_what_arguments_name(zoo, write_tree, changes, differing):
+    """Code that an argument names counts as an import, also for pteforge's own evaluators; a folder as its files."""
+    write_tree(
+        {"datasets/__init__.py": "", "datasets/own.py": "size = 2", "images/cat/a.npy": b"1", "images/cat/b.npy": b"2"}
+    )
+    given = {
+        "builder": "pteforge.evaluators:top_k",
+        "kwargs": {"dataset": "datasets.own:data", "read": "not_there:read", "k": 2},
+        "files": (Path("images"),),
+    }
+    before = fields_of(zoo, **given)
+    assert {"datasets.own", "pteforge.evaluators.classification", "pteforge.evaluators.samples"} <= set(
+        before["modules"]
+    )
+    assert list(before["files"]) == ["images/cat/a.npy", "images/cat/b.npy"]
+    write_tree(changes)
+    after = fields_of(zoo, **given)
+    assert {name for name in before if before[name] != after[name]} == differing
+
+
 def test_moving(zoo, tmp_path):
     """No field holds an absolute path, so moving the folder changes nothing, and moving a module only its name."""
     names = ("weights/a.bin",)
@@ -135,7 +164,7 @@ def test_sources_without_local_code(write_tree):
     ("source", "problem"),
     [
         (BuilderSource(builder="pkg.model:build", files=(Path("weights/none.bin"),)), "there is no file"),
-        (BuilderSource(builder="pkg.model:build", files=(Path("weights"),)), "cannot be read: Is a directory"),
+        (BuilderSource(builder="pkg.model:build", files=(Path("gone"),)), "there is no file"),
         (ProgramSource(program=Path("none.pt2")), "there is no program file"),
     ],
 )
