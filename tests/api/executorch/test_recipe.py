@@ -93,9 +93,9 @@ def test_recipe_types(kind):
         assert made[0] == made[1]
 
 
-def test_shipped_recipes_have_a_type():
-    """Each shipped recipe except the portable one belongs to a type, and each type's recipe is shipped."""
-    assert {*RECIPE_TYPES.values(), "portable-fp32"} == set(preset_names())
+def test_each_type_has_a_recipe():
+    """The recipe of each type is shipped; docs/quantization.md lists those that have no type."""
+    assert set(RECIPE_TYPES.values()) < set(preset_names())
 
 
 @pytest.mark.parametrize("kind", list(XNNPackRecipeType), ids=lambda kind: kind.name)
