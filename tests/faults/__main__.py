@@ -27,6 +27,7 @@ from pteforge.tests.faults.storage import STORAGE
 PAGE = Path(pteforge.__file__).parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- scripts/faults --write: begin -->\n", "<!-- scripts/faults --write: end -->\n"
 HEAD = "| Campaign | Tried | Times | Broken | Run |\n| --- | --- | ---: | ---: | --- |\n"
+LATER = "| Campaign | Times | Broken | Shorter run since |\n| --- | ---: | ---: | --- |\n"
 
 
 def all_campaigns() -> tuple[Campaign, ...]:
@@ -63,23 +64,42 @@ def main() -> int:
 
 def rows(report: Report) -> Iterator[str]:
     """The table's rows of a campaign, one for each sub-kind."""
-    run = f"{datetime.now(UTC):%Y-%m-%d}, seed {report.seed}"
     broken = Counter(trial.kind for trial in report.broken)
     for kind, times in sorted(report.tried.items()):
-        yield f"| {report.campaign} | {kind or 'unknown'} | {times:,} | {broken[kind]} | {run} |"
+        yield f"| {report.campaign} | {kind or 'unknown'} | {times:,} | {broken[kind]} | {_run(report)} |"
 
 
 def with_reports(page: str, reports: Sequence[Report]) -> str:
-    """The page with the rows of these campaigns in place of their earlier ones; rows of other campaigns stay."""
+    """The page with the rows of these campaigns in place of their earlier ones; rows of other campaigns stay.
+
+    A run that is shorter than the one on the page does not replace it: it gets a line in a table of its own.
+    """
     before, _, rest = page.partition(BEGIN)
     written, _, after = rest.partition(END)
-    run = {f"| {report.campaign} | " for report in reports}
-    kept = [line for line in written.splitlines() if line.startswith("| ") and line not in HEAD]
-    kept = [line for line in kept if not any(line.startswith(name) for name in run)]
-    lines = sorted([*kept, *(row for report in reports for row in rows(report))])
-    machine = f"pteforge {pteforge.__version__}, on {len(os.sched_getaffinity(0))} cores"
-    table = "".join(f"{line}\n" for line in lines)
-    return f"{before}{BEGIN}\n{HEAD}{table}\nThe last run was with {machine}.\n\n{END}{after}"
+    lines = [line for line in written.splitlines() if line.startswith("| ") and line not in HEAD + LATER]
+    first, later = ([line for line in lines if line.count(" | ") == columns] for columns in (4, 3))
+    for report in reports:
+        name = f"| {report.campaign} | "
+        earlier = sum(int(line.split(" | ")[2].replace(",", "")) for line in first if line.startswith(name))
+        later = [line for line in later if not line.startswith(name)]
+        if report.tried.total() < earlier:
+            later.append(f"{name}{report.tried.total():,} | {len(report.broken)} | {_run(report)} |")
+        else:
+            first = [*(line for line in first if not line.startswith(name)), *rows(report)]
+    tables = [HEAD + "".join(f"{line}\n" for line in sorted(first, key=_cells))]
+    if later:
+        tables.append(LATER + "".join(f"{line}\n" for line in sorted(later, key=_cells)))
+    tables.append(f"The last run was with pteforge {pteforge.__version__}, on {len(os.sched_getaffinity(0))} cores.\n")
+    joined = "\n".join(tables)
+    return f"{before}{BEGIN}\n{joined}\n{END}{after}"
+
+
+def _cells(line: str) -> list[str]:
+    return line.split(" | ")
+
+
+def _run(report: Report) -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d}, seed {report.seed}"
 
 
 def _tell(report: Report) -> None:

@@ -27,6 +27,7 @@ from pteforge.tests.flows.conftest import Project, delivered, lower_zoo
 
 _MARK = "PTEFORGE_TRIAL"  # environment variable that all processes of a trial have
 _LIMIT = 120.0  # seconds for one command, on a busy machine
+_START = 600.0  # seconds until a server is ready, on a very busy one
 _ONE_RETRY = {"PREFECT_CLIENT_MAX_RETRIES": "1"}  # by default, Prefect's clients wait for minutes for a lost server
 _STRAY = 10.0  # seconds until all processes of a run that was killed have ended
 _BY_COMMAND = 0.25  # share of the trials whose next run is the whole command; the others leave Prefect out
@@ -223,7 +224,7 @@ def prefect_server(environment: dict[str, str]) -> Iterator[PrefectServer]:
         command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            until(lambda: process.poll() is not None or answers(f"{url}/health"))
+            until(lambda: process.poll() is not None or answers(f"{url}/health"), _START)
             yield PrefectServer(psutil.Process(process.pid), url)
         finally:
             process.kill()

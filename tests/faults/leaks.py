@@ -14,22 +14,32 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
+from unittest import mock
 
 import psutil
+from pteforge.tasks.keys.key import StageKey
+from pteforge.tasks.runner import Done, Observer, StageCall
+from pteforge.tasks.workers import Workers
 from pteforge.tests.conftest import isolate
 from pteforge.tests.faults.campaign import Campaign, trying
-from pteforge.tests.flows.conftest import ZOO, Project
+from pteforge.tests.flows.conftest import PTEFORGE, ZOO, Project
 
 MODELS = 50  # of one trial
 _WARM_UP = 20  # models
 _WIDTHS = range(4, 4000)  # of the models' hidden layer, so that no two of a process are alike
-_GROWTH = 20_000_000  # bytes that one trial may add; docs/reliability.md has what it adds
+_GROWTH = 10_000_000  # bytes that one trial may add; docs/reliability.md has what it adds
 _MORE = 8  # descriptors, threads or files: stages that run at the same time vary
 _STAGES = 6  # of one model
+_REPLAY = 0.1  # seconds that a stage takes that is not run
+_EXPORT, _REPLAYED = "pteforge.export", "main process of pteforge export, stages replayed"
+_KINDS = {_EXPORT: 2, _REPLAYED: 2, "main process of pteforge export": 1}
+"""How often each is tried, relative to the others."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +114,26 @@ def serve() -> None:
         out.flush()
 
 
-def run_zoo(folder: Path, widths: Sequence[int]) -> Iterator[Held]:
-    """Lowers a zoo of models with the command line; yields what its main process holds after each."""
+def run_zoo(folder: Path, widths: Sequence[int], *, replayed: bool) -> Iterator[Held]:
+    """Lowers a zoo of models with the command line; yields what its main process holds after each.
+
+    Where stages are replayed, only those of the first model run, see `replay`.
+    """
     folder.mkdir(parents=True)
     temporary, project = folder / "tmp", Project(folder)
     temporary.mkdir()
     models = {f"model{width}": {"source": {"builder": "nets:linear", "kwargs": {"width": width}}} for width in widths}
     project.write("nets.py", (ZOO / "nets.py").read_text(encoding="utf-8"))
     project.write_zoo(models, ("portable-fp32",))
-    with project.start("export", "zoo.yaml", env={"TMPDIR": str(temporary)}) as process:
+    command = [str(PTEFORGE)]
+    if replayed:
+        done = project.export("--model", f"model{widths[0]}")
+        assert done.code == 0, done.err
+        command = [sys.executable, "-c", f"from pteforge.tests.faults.leaks import replay; replay('model{widths[0]}')"]
+    environment = project.environment({"TMPDIR": str(temporary)})
+    with subprocess.Popen(
+        [*command, "export", "zoo.yaml"], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr
         for line in process.stderr:
             if ": verified (" in line:
@@ -122,13 +143,50 @@ def run_zoo(folder: Path, widths: Sequence[int]) -> Iterator[Held]:
     assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
 
+def replay(first: str) -> NoReturn:
+    """The command line, in whose runs each stage of a model has the result that the store has of the first model's.
+
+    All else is done: keys, records, tasks of Prefect, files. So thousands of stages take minutes.
+    """
+    from pteforge.artifacts.locations import open_store
+    from pteforge.flows.cli.main import run_command
+    from pteforge.tasks.executor import Executor
+
+    with open_store(os.environ["PTEFORGE_STORE"]) as store:
+        found = {record.slot: store.ledger.lookup(record.key) for record in store.ledger.slots()}
+    key_of = Executor.key
+
+    def key(self: Executor, call: StageCall) -> StageKey:
+        """With the model: the inputs of all are the same."""
+        own = key_of(self, call)
+        return own if call.model == first else replace(own, params={**own.params, "model": call.model})
+
+    def run(self: Executor, call: StageCall, observer: Observer, _progressed: object = None) -> Done:
+        observer.started(call)
+        time.sleep(_REPLAY)  # or Prefect's server could not follow
+        record = found[call.id.slot(first)]
+        assert record
+        done = self._commit(call, self.key(call), record.outputs, _REPLAY)
+        observer.finished(done)
+        return done
+
+    with mock.patch.multiple(Executor, key=key, run=run), mock.patch.object(Workers, "start"):
+        code = run_command()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # as `pteforge` itself does
+
+
 def trial(exporter: Exporter, rng: random.Random, folder: Path) -> str:
     """So many more models through one process, which holds no more after the last than after the first of them."""
-    kind, start = rng.choice(["pteforge.export", "main process of pteforge export"]), rng.choice(_WIDTHS)
-    count = MODELS if kind == "pteforge.export" else MODELS + _WARM_UP
+    kind, start = rng.choices([*_KINDS], [*_KINDS.values()])[0], rng.choice(_WIDTHS)
+    count = MODELS if kind == _EXPORT else MODELS + _WARM_UP
     widths = range(start, start + count)
     with trying(kind):
-        held = list(exporter.export(widths, folder / "store") if count == MODELS else run_zoo(folder / "zoo", widths))
+        if kind == _EXPORT:
+            held = list(exporter.export(widths, folder / "store"))
+        else:
+            held = list(run_zoo(folder / "zoo", widths, replayed=kind == _REPLAYED))
         assert len(held) >= count - 2  # the main process may end while the last line is read
         first, last = held[-MODELS:][:10], held[-10:]
         usual(last).check(usual(first))
@@ -163,7 +221,9 @@ def main() -> None:
         with ThreadPoolExecutor() as threads:
             ways = {
                 "pteforge.export": threads.submit(list, exporter.export(widths, Path(room, "store"))),
-                "pteforge export, main process": threads.submit(list, run_zoo(Path(room, "zoo"), widths)),
+                "pteforge export, main process": threads.submit(
+                    list, run_zoo(Path(room, "zoo"), widths, replayed=True)
+                ),
             }
         exporter.close()
         curves = {name: way.result() for name, way in ways.items()}

@@ -1,0 +1,43 @@
+"""A Prefect server that fails: some trials of the campaign, and a disk that is full in the middle of a run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+from pteforge.tests.faults.campaign import run_campaign
+from pteforge.tests.faults.prefect_server import FILES, PREFECT, Spoiler, export_with_limit, prepare
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def test_failing_calls(tmp_path):
+    """Files are made, whatever share of the calls of Prefect's clients fails, and however they do."""
+    report = run_campaign(PREFECT, tmp_path / "prefect", seed=1, trials=12)
+    assert report.broken == []
+
+
+@pytest.mark.parametrize("database", [True, False])
+def test_full_disk(tmp_path, database):
+    """Without space under PREFECT_HOME, with or without a database there, one warning says so and files are made."""
+    ready = prepare(tmp_path)
+    ready.close()
+    home, space = ready.home, 100_000
+    if database:
+        space += max(path.stat().st_size for path in home.glob("prefect.db*"))
+    else:
+        shutil.rmtree(home)
+        home.mkdir()
+    done = export_with_limit(ready.project, home, space)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("WARNING: Prefect failed") == 1, done.stderr
+    assert sorted(os.fspath(path.relative_to(ready.project.out)) for path in ready.project.out.rglob("*.pte")) == FILES
+
+
+def test_kinds_of_calls():
+    """A kind of call is its method and path without ids."""
+    spoiler = Spoiler("reset", "GET /api/flow_runs/ID")
+    run = "/api/flow_runs/01a20c9f-215e-7b7c-944a-0123456789ab"
+    assert [spoiler.choose(method, f"{run}?limit=1") for method in ("GET", "POST")] == ["reset", ""]
+    assert spoiler.kinds == {"GET /api/flow_runs/ID", "POST /api/flow_runs/ID"}
