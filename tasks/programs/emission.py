@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from ...configs.recipe import CompileOptions
 from ..stages.compile import Compile, MethodMemory
 from ..upstream.shape_bounds import declared_bounds
+from ..upstream.shared_constants import constants_once
 from . import kernels  # noqa: F401 - the forms of quantized operators that files name
 from .debugging import add_stack_traces, without_stack_traces
 from .graphs import find_edge_operators
@@ -102,6 +103,7 @@ def backend_config(params: Compile.Params, methods: Collection[str]) -> Executor
 
 
 @declared_bounds()
+@constants_once()
 def to_executorch(manager: EdgeProgramManager, config: ExecutorchBackendConfig) -> ExecutorchProgramManager:
     """Memory planning and emission of all methods. Passes change `manager`, so it is not usable afterwards."""
     programs = [manager.exported_program(method) for method in manager.methods]
