@@ -96,15 +96,16 @@ def _method(method: Method) -> MethodMap:
 
 
 def _blocks(pte: PteFile) -> Iterator[Block]:
-    """The program and each segment; bytes between them are padding."""
-    described = describe(pte)
+    """The program and each segment that is not inside of another; bytes between them are padding."""
+    described, inner = describe(pte), pte.inner_segments
     names = {named["segment"]: named["key"] for named in described["named_data"]}
     yield Block("program", "program", pte.program_size)
-    for index, segment in enumerate(described["segments"]):
+    outer = [(index, segment) for index, segment in enumerate(described["segments"]) if index not in inner]
+    for index, segment in outer:
         held = segment["holds"]
         kind = held[0] if len(held) == 1 else "several" if held else "unused"
         yield Block(kind, names.get(index, " and ".join(held).replace("_", " ") or "unused"), segment["size"])
-    rest = pte.size - pte.program_size - sum(segment["size"] for segment in described["segments"])
+    rest = pte.size - pte.program_size - sum(segment["size"] for _, segment in outer)
     if rest > 0:
         yield Block("padding", "padding", rest)
 

@@ -51,8 +51,10 @@ def sections(payload: int, pte: PteFile, *, transposable: bool = False) -> Itera
     """All bytes of a payload with the given index, by offset; its delegates' named data may be `transposable`."""
     shareable = shareable_extents(pte)
     named = {pte.segments[named.segment] for named in pte.named_data} if transposable else set()
+    inner = pte.inner_segments
+    outer = [extent for number, extent in enumerate(pte.segments) if extent.size and number not in inner]
     position = index = 0
-    for extent in sorted([Extent(0, pte.program_size), *(segment for segment in pte.segments if segment.size)]):
+    for extent in sorted([Extent(0, pte.program_size), *outer]):
         if extent.offset > position:
             yield Section(payload, Extent(position, extent.offset - position))
         while index < len(shareable) and shareable[index].offset < extent.offset:

@@ -205,7 +205,8 @@ class PteFile:
         version: schema version of the program.
         program_size: bytes of the flatbuffer at the file's start, including the extended header.
         segment_base: where segments start; 0 if the file has no extended header.
-        segments: data after the flatbuffer, in the file's order, without the padding after each.
+        segments: data after the flatbuffer, in the file's order, without the padding after each. They do not overlap,
+            but named data may lie inside of the segment of constants.
         constants: tensor data in the file, by offset.
         external: the tensors whose data is in another file, by name.
     """
@@ -221,6 +222,16 @@ class PteFile:
     named_data: tuple[NamedData, ...]
 
     @property
+    def inner_segments(self) -> frozenset[int]:
+        """Indices of segments that lie inside of others: named data that operators use as constants, too."""
+        inner, end = set(), 0
+        for index in sorted(range(len(self.segments)), key=lambda index: _outer_first(self.segments[index])):
+            if self.segments[index].end <= end:
+                inner.add(index)
+            end = max(end, self.segments[index].end)
+        return frozenset(index for index in inner if self.segments[index].size)
+
+    @property
     def backends(self) -> tuple[str, ...]:
         return tuple(sorted({delegate.id for method in self.methods for delegate in method.delegates}))
 
@@ -233,3 +244,7 @@ class PteFile:
 
 _KERNELS = {"llama": "executorch.extension.llm.custom_ops.custom_ops"}
 """Namespace of operators to the module that loads their kernels."""
+
+
+def _outer_first(extent: Extent) -> tuple[int, int]:
+    return extent.offset, -extent.size

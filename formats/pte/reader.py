@@ -125,15 +125,19 @@ def _external(data: Sequence[TensorData]) -> tuple[TensorSpec, ...]:
 
 
 def _segments(program: TableView, header: _Header, size: int) -> Iterator[Extent]:
-    """The segments, which have to lie in the file, after the program, without overlaps."""
+    """The segments, which have to lie in the file, after the program, without overlaps.
+
+    Named data may lie inside of the constants, where operators and delegates use the same tensor.
+    """
     segments = [
         Extent(
             header.segment_base + node.number(schema.DataSegment.OFFSET, U64), node.number(schema.DataSegment.SIZE, U64)
         )
         for node in program.children(schema.Program.SEGMENTS)
     ]
+    shared = set(_in_constants(program, segments))
     end = header.program_size
-    for segment in sorted(segment for segment in segments if segment.size):
+    for segment in sorted(segment for index, segment in enumerate(segments) if segment.size and index not in shared):
         if segment.offset < end:
             raise FileFormatError(f"damaged file: the segment at {segment.offset} overlaps what ends at {end}")
         end = segment.end
@@ -146,8 +150,25 @@ def _segments(program: TableView, header: _Header, size: int) -> Iterator[Extent
     yield from segments
 
 
+def _in_constants(program: TableView, segments: Sequence[Extent]) -> Iterator[int]:
+    """Indices of the segments of named data that lie inside of the segment of constants."""
+    group = program.child(schema.Program.CONSTANT_SEGMENT)
+    index = 0 if group is None else group.number(schema.SubsegmentOffsets.SEGMENT_INDEX, U32)
+    if group is None or index >= len(segments):
+        return
+    constants = segments[index]
+    for _, named in _named_segments(program, segments):
+        if named != index and constants.offset <= segments[named].offset and segments[named].end <= constants.end:
+            yield named
+
+
 def _named_data(program: TableView, segments: Sequence[Extent]) -> Iterator[NamedData]:
+    for node, index in _named_segments(program, segments):
+        yield NamedData(node.text(schema.NamedData.KEY), index)
+
+
+def _named_segments(program: TableView, segments: Sequence[Extent]) -> Iterator[tuple[TableView, int]]:
     for node in program.children(schema.Program.NAMED_DATA):
         index = node.number(schema.NamedData.SEGMENT_INDEX, U32)
         pick(segments, index, "segment")
-        yield NamedData(node.text(schema.NamedData.KEY), index)
+        yield node, index

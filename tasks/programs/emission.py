@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from ...configs.recipe import CompileOptions
 from ..stages.compile import Compile
 from ..upstream.shape_bounds import declared_bounds
+from ..upstream.shared_constants import constants_once
 from . import kernels  # noqa: F401 - the forms of quantized operators that files name
 from .debugging import add_stack_traces, without_stack_traces
 from .graphs import find_edge_operators
@@ -108,6 +109,7 @@ def _device_config(options: CompileOptions) -> PropagateDeviceConfig:
 
 
 @declared_bounds()
+@constants_once()
 def to_executorch(manager: EdgeProgramManager, config: ExecutorchBackendConfig) -> ExecutorchProgramManager:
     """Memory planning and emission of all methods. Passes change `manager`, so it is not usable afterwards."""
     programs = [manager.exported_program(method) for method in manager.methods]

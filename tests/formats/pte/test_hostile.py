@@ -131,6 +131,15 @@ def test_segments_in_any_order():
     assert [(each.offset - pte.segment_base, each.size) for each in pte.segments] == [(8, 4), (0, 8), (8, 0), (20, 0)]
 
 
+def test_named_data_inside_of_constants():
+    """A segment of named data may lie inside of the constants, but neither around them nor in other segments."""
+    pte = read_pte(_program([(0, 16), (4, 4)], bytes(16), named=1, constants=0))
+    assert pte.inner_segments == {1}
+    for segments, named in ([(4, 4), (0, 16)], 1), ([(0, 16), (4, 13)], 1), ([(0, 4), (8, 8), (8, 4)], 2):
+        with pytest.raises(FileFormatError, match="overlaps"):
+            read_pte(_program(segments, bytes(20), named=named, constants=0))
+
+
 @pytest.mark.parametrize(
     ("segments", "problem"),
     [
