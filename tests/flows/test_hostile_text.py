@@ -17,11 +17,15 @@ import typer
 from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.runs import FieldChange
 from pteforge.errors import printable
+from pteforge.flows.cli.doctor import _print as print_diagnoses
 from pteforge.flows.cli.main import app
 from pteforge.flows.cli.summary import print_failures, print_summary
-from pteforge.flows.cli.terminal import guarded_streams
+from pteforge.flows.cli.terminal import guarded_streams, open_console
+from pteforge.flows.doctor import ModelDiagnosis
+from pteforge.flows.outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
 from pteforge.flows.page import NAME
-from pteforge.flows.prefect_pages import _summary
+from pteforge.flows.prefect_pages import _diagnosis, _summary
+from pteforge.tasks.diagnosis import Attempt, Diagnosis, Finding
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -48,6 +52,7 @@ COMMANDS = {
     "extract": [[FILE, HOSTILE, "--out", "other.pte"]],
     "merge": [[FILE, "--out", "other.pte"], [f"portable={FILE}", "--out", f"fat {FILE}"]],
     "bisect": [["zoo.yaml", f"linear/{HOSTILE}"], [HOSTILE, "linear/portable-fp32"]],
+    "doctor": [[HOSTILE], ["zoo.yaml", "--model", HOSTILE], ["zoo.yaml", "--set", HOSTILE]],
     "publish": [["out", "--to", RELEASES], [HOSTILE, "--to", RELEASES], ["out", "--to", RELEASES, "--gate", HOSTILE]],
     "release list": [[RELEASES], [HOSTILE]],
     "release promote": [[RELEASES, HOSTILE], [RELEASES, "latest"]],
@@ -178,6 +183,25 @@ def test_pages(lowered, page):
     check(text)
     assert "\x1b" not in text
     assert (r"x\[/b\]y\\x1b\]0;title" if page == "prefect" else r"x[/b]y\x1b]0;title") in text
+
+
+def test_findings(capfd):
+    """Lines of a model's code, and messages of torch about it, are text wherever findings are shown."""
+    finding = Finding("known cause", HOSTILE, (HOSTILE,), where=HOSTILE, code=HOSTILE)
+    attempts = Attempt(strict=False, problem=HOSTILE), Attempt(strict=True)
+    diagnosis = Diagnosis(HOSTILE, (HOSTILE,), False, attempts, (finding, replace(finding, only="strict")))
+    failure = Failure(HOSTILE, HOSTILE, HOSTILE, bad_input=False, findings=(finding,))
+    outcome = ModelOutcome(HOSTILE, (RecipeOutcome(HOSTILE, "failed", failure=failure),), ran=0, cached=0)
+    print_failures(ZooOutcome(HOSTILE, (outcome,), 1.0))
+    with guarded_streams():
+        print_diagnoses(open_console(), (ModelDiagnosis(HOSTILE, {HOSTILE: diagnosis, "": failure}),))
+    said = capfd.readouterr()
+    page = "\n".join(_diagnosis(HOSTILE, {HOSTILE: failure}))
+    for text in (said.out, said.err, page):
+        check(text)
+        assert "\x1b" not in text
+    assert r"x\[/b\]y\\x1b\]0;title" in page
+    assert "x[/b]y\\x1b]0;title" in said.err
 
 
 @pytest.mark.slow

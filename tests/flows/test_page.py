@@ -160,6 +160,8 @@ def test_a_missing_or_damaged_file_is_told(made, record):
 def test_all_text_is_escaped(made, record):
     """Names, messages and logs from outside are text, whatever is in them."""
     entries = {HOSTILE: {**FAILED, "step": HOSTILE, "problem": HOSTILE, "log_tail": HOSTILE}}
+    finding = {"kind": "mode", "problem": HOSTILE, "remedies": [HOSTILE], "where": HOSTILE, "code": HOSTILE}
+    entries[HOSTILE]["findings"] = [finding]
     entries["odd"] = {**record.files["net"]["fat"], "left_out": {HOSTILE: HOSTILE}, "not_run": {HOSTILE: HOSTILE}}
     stages = tuple(replace(stage, slot=f"net/{HOSTILE}") for stage in record.models["net"])
     hostile = replace(
