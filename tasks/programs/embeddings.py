@@ -50,7 +50,7 @@ def restore_tables(program: ExportedProgram) -> None:
 def fuse_embeddings(program: ExportedProgram) -> None:
     """Replaces lookups in dequantized tables by operators on the tables, in an edge program with its weights.
 
-    Tables of 4 and of 2 bits are packed, others have one byte for each weight. A table that something else reads as well
+    Tables of 4 and of 2 bits are packed, others have one byte for each weight. A table that something else reads, too,
     stays as it is.
     """
     tables = defaultdict[Node, list[Node]](list)
@@ -96,7 +96,7 @@ def _is_table(node: Node) -> bool:
 def _fuse(program: ExportedProgram, table: Node, nodes: Sequence[Node]) -> None:
     form = _Form.of(nodes[0])
     operator = _packed(program, table, form)
-    zero_points = _zero_points_as_scales(program, form)
+    zero_points = _zero_points(program, form)
     for node in nodes:
         for lookup in list(node.users):
             arguments = (table, form.scales, zero_points, form.lowest, form.highest, lookup.args[1])
@@ -128,14 +128,16 @@ def _packed(program: ExportedProgram, table: Node, form: _Form) -> Any:
     return operator
 
 
-def _zero_points_as_scales(program: ExportedProgram, form: _Form) -> Node | None:
-    """The zero points in the data type of the scales, as the operators take them; None where all are zero."""
-    if form.zero_points is None:
+def _zero_points(program: ExportedProgram, form: _Form) -> Node | None:
+    """The zero points as the operators take them; None where all are zero.
+
+    In Python they must have the data type of the scales, and on the runtime that of the output (embeddingxb.cpp in
+    kernels/quantized/cpu, executorch 1.5.1), so with them the scales get that one, too.
+    """
+    if form.zero_points is None or not get_param_tensor(program, form.zero_points).any():
         return None
-    values = get_param_tensor(program, form.zero_points)
-    if not values.any():
-        return None
-    _replace(program, form.zero_points, values.to(form.scales.meta["val"].dtype))
+    for constant in (form.zero_points, form.scales):
+        _replace(program, constant, get_param_tensor(program, constant).to(form.dtype))
     return form.zero_points
 
 

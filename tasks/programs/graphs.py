@@ -98,7 +98,8 @@ _NAMESPACE = "torchao"
 def decompose_affine(program: ExportedProgram) -> ExportedProgram:
     """The ATen program with torchao's affine quantization decomposed, so that portable kernels can run it.
 
-    Tables of embeddings stay quantized: there are operators for them. The decompositions are torchao's own; it registers them for torch.compile (torchao/utils.py).
+    Tables of embeddings stay quantized, since there are operators for them. The decompositions are torchao's own; it
+    registers them for torch.compile (torchao/utils.py).
     """
     table = {
         operator: function

@@ -2,40 +2,146 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from pteforge.formats.pte.reader import read_pte
+from pteforge.tasks.stages.source_transform import TorchaoParams
 from pteforge.tests.lowering import recipe
-
-
-def table(dtype="int8", granularity=None, **fields):
-    """A source transform of embeddings."""
-    params = {"weight_dtype": dtype, "granularity": granularity or {"per_axis": 0}, **fields}
-    return {"torchao": "intx_weight_only", "params": params, "layers": ["embedding"]}
-
 
 GROUPS = {"per_group": 32}
 
 
+def table(dtype="int8", **fields):
+    """Fields of torchao's config for a table of 64 columns, in groups of half a row unless it has 8 bits."""
+    return {"weight_dtype": dtype, "granularity": {"per_axis": 0} if dtype == "int8" else GROUPS, **fields}
+
+
+def transformed(module, fields):
+    """The module with quantized embeddings, ready for export."""
+    from pteforge.tasks.programs import module_transforms
+
+    given = TorchaoParams(config="IntxWeightOnlyConfig", fields=fields, layers=("embedding",))
+    return module_transforms.transformed(module, [given])[0]
+
+
+def fused(module, inputs):
+    """A module as a program in the edge dialect: as it is, and after `fuse_embeddings`."""
+    import torch
+    from executorch.exir import to_edge
+    from pteforge.tasks.programs.embeddings import fuse_embeddings
+
+    edge = to_edge(torch.export.export(module, inputs)).exported_program()
+    before = copy.deepcopy(edge)
+    fuse_embeddings(edge)
+    return before, edge
+
+
+def operators(program):
+    return [str(node.target._op) for node in program.graph.nodes if hasattr(node.target, "_op")]
+
+
 @pytest.mark.parametrize(
-    ("given", "operator", "size"),
+    ("fields", "operator", "size"),
     [
-        (table(), "embedding_byte.out", 1),
-        (table("int4", GROUPS), "embedding_4bit.out", 0.5),
-        (table("int4", GROUPS, mapping_type="asymmetric"), "embedding_4bit.out", 0.5),
-        (table("int2", GROUPS), "embedding_2bit.out", 0.25),
-        (table("int6", GROUPS), "embedding_byte.out", 1),
-        (table("int8", GROUPS, scale_dtype="float16"), "embedding_byte.dtype_out", 1),
+        (table(), "embedding_byte.default", 64),
+        (table("int4"), "embedding_4bit.default", 32),
+        (table("int4", mapping_type="asymmetric", scale_dtype="float16"), "embedding_4bit.default", 32),
+        (table("int4", scale_dtype="float16"), "embedding_4bit.dtype", 32),
+        (table("int2"), "embedding_2bit.default", 16),
+        (table("int6"), "embedding_byte.default", 64),
     ],
 )
-@pytest.mark.parametrize("target", ["portable", "xnnpack"])
-def test_lookups(given, operator, size, target, lower):
-    """The file computes what the quantized program does, and stores the table with the bits that its weights have."""
-    bits = {"int2": 2, "int4": 12}.get(given["params"]["weight_dtype"], 25)
-    given = recipe(target, source_transforms=[given], verify={"min_sqnr_db": bits})
+def test_lookups(fields, operator, size):
+    """A lookup computes what it did, to the bit, in a table with as many bits as its weights have."""
+    import torch
+
+    torch.manual_seed(0)
+    inputs = (torch.arange(16).reshape(2, 8),)
+    before, after = fused(transformed(torch.nn.Sequential(torch.nn.Embedding(16, 64)), fields), inputs)
+    assert operators(after) == [f"quantized_decomposed.{operator}"]
+    # in Python, the operators with another data type for their output compute in that of the scales
+    tolerance = 2e-3 if operator.endswith("dtype") else 0
+    assert torch.allclose(after.module()(*inputs), before.module()(*inputs), rtol=tolerance, atol=0)
+    (packed,) = (value for value in after.state_dict.values() if value.dtype in (torch.int8, torch.uint8))
+    assert packed.shape == (16, size)
+    assert len(after.graph_signature.input_specs) == len(after.state_dict) + 1
+
+
+class TwoUses:
+    """Makes modules that use one table twice."""
+
+    @staticmethod
+    def looked_up_twice():
+        """Looked up for two inputs."""
+        import torch
+
+        class Twice(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.words = torch.nn.Embedding(16, 64)
+
+            def forward(self, one, other):
+                return self.words(one) + self.words(other)
+
+        return Twice()
+
+    @staticmethod
+    def read_whole():
+        """Looked up, and multiplied with as a whole."""
+        import torch
+
+        class Tied(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.words = torch.nn.Embedding(16, 64)
+
+            def forward(self, one, other):
+                return torch.nn.functional.linear(self.words(one), self.words.weight) + other.sum()
+
+        return Tied()
+
+
+@pytest.mark.parametrize(("kind", "left"), [("looked_up_twice", 0), ("read_whole", 2)])
+def test_two_uses_of_a_table(kind, left):
+    """A table that is looked up twice is packed once; one that is read as a whole stays as it is."""
+    import torch
+
+    torch.manual_seed(0)
+    inputs = (torch.arange(16), torch.arange(16).flip(0))
+    before, after = fused(transformed(getattr(TwoUses, kind)(), table("int4")), inputs)
+    assert operators(after).count("torchao.dequantize_affine.default") == left
+    assert torch.equal(after.module()(*inputs), before.module()(*inputs))
+
+
+def test_written_out_for_portable_kernels():
+    """Where torchao's operators are written out, those of tables stay, and no operator of ours is left."""
+    import torch
+    from pteforge.tasks.programs.graphs import decompose_affine
+
+    inputs = (torch.arange(16).reshape(2, 8),)
+    module = transformed(torch.nn.Sequential(torch.nn.Embedding(16, 64)), table())
+    program = torch.export.export(module, inputs)
+    written_out = decompose_affine(program)
+    for made in (program, written_out):
+        names = [str(node.target) for node in made.graph.nodes if node.op == "call_function"]
+        assert names == ["torchao.dequantize_affine.default", "aten.embedding.default"]
+    assert torch.equal(written_out.module()(*inputs), program.module()(*inputs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "operator", "bits"),
+    [("int8", "embedding_byte.out", 8), ("int4", "embedding_4bit.out", 4), ("int2", "embedding_2bit.out", 2)],
+)
+def test_in_files(dtype, operator, bits, lower):
+    """Both payloads of a fat file run on the runtime's operators, and have one packed table between them."""
+    transform = {"torchao": "intx_weight_only", "params": table(dtype), "layers": ["embedding"]}
+    given = recipe("xnnpack", "portable", source_transforms=[transform], verify={"min_sqnr_db": bits})
     lowered = lower("builders:dictionary", given)
-    method = read_pte(lowered.file).methods[0]
-    assert f"quantized_decomposed::{operator}" in method.operators
-    assert "aten::embedding.out" not in method.operators
-    sizes = [constant.extent.size for constant in read_pte(lowered.file).constants]
-    assert 256 * 64 * size in sizes
-    assert max(sizes) == 256 * 64 * size
+    for payload in lowered.payloads.values():
+        method = read_pte(payload).methods[0]
+        assert f"quantized_decomposed::{operator}" in method.operators
+        assert "aten::embedding.out" not in method.operators
+        assert max(constant.extent.size for constant in read_pte(payload).constants) == 256 * 64 * bits // 8
+    assert len(lowered.file) < sum(map(len, lowered.payloads.values())) - 256 * 64 * bits // 8 + 4096
