@@ -1,8 +1,8 @@
 """ExecuTorch's own operators for attention with a KV cache, for models of transformers.
 
 `llama::update_cache` writes keys and values where they belong, without a copy of the cache, and `llama::custom_sdpa`
-reads no more of it than is filled. They are in executorch/extension/llm/custom_ops (executorch 1.5.1), whose library has
-to be loaded where such a file runs.
+reads no more of it than is filled. They are in executorch/extension/llm/custom_ops (executorch 1.5.1), whose library
+has to be loaded where such a file runs.
 """
 
 from __future__ import annotations

@@ -13,18 +13,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 WORDS = ["the", "cat", "sat", "on", "mat"]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """The zoo's folder: a tokenizer with a token for each word, and a text of seven."""
     monkeypatch.chdir(tmp_path)
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="the"))
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     (tmp_path / "words").mkdir()
     tokenizer.save(str(tmp_path / "words" / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast"}
     (tmp_path / "words" / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "text.txt").write_text("the cat sat on the mat cat")
-    return tmp_path
 
 
 class Model:
@@ -44,7 +43,7 @@ class Model:
         return chances.log()
 
 
-def test_value(folder):
+def test_value():
     """A model that knows nothing is as surprised as it has tokens; one that is right half of the time, less."""
     arguments = {"text": "text.txt", "tokenizer": "words", "window": 8}
     assert neg_perplexity(Model(0.2), **arguments) == pytest.approx(-5)
@@ -53,7 +52,7 @@ def test_value(folder):
     assert neg_perplexity(Model(0.6), **arguments) == pytest.approx(-expected)
 
 
-def test_windows(folder):
+def test_windows():
     """Each window begins anew, with the prompt at once; its size is that of the file's context."""
     model = Model(0.2)
     neg_perplexity(model, text="text.txt", tokenizer="words", prompt=2)
@@ -71,7 +70,7 @@ def test_windows(folder):
         ({"prompt": 4}, "less than the window of 4 tokens"),
     ],
 )
-def test_what_cannot_be(folder, arguments, problem):
+def test_what_cannot_be(arguments, problem):
     """Each is an error that says what is wrong."""
     with pytest.raises(SourceError, match=problem):
         neg_perplexity(Model(0.2), **{"text": "text.txt", "tokenizer": "words", **arguments})

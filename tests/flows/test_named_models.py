@@ -159,7 +159,12 @@ def test_quantized_language_models(project, language_model):
         "max_drop": 0.5,
     }
     source = {"huggingface": "./tiny", "attention": "custom_sdpa", "cache": "int8"}
-    recipes = ("xnnpack-fp32", "xnnpack-llm-8da4w", "xnnpack-llm-8da4w-embedding-int8", "xnnpack-llm-8da4w-embedding-int4")
+    recipes = (
+        "xnnpack-fp32",
+        "xnnpack-llm-8da4w",
+        "xnnpack-llm-8da4w-embedding-int8",
+        "xnnpack-llm-8da4w-embedding-int4",
+    )
     project.write_zoo({"own": {"source": source, "accuracy": gate}}, recipes)
     done = project.export("--json")
     assert done.code == 0, done.err

@@ -1,4 +1,4 @@
-"""Language models by name: with a cache of static size they compute what transformers' `generate` does, or are refused."""
+"""Language models by name: with a cache of static size they compute what `generate` does, or are refused."""
 
 from __future__ import annotations
 
