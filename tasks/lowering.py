@@ -25,6 +25,7 @@ from .stage_params import (
     edge_params,
     export_params,
     fields_of,
+    metadata_params,
     pass_params,
     report_params,
     source_transform_params,
@@ -154,6 +155,7 @@ async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
         Report.Inputs(
             file=file.file,
             data=file.data,
+            origin=file.origin,
             examples={method: export.examples for method, export in exports.items()},
             **proven,
             **debug_refs,
@@ -347,6 +349,8 @@ async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload
     recipe = run.plan
     output, fallback = recipe.recipe.output, recipe.specializations[-1]
     compiled = payloads[fallback.name].compiled
+    of_source = next(iter(exports.values())).metadata if (run.model.metadata or {}).get("from_source", True) else None
+    described = run.model.metadata is not None or of_source is not None
     outputs: Serialize.Outputs = await run(
         Serialize,
         Serialize.Params(
@@ -354,11 +358,13 @@ async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload
             methods=tuple(exports),
             backends=(BACKEND_ID,) if recipe.fat else fallback.backends,
             external_data=output.external_data,
+            metadata=metadata_params(run, payloads) if described else None,
         ),
         Serialize.Inputs(
             payload=compiled.payload,
             container=await pack(run, exports, payloads) if recipe.fat else None,
             data=compiled.data if output.external_data and not recipe.fat else None,
+            metadata=of_source,
         ),
     )
     return outputs

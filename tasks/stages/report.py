@@ -11,6 +11,7 @@ from typing import Any
 from ...artifacts.digest import canonical_json
 from ...configs.verification import VerifyBounds
 from ...formats.nfat.fat_file import is_fat, open_fat
+from ...formats.pte.metadata import metadata_json, read_metadata
 from ...formats.pte.reader import open_pte
 from .. import kinds, stage
 from ..codecs.payload import payload_sha256
@@ -39,6 +40,7 @@ class Report(stage.Stage, name="report"):
         figures: kinds.Figures  # of `verify`
         examples: Mapping[str, kinds.Examples]  # by method, of `export`
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
+        origin: kinds.Origin | None = None  # of `serialize`
         accuracy: kinds.Accuracy | None = None  # of `gate`
         numerics: kinds.Numerics | None = None  # of `ladder`
         # of `compile`, by payload; that of a plain file has the key ``""``. The next three are alike.
@@ -80,7 +82,9 @@ class Report(stage.Stage, name="report"):
             (data_file,) = data_files  # without it the file is not complete
             sha256 = payload_sha256(inputs.data, work.store)
             provenance["data"] = {"sha256": sha256, "size": data_file.stat().st_size}
-        for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics)):
+        if metadata := read_metadata(path):
+            provenance["metadata"] = metadata_json(metadata)
+        for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics), ("origin", inputs.origin)):
             if ref:
                 provenance[name] = json.loads(work.store.read_artifact(ref))
         made = work.store.put_artifact("report/provenance", canonical_json(provenance))
