@@ -14,8 +14,8 @@ from pydantic import JsonValue
 from ...configs.sources import BuilderSource, HuggingFaceSource, ResolvedSource, Source, TimmSource, TorchvisionSource
 from ...errors import SourceError, first_line
 
-_READ = ("*.json", "*.safetensors", "*.model", "*.txt")
-"""Files of a repository that a model and its processors read."""
+_READ = ("*.json", "*.safetensors", "*.model", "*.txt", "README.md")
+"""Files of a repository that a model and its processors read; its card names the licence."""
 
 
 def find_source(source: Source, folder: Path) -> ResolvedSource:

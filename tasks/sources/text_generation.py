@@ -10,7 +10,7 @@ from torch.export import Dim
 from transformers import PretrainedConfig
 
 from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
-from .huggingface import example_tokens, load_model, positions_of
+from .huggingface import describe, example_tokens, load_model, positions_of, tokenizer_metadata
 
 _LAYERS = {"full_attention", "sliding_attention"}
 
@@ -129,6 +129,11 @@ def model(
         {"forward": MethodDefinition(cached, [first, *later], ({1: tokens}, None))},
         constant_methods=_constants(loaded, text, context),
         sequences=[[MethodCall("forward", call) for call in (first, *later)]],
+        metadata={
+            **describe(place, configuration),
+            "tokenizer": tokenizer_metadata(place, configuration),
+            "context_length": context,
+        },
     )
 
 

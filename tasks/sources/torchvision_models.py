@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from ...configs.metadata import INTERPOLATIONS
 from ..upstream.torchvision_operators import import_torchvision
 
 import_torchvision()
@@ -20,6 +23,7 @@ class Model:
             name: as ``torchvision.models.list_models`` lists it.
             weights: name of its weights; None for random ones.
         """
+        self._name, self._loaded = name, weights is not None
         chosen = torchvision.models.get_model_weights(name)
         self._weights = chosen[weights] if weights else next(iter(chosen))
         made = torchvision.models.get_model(name, weights=self._weights if weights else None)
@@ -33,3 +37,24 @@ class Model:
         transforms = self._weights.transforms()
         image = torch.zeros(3, 512, 512, dtype=torch.uint8)
         return (torch.randn(1, *transforms(image).shape),)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What the model's weights say: their classes, and their transforms where those are of images."""
+        found: dict[str, Any] = {"name": self._name, "source": f"torchvision:{self._name}"}
+        if self._loaded:
+            found["revision"] = self._weights.name
+            if labels := self._weights.meta.get("categories"):
+                found["labels"] = list(labels)
+        transforms = self._weights.transforms()
+        if hasattr(transforms, "crop_size"):
+            (size,) = transforms.crop_size
+            found["image"] = {
+                "size": [size, size],
+                "resize": transforms.resize_size[0],
+                "interpolation": how if (how := transforms.interpolation.value) in INTERPOLATIONS else None,
+                "channels": "RGB",
+                "rescale": 1 / 255,
+                "mean": list(transforms.mean),
+                "std": list(transforms.std),
+            }
+        return found

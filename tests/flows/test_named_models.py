@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from pteforge.formats.pte.metadata import read_metadata
 from pteforge.formats.pte.reader import open_pte
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -95,6 +96,8 @@ def test_a_language_model_talks(project, language_model):
     shutil.copytree(language_model, project.folder / "tiny")
     made = project.run("export", "hf:./tiny", "--recipe", "xnnpack-fp32")
     assert made.code == 0, made.err
+    said = read_metadata(project.out / "tiny" / "xnnpack-fp32.pte")
+    assert (said["general.architecture"], said["tokenizer.model"], said["context.length"]) == ("llama", "BPE", CONTEXT)
     prompts = ["the", "the cat sat on", TEXT[:40], 2 * TEXT, 5 * TEXT]
     *talked, too_long = talk(project.out / "tiny" / "xnnpack-fp32.pte", language_model, prompts)
     assert (talked[0][0], talked[-1][0] > CONTEXT / 2) == (1, True)
@@ -152,5 +155,8 @@ def test_models_of_three_libraries(project, vision):
     assert done.code == 0, done.err
     assert f"{len(NAMED)} files verified" in done.out
     shapes = {name: open_pte(project.out / name / "xnnpack-fp32.pte").methods[0].inputs[0].shape for name in NAMED}
+    said = read_metadata(project.out / "timm" / "xnnpack-fp32.pte")
+    assert (said["general.source"], said["image.size"]) == ("timm:test_efficientnet", (160, 160))
+    assert read_metadata(project.out / "torchvision" / "xnnpack-fp32.pte")["image.size"] == (224, 224)
     assert shapes["bert"] == (4, 128)  # upper bounds
     assert (shapes["vit"], shapes["wav2vec2"][0]) == ((1, 3, 32, 32), 4)

@@ -30,7 +30,8 @@ def write_model(folder: Path, architecture: str) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [architecture]}))
     (folder / "model.safetensors").write_bytes(b"weights")
-    (folder / "README.md").write_text("not read by any model")
+    (folder / "README.md").write_text("names the licence")
+    (folder / "training.md").write_text("not read by any model")
 
 
 def test_a_repository_at_a_branch(hub):
@@ -39,7 +40,7 @@ def test_a_repository_at_a_branch(hub):
         found = find_source(HuggingFaceSource(huggingface="org/small", revision=revision), hub)
         assert found.builder == "pteforge.tasks.sources.huggingface:Model"
         assert found.kwargs == {"name": "org/small", "revision": COMMIT}
-        assert [path.name for path in found.files] == ["config.json", "model.safetensors"]
+        assert [path.name for path in found.files] == ["README.md", "config.json", "model.safetensors"]
 
 
 def test_a_folder_is_named_relative_to_the_zoo(tmp_path):
