@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch.export import ExportedProgram
 
 from ..artifacts.locations import open_store
 from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store
-from ..configs.base import NAME_PATTERN
+from ..configs.base import NAME_PATTERN, describe_errors
+from ..configs.metadata import Metadata
 from ..errors import AccuracyMissed, InputError
 from ..tasks.lowering import check_stage, lower_model
 from ..tasks.model import PlannedModel, for_debugging
@@ -40,6 +42,7 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
     calibration: Samples | Mapping[str, Samples] | None = None,
     dynamic_shapes: Any = None,
     constant_methods: Mapping[str, Any] | None = None,
+    metadata: Metadata | Mapping[str, Any] | None = None,
     strict: bool | None = None,
     until: str | None = None,
     debug: bool = False,
@@ -66,6 +69,8 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
             in memory at a time.
         dynamic_shapes: as ``torch.export.export`` takes it, or a mapping of method names to that.
         constant_methods: name to a constant that the file returns without computing.
+        metadata: what the file says about the model: a `pteforge.configs.Metadata`, or a mapping of its fields, as a
+            zoo has them. Replaces that of a ModelDefinition, field by field.
         strict: trace with torch.export's strict mode; the default is an ExportRecipe's own setting, or False.
         until: name of the last stage to run, such as ``edge``; by default all run.
         debug: force the recipe's debug mode: stack traces in the file, an ETRecord, maps of debug handles.
@@ -79,6 +84,7 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise InputError(f"{name!r} cannot be a model's name; use letters, digits, '.', '_' and '-'")
+    described = _read_metadata(metadata)
     found = find_recipe(recipe)
     if reason := found.planned.recipe.reason_against(name):
         raise InputError(f"the recipe {found.planned.name!r} does not apply to {name!r}: {reason}")
@@ -96,10 +102,24 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         source=None,
         calibration={**observed.datasets, **dict.fromkeys(observed.samples)},
         strict=found.strict if strict is None else strict,
+        metadata=described,
     )
     with one_at_a_time:
         opened = _open_store(store)
         return _lower(plan, source, LiveRunner(opened, source, observed.samples))
+
+
+def _read_metadata(given: Metadata | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What was written, as JSON values, with the labels of its file; raises InputError."""
+    if given is None:
+        return None
+    try:
+        metadata = given if isinstance(given, Metadata) else Metadata.model_validate(dict(given))
+        return metadata.with_labels().written()
+    except ValidationError as error:
+        raise InputError(f"metadata: {describe_errors(error)}") from error
+    except ValueError as error:
+        raise InputError(f"metadata: {error}") from error
 
 
 def _lower(model: PlannedModel, source: LiveSource, runner: LiveRunner) -> Exported:

@@ -2,6 +2,7 @@
 
 from .definition import MethodCall, MethodDefinition, ModelDefinition
 from .load import LoadedZoo, load_zoo
+from .metadata import Metadata
 from .model import DimRange, DynamicShapes, InputShape, Limits, ModelConfig
 from .nodes import Locations
 from .presets import preset_names
@@ -24,6 +25,7 @@ __all__ = [
     "Limits",
     "LoadedZoo",
     "Locations",
+    "Metadata",
     "MethodCall",
     "MethodDefinition",
     "MethodOptions",

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .metadata import Metadata
+
 if TYPE_CHECKING:
     import torch
 
@@ -49,9 +51,12 @@ class ModelDefinition:
         sequences: calls that verification makes one after another on one loaded program, each sequence from fresh
             state; for methods that share their state (``compile.share_mutable_buffers``).
         assets: name to content of files that are delivered next to the model's `.pte` files, such as a tokenizer.
+        metadata: what the file says about the model: a `pteforge.configs.Metadata`, or a mapping of its fields. A zoo's
+            `metadata` replaces it, field by field.
     """
 
     methods: Mapping[str, MethodDefinition]
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
     sequences: Sequence[Sequence[MethodCall]] = ()
     assets: Mapping[str, bytes] = field(default_factory=dict)
+    metadata: Metadata | Mapping[str, Any] | None = None

@@ -256,7 +256,7 @@ def _is_declared(field: Sequence[str | int]) -> bool:
     match field:
         case ["source" | "accuracy", "files", int()] | ["calibration", _, "files", int()]:
             return True
-        case ["source_transforms", int(), "files", int()]:
+        case ["source_transforms", int(), "files", int()] | ["metadata", "labels_file"]:
             return True
     return False
 

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from .base import Bytes, FrozenModel, MethodName, Names, Seconds
+from .metadata import Metadata
 from .sources import Dataset, Source
 from .verification import Accuracy, VerifyOverrides
 
@@ -134,3 +135,6 @@ class ModelConfig(FrozenModel):
     limits: Limits = Field(Limits(), description="Limits of each stage; a stage that exceeds one is killed.")
     verify: VerifyOverrides | None = Field(None, description="Bounds that replace those of the recipe, field by field.")
     accuracy: Accuracy | None = Field(None, description="Replaces the recipe's evaluator or bounds, field by field.")
+    metadata: Metadata | None = Field(
+        None, description="What the file says about the model: labels, preprocessing, licence, where it comes from."
+    )

@@ -82,6 +82,8 @@ def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str, searc
     problems: list[InputError] = []
     with _collected(problems):
         source = _check_source(loaded, name, config, search)
+    with _collected(problems), errors_at(loaded.locations.error, ("models", name, "metadata", "labels_file")):
+        config = config.model_copy(update={"metadata": config.metadata and config.metadata.with_labels()})
     names = loaded.zoo.recipes_of(name)
     reasons = {recipe: loaded.zoo.recipes[recipe].reason_against(name) for recipe in names if _matches(recipe, recipes)}
     planned = []

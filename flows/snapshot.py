@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ..artifacts.digest import digest_bytes, digest_file, digest_json, is_digest
 from ..artifacts.records import Record
 from ..formats.nfat.fat_file import is_fat, open_fat
 from ..formats.pte.contents import Extent, Method, TensorSpec, ValueSpec
+from ..formats.pte.metadata import metadata_json, metadata_of, read_metadata, returning_methods
 from ..formats.pte.ptd import ptd_extents
 from ..formats.pte.reader import map_file, naming, open_pte, read_pte
 from ..tasks.figures import Worst
@@ -58,6 +59,7 @@ AREAS = (
     "delegates",
     "constants",
     "memory",
+    "metadata",
     "numerics",
     "accuracy",
     "toolchain",
@@ -163,6 +165,18 @@ def _plain_files(path: Path) -> Iterator[Mapping[str, Path]]:
 
 
 def _contents(path: Path) -> Facts:
+    """The metadata of a file, and the contents of a plain one or the payloads of a fat one."""
+    described = metadata_json(read_metadata(path)).items()
+    metadata: dict[Item, Value] = {Item("metadata", key): _described(value) for key, value in described}
+    contents = _inside(path)
+    return replace(contents, known={**contents.known, **metadata})
+
+
+def _described(value: Any) -> Value:
+    return ", ".join(map(str, value)) if isinstance(value, list) else cast("Value", value)
+
+
+def _inside(path: Path) -> Facts:
     """The contents of a plain file, or the payloads of a fat one."""
     known: dict[Item, Value] = {}
     with _plain_files(path) as files:
@@ -184,7 +198,12 @@ def _plain(path: Path, prefix: str, weights: Sequence[Path]) -> Facts:
     known: dict[Item, Value] = {}
     for file in weights:
         known[Item("file", "weights (.ptd)")] = Content(file.stat().st_size, digest_file(file))
-    known |= {Item("methods", f"{prefix}{method.name}"): _signature(method) for method in pte.methods}
+    returning = returning_methods(pte, metadata_of(pte, view))
+    known |= {
+        Item("methods", f"{prefix}{method.name}"): _signature(method)
+        for method in pte.methods
+        if method.name not in returning
+    }
     constants = _Contents(prefix)
     for constant in pte.constants:
         state = " (initial state)" if constant.mutable else ""

@@ -14,6 +14,7 @@ from ..formats.nfat.contents import BACKEND_ID
 from ..formats.nfat.fat_file import FatFile, is_fat, open_fat
 from ..formats.nfat.v1 import VERSION as V1
 from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec
+from ..formats.pte.metadata import MetadataValue, read_metadata
 from ..formats.pte.ptd import check_external_weights, may_have_external_weights
 from ..formats.pte.reader import open_pte
 from .selection import Preference, backend_problem, first_line, load_program, scratch_folder, select
@@ -53,6 +54,17 @@ def load(
     data_paths = tuple(map(Path, _as_tuple(data_files)))
     pte = open_pte(file)
     return _load_fat(file, preference, data_paths) if is_fat(pte) else _load_plain(file, pte, preference, data_paths)
+
+
+def metadata(path: str | Path) -> dict[str, MetadataValue]:
+    """What a `.pte` file, fat or plain, says about its model, by key such as ``output.labels``; empty if nothing.
+
+    Nothing is loaded into ExecuTorch's runtime. Lists are tuples.
+
+    Raises:
+        InputError: the file cannot be read, or is damaged.
+    """
+    return read_metadata(Path(path))
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ NodeNames = Annotated[ArtifactRef, Kind("model/batch_norms")]  # of an exported 
 WeightDigests = Annotated[ArtifactRef, Kind("model/weights")]  # of all methods' parameters, by method and name
 Constants = Annotated[ArtifactRef, Kind("model/constants")]  # values of constant methods
 Assets = Annotated[ArtifactRef, Kind("model/assets")]  # files that are delivered with the model, by name
+Metadata = Annotated[ArtifactRef, Kind("model/metadata")]  # configs.metadata.Metadata, as it was written
 Observed = Annotated[ArtifactRef, Kind("model/observed")]  # what the user's code loaded and read: see `keys.inputs`
 
 # Backends' results and files.
@@ -51,6 +52,7 @@ NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.numerics.Node
 Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.figures.Figures
 Scores = Annotated[ArtifactRef, Kind("report/scores")]  # tasks.accuracy.Scores
 Accuracy = Annotated[ArtifactRef, Kind("report/accuracy")]  # tasks.accuracy.AccuracyReport
+Origin = Annotated[ArtifactRef, Kind("report/origin")]  # what the digest in a file's metadata is of
 Provenance = Annotated[ArtifactRef, Kind("report/provenance")]
 Diagnosis = Annotated[ArtifactRef, Kind("report/diagnosis")]  # tasks.diagnosis.Diagnosis
 

@@ -29,6 +29,7 @@ from .stage_params import (
     export_params,
     fields_of,
     manager_pass_params,
+    metadata_params,
     pass_params,
     quantize_params,
     report_params,
@@ -166,6 +167,7 @@ async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
             file=file.file,
             data=file.data,
             assets=assets,
+            origin=file.origin,
             examples={method: export.examples for method, export in exports.items()},
             **proven,
             **debug_refs,
@@ -421,6 +423,8 @@ async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload
     recipe = run.plan
     output, fallback = recipe.recipe.output, recipe.specializations[-1]
     compiled = payloads[fallback.name].compiled
+    of_source = next(iter(exports.values())).metadata if (run.model.metadata or {}).get("from_source", True) else None
+    described = run.model.metadata is not None or of_source is not None
     outputs: Serialize.Outputs = await run(
         Serialize,
         Serialize.Params(
@@ -428,11 +432,13 @@ async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload
             methods=tuple(exports),
             backends=(BACKEND_ID,) if recipe.fat else fallback.backends,
             external_data=output.external_data,
+            metadata=metadata_params(run, payloads) if described else None,
         ),
         Serialize.Inputs(
             payload=compiled.payload,
             container=await pack(run, exports, payloads) if recipe.fat else None,
             data=compiled.data if output.external_data and not recipe.fat else None,
+            metadata=of_source,
         ),
     )
     return outputs

@@ -147,6 +147,8 @@ class PlannedModel:
     limits: Limits = field(default_factory=Limits)
     python_path: tuple[Path, ...] = ()  # folders in which the source's modules are found
     folder: Path = field(default_factory=Path.cwd)
+    # what the zoo says about the model, as it was written (`configs.Metadata.written`); None if it says nothing
+    metadata: Mapping[str, Any] | None = None
 
     @classmethod
     def of_config(
@@ -174,6 +176,7 @@ class PlannedModel:
             limits=config.limits,
             python_path=python_path,
             folder=folder,
+            metadata=config.metadata.written() if config.metadata else None,
         )
 
     def ending_with(self, stage: str) -> Self:

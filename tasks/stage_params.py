@@ -24,8 +24,12 @@ from .stages.edge_manager_passes import ManagerPassParams
 from .stages.export import Export
 from .stages.quantize import Quantize
 from .stages.report import Report
+from .stages.serialize import MetadataParams
 from .stages.source_transform import SourceTransform, TorchaoParams
 from .torchao_configs import class_name
+
+ORIGIN_FORMAT = 1
+"""Version of what the provenance digest in a file's metadata is of."""
 
 
 def export_params(run: Scope, method: str | None, watch_name: str) -> Export.Params:
@@ -158,15 +162,38 @@ def compile_params(run: Scope, spec: PlannedSpecialization, methods: Collection[
     )
 
 
+def metadata_params(run: Scope, payloads: Collection[str]) -> MetadataParams:
+    """What the zoo says about the model, and what the file is made from and with."""
+    recipe, layout = run.plan, run.plan.recipe.compile
+    made = {spec.name: params_of(spec.target).model_dump(mode="json") for spec in recipe.specializations}
+    return MetadataParams(
+        written=dict(run.model.metadata or {}),
+        origin={
+            "format": ORIGIN_FORMAT,
+            "model": run.model.name,
+            "recipe": recipe.name,
+            "specializations": made,
+            "left_out": list(_left_out(recipe, payloads)),
+            "toolchain": recipe.versions,
+        },
+        segment_alignment=layout.segment_alignment,
+        delegate_alignment=layout.delegate_alignment,
+    )
+
+
+def _left_out(recipe: PlannedRecipe, payloads: Collection[str]) -> tuple[str, ...]:
+    """Names of specializations that could not be made and were not required."""
+    return (*recipe.unavailable, *(spec.name for spec in recipe.specializations if spec.name not in payloads))
+
+
 def report_params(run: Scope, payloads: Collection[str]) -> Report.Params:
     """What the provenance says besides what the report reads."""
     recipe = run.plan
-    lost = (spec.name for spec in recipe.specializations if spec.name not in payloads)
     return Report.Params(
         model=run.model.name,
         recipe=recipe.name,
         specializations={spec.name: params_of(spec.target) for spec in recipe.specializations},
-        left_out=(*recipe.unavailable, *lost),
+        left_out=_left_out(recipe, payloads),
         stage_keys={step.part: done.key.digest() for step, done in run.done.items()},
         versions=recipe.versions,
         bounds=recipe.bounds,

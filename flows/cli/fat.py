@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,18 +74,21 @@ def merge_files(
     share_transposed: _SHARE_TRANSPOSED = True,
     as_json: AS_JSON = False,
 ) -> None:
-    """Combine plain files into a fat one. Payloads are named for their files, unless you name them."""
+    """Combine plain files into a fat one, with the metadata of the last. Payloads are named for their files."""
     from ...formats.nfat.pack import pack_v2
+    from ...runtime.selection import scratch_folder
 
     check_output(out, data_out)
-    sources = [_open(argument) for argument in files]
-    _check_distinct(sources)
-    _check_fallback(sources[-1])
-    for source in sources[:-1]:
-        _check_signature(source, sources[-1])
-    payloads = [(source.description, source.content) for source in sources]
-    packed = pack_v2(payloads, share_transposed=share_transposed)
-    _write_fat_file(packed, sources[-1].content, out, data_out)
+    with scratch_folder() as folder:
+        sources = [_without_metadata(_open(argument), folder / str(index)) for index, argument in enumerate(files)]
+        _check_distinct(sources)
+        _check_fallback(sources[-1])
+        for source in sources[:-1]:
+            _check_signature(source, sources[-1])
+        payloads = [(source.description, source.content) for source in sources]
+        packed = pack_v2(payloads, share_transposed=share_transposed)
+        _write_fat_file(packed, sources[-1].content, out, data_out)
+    _carry_metadata(sources[-1].path, out, packed.alignment)
     size, total = _written_size(out, data_out), sum(len(source.content) for source in sources)
     names = [source.name for source in sources]
     if as_json:
@@ -130,6 +133,7 @@ def thin_file(
         share_transposed &= any(payload.transposes for payload in container.payloads)
         packed = _pack(container, payloads, contents, share_transposed=share_transposed)
         _write_fat_file(packed, contents[-1], out, data_out)
+    _carry_metadata(file, out, packed.alignment)
     kept, size = [payload.name for payload in payloads], _written_size(out, data_out)
     if as_json:
         print_json({"file": str(out), "payloads": kept, "size": size})
@@ -176,6 +180,23 @@ def _open(argument: str) -> _Source:
     except FileFormatError as error:
         raise InputError(f"{path}: {error}; NAME={path.name} gives it another name") from error
     return source
+
+
+def _without_metadata(source: _Source, path: Path) -> _Source:
+    """The plain file without metadata, which is the fat file's; `path` is where to write it."""
+    from ...formats.nfat.contents import BYTE_ALIGNMENT
+    from ...formats.pte.reader import map_file, read_pte
+
+    if not source.pte.metadata:
+        return source
+    with quiet():
+        from ...tasks.programs.file_metadata import write_metadata
+
+        base = source.pte.segment_base
+        alignment = max(BYTE_ALIGNMENT, base & -base)  # the greatest that the file can have been written with
+        write_metadata(source.path, {}, path, constant_methods=False, segment_alignment=alignment)
+    content = map_file(path)
+    return replace(source, content=content, pte=read_pte(content))
 
 
 def _name_and_path(argument: str) -> tuple[str, Path]:
@@ -275,6 +296,23 @@ def _write_fat_file(packed: PackedContainer, signature: Buffer, path: Path, data
         from ...tasks.programs.fat_program import write_fat
 
         write_fat(packed, memoryview(signature), path, data_path=data_path)
+
+
+def _carry_metadata(source: Path, path: Path, alignment: int) -> None:
+    """Gives a fat file the metadata of the file that it was made from, but for the digest of that one's provenance."""
+    from ...configs.metadata import PROVENANCE
+    from ...formats.pte.metadata import read_metadata, returning_methods
+    from ...formats.pte.reader import open_pte
+
+    metadata = read_metadata(source)
+    returned = bool(returning_methods(open_pte(source), metadata))
+    metadata.pop(PROVENANCE, None)
+    if not metadata:
+        return
+    with quiet(), convert_os_errors(InputError, f"output cannot be written to {path}"):
+        from ...tasks.programs.file_metadata import write_metadata
+
+        write_metadata(path, metadata, path, constant_methods=returned, segment_alignment=alignment)
 
 
 def _written_size(path: Path, data_path: Path | None) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import printable
+from .metadata import metadata_lines
 from .options import AS_JSON, DATA
 from .pte_files import data_files, open_fat_file
 from .terminal import format_size, open_console, print_json
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _SHORT_DIGEST = 12
 _MAX_OPERATORS = 12
+_MAX_LENGTH = 80
 
 
 def inspect_file(
@@ -34,26 +36,38 @@ def inspect_file(
     data: DATA = None,
     as_json: AS_JSON = False,
 ) -> None:
-    """Show the contents of a .pte file: methods, operators, delegates, segments, named data; payloads if it is fat."""
+    """Show the contents of a .pte file: metadata, methods, operators, delegates, named data; payloads if it is fat."""
     from ...formats.nfat.fat_file import is_fat
     from ...formats.pte.describe import describe
+    from ...formats.pte.metadata import metadata_json, read_metadata, returning_methods
     from ...formats.pte.reader import open_pte
 
     pte = open_pte(file)
     fat = open_fat_file(file, data) if is_fat(pte) else None
-    description = {**describe(pte), "container": _describe_container(fat) if fat else None}
+    metadata = read_metadata(file)
+    description = {
+        **describe(pte),
+        "metadata": metadata_json(metadata),
+        "container": _describe_container(fat) if fat else None,
+    }
     if not fat:
         description["outside"] = _describe_external(file, pte, data_files(file, data))
     if as_json:
         print_json(description)
         return
+    from rich.text import Text
+
     console = open_console()
     if description["container"]:
         _print_container(console, file, description)
     else:
         _print_file(console, file, description)
+    for line in metadata_lines(metadata, limit=_MAX_LENGTH):
+        console.print(Text(line), soft_wrap=True)
+    returning = returning_methods(pte, metadata)
     for method in description["methods"]:
-        _print_method(console, method)
+        if method["name"] not in returning:
+            _print_method(console, method)
     if not fat:
         _print_named_data(console, description)
 

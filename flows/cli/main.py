@@ -19,6 +19,7 @@ from .export import export
 from .fat import extract_payload, merge_files, thin_file
 from .init import init
 from .inspect import inspect_file
+from .metadata import show_metadata
 from .plan import plan
 from .release import app as release_app
 from .release import publish
@@ -43,6 +44,7 @@ app.command()(export)
 app.command()(plan)
 app.command()(init)
 app.command("inspect")(inspect_file)
+app.command("metadata")(show_metadata)
 app.command("run")(in_child(run_file))
 app.command("verify")(verify_file)
 app.command("thin")(thin_file)

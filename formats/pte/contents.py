@@ -135,9 +135,13 @@ class ConstantTensor:
     mutable: bool
 
 
+METADATA_PREFIX = "metadata."
+"""Before the keys of named data that describes the model, and that no delegate looks for."""
+
+
 @dataclass(frozen=True, slots=True)
 class NamedData:
-    """A blob that delegates find by its key. Several keys may name one segment."""
+    """A blob that is found by its key. Several keys may name one segment."""
 
     key: str
     segment: int
@@ -209,6 +213,8 @@ class PteFile:
             but named data may lie inside of the segment of constants.
         constants: tensor data in the file, by offset.
         external: the tensors whose data is in another file, by name.
+        named_data: what delegates look up.
+        metadata: what describes the model; its keys have the prefix `METADATA_PREFIX`.
     """
 
     size: int
@@ -220,6 +226,7 @@ class PteFile:
     constants: tuple[ConstantTensor, ...]
     external: tuple[TensorSpec, ...]
     named_data: tuple[NamedData, ...]
+    metadata: tuple[NamedData, ...] = ()
 
     @property
     def inner_segments(self) -> frozenset[int]:

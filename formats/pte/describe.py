@@ -118,4 +118,6 @@ def _segment_uses(pte: PteFile) -> list[set[str]]:
                 uses[delegate.segment].add("delegate")
     for named in pte.named_data:
         uses[named.segment].add("named_data")
+    for named in pte.metadata:
+        uses[named.segment].add("metadata")
     return uses

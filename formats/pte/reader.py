@@ -12,7 +12,7 @@ from pathlib import Path
 from ...artifacts.opening import open_input
 from ...errors import FileFormatError, InputError
 from . import schema_generated as schema
-from .contents import Extent, NamedData, PteFile, TensorSpec
+from .contents import METADATA_PREFIX, Extent, NamedData, PteFile, TensorSpec
 from .methods import TensorData, read_constants, read_method
 from .tables import U32, U64, Flatbuffer, TableView, pick
 
@@ -65,6 +65,7 @@ def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
     ]
     methods = [read_method(plan, segments, inline) for plan in program.children(schema.Program.EXECUTION_PLAN)]
     data = [data for contents in methods for data in contents.data]
+    named = tuple(_named_data(program, segments))
     return PteFile(
         size=len(view),
         version=program.number(schema.Program.VERSION, U32),
@@ -74,7 +75,8 @@ def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
         segments=segments,
         constants=read_constants(program, segments, data),
         external=_external(data),
-        named_data=tuple(_named_data(program, segments)),
+        named_data=tuple(entry for entry in named if not entry.key.startswith(METADATA_PREFIX)),
+        metadata=tuple(entry for entry in named if entry.key.startswith(METADATA_PREFIX)),
     )
 
 

@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch.export import ExportedProgram
 
 from ...artifacts.ref import ArtifactRef
-from ...configs.base import NAME_PATTERN
+from ...configs.base import NAME_PATTERN, describe_errors
 from ...configs.definition import MethodDefinition, ModelDefinition
+from ...configs.metadata import Metadata
 from ...errors import SourceError
 from ..keys.inputs import Recorder, recording
 from ..keys.source import loaded_files, observed_distributions, observed_modules
@@ -137,8 +139,10 @@ def _eager_model(made: Any) -> ModelDefinition:
     """From an object with the interface of executorch.examples.models.model_base.EagerModelBase."""
     shapes = made.get_dynamic_shapes() if hasattr(made, "get_dynamic_shapes") else None
     keywords = made.get_example_kwarg_inputs() if hasattr(made, "get_example_kwarg_inputs") else None
+    metadata = made.get_metadata() if hasattr(made, "get_metadata") else None
     example = tuple(made.get_example_inputs())
-    return ModelDefinition({"forward": _with_keywords(made.get_eager_model(), example, keywords, shapes)})
+    method = _with_keywords(made.get_eager_model(), example, keywords, shapes)
+    return ModelDefinition({"forward": method}, metadata=metadata)
 
 
 def _definition(builder: str, made: Any) -> ModelDefinition:
@@ -175,6 +179,11 @@ def checked_definition(what: str, definition: ModelDefinition) -> ModelDefinitio
         raise SourceError(f"{what}: {sorted(clash)} are methods and constant methods at once")
     for name, content in definition.assets.items():
         _check_asset(what, name, content)
+    try:
+        written_metadata(definition)
+    except (ValidationError, ValueError) as error:
+        problem = describe_errors(error) if isinstance(error, ValidationError) else str(error)
+        raise SourceError(f"{what}: metadata: {problem}") from error
     return by_position(what, definition)
 
 
@@ -190,6 +199,16 @@ def _check_asset(what: str, name: Any, content: Any) -> None:
         )
     if not isinstance(content, bytes):
         raise SourceError(f"{what}: the asset {name!r} is {type(content).__name__}; it must be bytes")
+
+
+def written_metadata(definition: ModelDefinition) -> dict[str, Any]:
+    """What the source says about the model, as JSON values; raises ValueError if `configs.Metadata` has no such field.
+
+    A relative path in it begins in the zoo's folder, where the source runs.
+    """
+    given = definition.metadata
+    metadata = given if isinstance(given, Metadata) else Metadata.model_validate(dict(given or {}))
+    return metadata.with_labels().written()
 
 
 def _check_method(what: str, name: str, method: MethodDefinition) -> None:

@@ -23,8 +23,8 @@ from ...configs.sources import (
 )
 from ...errors import SourceError, first_line
 
-_READ = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-"""Files of a repository that a model and its processors read."""
+_READ = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md")
+"""Files of a repository that a model and its processors read; its card names the licence."""
 
 _OLD_WEIGHTS = "pytorch_model*.bin"
 """Read where a repository has no safetensors."""

@@ -18,11 +18,13 @@ from ..upstream.torchvision_operators import import_torchvision
 
 import_torchvision()
 import transformers
+from huggingface_hub import ModelCard
 from torch.export import Dim
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PretrainedConfig
 from transformers.exporters.exporter_dynamo import reset_model_state
 from transformers.exporters.utils import apply_patches
 from transformers.pipelines import SUPPORTED_TASKS
+from transformers.utils import cached_file
 
 TEXT = "The quick brown fox jumps over the lazy dog, and a few more words follow until the line is long enough. "
 SAMPLING_RATE = 16_000  # of the example sound, in Hz
@@ -69,6 +71,20 @@ class Model:
     def get_dynamic_shapes(self) -> dict[str, Any]:
         """Batch and sequence, within bounds; torch.export finds out where the model fixes them."""
         return {name: self._dims(tensor) for name, tensor in self._inputs.items()}
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What the model's card, configuration and processors say."""
+        described = describe(self._place, self.config)
+        if "pixel_values" in self._inputs:
+            described["image"] = _image_preprocessing(self._place)
+        if self._inputs.keys() & {"input_values", "input_features"}:
+            described["audio"] = _audio_preprocessing(self._place)
+        if "input_ids" in self._inputs:
+            described["tokenizer"] = tokenizer_metadata(self._place, self.config)
+        labels = self.config.id2label or {}
+        if any(label != f"LABEL_{index}" for index, label in labels.items()):
+            described["labels"] = [str(labels[index]) for index in sorted(labels)]
+        return described
 
     def _dims(self, tensor: torch.Tensor) -> dict[int, Any]:
         dims: dict[int, Any] = {0: Dim.AUTO(min=1, max=self._batch)} if self._batch > 1 else {}
@@ -130,6 +146,87 @@ class Model:
         frames = 2 * getattr(self.config, "max_source_positions", 1500)
         whisper = hasattr(self.config, "max_source_positions") and not hasattr(self.config, "input_feat_per_channel")
         return torch.randn(batch, mel_bins, frames) if whisper else torch.randn(batch, 100, mel_bins)
+
+
+def describe(place: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
+    """The model's name, architecture, repository and commit, and the licence that its card names."""
+    name, revision = str(place["pretrained_model_name_or_path"]), place["revision"]
+    found = {
+        "name": (Path(name).resolve() if Path(name).is_dir() else Path(name)).name,
+        "architecture": config.model_type,
+        "license": _license(place),
+        "source": f"hf:{name}" if "/" in name and not Path(name).is_dir() else None,
+        "revision": revision,
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _license(place: Mapping[str, Any]) -> str | None:
+    """The licence in the head of the model's card, if it has one."""
+    try:
+        path = cached_file(
+            place["pretrained_model_name_or_path"],
+            "README.md",
+            revision=place["revision"],
+            local_files_only=True,
+            _raise_exceptions_for_missing_entries=False,
+        )
+        card = ModelCard.load(path, ignore_metadata_errors=True).data if path else None
+    except (OSError, ValueError):
+        return None
+    named = card and (card.license_name if card.license == "other" else card.license)
+    return str(named) if named else None
+
+
+def tokenizer_metadata(place: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
+    """The algorithm and the template of the model's tokenizer, and the tokens that its configuration names."""
+    text = config.get_text_config(decoder=True)
+    ends = getattr(text, "eos_token_id", None)
+    found = {
+        "vocab_size": getattr(text, "vocab_size", None),
+        "bos_token_id": getattr(text, "bos_token_id", None),
+        "eos_token_ids": ends if isinstance(ends, list) or ends is None else [ends],
+    }
+    with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
+        tokenizer = AutoTokenizer.from_pretrained(**place)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        found["model"] = type(backend.model).__name__ if backend else None
+        found["chat_template"] = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _image_preprocessing(place: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model's image processor does; nothing where it has none."""
+    try:
+        processor = AutoImageProcessor.from_pretrained(**place)
+    except (OSError, ValueError, KeyError, ImportError):
+        return {}
+    found: dict[str, Any] = {"channels": "RGB"}
+    crop, size = getattr(processor, "crop_size", None) or {}, getattr(processor, "size", None) or {}
+    cropped = getattr(processor, "do_center_crop", False) and "height" in crop
+    final = crop if cropped else size
+    if "height" in final:
+        found["size"] = [final["height"], final["width"]]
+    if cropped and "shortest_edge" in size:
+        found["resize"] = size["shortest_edge"]
+    if getattr(processor, "do_resize", False) and (resample := getattr(processor, "resample", None)) is not None:
+        found["interpolation"] = _RESAMPLING.get(int(resample))
+    if getattr(processor, "do_rescale", False):
+        found["rescale"] = processor.rescale_factor
+    if getattr(processor, "do_normalize", False):
+        found |= {"mean": list(processor.image_mean), "std": list(processor.image_std)}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+_RESAMPLING = dict(enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")))
+"""Names of PIL.Image.Resampling."""
+
+
+def _audio_preprocessing(place: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {"sampling_rate": AutoFeatureExtractor.from_pretrained(**place).sampling_rate}
+    except (OSError, ValueError, KeyError, ImportError, AttributeError):
+        return {}
 
 
 def example_tokens(place: Mapping[str, Any], vocabulary: int, length: int) -> torch.Tensor:

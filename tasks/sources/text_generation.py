@@ -11,7 +11,14 @@ from torch.export import Dim
 from transformers import PretrainedConfig
 
 from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
-from .huggingface import example_tokens, load_model, positions_of, random_tokens
+from .huggingface import (
+    describe,
+    example_tokens,
+    load_model,
+    positions_of,
+    random_tokens,
+    tokenizer_metadata,
+)
 from .kv_cache import START, KvCache, cache_shapes
 from .tokenizer_files import tokenizer_files
 
@@ -93,6 +100,11 @@ def model(
         constant_methods=_constants(loaded, text, context, own_attention=attention is not None),
         assets=tokenizer_files(place),
         sequences=[[MethodCall("forward", call) for call in (first, *later)]],
+        metadata={
+            **describe(place, configuration),
+            "tokenizer": tokenizer_metadata(place, configuration),
+            "context_length": context,
+        },
     )
 
 

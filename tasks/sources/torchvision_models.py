@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...configs.base import did_you_mean
+from ...configs.metadata import INTERPOLATIONS
 from ..upstream.torchvision_operators import import_torchvision
 
 import_torchvision()
@@ -24,6 +27,7 @@ class Model:
         known = torchvision.models.list_models()
         if name not in known:
             raise ValueError(f"torchvision has no model {name!r}{did_you_mean(name, known)}")
+        self._name, self._loaded = name, weights is not None
         chosen = torchvision.models.get_model_weights(name)
         if weights is not None and weights not in chosen.__members__:
             raise ValueError(f"{name} has no weights {weights!r}{did_you_mean(weights, [*chosen.__members__])}")
@@ -39,3 +43,24 @@ class Model:
         transforms = self._weights.transforms()
         image = torch.zeros(3, 512, 512, dtype=torch.uint8)
         return (torch.randn(1, *transforms(image).shape),)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What the model's weights say: their classes, and their transforms where those are of images."""
+        found: dict[str, Any] = {"name": self._name, "source": f"torchvision:{self._name}"}
+        if self._loaded:
+            found["revision"] = self._weights.name
+            if labels := self._weights.meta.get("categories"):
+                found["labels"] = list(labels)
+        transforms = self._weights.transforms()
+        if hasattr(transforms, "crop_size"):
+            (size,) = transforms.crop_size
+            found["image"] = {
+                "size": [size, size],
+                "resize": transforms.resize_size[0],
+                "interpolation": how if (how := transforms.interpolation.value) in INTERPOLATIONS else None,
+                "channels": "RGB",
+                "rescale": 1 / 255,
+                "mean": list(transforms.mean),
+                "std": list(transforms.std),
+            }
+        return found

@@ -43,6 +43,7 @@ class Export(stage.Stage, name="export"):
         assets: kinds.Assets | None = None  # of a model that has some
         weights: kinds.WeightDigests | None = None  # of a model with several methods
         batch_norms: kinds.NodeNames | None = None  # those that `fold_batch_norms` can fold, if there are any
+        metadata: kinds.Metadata | None = None  # what the source says about the model, if it says anything
         # what the user's code loaded and read on the way; None for a live model
         observed: kinds.Observed | None = None
 
@@ -73,6 +74,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     from ..programs.eager import eager_examples
     from ..programs.inputs import check_bounded
     from ..programs.method import choose_method, digest_weights, export_method
+    from ..programs.model_source import written_metadata
 
     methods = list(model.definition.methods)
     weights = digest_weights(model.definition) if len(methods) > 1 else {}  # before anything changes them
@@ -84,6 +86,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     constants = emitted_constants(model.definition.constant_methods)
     examples = eager_examples(model, name, program, params.drawn_inputs)
     norms = [found.norm.name for found in foldable_norms(program)]
+    metadata = written_metadata(model.definition)
     return Export.Outputs(
         program=save_program(program, kind="program/aten", store=store),
         examples=save_value(examples, kind="examples", store=store),
@@ -92,4 +95,5 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
         assets=save_assets(model.definition.assets, store) if model.definition.assets else None,
         weights=store.put_artifact("model/weights", canonical_json(weights)) if weights else None,
         batch_norms=store.put_artifact("model/batch_norms", canonical_json(norms)) if norms else None,
+        metadata=store.put_artifact("model/metadata", canonical_json(metadata)) if metadata else None,
     )

@@ -13,6 +13,7 @@ from ...artifacts.ref import ArtifactRef
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError
 from ...formats.nfat.fat_file import is_fat, open_fat
+from ...formats.pte.metadata import metadata_json, read_metadata
 from ...formats.pte.reader import open_pte
 from .. import kinds, stage
 from ..codecs.assets import asset_blobs
@@ -43,6 +44,7 @@ class Report(stage.Stage, name="report"):
         examples: Mapping[str, kinds.Examples]  # by method, of `export`
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
         assets: kinds.Assets | None = None  # of `export`
+        origin: kinds.Origin | None = None  # of `serialize`
         accuracy: kinds.Accuracy | None = None  # of `gate`
         numerics: kinds.Numerics | None = None  # of `ladder`
         # of `compile`, by payload; that of a plain file has the key ``""``. The next three are alike.
@@ -87,7 +89,9 @@ class Report(stage.Stage, name="report"):
             provenance["data"] = {"sha256": sha256, "size": data_file.stat().st_size}
         if inputs.assets:
             provenance["assets"] = _assets(inputs.assets, params.recipe, work)
-        for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics)):
+        if metadata := read_metadata(path):
+            provenance["metadata"] = metadata_json(metadata)
+        for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics), ("origin", inputs.origin)):
             if ref:
                 provenance[name] = json.loads(work.store.read_artifact(ref))
         made = work.store.put_artifact("report/provenance", canonical_json(provenance))

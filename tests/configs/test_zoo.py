@@ -136,8 +136,8 @@ if __name__ == "__main__":
 
 NAMES = """
 Accuracy BuilderSource CompileOptions Dataset DimRange DynamicShapes EdgeOptions InputShape Limits LoadedZoo Locations
-MethodCall MethodDefinition MethodOptions ModelConfig ModelDefinition Output ProgramSource Quantize QuantizerChoice
-Recipe RunConfig Specialization VerifyBounds VerifyOverrides Zoo load_zoo preset_names zoo_schema
+Metadata MethodCall MethodDefinition MethodOptions ModelConfig ModelDefinition Output ProgramSource Quantize
+QuantizerChoice Recipe RunConfig Specialization VerifyBounds VerifyOverrides Zoo load_zoo preset_names zoo_schema
 """
 
 

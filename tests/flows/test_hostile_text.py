@@ -46,6 +46,7 @@ COMMANDS = {
     "plan": [["zoo.yaml"], ["zoo.yaml", "--set", HOSTILE], ["zoo.yaml", "--model", HOSTILE]],
     "init": [[HOSTILE], [f"hostile:{HOSTILE}"]],
     "inspect": [[FILE], [HOSTILE]],
+    "metadata": [[FILE], [HOSTILE]],
     "run": [[FILE], [FILE, "--method", HOSTILE]],
     "verify": [[FILE], [HOSTILE]],
     "thin": [[FILE, "--keep", HOSTILE, "--out", FILE]],

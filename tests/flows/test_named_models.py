@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 from pteforge.artifacts.digest import digest_bytes
+from pteforge.formats.pte.metadata import read_metadata
 from pteforge.formats.pte.reader import open_pte
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -129,6 +130,9 @@ def test_a_language_model_talks(project, language_model):
         content = (folder / name).read_bytes()
         assert (content, digest_bytes(content)) == ((language_model / name).read_bytes(), described["sha256"])
     file = folder / "xnnpack-fp32.pte"
+    metadata = read_metadata(file)
+    assert (metadata["general.architecture"], metadata["tokenizer.model"]) == ("llama", "BPE")
+    assert metadata["context.length"] == CONTEXT
     *talked, too_long = talk((file, folder, str(language_model), [*PROMPTS, 5 * TEXT]))
     assert (talked[0][0], talked[-1][0] > CONTEXT / 2) == (1, True)
     for tokens, said, wanted in talked:
@@ -282,5 +286,8 @@ def test_models_of_three_libraries(project, vision):
     assert done.code == 0, done.err
     assert f"{len(NAMED)} files verified" in done.out
     shapes = {name: open_pte(project.out / name / "xnnpack-fp32.pte").methods[0].inputs[0].shape for name in NAMED}
+    said = read_metadata(project.out / "timm" / "xnnpack-fp32.pte")
+    assert (said["general.source"], said["image.size"]) == ("timm:test_efficientnet", (160, 160))
+    assert read_metadata(project.out / "torchvision" / "xnnpack-fp32.pte")["image.size"] == (224, 224)
     assert shapes["bert"] == (4, 128)  # upper bounds
     assert (shapes["vit"], shapes["wav2vec2"][0]) == ((1, 3, 32, 32), 4)

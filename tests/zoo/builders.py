@@ -591,3 +591,10 @@ def in_folder():
     module = nn.Linear(3, 1, bias=False)
     nn.init.constant_(module.weight, float(Path("weight.txt").read_text()))
     return module, (torch.ones(1, 3),)
+
+
+def described():
+    """Says what its file is to say, and has a constant method of the name that an entry would get."""
+    metadata = {"name": "its own", "license": "mit", "labels": ["a", "b", "c"], "extra": {"acme.build": 7}}
+    method = MethodDefinition(nn.Linear(512, 3), [(torch.randn(2, 512),)])
+    return ModelDefinition({"forward": method}, {"get_acme_build": "1.0"}, metadata=metadata)

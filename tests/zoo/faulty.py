@@ -144,5 +144,13 @@ def keywords_of_a_call():
     return ModelDefinition({"forward": MethodDefinition(nn.ReLU(), [(torch.ones(2),)])}, sequences=calls)
 
 
+def described_wrongly():
+    return _relu(metadata={"licence": "mit"})
+
+
+def labels_of_nothing():
+    return _relu(metadata={"labels_file": "nowhere.txt"})
+
+
 def keywords_by_name():
     return ModelDefinition({"forward": MethodDefinition(nn.ReLU(), [(torch.ones(2),)], None, {"input": 1})})

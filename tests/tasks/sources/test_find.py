@@ -31,7 +31,8 @@ def write_model(folder: Path, architecture: str) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [architecture]}))
     (folder / "model.safetensors").write_bytes(b"weights")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    (folder / "README.md").write_text("not read by any model")
+    (folder / "README.md").write_text("names the licence")
+    (folder / "training.md").write_text("not read by any model")
 
 
 def test_a_repository_at_a_branch(hub):
@@ -40,7 +41,8 @@ def test_a_repository_at_a_branch(hub):
         found = find_source(HuggingFaceSource(huggingface="org/small", revision=revision), hub)
         assert found.builder == "pteforge.tasks.sources.huggingface:Model"
         assert found.kwargs == {"name": "org/small", "revision": COMMIT}
-        assert [path.name for path in found.files] == ["chat_template.jinja", "config.json", "model.safetensors"]
+        names = ["README.md", "chat_template.jinja", "config.json", "model.safetensors"]
+        assert [path.name for path in found.files] == names
 
 
 def test_a_folder_is_named_relative_to_the_zoo(tmp_path):
