@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,10 +153,10 @@ def describe(place: Mapping[str, Any], config: PretrainedConfig) -> dict[str, An
     """The model's name, architecture, repository and commit, and the licence that its card names."""
     name, revision = str(place["pretrained_model_name_or_path"]), place["revision"]
     found = {
-        "name": (Path(name).resolve() if Path(name).is_dir() else Path(name)).name,
+        "name": (Path(name).resolve() if is_folder(name) else Path(name)).name,
         "architecture": config.model_type,
         "license": _license(place),
-        "source": f"hf:{name}" if "/" in name and not Path(name).is_dir() else None,
+        "source": f"hf:{name}" if "/" in name and not is_folder(name) else None,
         "revision": revision,
     }
     return {key: value for key, value in found.items() if value}
