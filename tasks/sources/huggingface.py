@@ -305,6 +305,10 @@ def _random(auto: Any, config: PretrainedConfig, attention: str) -> Any:
     return make(config, attn_implementation=attention).float()
 
 
+_UNDECLARED = {"head_dim"}
+"""Fields that many architectures read where they are set, and declare nowhere."""
+
+
 def _configuration(place: Mapping[str, Any], changes: Mapping[str, Any] | None) -> PretrainedConfig:
     name = str(place["pretrained_model_name_or_path"])
     make = partial(AutoConfig.from_pretrained, **place)
@@ -316,7 +320,7 @@ def _configuration(place: Mapping[str, Any], changes: Mapping[str, Any] | None) 
         make = partial(AutoConfig.for_model, name)
     made = make()
     for field in changes or ():
-        if not hasattr(made, field):
+        if field not in _UNDECLARED and not hasattr(made, field):
             known = did_you_mean(field, [*made.to_dict()])
             raise ValueError(f"config: {type(made).__name__} has no field {field!r}{known}")
     return make(**changes) if changes else made

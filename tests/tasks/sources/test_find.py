@@ -61,7 +61,8 @@ def test_old_weights(hub):
     snapshot = hub / "hub" / "models--org--small" / "snapshots" / COMMIT
     (snapshot / "model.safetensors").rename(snapshot / "pytorch_model.bin")
     found = find_source(HuggingFaceSource(huggingface="org/small"), hub)
-    assert [path.name for path in found.files] == ["config.json", "pytorch_model.bin"]
+    names = ["README.md", "chat_template.jinja", "config.json", "pytorch_model.bin"]
+    assert [path.name for path in found.files] == names
 
 
 def test_a_repository_of_which_the_cache_has_a_part(hub):
@@ -70,7 +71,7 @@ def test_a_repository_of_which_the_cache_has_a_part(hub):
     with pytest.raises(SourceError, match="there are no weights in "):
         find_source(HuggingFaceSource(huggingface="org/small"), hub)
     found = find_source(HuggingFaceSource(huggingface="org/small", config={}), hub)
-    assert [path.name for path in found.files] == ["config.json"]
+    assert [path.name for path in found.files] == ["README.md", "chat_template.jinja", "config.json"]
 
 
 def test_random_weights_need_no_files(tmp_path):

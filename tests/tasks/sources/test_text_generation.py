@@ -18,6 +18,7 @@ SIZES = {
     "eos_token_id": 0,  # a token like any other, and not none
     "pad_token_id": 1,
 }
+WITHOUT_MLP = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
 GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
 WINDOWS = {**GROUPED, "sliding_window": 6}
 OLD = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": CONTEXT}
@@ -46,7 +47,7 @@ ARCHITECTURES = {
     "phi": SIZES,
     "phi3": GROUPED,
     "gpt2": OLD,
-    "opt": {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "opt": {**WITHOUT_MLP, "ffn_dim": 48, "word_embed_proj_dim": 32},
     "deepseek_v3, latent keys": {**SIZES, "num_key_value_heads": 4, **LATENT},
 }
 
