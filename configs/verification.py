@@ -115,7 +115,7 @@ class Accuracy(_WrittenFields):
         return other.model_copy(update={name: getattr(self, name) for name in written})
 
 
-_READ = ("file", "folder", "tokens")
+_READ = ("file", "folder", "text", "tokens")
 """Arguments of the evaluators in `pteforge.evaluators` that are paths, relative to the zoo file's folder."""
 
 
