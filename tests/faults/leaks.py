@@ -132,7 +132,12 @@ def run_zoo(folder: Path, widths: Sequence[int], *, replayed: bool) -> Iterator[
         command = [sys.executable, "-c", f"from pteforge.tests.faults.leaks import replay; replay('model{widths[0]}')"]
     environment = project.environment({"TMPDIR": str(temporary)})
     with subprocess.Popen(
-        [*command, "export", "zoo.yaml"], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+        [*command, "export", "zoo.yaml"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stderr
         for line in process.stderr:
