@@ -33,7 +33,7 @@ from pteforge.tests.flows.conftest import PTEFORGE, ZOO, Project
 MODELS = 50  # of one trial
 _WARM_UP = 20  # models
 _WIDTHS = range(4, 4000)  # of the models' hidden layer, so that no two of a process are alike
-_GROWTH = 10_000_000  # bytes that one trial may add; docs/reliability.md has what it adds
+_GROWTH = 20_000_000  # bytes that one trial may add; docs/reliability.md has what it adds
 _MORE = 8  # descriptors, threads or files: stages that run at the same time vary
 _STAGES = 6  # of one model
 _REPLAY = 0.1  # seconds that a stage takes that is not run
@@ -132,7 +132,12 @@ def run_zoo(folder: Path, widths: Sequence[int], *, replayed: bool) -> Iterator[
         command = [sys.executable, "-c", f"from pteforge.tests.faults.leaks import replay; replay('model{widths[0]}')"]
     environment = project.environment({"TMPDIR": str(temporary)})
     with subprocess.Popen(
-        [*command, "export", "zoo.yaml"], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+        [*command, "export", "zoo.yaml"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stderr
         for line in process.stderr:
