@@ -14,22 +14,27 @@ from torch.fx import GraphModule
 from ...errors import VerificationFailed
 from ..figures import Case
 
-_COARSE = {torch.bfloat16: "bfloat16", torch.float16: "float16"}  # the coarsest first
+_COARSE = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_ORDER = ("bfloat16", "int8", "float16")  # the coarsest first
+_QUANTIZE = "quantized_decomposed.quantize_per_token.default"  # by scales that are computed on the way
 _CONVERSIONS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout)  # noqa: SLF001
 _SILENT_DB = -300.0  # stands for minus infinity: eager returns zeros and the runtime does not
 
 
 def rounding_of(program: ExportedProgram) -> str:
-    """``bfloat16`` or ``float16`` where an ATen program computes in it, the coarser one of both; else empty."""
+    """The coarsest that an ATen program computes in of ``bfloat16``, ``int8`` and ``float16``; empty for none.
+
+    A value may be rounded to int8 in another way than eager's, which differs in the last digits.
+    """
     computed = {
-        node.meta["val"].dtype
+        "int8" if str(node.target) == _QUANTIZE else _COARSE.get(node.meta["val"].dtype, "")
         for module in program.graph_module.modules()
         if isinstance(module, GraphModule)
         for node in module.graph.nodes
         if node.op == "call_function" and node.target not in _CONVERSIONS
         if isinstance(node.meta.get("val"), torch.Tensor)
     }
-    return next((name for dtype, name in _COARSE.items() if dtype in computed), "")
+    return _coarser(*computed)
 
 
 def compare_all(
@@ -50,7 +55,7 @@ def compare_all(
 
 
 def _coarser(*names: str) -> str:
-    return next((name for name in _COARSE.values() if name in names), "")
+    return next((name for name in _ORDER if name in names), "")
 
 
 def compare(output: Any, reference: Any, *, method: str, label: str, output_position: int) -> Case:
