@@ -12,7 +12,8 @@ import torch
 from ...errors import VerificationFailed
 from ..figures import Case
 
-_COARSE = {torch.bfloat16: "bfloat16", torch.float16: "float16"}  # the coarsest first
+_COARSE = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_ORDER = ("bfloat16", "int8", "float16")  # the coarsest first
 _SILENT_DB = -300.0  # stands for minus infinity: eager returns zeros and the runtime does not
 
 
@@ -34,7 +35,7 @@ def compare_all(
 
 
 def _coarser(*names: str) -> str:
-    return next((name for name in _COARSE.values() if name in names), "")
+    return next((name for name in _ORDER if name in names), "")
 
 
 def compare(output: Any, reference: Any, *, method: str, label: str, output_position: int) -> Case:

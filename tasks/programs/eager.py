@@ -57,21 +57,26 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
     return stored
 
 
-_COARSE = (torch.bfloat16, torch.float16)  # the coarsest first
+_ROUNDED = {"torch.bfloat16": "bfloat16", "torch.float16": "float16"}
+_ORDER = ("bfloat16", "int8", "float16")  # the coarsest first
+_QUANTIZE = "quantized_decomposed.quantize_per_token.default"  # by scales that are computed on the way
 _CONVERSIONS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout)  # noqa: SLF001
 
 
 def _rounding_of(program: ExportedProgram) -> str:
-    """``bfloat16`` or ``float16`` where an ATen program computes in it, the coarser one of both; else empty."""
+    """The coarsest that an ATen program computes in of ``bfloat16``, ``int8`` and ``float16``; empty for none.
+
+    A value may be rounded to int8 in another way than eager's, which differs in the last digits.
+    """
     computed = {
-        node.meta["val"].dtype
+        "int8" if str(node.target) == _QUANTIZE else _ROUNDED.get(str(node.meta["val"].dtype), "")
         for module in program.graph_module.modules()
         if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.nodes
         if node.op == "call_function" and node.target not in _CONVERSIONS
         if isinstance(node.meta.get("val"), torch.Tensor)
     }
-    return next((str(dtype).removeprefix("torch.") for dtype in _COARSE if dtype in computed), "")
+    return next((name for name in _ORDER if name in computed), "")
 
 
 def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:

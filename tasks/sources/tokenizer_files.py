@@ -32,6 +32,7 @@ def tokenizer_files(place: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _find(place: Mapping[str, Any], name: str) -> Path | None:
+    # transformers' own processors pass these arguments to learn whether there is a file (transformers 5.23).
     found = cached_file(
         place["pretrained_model_name_or_path"],
         name,

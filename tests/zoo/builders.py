@@ -173,6 +173,18 @@ def half_inside():
     return module, (torch.randn(2, 64),)
 
 
+def int8_inside():
+    """Computes in int8, with scales that it finds on the way, and returns float32."""
+    operators = torch.ops.quantized_decomposed
+
+    def quantized(x):
+        scales, zeros = operators.choose_qparams_per_token_asymmetric.default(x, torch.int8)
+        small = operators.quantize_per_token.default(x, scales, zeros, -128, 127, torch.int8)
+        return operators.dequantize_per_token.default(small, scales, zeros, -128, 127, torch.int8, torch.float32)
+
+    return Function(quantized), (torch.randn(4, 64),)
+
+
 def without_upper_bound():
     shapes = ({0: Dim("batch", min=1)},)
     return ModelDefinition({"forward": MethodDefinition(nn.Linear(4, 3), [(torch.ones(2, 4),)], shapes)})

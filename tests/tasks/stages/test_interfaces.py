@@ -133,6 +133,11 @@ def test_sixteen_bits_on_the_way(lower):
     assert 40 < overall["sqnr_db"] < 80
 
 
+def test_int8_on_the_way(lower):
+    """A method that quantizes to int8 by scales that it computes has the bounds of that."""
+    assert lower("builders:int8_inside", PORTABLE).figures["overall"]["rounded_to"] == "int8"
+
+
 @pytest.mark.parametrize(
     ("builder", "message"),
     [

@@ -1,0 +1,90 @@
+"""Compares the ways in which a language model can keep its keys and values: memory and time for each token.
+
+A Llama with random weights is lowered for XNNPACK with torch's attention, with ExecuTorch's operators, and with these
+and a cache in int8. Then the files take turns to continue a text by one token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+FORMS = {
+    "torch's attention": {},
+    "custom_sdpa": {"attention": "custom_sdpa"},
+    "custom_sdpa, int8": {"attention": "custom_sdpa", "cache": "int8"},
+}
+RECIPE = "xnnpack-fp32"
+
+
+def lower(folder: Path, context: int, layers: int, width: int) -> list[Path]:
+    """Lowers all forms; returns their files."""
+    config = {
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 32,
+        "num_key_value_heads": width // 64,
+        "vocab_size": 1000,
+        "max_position_embeddings": context,
+    }
+    shared = {"huggingface": "llama", "task": "text-generation", "sequence": context, "config": config}
+    models = {f"m{number}": {"source": {**shared, **form}} for number, form in enumerate(FORMS.values())}
+    zoo = folder / "zoo.yaml"
+    zoo.write_text(json.dumps({"version": 1, "models": models, "defaults": {"recipes": [RECIPE]}}))
+    command = [Path(sys.executable).with_name("pteforge"), "export", zoo, "--store", folder / "store"]
+    subprocess.run([*command, "--out", folder / "out"], check=True, stdout=subprocess.DEVNULL)
+    return [folder / "out" / model / f"{RECIPE}.pte" for model in models]
+
+
+def measure(files: list[Path], context: int, tokens: int) -> tuple[list[int], list[float]]:
+    """Bytes of planned memory of each file, and its median seconds for a token with half of the context filled."""
+    import torch
+    from pteforge.formats.pte.reader import open_pte
+    from pteforge.runtime import load
+
+    programs = [load(file) for file in files]
+    planned = [
+        next(sum(method.planned_memory) for method in open_pte(file).methods if method.name == "forward")
+        for file in files
+    ]
+    loaded = [program._programs["forward"].load_method("forward") for program in programs]  # noqa: SLF001 - `run` loads
+    start = context // 2
+    for method in loaded:
+        method.execute([torch.ones(1, start, dtype=torch.int64), torch.tensor([0])])
+    seconds: list[list[float]] = [[] for _ in files]
+    for position in range(start, start + tokens):
+        for method, taken in zip(loaded, seconds, strict=True):
+            began = time.perf_counter()
+            method.execute([torch.ones(1, 1, dtype=torch.int64), torch.tensor([position])])
+            taken.append(time.perf_counter() - began)
+    return planned, [median(taken) for taken in seconds]
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256, help="a multiple of 64")
+    parser.add_argument("--tokens", type=int, default=50, help="to generate")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
+        files = lower(Path(folder), arguments.context, arguments.layers, arguments.width)
+        planned, seconds = measure(files, arguments.context, arguments.tokens)
+    print(f"{'':<20}{'planned memory':>16}{'ratio':>8}{'time per token':>16}{'ratio':>8}")
+    for name, size, taken in zip(FORMS, planned, seconds, strict=True):
+        print(
+            f"{name:<20}{size / 2**20:>12.1f} MiB{size / planned[0]:>8.3f}"
+            f"{1000 * taken:>13.2f} ms{taken / seconds[0]:>8.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
