@@ -13,6 +13,14 @@ _QUANTIZER = "Name of the target whose quantizer annotates the program."
 _OPTIONS = "The quantizer's own options, such as per_channel or dynamic for xnnpack; checked before any work starts."
 
 
+def _in_tuple(written: object) -> object:
+    return (written,) if isinstance(written, str) else written
+
+
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_in_tuple)]
+"""Shell patterns (`fnmatch`) of fully qualified module names; text is short for a list of one."""
+
+
 class QuantizerChoice(FrozenModel):
     """One of several quantizers."""
 
@@ -69,6 +77,11 @@ class Quantize(FrozenModel):
     post_convert_passes: tuple[GraphPass, ...] = Field(
         (), description=f"Functions to run over the quantized module, before it is exported. {_RUN_AGAIN}"
     )
+    exclude: Patterns = Field(
+        (),
+        description="Layers to leave in floating point: patterns of module names, such as head or encoder.layers.0.*; "
+        "with a module, everything inside of it.",
+    )
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Self:
@@ -86,18 +99,10 @@ class Quantize(FrozenModel):
         return self.quantizers or (QuantizerChoice(quantizer=self.quantizer, options=self.options),)
 
 
-def _in_tuple(written: object) -> object:
-    return (written,) if isinstance(written, str) else written
-
-
 def _not_empty(value: tuple[str, ...]) -> tuple[str, ...]:
     if not value:
         raise ValueError("is empty; leave it out to take every layer")
     return value
-
-
-Patterns = Annotated[tuple[str, ...], BeforeValidator(_in_tuple)]
-"""Shell patterns (`fnmatch`) of fully qualified module names; text is short for a list of one."""
 
 
 class TorchaoTransform(FrozenModel):

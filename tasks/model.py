@@ -92,6 +92,11 @@ class PlannedRecipe:
         """Whether the file is made even if nothing here runs it."""
         return not (self.recipe.verify.required or self.fat)
 
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Patterns of the modules that quantizers leave in floating point."""
+        return self.recipe.quantize.exclude if self.recipe.quantize else ()
+
     def quantizes(self, method: str) -> bool:
         return bool(self.quantizers) and self.recipe.quantizes(method)
 

@@ -125,7 +125,7 @@ def quantize_params(run: Scope) -> Quantize.Params:
         )
         for field, made in (quantization.passes if quantization else {}).items()
     }
-    return Quantize.Params(quantizers=run.plan.quantizers, **passes)
+    return Quantize.Params(quantizers=run.plan.quantizers, exclude=run.plan.excluded, **passes)
 
 
 def aten_pass_params(run: Scope, method: str) -> AtenPasses.Params:

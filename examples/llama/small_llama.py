@@ -44,8 +44,11 @@ class CacheAt:
         self.cache = cache
         self.positions = positions
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, **options: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the keys and values of the tokens; returns those of all positions. Masks hide future ones."""
+        del options  # of other caches
         kept_keys, kept_values = (self.cache.get_buffer(f"{what}_{layer_idx}") for what in ("keys", "values"))
         return kept_keys.index_copy_(2, self.positions, keys), kept_values.index_copy_(2, self.positions, values)
 
@@ -87,7 +90,7 @@ class CachedLlama(torch.nn.Module):
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions[None],
-            past_key_values=CacheAt(self.cache, positions),
+            cache=CacheAt(self.cache, positions),
             logits_to_keep=1,
         )
         return outputs.logits[:, -1]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import ObserverOrFakeQuantize
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import ComposableQuantizer, QuantizationAnnotation, Quantizer
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from ...configs.definition import MethodDefinition
 from ...errors import SourceError, TargetError
@@ -61,6 +64,32 @@ def restore_integer_scalars(module: GraphModule) -> None:
     module.recompile()
 
 
+class LeftOut(Quantizer):  # type: ignore[misc]  # torchao is untyped here
+    """Runs before other quantizers, and annotates the operators of modules so that they take none of them.
+
+    Quantizers leave alone what is annotated, as `ComposableQuantizer` relies on. An annotation without specifications
+    quantizes nothing.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        super().__init__()
+        self._patterns = patterns
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotates every operator inside of a module that a pattern matches."""
+        for node in model.graph.nodes:
+            if node.op == "call_function" and self._leaves_out(node):
+                node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Everything is valid."""
+
+    def _leaves_out(self, node: Node) -> bool:
+        modules = (str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())
+        return any(fnmatchcase(module, pattern) for module in modules for pattern in self._patterns)
+
+
 def quantize(
     program: ExportedProgram,
     example: Sequence[Any],
@@ -86,12 +115,16 @@ def quantize(
     quantizers = params.quantizers
     module = run_graph_passes(params, "pre_prepare_passes", program.module(check_guards=False))
     hide_integer_scalars(module)
-    prepared = prepare_pt2e(module, make_quantizer(quantizers))
+    quantizer = make_quantizer(quantizers)
+    if params.exclude:
+        quantizer = ComposableQuantizer([LeftOut(params.exclude), quantizer])
+    prepared = prepare_pt2e(module, quantizer)
     if not any(isinstance(module, ObserverOrFakeQuantize) for module in prepared.modules()):
         names = " and ".join(dict.fromkeys(quantizer.name for quantizer in quantizers))
         raise TargetError(
             f"the quantizer of {names} finds no operator in the program that it could quantize; "
             "where other methods have some, name those in the recipe's `quantize.methods`"
+            + ("; `quantize.exclude` may leave out all" if params.exclude else "")
         )
     prepared = run_graph_passes(params, "post_prepare_passes", prepared)
     with torch.no_grad():

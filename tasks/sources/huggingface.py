@@ -30,7 +30,7 @@ from transformers.utils import cached_file
 TEXT = "The quick brown fox jumps over the lazy dog, and a few more words follow until the line is long enough. "
 SAMPLING_RATE = 16_000  # of the example sound, in Hz
 
-_NO_OUTPUTS = {"past_key_values", "encoder_hidden_states", "hidden_states", "attentions"}
+_NO_OUTPUTS = {"cache", "past_key_values", "encoder_hidden_states", "hidden_states", "attentions"}
 
 
 class Model:

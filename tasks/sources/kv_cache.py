@@ -39,7 +39,7 @@ def cache_shapes(model: Any, tokens: torch.Tensor) -> Shapes:
             "ExecuTorch's text runner cannot go on from; with `task: feature-extraction` it is exported without a cache"
         )
     with torch.no_grad():
-        filled = getattr(model(input_ids=tokens, use_cache=True), "past_key_values", None)
+        filled = getattr(model(input_ids=tokens, use_cache=True), "cache", None)
     layers = filled.layers if isinstance(filled, DynamicCache) else None
     if layers is None:
         raise ValueError(

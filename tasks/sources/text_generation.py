@@ -50,7 +50,7 @@ class CachedModel(torch.nn.Module):
         first = 0
         if self._passes_start:
             first = given[START] = self._first(start, tokens.shape[1])
-        made = self.model(input_ids=tokens, past_key_values=self.cache.at(positions, first), **given, **self._options)
+        made = self.model(input_ids=tokens, cache=self.cache.at(positions, first), **given, **self._options)
         return made.logits[:, -1].float()
 
     def _first(self, start: torch.Tensor, tokens: int) -> int:

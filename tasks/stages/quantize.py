@@ -16,6 +16,7 @@ class Quantize(stage.Stage, name="quantize"):
         post_prepare_passes: tuple[stage.CallableParams, ...] = ()
         pre_convert_passes: tuple[stage.CallableParams, ...] = ()
         post_convert_passes: tuple[stage.CallableParams, ...] = ()
+        exclude: tuple[str, ...] = ()  # patterns of the modules to leave in floating point
 
         def target_names(self) -> tuple[str, ...]:
             return tuple(quantizer.name for quantizer in self.quantizers)

@@ -208,7 +208,7 @@ LETTERED = {
     "qwen3": {**GROUPED, "tie_word_embeddings": True},
     "gemma3_text": {**GROUPED, "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": CONTEXT, "eos_token_id": 1},
-    "opt": {**TALKING, "ffn_dim": 64, "word_embed_proj_dim": 32},
+    "opt": {**{k: v for k, v in TALKING.items() if k != "intermediate_size"}, "ffn_dim": 64, "word_embed_proj_dim": 32},
 }
 
 

@@ -605,6 +605,12 @@ def in_folder():
     return module, (torch.ones(1, 3),)
 
 
+def nested_layers():
+    """Linear layers inside of a module, and one next to it."""
+    blocks = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
+    return named_layers(blocks=blocks, head=nn.Linear(8, 4)), (torch.randn(2, 8),)
+
+
 def described():
     """Says what its file is to say, and has a constant method of the name that an entry would get."""
     metadata = {"name": "its own", "license": "mit", "labels": ["a", "b", "c"], "extra": {"acme.build": 7}}

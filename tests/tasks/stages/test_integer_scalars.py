@@ -11,6 +11,7 @@ with warnings.catch_warnings():  # these modules warn when they are imported
     import torch
     from pteforge.tasks.programs.pt2e import quantize
     from pteforge.tasks.stage import TargetParams
+    from pteforge.tasks.stages.quantize import Quantize
     from pteforge.tasks.targets.find import make_quantizer
     from pteforge.tests.zoo.networks import Embedded
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
@@ -31,10 +32,11 @@ def test_integers_stay_integers(program, target):
     The quantizers by themselves make a program that does not run; once they do not, there is nothing to keep out.
     """
     example = (torch.arange(5),)
-    prepared = prepare_pt2e(program.module(check_guards=False), make_quantizer((TargetParams(name=target),)))
+    quantizers = (TargetParams(name=target),)
+    prepared = prepare_pt2e(program.module(check_guards=False), make_quantizer(quantizers))
     with pytest.raises(IndexError, match="tensors used as indices"):
         prepared(*example)
-    quantized = quantize(program, example, [example], (TargetParams(name=target),))
+    quantized = quantize(program, example, [example], Quantize.Params(quantizers=quantizers))
     given, expected = quantized.module()(*example), program.module()(*example)
     assert (given - expected).abs().max() < 0.05 * expected.abs().max()
     assert integer_arithmetic(quantized) == integer_arithmetic(program) == [("mul", 3), ("add", 2)]

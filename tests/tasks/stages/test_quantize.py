@@ -129,6 +129,35 @@ def test_quantizers_compose(stages):
     assert by_layer(static, dynamic) == {"conv2d": fixed, "linear": fixed}
 
 
+def test_excluded_layers(stages):
+    """Modules that a pattern matches stay in floating point, with all that is in them, and others are quantized.
+
+    The file is verified, and an excluded layer has the weights that it was exported with.
+    """
+    exported = stages.export("builders:nested_layers")
+    inputs = {role: exported[role] for role in ("program", "examples")}
+    chosen = check_quantizers(Quantization())
+
+    def quantized(*exclude):
+        made = stages.run(Quantize, Quantize.Params(quantizers=chosen, exclude=exclude), inputs)["program"]
+        linears = [node for node in stages.program(made).graph.nodes if str(node.target) == "aten.linear.default"]
+        return ["dequantize" in str(node.args[1].target) for node in linears]
+
+    assert quantized() == [True, True, True]
+    assert quantized("head") == [True, True, False]
+    assert quantized("blocks.*") == [False, False, True]
+    assert quantized("blocks") == [False, False, True]
+    assert quantized("blocks.1", "nothing") == [True, False, True]
+    with pytest.raises(TargetError, match=r"finds no operator in the program.*`quantize.exclude` may leave out all"):
+        quantized("blocks", "head")
+    recipe = int8()
+    lowered = stages.lower("builders:nested_layers", {**recipe, "quantize": {"exclude": "head"}})
+    assert lowered.steps[FORWARD].call.params.exclude == ("head",)
+    weight = lowered.program("export").state_dict["head.weight"]
+    kept = [value for value in lowered.program(FORWARD).state_dict.values() if value.shape == weight.shape]
+    assert any((value == weight).all() for value in kept)
+
+
 def scales(program) -> dict[str, str]:
     """By layer, the operator that quantizes its input: scales are numbers, or tensors computed from the input."""
     layers = {"aten.conv2d.default": "conv2d", "aten.linear.default": "linear"}
