@@ -102,6 +102,6 @@ def _translated(given: object) -> Translated:
 
 def _planned(name: str, recipe: Recipe, error_at: ErrorAt) -> PlannedRecipe:
     with errors_at(error_at, ("accuracy",)):
-        gate = resolve_gate(recipe.accuracy, None)
+        gate = resolve_gate(recipe.accuracy, None, recipe.allowed_drop)
     bounded = bool(recipe.verify.model_fields_set.intersection(ERROR_BOUNDS))
     return plan_recipe(name, recipe, recipe.verify, ModuleSearch(), error_at, gate, bounded=bounded)

@@ -89,6 +89,7 @@ class RecipeRecord(Record):
         ladder: None where it is not made.
         assets: files that are delivered with it, if there are any.
         published_assets: their digests, by name.
+        search: None for a recipe that searches for nothing; JSON.
     """
 
     file: ArtifactRef
@@ -104,6 +105,7 @@ class RecipeRecord(Record):
     ladder: Any
     assets: ArtifactRef | None = None
     published_assets: Mapping[str, Digest] = field(default_factory=dict)
+    search: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,7 +282,13 @@ def main() -> None:
             for side, record in records.items():
                 measure(batch, recipe, side, record)
         columns |= {f"{recipe}, {side}": record.problems for side, record in records.items()}
-    print(table({name: kind for kind, name, _ in known}, columns))
+    kinds = {name: kind for kind, name, _ in known}
+    text = f"{table(kinds, columns)}\nFailures:\n\n{failures(columns)}"
+    print(text)
+    if options.write:
+        page = PAGE.read_text(encoding="utf-8")
+        before, _, rest = page.partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

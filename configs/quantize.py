@@ -44,6 +44,15 @@ PASS_FIELDS = ("pre_prepare_passes", "post_prepare_passes", "pre_convert_passes"
 _RUN_AGAIN = "They run again when their code changes."
 
 
+class QuantizationSearch(FrozenModel):
+    """Finds the fewest layers that have to stay in floating point for a file to pass its accuracy gate."""
+
+    drop: float | None = Field(
+        None, ge=0, description="How far the score may be below eager's; null: what the accuracy gate says."
+    )
+    budget: int = Field(20, ge=1, description="How many files may be made and scored.")
+
+
 class Quantize(FrozenModel):
     """Post-training quantization of exported programs (PT2E), calibrated on the model's dataset or example inputs."""
 
@@ -81,6 +90,11 @@ class Quantize(FrozenModel):
         (),
         description="Layers to leave in floating point: patterns of module names, such as head or encoder.layers.0.*; "
         "with a module, everything inside of it.",
+    )
+    search: QuantizationSearch | None = Field(
+        None,
+        description="Leave out more layers, those that lose most first, until the file passes its accuracy gate; null: "
+        "none. Needs an accuracy evaluator.",
     )
 
     @model_validator(mode="after")

@@ -319,6 +319,11 @@ class Recipe(FrozenModel):
         methods = self.quantize and self.quantize.methods
         return not methods or method in methods
 
+    @property
+    def allowed_drop(self) -> float | None:
+        """How far a file's score may be below eager's, where the search for layers to leave out says so."""
+        return self.quantize.search.drop if self.quantize and self.quantize.search else None
+
     def reason_against(self, model: str) -> str | None:
         return next((reason for glob, reason in self.not_for.items() if fnmatchcase(model, glob)), None)
 

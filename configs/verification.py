@@ -127,12 +127,14 @@ class AccuracyGate(FrozenModel):
     max_drop: float | None
 
 
-def resolve_gate(recipe: Accuracy | None, model: Accuracy | None) -> AccuracyGate | None:
-    """The gate for a file; None if it is not scored.
+def resolve_gate(recipe: Accuracy | None, model: Accuracy | None, drop: float | None = None) -> AccuracyGate | None:
+    """The gate for a file, with another `max_drop` where `drop` is given; None if it is not scored.
 
     Raises ValueError for a bound without an evaluator, and for a recipe's evaluator without a bound.
     """
     both = model.applied_to(recipe or Accuracy()) if model else recipe or Accuracy()
+    if drop is not None:
+        both = both.model_copy(update={"max_drop": drop})
     bounded = both.floor is not None or both.max_drop is not None
     if both.evaluator is None and bounded:
         raise ValueError("bounds accuracy, but neither the recipe nor the model names an `evaluator`")

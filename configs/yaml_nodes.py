@@ -22,6 +22,7 @@ from .nodes import FieldPath, Node, Scalar, format_field
 
 _MAX_BYTES = 16 * 2**20
 _MAX_DEPTH = 64
+_TOO_DEEP = "exceeded maximum nesting depth"  # of the scanner, which is ahead of the parser (libyaml of PyYAML 6.0.4)
 _MAX_NODES = 100_000  # after aliases are expanded
 _MAX_DIGITS = 100  # Python reads hexadecimal numbers of any length, but does not write them into a message
 
@@ -65,8 +66,10 @@ def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: Field
         _check_depth(text, locate)
         root = yaml.compose(text, Loader=_Composer)
     except yaml.MarkedYAMLError as error:
-        context = f" ({error.context})" if error.context else ""
         location = locate(error.problem_mark or error.context_mark)
+        if error.problem == _TOO_DEEP:
+            raise ConfigError(f"nested more than {_MAX_DEPTH} levels deep", location=location) from error
+        context = f" ({error.context})" if error.context else ""
         raise ConfigError(f"not valid YAML: {error.problem}{context}", location=location) from error
     except yaml.reader.ReaderError as error:
         before = text.encode()[: error.position].decode(errors="ignore")  # the C parser counts bytes

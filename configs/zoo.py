@@ -56,7 +56,8 @@ class Zoo(FrozenModel):
 
     def accuracy_gate(self, model: str, recipe: str) -> AccuracyGate | None:
         """The accuracy gate for one file, if any; raises ValueError if it has no evaluator or no bound."""
-        return resolve_gate(self.recipes[recipe].accuracy, self.models[model].accuracy)
+        chosen = self.recipes[recipe]
+        return resolve_gate(chosen.accuracy, self.models[model].accuracy, chosen.allowed_drop)
 
 
 _NULL_IS_EMPTY = BeforeValidator(lambda section: {} if section is None else section)

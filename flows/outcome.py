@@ -12,6 +12,7 @@ from ..tasks.accuracy import AccuracyReport
 from ..tasks.causes import known_causes
 from ..tasks.diagnosis import Finding
 from ..tasks.figures import Figures
+from ..tasks.layer_search import FoundLayers
 from ..tasks.numerics import Ladder
 
 Status = Literal["made", "cached", "failed", "not applicable"]
@@ -61,6 +62,7 @@ class RecipeOutcome:
     accuracy: AccuracyReport | None = None  # scores of the file, if it has an accuracy gate
     rejected: Path | None = None  # the file that missed its accuracy gate
     assets: tuple[str, ...] = ()  # names of files that are delivered with it, such as a tokenizer
+    search: FoundLayers | None = None  # the layers that stay in floating point, of a recipe that searches for them
     until: str = ""  # the stage after which it stopped, as it was asked to; empty where it did not
 
     @property
@@ -191,6 +193,7 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
         "accuracy": outcome.accuracy and outcome.accuracy.to_json(),
         "left_out": dict(outcome.left_out),
         "assets": list(outcome.assets),
+        "search": outcome.search and outcome.search.to_json(),
         "verified": outcome.verified,
         "not_run": dict(outcome.figures.not_run) if outcome.figures else {},
         **numerics,

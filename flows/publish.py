@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ..artifacts.digest import Digest, digest_bytes, digest_file, digest_json
 from ..artifacts.files import replace_file
 from ..artifacts.known_files import KnownFiles
@@ -20,6 +22,9 @@ from ..errors import InputError, StoreUnusable, convert_os_errors
 from ..tasks.codecs.assets import asset_blobs
 from ..tasks.codecs.payload import payload_sha256, write_payload
 from ..tasks.stages.compile import Compile
+
+FOUND = "found.yaml"
+"""The ending of the name of a recipe that a search has found."""
 
 _MAPS = ("debug_handles", "delegate_map", "debug_sources")
 
@@ -50,7 +55,9 @@ def publish(
     *,
     assets: ArtifactRef | None = None,
 ) -> Path:
-    """Writes `<recipe>.pte`, `.ptd`, `.json` and assets to `<out>/<model>`; removes an earlier rejected file.
+    """Writes `<recipe>.pte`, `.ptd`, `.json`, `.found.yaml` and assets to `<out>/<model>`.
+
+    Removes an earlier rejected file.
 
     `file` is a verified payload/pte. `provenance` has the run under ``run``; if an earlier run wrote the same of the
     same file, its provenance stays. Creates the folder if needed; raises StoreUnusable if it cannot be written.
@@ -62,6 +69,7 @@ def publish(
             _write_assets(store, assets, folder, known)
         _write_provenance(folder / f"{recipe}.json", provenance)
         known.note(folder / f"{recipe}.json", _without_run(provenance))
+        _write_found(folder / f"{recipe}.{FOUND}", provenance, known)
     for outdated in (rejected, rejected.with_suffix(".ptd")):
         with convert_os_errors(StoreUnusable, f"cannot remove {outdated}, which is out of date"):
             outdated.unlink(missing_ok=True)
@@ -74,7 +82,22 @@ def published_digests(
     """The digests by which `publish` makes files known, by the ending of their names."""
     payloads = {"pte": file, **({"ptd": data} if data else {})}
     digests = {ending: payload_sha256(payload, store.local) for ending, payload in payloads.items()}
-    return {**digests, "json": _without_run(provenance)}
+    found = {FOUND: digest_bytes(found_recipe(provenance))} if "search" in provenance else {}
+    return {**digests, "json": _without_run(provenance), **found}
+
+
+def found_recipe(provenance: Mapping[str, Any]) -> bytes:
+    """YAML of a recipe that makes the file that a search has found, without searching again."""
+    search, recipe = provenance["search"], provenance["recipe"]
+    passes = sum(attempt["passes"] for attempt in search["attempts"])
+    comment = (
+        f"Found for {provenance['model']!r}: {len(search['attempts'])} files were scored, {passes} of them passed."
+    )
+    quantize = {"search": None, "exclude": search["exclude"]}
+    written = yaml.safe_dump(
+        {"recipes": {f"{recipe}-found": {"extends": recipe, "quantize": quantize}}}, sort_keys=False
+    )
+    return f"# {comment}\n{written}".encode()
 
 
 def asset_digests(store: Store, assets: ArtifactRef | None) -> dict[str, Digest]:
@@ -177,6 +200,16 @@ def _write_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
         same = False
     if not same:
         _write_json(path, provenance)
+
+
+def _write_found(path: Path, provenance: Mapping[str, Any], known: KnownFiles) -> None:
+    """Writes the recipe that a search has found, or removes that of an earlier one."""
+    if "search" not in provenance:
+        path.unlink(missing_ok=True)
+        return
+    content = found_recipe(provenance)
+    if known.sha256(path) != digest_bytes(content):
+        replace_file(path, content, path.parent)
 
 
 def _without_run(provenance: Mapping[str, Any]) -> Digest:

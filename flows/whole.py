@@ -95,7 +95,7 @@ class WholeModels:
 
     def _with_nothing_to_do(self, run: Scope, results: Results) -> tuple[Scope, Results]:
         """A model's lowering as the next run will see it: the same one, if no stage ran; raises NotCached."""
-        if all(done.cached for scope in (run, *run.recipes.values()) for done in scope.done.values()):
+        if all(done.cached for scope in run.all() for done in scope.done.values()):
             return run, results
         again = Scope(LedgerRunner(self._executor), run.model, search=ModuleSearch(run.model.python_path))
         return again, run_without_loop(lower_model(again))
@@ -106,7 +106,7 @@ class WholeModels:
             for name, made in results.items()
             if isinstance(made, LoweredRecipe) and not made.debugging
         }
-        scopes = (run, *run.recipes.values())
+        scopes = tuple(run.all())
         if len(recipes) < len(results) or any(scope.failed for scope in scopes):
             return None
         distributions = _distributions([done for scope in scopes for done in scope.done.values()])
@@ -134,6 +134,7 @@ class WholeModels:
             ladder=outcome.ladder and outcome.ladder.to_json(),
             assets=made.assets,
             published_assets=asset_digests(self._store, made.assets),
+            search=provenance.get("search"),
         )
 
     def _key(self, model: PlannedModel, distributions: tuple[str, ...]) -> Digest:

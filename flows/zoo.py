@@ -18,6 +18,7 @@ from ..tasks.codecs.payload import payload_sha256
 from ..tasks.diagnosis import Finding
 from ..tasks.figures import Figures
 from ..tasks.keys.search import ModuleSearch
+from ..tasks.layer_search import FoundLayers
 from ..tasks.lowering import LoweredRecipe, lower_model
 from ..tasks.model import PlannedModel, PlannedRecipe
 from ..tasks.numerics import Ladder
@@ -64,7 +65,7 @@ async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner
         scope = Scope(runner, model)
         try:
             results = await lower_model(scope)
-            losers = {step for each in (scope, *scope.recipes.values()) for step in _lost_an_object(each)}
+            losers = {step for each in scope.all() for step in _lost_an_object(each)}
             if not losers:
                 return await asyncio.to_thread(conclude, session, scope, results)
         except Exception as error:  # noqa: BLE001 - the boundary of a model: the others continue
@@ -199,7 +200,7 @@ def _conclude_recipe(
 def _unwatched(scope: Scope, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
     """What stages that ran have read and is not watched."""
     ran = {stage.key for stage in stages if stage.status == "ran"}
-    made = [done for each in (scope, *scope.recipes.values()) for done in each.done.values()]
+    made = [done for each in scope.all() for done in each.done.values()]
     observed = {done.roles["observed"] for done in made if done.key.digest() in ran and "observed" in done.roles}
     return tuple(sorted({name for ref in observed for name in scope.read_json(ref)["unwatched"]}))
 
@@ -225,6 +226,7 @@ def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe
         left_out=scope.why_left_out(provenance["left_out"]),
         accuracy=AccuracyReport.from_json(provenance["accuracy"]) if "accuracy" in provenance else None,
         assets=tuple(provenance.get("assets", ())),
+        search=FoundLayers.from_json(provenance["search"]) if "search" in provenance else None,
     )
 
 
@@ -252,6 +254,7 @@ def _recorded(folder: Path, recipe: str, made: RecipeRecord) -> RecipeOutcome:
         ladder=Ladder.from_json(made.ladder) if made.ladder else None,
         accuracy=AccuracyReport.from_json(made.accuracy) if made.accuracy else None,
         assets=tuple(made.published_assets),
+        search=FoundLayers.from_json(made.search) if made.search else None,
     )
 
 

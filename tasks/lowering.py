@@ -5,19 +5,23 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 from ..artifacts.digest import canonical_json
 from ..artifacts.ref import ArtifactRef
 from ..configs.sources import BuilderSource
-from ..errors import InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
+from ..configs.verification import AccuracyGate
+from ..errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
 from ..formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
+from .accuracy import Scores
 from .causes import is_worth_diagnosing
 from .diagnosis import Diagnosis, as_text
 from .keys.versions import host_capability
+from .layer_search import Attempt, FoundLayers, next_count, rank_layers
 from .model import PlannedRecipe, PlannedSpecialization, params_of
+from .numerics import NodeLosses
 from .runner import CutShort, NotCached, UserCode, first_of, outcomes_of, together
 from .scope import Scope
 from .stage import Stage, is_known
@@ -46,7 +50,7 @@ from .stages.edge_manager_passes import EdgeManagerPasses
 from .stages.evaluate import Evaluate
 from .stages.export import Export
 from .stages.fold_batch_norms import FoldBatchNorms
-from .stages.gate import Gate
+from .stages.gate import Gate, judge
 from .stages.ladder import Ladder, RungParams
 from .stages.pack import Pack, PackedPayload
 from .stages.partition import Partition
@@ -137,8 +141,9 @@ async def lower_model(run: Scope) -> dict[str, LoweredRecipe | Exception]:
 
 async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
     """Lowers a model with one recipe: payloads, the file, its proofs, and the provenance."""
+    run.plan.check_methods(exports)
+    await search_layers(run, exports)
     recipe = run.plan
-    recipe.check_methods(exports)
     try:
         payloads = await make_payloads(run, exports)
         file = await serialize(run, exports, payloads)
@@ -174,6 +179,62 @@ async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
         ),
     )
     return LoweredRecipe(file.file, file.data, assets, payloads, report, debugging)
+
+
+async def search_layers(run: Scope, exports: Exports) -> None:
+    """Leaves the fewest layers in floating point with which the file passes its gate, if the recipe searches for them.
+
+    Raises AccuracyMissed if no file passes that the search makes.
+    """
+    recipe, gate = run.plan, run.plan.gate
+    if recipe.search is None or gate is None:
+        return
+    attempts: list[Attempt] = []
+    ranked: tuple[str, ...] = ()
+    while len(attempts) < recipe.search.budget and (count := next_count(attempts, len(ranked))) is not None:
+        scope = run.attempt(recipe.without(ranked[:count]))
+        file = await serialize(scope, exports, await make_payloads(scope, exports))
+        bounds, refs = await make_scores(scope, gate, file)
+        if not all(map(is_known, refs.values())):
+            return  # planned for a store that does not have them
+        scores = {role: Scores.from_json(run.read_json(ref)) for role, ref in refs.items()}
+        judged = judge(bounds, scores["scores"], scores.get("baseline"))
+        attempts.append(Attempt(count, judged.worst, passes=not judged.misses()))
+        if not (ranked or attempts[-1].passes):
+            ranked = await rank(scope, exports)
+    passing = [attempt.layers for attempt in attempts if attempt.passes]
+    if not passing:
+        best = max(attempts, key=lambda attempt: attempt.score)
+        raise AccuracyMissed(
+            f"no file passes that `quantize.search` made. Of {len(attempts)} ({recipe.search.budget} are allowed), the "
+            f"best scores {best.score:.6g}, with {best.layers} of {len(ranked)} layers in floating point; allow more "
+            "with `budget`, or accept a larger `drop`"
+        )
+    layers = ranked[: min(passing)]
+    chosen = recipe.without(layers)
+    blobs = {blob for export in exports.values() for blob in run.store.objects_of(export.program)}
+    size = sum(blob.size for blob in blobs)
+    found = FoundLayers(layers, chosen.excluded, len(ranked), tuple(attempts), size)
+    run.recipe = replace(chosen, found=found)
+
+
+async def rank(run: Scope, exports: Exports) -> tuple[str, ...]:
+    """The layers that lose something by quantization, the largest loss first."""
+    before = {method: export.program for method, export in exports.items()} | _made(run, SourceTransform, exports)
+    outcomes = await together(
+        {
+            method: run(
+                Bisect,
+                Bisect.Params(host=host_capability()),
+                Bisect.Inputs(
+                    before=before[method], after=after, origin=before[method], examples=exports[method].examples
+                ),
+                method=method,
+            )
+            for method, after in _made(run, Quantize, exports).items()
+        }
+    )
+    return rank_layers(NodeLosses.from_json(run.read_json(made.nodes)) for made in outcomes.values())
 
 
 async def make_payloads(run: Scope, exports: Exports) -> dict[str, Payload]:
@@ -488,9 +549,18 @@ def _on_calibration(methods: Sequence[str]) -> str:
 
 async def score(run: Scope, file: Serialize.Outputs) -> ArtifactRef | None:
     """The accuracy of the file, held against the recipe's gate, if it has one."""
-    gate, model, host = run.plan.gate, run.model, host_capability()
-    if gate is None:
+    if run.plan.gate is None:
         return None
+    bounds, scores = await make_scores(run, run.plan.gate, file)
+    outputs: Gate.Outputs = await run(Gate, bounds, Gate.Inputs(**scores))
+    return outputs.accuracy
+
+
+async def make_scores(
+    run: Scope, gate: AccuracyGate, file: Serialize.Outputs
+) -> tuple[Gate.Params, dict[str, ArtifactRef]]:
+    """The bounds of a gate, and the scores of the file and, if they are compared, of eager."""
+    model, host = run.model, host_capability()
     evaluator = fields_of(run, gate.evaluator)
     params = Evaluate.Params(evaluator=evaluator, seed=model.seed, host=host)
     scoring = {"scores": run(Evaluate, params, Evaluate.Inputs(file=file.file, data=file.data))}
@@ -500,9 +570,7 @@ async def score(run: Scope, file: Serialize.Outputs) -> ArtifactRef | None:
         eager = Baseline.Params(source=source, evaluator=evaluator, seed=model.seed, host=host)
         scoring["baseline"] = run(Baseline, eager)
     scores = {role: outputs.scores for role, outputs in (await together(scoring)).items()}
-    bounds = Gate.Params(evaluator=gate.evaluator.builder, floor=gate.floor, max_drop=gate.max_drop)
-    outputs: Gate.Outputs = await run(Gate, bounds, Gate.Inputs(**scores))
-    return outputs.accuracy
+    return Gate.Params(evaluator=gate.evaluator.builder, floor=gate.floor, max_drop=gate.max_drop), scores
 
 
 async def compare_programs(run: Scope, exports: Exports) -> ArtifactRef | None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from glob import escape
 from pathlib import Path
 from typing import Any, Self
 
 from ..artifacts.digest import canonical_json
 from ..configs.model import Limits, ModelConfig
+from ..configs.quantize import QuantizationSearch
 from ..configs.recipe import EdgeOptions, MethodOptions, Recipe
 from ..configs.sources import BuilderSource, Dataset, ProgramSource, ResolvedSource
 from ..configs.verification import AccuracyGate, VerifyBounds
 from ..errors import SourceError
 from .keys.versions import distribution_versions
+from .layer_search import FoundLayers
 from .stage import TargetParams
 from .targets import Target
 from .targets.find import find_target_class
@@ -71,6 +74,7 @@ class PlannedRecipe:
     # the evaluator that scores the file, and its bounds; None if the file is not scored
     gate: AccuracyGate | None = None
     until: str | None = None  # name of the last stage to run; None to make the file
+    found: FoundLayers | None = None  # what the search for layers to leave in floating point has found
 
     @property
     def fat(self) -> bool:
@@ -96,6 +100,17 @@ class PlannedRecipe:
     def excluded(self) -> tuple[str, ...]:
         """Patterns of the modules that quantizers leave in floating point."""
         return self.recipe.quantize.exclude if self.recipe.quantize else ()
+
+    @property
+    def search(self) -> QuantizationSearch | None:
+        return self.recipe.quantize.search if self.recipe.quantize else None
+
+    def without(self, layers: Sequence[str]) -> PlannedRecipe:
+        """The recipe with these layers in floating point as well."""
+        quantize = self.recipe.quantize
+        assert quantize  # noqa: S101 - of a recipe with a search
+        quantize = quantize.model_copy(update={"exclude": (*quantize.exclude, *map(escape, layers))})
+        return replace(self, recipe=self.recipe.model_copy(update={"quantize": quantize}))
 
     def quantizes(self, method: str) -> bool:
         return bool(self.quantizers) and self.recipe.quantizes(method)

@@ -65,6 +65,12 @@ def plan_recipe(
         )
     with errors_at(error_at, ("quantize",)):
         quantizers = check_quantizers(recipe.quantize)
+    if recipe.quantize and recipe.quantize.search and gate is None:
+        raise error_at(
+            "needs a score to go by: name an `evaluator` under `accuracy`, of the recipe or of the model, and how far "
+            "scores may drop: `drop` here, or `max_drop` or `floor` there",
+            ("quantize", "search"),
+        )
     if gate and not bounded and (recipe.quantize or recipe.source_transforms):
         bounds = bounds.model_copy(update=dict.fromkeys(ERROR_BOUNDS))
     return PlannedRecipe(name, recipe, tuple(planned), bounds, quantizers, unavailable, gate)

@@ -39,6 +39,7 @@ class StageId:
     method: str = ""  # the method that it is for; empty where it is for all, or for the model's first one in `export`
     recipe: str = ""  # the recipe that it is for; empty where it is for all
     payload: str = ""  # the payload that it is for; empty where it is for all, or the recipe has one only
+    attempt: int = 0  # which file of a search it is for, from 1 on; 0 for the file that is published
 
     @property
     def part(self) -> str:
@@ -55,7 +56,8 @@ class StageId:
 
     def _named(self, recipe: str) -> str:
         name = "/".join(filter(None, (self.stage, self.method, recipe)))
-        return f"{name}.{self.payload}" if self.payload else name
+        name += f".{self.payload}" if self.payload else ""
+        return f"{name}#{self.attempt}" if self.attempt else name
 
 
 @dataclass(frozen=True, slots=True)

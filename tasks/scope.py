@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,8 @@ class Scope:
     done: dict[StageId, Done] = field(default_factory=dict)
     failed: dict[StageId, Exception] = field(default_factory=dict)
     recipes: dict[str, Scope] = field(default_factory=dict)  # scopes of the model's recipes, by name, as they come
+    attempts: list[Scope] = field(default_factory=list)  # of a recipe's search, one for each file that it scores
+    number: int = 0  # of an attempt, from 1 on
     # finds modules of the user's code, for several models at once; None where stages run that may add some
     search: ModuleSearch | None = None
     # digests of the user's code that stages run, by its source as JSON and the modules that were watched
@@ -46,6 +48,20 @@ class Scope:
             self.runner, self.model, recipe, skipped, dict(self.done), search=self.search, sources=self.sources
         )
         return scope
+
+    def attempt(self, recipe: PlannedRecipe) -> Scope:
+        """A scope for one more file of the search of a recipe, which this one is of."""
+        done = dict(self.done)
+        scope = Scope(self.runner, self.model, recipe, self.skipped, done, search=self.search, sources=self.sources)
+        self.attempts.append(scope)
+        scope.number = len(self.attempts)
+        return scope
+
+    def all(self) -> Iterator[Scope]:
+        """This scope, those of recipes, and those of their searches."""
+        yield self
+        for scope in (*self.recipes.values(), *self.attempts):
+            yield from scope.all()
 
     async def __call__(
         self,
@@ -130,7 +146,9 @@ class Scope:
 
     def _id(self, stage: str, method: str, payload: str) -> StageId:
         recipe = self.recipe
-        return StageId(stage, method, recipe.name if recipe else "", payload if recipe and recipe.fat else "")
+        if recipe is None:
+            return StageId(stage, method)
+        return StageId(stage, method, recipe.name, payload if recipe.fat else "", self.number)
 
     def read_json(self, ref: ArtifactRef) -> Any:
         self.store.fetch(ref)
@@ -145,7 +163,8 @@ class Scope:
 
     def step_of(self, error: Exception) -> str:
         """Name of the step that raised an error; the model's name where none did."""
-        return next((str(step) for step, raised in self.failed.items() if raised is error), self.model.name)
+        failed = (item for scope in self.all() for item in scope.failed.items())
+        return next((str(step) for step, raised in failed if raised is error), self.model.name)
 
     def why_left_out(self, names: Iterable[str]) -> dict[str, str]:
         """Why specializations are not in the file that does not require them, by name."""
@@ -164,10 +183,9 @@ class History:
     def __init__(self, scope: Scope) -> None:
         """Reads the last keys of a model's slots; `remember` replaces them."""
         self._model = scope.model
-        scopes = (scope, *scope.recipes.values())
         self._done: dict[str, list[tuple[StageId, Done]]] = {}  # by key: equal work of two recipes is one stage
         self._failed: dict[int, list[tuple[StageId, Exception]]] = {}
-        for each in scopes:
+        for each in scope.all():
             for step, done in each.done.items():
                 steps = self._done.setdefault(done.key.digest(), [])
                 steps += [] if any(step == known for known, _ in steps) else [(step, done)]

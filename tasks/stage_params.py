@@ -197,6 +197,7 @@ def report_params(run: Scope, payloads: Collection[str]) -> Report.Params:
         stage_keys={step.part: done.key.digest() for step, done in run.done.items()},
         versions=recipe.versions,
         bounds=recipe.bounds,
+        search=recipe.found.to_json() if recipe.found else None,
     )
 
 

@@ -13,6 +13,7 @@ from ...tasks.figures import WHOLE_FILE
 from ...tasks.keys.inputs import ALL_VARIABLES
 from ..figures_text import format_error, format_score, format_sqnr, ladders_table, open_table
 from ..outcome import ModelOutcome, RecipeOutcome, ZooOutcome
+from ..publish import FOUND
 from ..release_records import Published
 from .terminal import format_size, open_console
 
@@ -64,6 +65,13 @@ def _notes(outcome: ZooOutcome) -> Iterator[Text]:
         name = f"{model.model}/{recipe.recipe}"
         if recipe.reason:
             yield Text(f"{name} does not apply: {recipe.reason}", "dim")
+        if recipe.search and recipe.path:
+            search, share = recipe.search, recipe.size / recipe.search.float_size
+            yield Text(
+                f"{name}, in floating point: {search.label}; {share:.2f} of the floating-point size; "
+                f"{len(search.attempts)} files were scored; the recipe is in "
+                f"{_relative(recipe.path.with_suffix(f'.{FOUND}'))}"
+            )
         for payload, reason in recipe.left_out.items():
             yield Text(f"{name} is without {payload}: {reason}", "yellow")
         for payload, reason in (recipe.figures.not_run if recipe.figures else {}).items():

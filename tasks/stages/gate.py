@@ -36,16 +36,16 @@ class Gate(stage.Stage, name="gate"):
         Raises:
             AccuracyMissed: scores are below bounds; the message names each, and by how much.
         """
-        report = AccuracyReport(
-            evaluator=params.evaluator,
-            floor=params.floor,
-            max_drop=params.max_drop,
-            eager=_read(inputs.baseline, work).scores[0].score if inputs.baseline else None,
-            file=_read(inputs.scores, work),
-        )
+        report = judge(params, _read(inputs.scores, work), _read(inputs.baseline, work) if inputs.baseline else None)
         if misses := report.misses():
             raise AccuracyMissed(f"evaluator {params.evaluator}: {'; '.join(misses)}")
         return Gate.Outputs(accuracy=work.store.put_artifact("report/accuracy", canonical_json(report.to_json())))
+
+
+def judge(bounds: Gate.Params, file: Scores, eager: Scores | None) -> AccuracyReport:
+    """The scores beside their bounds."""
+    baseline = eager.scores[0].score if eager else None
+    return AccuracyReport(bounds.evaluator, bounds.floor, bounds.max_drop, baseline, file)
 
 
 def _read(ref: ArtifactRef, work: stage.Workspace) -> Scores:

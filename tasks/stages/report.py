@@ -37,6 +37,7 @@ class Report(stage.Stage, name="report"):
         stage_keys: dict[str, str]  # step name to stage key
         versions: dict[str, str]  # distribution to version
         bounds: VerifyBounds
+        search: dict[str, Any] | None = None  # `FoundLayers`, where the recipe has a search
 
     class Inputs(stage.Roles):
         file: kinds.PteFile
@@ -89,6 +90,8 @@ class Report(stage.Stage, name="report"):
             provenance["data"] = {"sha256": sha256, "size": data_file.stat().st_size}
         if inputs.assets:
             provenance["assets"] = _assets(inputs.assets, params.recipe, work)
+        if params.search:
+            provenance["search"] = params.search
         if metadata := read_metadata(path):
             provenance["metadata"] = metadata_json(metadata)
         for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics), ("origin", inputs.origin)):

@@ -51,7 +51,7 @@ class Recorder:
         made = {
             role: ArtifactRef(ref.kind, ref.root, digest_json([key.digest(), role]))
             for role, ref in unknown_roles(call.stage.Outputs).items()
-            if role != "weights" and (role != "batch_norms" or self.norms)
+            if role not in ("weights", "metadata") and (role != "batch_norms" or self.norms)
         }
         return Done(call, key, {**made, **({"methods": self._methods} if call.stage.name == "export" else {})}, False)
 

@@ -1,0 +1,154 @@
+"""A recipe that searches for the layers it must not quantize, from the zoo file to summary, provenance and YAML."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from pteforge.configs.load import load_zoo
+from pteforge.errors import InputError
+from pteforge.flows.cli.summary import print_summary
+from pteforge.flows.select import select_models
+from pteforge.tasks.layer_search import FoundLayers
+
+pytestmark = pytest.mark.timeout(600)
+
+FRAGILE = """
+import torch
+
+WIDTH = 16
+
+
+class Net(torch.nn.Module):
+    '''Five layers. In two of them, one weight of a row is so large that eight bits make zeros of the others.'''
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.layers = torch.nn.ModuleDict()
+        for name in ("first", "brittle", "third", "frail", "last"):
+            self.layers[name] = layer = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+            weight = torch.rand(WIDTH, WIDTH, generator=generator) / WIDTH
+            weight[0] = 0  # so the first feature is always zero
+            if name in ("brittle", "frail"):
+                weight[1:, 0] = 1000
+            layer.weight = torch.nn.Parameter(weight)
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = torch.relu(layer(x))
+        return x
+
+
+def inputs():
+    drawn = torch.rand(32, WIDTH, generator=torch.Generator().manual_seed(1))
+    drawn[:, 0] = 0
+    return drawn
+
+
+def net():
+    return Net().eval(), (inputs(),)
+
+
+def alike(predict):
+    given = predict(inputs())
+    wanted = Net()(inputs())
+    return 1 - min(1.0, float((given - wanted).abs().mean() / wanted.abs().mean()))
+"""
+MODEL = {"source": "fragile:net", "accuracy": {"evaluator": "fragile:alike"}}
+LAYERS = {"layers.brittle", "layers.frail"}
+
+
+def zoo(drop=0.1, **quantize):
+    """Arguments of `write_zoo`."""
+    quantization = {"search": {"drop": drop}, **quantize}
+    return {"net": MODEL}, ("int8",), {"int8": {"extends": "xnnpack-int8-static", "quantize": quantization}}
+
+
+@pytest.fixture
+def fragile(project):
+    project.write("fragile.py", FRAGILE)
+    return project
+
+
+def test_fewest_layers(fragile, lower, capsys):
+    """The two layers that eight bits break stay in floating point; the recipe that is written makes the same file."""
+    fragile.write_zoo(*zoo())
+    run = lower(fragile)
+    (outcome,) = run.outcome.models[0].recipes
+    assert outcome.status == "made", outcome.failure
+    assert set(outcome.search.layers) == LAYERS
+    assert [(attempt.layers, attempt.passes) for attempt in outcome.search.attempts] == [
+        (0, False),
+        (1, False),
+        (2, True),
+    ]
+    assert outcome.accuracy.max_drop == 0.1
+    assert outcome.accuracy.worst == outcome.search.attempts[-1].score
+    print_summary(run.outcome)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "net/int8, in floating point: 2 of 5 layers (layers." in said
+    assert "3 files were scored; the recipe is in" in said
+    assert json.loads(json.dumps(run.outcome.to_json()))["models"]["net"]["int8"]["search"]["ranked"] == 5
+
+    assert {name for name in run.ran("net") if name.startswith("quantize")} == {
+        f"quantize/forward/int8{attempt}"
+        for attempt in ("#1", "#2", "")  # the last one's file is that of the recipe
+    }
+    found = fragile.out / "net" / "int8.found.yaml"
+    provenance = json.loads((fragile.out / "net" / "int8.json").read_text(encoding="utf-8"))
+    assert FoundLayers.from_json(provenance["search"]) == outcome.search
+    again = lower(fragile)
+    assert again.ran("net") == set()
+    assert again.outcome.models[0].recipes[0].search == outcome.search
+    found_again = found.read_bytes()
+    found.unlink()
+    assert lower(fragile).ran("net") == set()
+    assert found.read_bytes() == found_again
+
+    written = yaml.safe_load(found_again)["recipes"]
+    assert written == {
+        "int8-found": {"extends": "int8", "quantize": {"search": None, "exclude": list(outcome.search.exclude)}}
+    }
+    models, _, recipes = zoo()
+    fragile.write_zoo(models, ("int8-found",), {**recipes, **written})
+    plain = lower(fragile)
+    assert plain.outcome.exit_code == 0
+    assert {name for name in plain.ran("net") if name.startswith(("quantize", "edge", "partition"))} == set()
+    assert not (fragile.out / "net" / "int8-found.found.yaml").exists()
+
+
+def test_nothing_to_leave_out(fragile, lower):
+    """A file that passes as it is, is the only one that is made; a recipe that no longer searches leaves no YAML."""
+    fragile.write_zoo(*zoo(drop=1.0))
+    run = lower(fragile)
+    (outcome,) = run.outcome.models[0].recipes
+    assert (outcome.search.layers, len(outcome.search.attempts)) == ((), 1)
+    assert outcome.search.label == "no layer"
+    assert (fragile.out / "net" / "int8.found.yaml").exists()
+    gated = {**MODEL, "accuracy": {**MODEL["accuracy"], "max_drop": 1.0}}
+    fragile.write_zoo({"net": gated}, ("int8",), {"int8": {"extends": "xnnpack-int8-static"}})
+    assert {name.partition("/")[0] for name in lower(fragile).ran("net")} <= {"report", "serialize", "verify"}
+    assert not (fragile.out / "net" / "int8.found.yaml").exists()
+
+
+def test_budget(fragile, lower):
+    """A search that may make too few files fails, and says how far it came."""
+    fragile.write_zoo(*zoo(search={"drop": 0.1, "budget": 2}))
+    (outcome,) = lower(fragile).outcome.models[0].recipes
+    assert outcome.status == "failed"
+    problem = "no file passes that `quantize.search` made. Of 2 (2 are allowed), the best scores"
+    assert problem in outcome.failure.problem
+
+
+def test_a_search_needs_a_score(fragile):
+    """Without an evaluator, or without a bound, the zoo is refused before any work."""
+    fragile.write_zoo({"net": "fragile:net"}, *zoo()[1:])
+    loaded = load_zoo(fragile.folder / "zoo.yaml")
+    with pytest.raises(InputError, match=r"neither the recipe nor the model names an `evaluator`"):
+        select_models(loaded, "*", "*")
+    fragile.write_zoo(*zoo(drop=None))
+    loaded = load_zoo(fragile.folder / "zoo.yaml")
+    with pytest.raises(InputError, match=r"recipes.int8.quantize.search: needs a score to go by"):
+        select_models(loaded, "*", "*")
