@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from cold import Seconds, environment_of, prepare_database, run
+from pteforge.artifacts.locations import open_store
 
 RECIPES = ("portable-fp32", "xnnpack-fp32")
 
@@ -44,6 +45,14 @@ def export(folder: Path, recipe: str, environment: dict[str, str], **kwargs: int
     return run([*command, "--out", folder / "out"], environment, folder / "log")
 
 
+def seconds_of_stages(folder: Path) -> dict[str, float]:
+    """Wall seconds of each stage of the last run, those that were cached with 0."""
+    with open_store(str(folder / "store")) as store:
+        last = max(store.runs, key=lambda record: record.started)
+    (stages,) = last.models.values()
+    return {stage.stage: stage.seconds if stage.status == "ran" else 0.0 for stage in stages}
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -58,17 +67,26 @@ def main() -> None:
         prepare_database(folder, environment)
         print(f"{'recipe':<16}{'nothing cached, CPU s':>24}{'new weights, CPU s':>22}{'ratio':>8}")
         ratios: dict[str, list[float]] = {recipe: [] for recipe in RECIPES}
+        stages: dict[str, dict[str, list[float]]] = {}
         for number in range(arguments.rounds):
             for recipe in RECIPES:
                 with tempfile.TemporaryDirectory(dir=folder) as place:
                     size = {"layers": arguments.layers, "width": arguments.width}
-                    cold, new = (
-                        export(Path(place), recipe, environment, seed=2 * number + seed, **size).cpu for seed in (0, 1)
-                    )
+                    spent = []
+                    for seed in (0, 1):
+                        spent.append(export(Path(place), recipe, environment, seed=2 * number + seed, **size).cpu)
+                        for stage, seconds in seconds_of_stages(Path(place)).items():
+                            stages.setdefault(recipe, {}).setdefault(f"{stage} {seed}", []).append(seconds)
+                cold, new = spent
                 ratios[recipe].append(new / cold)
                 print(f"{recipe:<16}{cold:>24.1f}{new:>22.1f}{new / cold:>8.2f}", flush=True)
         for recipe, each in ratios.items():
             print(f"{recipe:<16}{'median':>46}{median(each):>8.2f}")
+        print(f"\n{'wall seconds of stages':<32}{'nothing cached':>16}{'new weights':>16}")
+        for recipe, spent_in in stages.items():
+            for stage in dict.fromkeys(name.partition(" ")[0] for name in spent_in):
+                first, again = (median(spent_in[f"{stage} {seed}"]) for seed in (0, 1))
+                print(f"{recipe:<16}{stage:<16}{first:>16.1f}{again:>16.1f}")
 
 
 if __name__ == "__main__":

@@ -129,6 +129,8 @@ def _plain(value: Any, field: str) -> Any:
         return str(value).removeprefix("torch.")
     if isinstance(value, Enum):
         return value.name.lower()
+    if isinstance(value, list | tuple):
+        return [_plain(item, field) for item in value]
     if isinstance(value, Granularity):
         name = snake_case(type(value).__name__)
         sizes = list(vars(value).values())

@@ -166,10 +166,6 @@ def _last_stage(given: ExportRecipe) -> str | None:
     if given.quantization_recipe and skipped:
         names = ", ".join(sorted(stage.value for stage in skipped))
         raise untranslatable("pipeline_stages", f"they leave out {names}, and there is a quantization_recipe")
-    for field, readers in _PASSES_OF.items():
-        if getattr(given.lowering_recipe, field, None) and _lowers(stages) and readers.isdisjoint(stages):
-            names = " or ".join(sorted(stage.value for stage in readers))
-            raise untranslatable("pipeline_stages", f"they leave out {names}, and there are {field}")
     for before, stage in zip((None, *stages), stages, strict=False):
         if stage not in _UNTIL.keys() | _AFTER.keys():
             raise untranslatable("pipeline_stages", f"there is no stage that ends with {stage!r}")
@@ -177,6 +173,10 @@ def _last_stage(given: ExportRecipe) -> str | None:
             where = f"follow {before.value}" if before else "come first"
             known = ", ".join(each.value for each in _AFTER[stage]) or "none"
             raise untranslatable("pipeline_stages", f"{stage.value} cannot {where}; stages before it are: {known}")
+    for field, readers in _PASSES_OF.items():
+        if getattr(given.lowering_recipe, field, None) and _lowers(stages) and readers.isdisjoint(stages):
+            names = " or ".join(sorted(stage.value for stage in readers))
+            raise untranslatable("pipeline_stages", f"they leave out {names}, and there are {field}")
     last = stages[-1]
     if last is StageType.EDGE_PROGRAM_MANAGER_TRANSFORM and StageType.TO_EDGE not in stages:
         last = StageType.TO_EDGE_TRANSFORM_AND_LOWER

@@ -16,8 +16,8 @@ from pteforge.configs.run import PLACES
 from pteforge.flows.cli import options
 from pteforge.tasks.lowering import STAGES
 
-COMMANDS = ["export", "plan", "init", "inspect", "run", "verify", "thin", "extract", "merge", "bisect", "publish"]
-COMMANDS += ["reproduce", "deploy", "serve", "runs", "why", "diff", "schema", "release", "store"]
+COMMANDS = ["export", "plan", "init", "inspect", "metadata", "run", "verify", "thin", "extract", "merge", "bisect"]
+COMMANDS += ["doctor", "publish", "reproduce", "deploy", "serve", "runs", "why", "diff", "schema", "release", "store"]
 BIN = Path(sys.executable).parent
 HEAVY = {"executorch", "fsspec", "numpy", "prefect", "rich", "torch"}
 

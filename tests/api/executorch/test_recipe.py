@@ -275,6 +275,7 @@ def test_stages_in_no_order(stages, problem):
     assert caught.value.field == "ExportRecipe.pipeline_stages"
 
 
+@pytest.mark.filterwarnings("ignore:`HintBasedSymShapeEvalPass` is deprecated")
 def test_memory_planning_by_method():
     """What a config has by method are options of those methods, next to their partitioners."""
     recipe = pteforge.recipe_from_executorch(

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-import refused
 from pteforge.errors import SourceError
 from pteforge.tasks.diagnosis import Diagnosis
 from pteforge.tasks.stages.diagnose import Diagnose
+
+REFUSED = Path(__file__).parents[2] / "zoo" / "refused.py"
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_checks_mend_it(diagnose, name):
     (finding,) = diagnose(name=name).findings
     (check,) = re.findall(r"torch\._check\(.+?\)(?=`)", "\n".join(finding.remedies))
     mended = diagnose(name=f"{name}_checked")
-    assert check in Path(refused.__file__).read_text(encoding="utf-8")
+    assert check in REFUSED.read_text(encoding="utf-8")
     assert mended.well
     assert all(attempt.exported for attempt in mended.attempts)
     assert mended.findings == ()
@@ -191,4 +192,4 @@ def test_the_model_stays_as_it_is(stages, diagnose):
     first, again = diagnose(name="branches"), diagnose(name="branches")
     assert first == again
     assert str(stages.folder) not in str(first)
-    assert str(Path(refused.__file__).parent) not in str(first)
+    assert str(REFUSED.parent) not in str(first)
