@@ -241,12 +241,6 @@ CAUSES: tuple[Cause, ...] = (
         ("return a tensor; what is always the same can be a constant method",),
     ),
     Cause(
-        ("compile",),
-        r"Returning (?P<value>.{1,40}?) is not yet supported in the emitter",
-        "the method returns {value}, and a file can return tensors, numbers and None only",
-        ("return tensors; give the rest as constant methods",),
-    ),
-    Cause(
         (),
         r"damaged program: a tensor has shape \((1?\d+, ){16,}",
         "a tensor has more than 16 dimensions, the most that ExecuTorch's runtime knows",

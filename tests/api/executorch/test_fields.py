@@ -15,7 +15,9 @@ from collections.abc import Callable
 import pteforge
 import pytest
 
-pytestmark = pytest.mark.filterwarnings("ignore:This API and all of its related functionality")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This API and all of its related functionality", "ignore:`HintBasedSymShapeEvalPass` is deprecated"
+)
 
 with warnings.catch_warnings():  # these modules warn when they are imported
     warnings.simplefilter("ignore")
@@ -34,6 +36,7 @@ with warnings.catch_warnings():  # these modules warn when they are imported
     from executorch.exir.passes.sym_shape_eval_pass import HintBasedSymShapeEvalPass
     from executorch.export import AOQuantizationConfig, ExportRecipe, LoweringRecipe, QuantizationRecipe, StageType
     from executorch.export import recipe as upstream_recipe
+    from pteforge.tasks.programs.entry import fresh_state
     from torchao.quantization.granularity import PerAxis
     from torchao.quantization.pt2e import move_exported_model_to_train
     from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
@@ -192,7 +195,8 @@ def test_every_field_has_a_case():
 
 @functools.cache
 def made_upstream(recipe):
-    return upstream.export(network(), [EXAMPLE], recipe()).get_pte_buffer()
+    with fresh_state():  # one thread, as our stages have: sums depend on their number
+        return upstream.export(network(), [EXAMPLE], recipe()).get_pte_buffer()
 
 
 @pytest.mark.slow
@@ -212,12 +216,14 @@ def test_the_file_is_upstreams(field, store):
 def test_core_ml(store):
     """The programs with delegates are equal; Core ML's files never are, since each has a random identifier."""
     given = ExportRecipe.get_recipe(CoreMLRecipeType.FP16, skip_ops_for_coreml_delegation=["aten.relu.default"])
-    theirs = upstream.export(network(), [EXAMPLE], given).get_edge_program_manager()
+    stages = [StageType.SOURCE_TRANSFORM, StageType.QUANTIZE, StageType.TORCH_EXPORT]
+    until_compile = dataclasses.replace(given, pipeline_stages=[*stages, StageType.TO_EDGE_TRANSFORM_AND_LOWER])
+    theirs = upstream.export(network(), [EXAMPLE], until_compile).get_edge_program_manager()
     ours = pteforge.export(network(), EXAMPLE, recipe=given, store=store, until="compile").edge_manager()
     names = [[str(node.target) for node in made.exported_program().graph.nodes] for made in (ours, theirs)]
     assert names[0] == names[1]
     assert sum("executorch_call_delegate" in name for name in names[0]) == 2
-    assert "aten.relu.default" in names[0]
+    assert any("aten.relu.default" in name for name in names[0])
 
 
 @pytest.mark.slow

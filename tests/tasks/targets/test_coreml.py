@@ -7,7 +7,7 @@ import pytest
 from pteforge.configs import Recipe
 from pteforge.configs.nodes import plain
 from pteforge.configs.recipe_lookup import read_preset
-from pteforge.errors import ConfigError, TargetError
+from pteforge.errors import TargetError
 from pteforge.tasks.targets import find_target
 from pteforge.tasks.targets.find import check_quantizers, make_quantizer
 from pteforge.tasks.torchao_configs import class_name
@@ -125,7 +125,7 @@ PRESETS = {
 def test_as_upstreams_recipe(name):
     """The converter gets the same settings, and the same quantizer or transform goes before it.
 
-    Upstream's recipe is also translated to the shipped one, unless it chooses layers by a function.
+    Upstream's recipe is also translated to the shipped one.
     """
     from executorch.backends.apple.coreml.recipes import CoreMLRecipeProvider, CoreMLRecipeType
     from pteforge.tasks.programs.module_transforms import make_config
@@ -142,10 +142,6 @@ def test_as_upstreams_recipe(name):
     transforms = [make_config(class_name(transform.torchao), transform.params) for transform in ours.source_transforms]
     assert transforms == [config.ao_base_config for config in (wanted and wanted.ao_quantization_configs) or []]
 
-    if wanted and any(config.filter_fn for config in wanted.ao_quantization_configs or []):
-        with pytest.raises(ConfigError, match="filter_fn: has no equivalent"):
-            pteforge.recipe_from_executorch(theirs)
-        return
     translated = pteforge.recipe_from_executorch(theirs)
     (own,), (coreml, _) = translated.specializations, ours.specializations
     defaults = find_target("coreml", {}).options.model_dump()
