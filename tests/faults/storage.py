@@ -196,7 +196,7 @@ class Trial:
                 assert json.loads(content)  # it names the run, which only those of whole results are compared without
             elif not name.endswith(".part"):  # what failed while it was written
                 assert name in right, f"{name} is not one of {sorted(right)}"
-                assert content == right[name], f"{name} differs"
+                assert content == right[name], f"{name} differs{_fields(content, right[name])}"
 
     def succeed(self, more: Mapping[str, str] | None = None) -> None:
         outcome = self.ask(more)
@@ -384,5 +384,16 @@ _FAULTS: dict[str, dict[str, _Fault]] = {
     "bucket of files": dict.fromkeys(faulty_bucket.FAULTS, _in_bucket),
     "S3": dict.fromkeys(HTTP_FAULTS, _behind_proxy),
 }
+
+
+def _fields(content: bytes, right: bytes) -> str:
+    """Which fields of a provenance differ, and how."""
+    try:
+        found, wanted = json.loads(content), json.loads(right)
+    except ValueError:
+        return ""
+    differing = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+    return f": {[(name, found.get(name), wanted.get(name)) for name in differing]}"
+
 
 STORAGE = Campaign("Storage", prepare, trial, trials=2_000)
