@@ -296,6 +296,8 @@ def load_model(
             except ValueError as error:
                 problem = error
             else:
+                if made._can_set_experts_implementation():  # noqa: SLF001 - as transformers' exporter for ExecuTorch asks
+                    made.set_experts_implementation("batched_mm")  # the usual operator has no kernel for ExecuTorch
                 return made.eval().requires_grad_(requires_grad=False), config
     raise ValueError(f"no class of transformers takes {config.model_type!r} for the task {task!r}: {problem}")
 

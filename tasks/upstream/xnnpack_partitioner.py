@@ -1,4 +1,4 @@
-"""XNNPACK's partitioner of executorch 1.5.1, extended in two ways.
+"""XNNPACK's partitioner of executorch 1.5.1, extended in three ways.
 
 Control flow: upstream (backends/xnnpack/partition/xnnpack_partitioner.py) partitions only a method's own graph. Delete
 `_Branch` and the loop over branches once it also looks into ``cond``, ``map`` and ``scan``.
@@ -7,6 +7,10 @@ Copies: where a value and a copy of it both leave a partition, XNNPACK's passes 
 outputs of the delegate, and the backend fails ("already in the inputs", backends/xnnpack/xnnpack_preprocess.py). `scan`
 has such copies, since torch lets its body not return one value twice. Delete `leave_copies_outside` once upstream
 compiles ``return y, y.clone()``.
+
+Dynamic sizes: XNNPACK's reshapes take one dynamic dimension. Upstream's partitioner checks that of views, but not of
+``unsqueeze`` and of convolutions over one dimension. Their delegates fail ("XNNPACK reshape only supports 1 dynamic
+dimension"). Delete `_EXTENDED` once backends/xnnpack/partition/config checks it.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS, ConvolutionConfig, UnsqueezeCopyConfig
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir.backend.partitioner import PartitionResult
 from executorch.exir.dialects._ops import ops
@@ -29,12 +34,36 @@ _TAG = "delegation_tag"
 _COPIES = (ops.edge.dim_order_ops._clone_dim_order.default, ops.edge.aten.clone.default)  # noqa: SLF001 - the operator's name
 
 
+class _Unsqueeze(UnsqueezeCopyConfig):  # type: ignore[misc]  # executorch is untyped here
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        return _dynamic_sizes(node) <= 1 and bool(super().check_constraints(node, ep))
+
+
+class _Convolution(ConvolutionConfig):  # type: ignore[misc]  # as above
+    """Those over one dimension become ones over two: XNNPACK's passes put reshapes before and after them."""
+
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        reshaped = node.meta["val"].dim() == 3 and _dynamic_sizes(node) > 1  # batch, channels, length
+        return not reshaped and bool(super().check_constraints(node, ep))
+
+
+def _dynamic_sizes(node: Node) -> int:
+    return sum(not isinstance(size, int) for size in node.meta["val"].shape)
+
+
+_EXTENDED = {UnsqueezeCopyConfig: _Unsqueeze, ConvolutionConfig: _Convolution}
+
+
 class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # executorch is untyped here
     """Also partitions the branches of ``cond`` and the bodies of ``map`` and ``scan``.
 
     A branch takes weights as inputs, so they are not constants there: its linear layers and convolutions are decomposed
     for the portable kernels, unless weights may be inputs of the delegate.
     """
+
+    def __init__(self, **options: Any) -> None:
+        """Takes the options of upstream's."""
+        super().__init__(configs=[_EXTENDED.get(config, config) for config in ALL_PARTITIONER_CONFIGS], **options)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool]]:
         """Checks nodes in a branch against that branch.

@@ -206,6 +206,18 @@ def images():
     return dynamic(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(2, 3, 8, 8), high=64)
 
 
+def halves():
+    """An operator that returns a list of tensors, for batches of several sizes."""
+    return dynamic(nn.Sequential(Function(lambda x: torch.mul(*x.split(3, dim=1)))), torch.randn(2, 6))
+
+
+def sequences():
+    """A convolution over one dimension, and a dimension more, for sequences and batches of several sizes."""
+    module = nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), nn.ReLU(), Function(lambda x: x.unsqueeze(-1) * 2))
+    dims = {0: Dim("batch", min=1, max=8), 2: Dim("length", min=8, max=32)}
+    return ModelDefinition({"forward": MethodDefinition(module, [(torch.randn(2, 4, 16),)], (dims,))})
+
+
 def mlp(width: int = 8):
     """[batch, 4] to [batch, 3], with two examples."""
     module = nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 3), nn.Softmax(-1))

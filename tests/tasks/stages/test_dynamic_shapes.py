@@ -47,12 +47,15 @@ def test_names_do_not_clash_with_made_up_ones(named):
 
 
 @pytest.mark.parametrize("target", ["portable", "xnnpack"])
-def test_a_file_takes_the_largest_size(lower, target):
+@pytest.mark.parametrize(
+    ("builder", "largest"), [("images", (64, 3, 8, 8)), ("halves", (8, 6)), ("sequences", (8, 4, 32))]
+)
+def test_a_file_takes_the_largest_size(lower, builder, largest, target):
     """The file is verified at both bounds, and plans memory for the upper one, whatever the example's size is."""
-    lowered = lower("builders:images", recipe(target))
+    lowered = lower(f"builders:{builder}", recipe(target))
     (method,) = read_pte(lowered.file).methods
-    assert method.inputs[0].shape == (64, 3, 8, 8)
-    assert [flat[0].shape[0] for flat in lowered.value("export", "examples")["inputs"]] == [2, 1, 64]
+    assert method.inputs[0].shape == largest
+    assert [flat[0].shape[0] for flat in lowered.value("export", "examples")["inputs"]] == [2, 1, largest[0]]
 
 
 def test_comparing_a_size_does_not_narrow_it():
