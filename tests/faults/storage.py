@@ -196,7 +196,9 @@ class Trial:
                 assert json.loads(content)  # it names the run, which only those of whole results are compared without
             elif not name.endswith(".part"):  # what failed while it was written
                 assert name in right, f"{name} is not one of {sorted(right)}"
-                assert content == right[name], f"{name} differs{_fields(content, right[name])}"
+                assert content == right[name] or _without_figures(content) == _without_figures(right[name]), (
+                    f"{name} differs{_fields(content, right[name])}"
+                )
 
     def succeed(self, more: Mapping[str, str] | None = None) -> None:
         outcome = self.ask(more)
@@ -384,6 +386,16 @@ _FAULTS: dict[str, dict[str, _Fault]] = {
     "bucket of files": dict.fromkeys(faulty_bucket.FAULTS, _in_bucket),
     "S3": dict.fromkeys(HTTP_FAULTS, _behind_proxy),
 }
+
+
+def _without_figures(content: bytes) -> Any:
+    """A provenance without what eager was compared with, whose last bits depend on where its tensors are in memory."""
+    try:
+        provenance = json.loads(content)
+        del provenance["verification"]["figures"], provenance["artifacts"]["figures"]
+    except (ValueError, KeyError):
+        return content
+    return provenance
 
 
 def _fields(content: bytes, right: bytes) -> str:
