@@ -178,6 +178,16 @@ CAUSES: tuple[Cause, ...] = (
         ),
     ),
     Cause(
+        _TRACING,
+        r"Cannot view a tensor with shape .* and strides",
+        "the model views a tensor whose layout in memory is another one once operators are decomposed, as that of "
+        "attention (scaled_dot_product_attention) is",
+        (
+            "write `reshape` in the model in place of `view`",
+            "or compute attention without the operator: `attn_implementation: eager` in transformers",
+        ),
+    ),
+    Cause(
         ("edge",),
         r"taking Tensor inputs with mismatched dtypes",
         "an operator gets tensors of several dtypes, which ExecuTorch's kernels do not take",

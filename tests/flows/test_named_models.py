@@ -255,8 +255,14 @@ def test_a_changed_checkpoint(project, language_model):
 
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+IDS = {"pad_token_id": 1, "eos_token_id": 1}  # within the vocabulary
 NAMED = {
     "bert": {"huggingface": "bert", "task": "fill-mask", "config": {**SMALL, "vocab_size": 100}},
+    "gpt2": {"huggingface": "gpt2", "config": LETTERED["gpt2"]},
+    "glm": {
+        "huggingface": "glm",
+        "config": {**SMALL, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100, **IDS},
+    },
     "vit": {"huggingface": "vit", "config": {**SMALL, "image_size": 32, "patch_size": 16}, "batch": 1},
     "wav2vec2": {"huggingface": "wav2vec2", "config": {**SMALL, "conv_dim": [32] * 7}},
     "timm": {"timm": "test_efficientnet", "pretrained": False},
