@@ -14,11 +14,13 @@ def test_options_reach_the_partitioner():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
     def precisions(made):
-        return [(type(found), found.enabled_precision_types) for found in made.target_partitioner_configs.values()]
+        return [(name, found.enabled_precision_types) for name, found in made.target_partitioner_configs.items()]
 
     ours, theirs = partitioner(), XnnpackPartitioner()
     assert isinstance(ours, XnnpackPartitioner)
     assert (ours.per_op_mode, precisions(ours)) == (theirs.per_op_mode, precisions(theirs))
+    for name, config in ours.target_partitioner_configs.items():
+        assert isinstance(config, type(theirs.target_partitioner_configs[name]))
     assert partitioner(per_operator=True).per_op_mode
     fp32 = precisions(partitioner(precisions=["fp32"]))
     assert fp32
