@@ -268,6 +268,7 @@ def main() -> None:
     parser.add_argument("--sides", default="ours,direct")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "pteforge-breadth")
     parser.add_argument("--retry", action="store_true", help="run again what failed before")
+    parser.add_argument("--table", action="store_true", help="run nothing; print what the folder has")
     parser.add_argument("--write", action="store_true", help="put the table into docs/models-by-name.md")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -279,7 +280,7 @@ def main() -> None:
         }
         for first in range(0, len(known), BATCH):
             batch = {name: source for _, name, source in known[first : first + BATCH]}
-            for side, record in records.items():
+            for side, record in () if options.table else records.items():
                 measure(batch, recipe, side, record)
         columns |= {f"{recipe}, {side}": record.problems for side, record in records.items()}
     kinds = {name: kind for kind, name, _ in known}

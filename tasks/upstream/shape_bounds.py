@@ -50,7 +50,8 @@ def _whole_lists() -> Iterator[None]:
     check = EdgeOpArgValidator.call_function
 
     def call_function(validator: EdgeOpArgValidator, target: Any, args: Any, kwargs: Any) -> Any:
-        returns, meta = getattr(getattr(target, "_schema", None), "returns", ()), validator.node.meta
+        returns: Any = getattr(getattr(target, "_schema", None), "returns", ())
+        meta = validator.node.meta
         if len(returns) != 1 or returns[0].type != torch.ListType.ofTensors():
             return check(validator, target, args, kwargs)
         tensors = meta["val"]
