@@ -156,7 +156,8 @@ def fake_tensor(
         if isinstance(offset, int) and offset == 0:
             meta = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
         else:
-            extent = 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+            empty = any(isinstance(size, int) and size == 0 for size in shape)
+            extent = 0 if empty else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
             meta = torch.empty(offset + extent, dtype=dtype, device="meta").as_strided(shape, strides, offset)
     restored = FakeTensor(mode, meta, torch.device(device), constant=constant)
     if parameter:

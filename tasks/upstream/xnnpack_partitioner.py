@@ -1,4 +1,4 @@
-"""XNNPACK's partitioner of executorch 1.5.1, extended in three ways.
+"""XNNPACK's partitioner of executorch 1.5.1, extended in four ways.
 
 Control flow: upstream (backends/xnnpack/partition/xnnpack_partitioner.py) partitions only a method's own graph. Delete
 `_Branch` and the loop over branches once it also looks into ``cond``, ``map`` and ``scan``.
@@ -10,7 +10,10 @@ compiles ``return y, y.clone()``.
 
 Dynamic sizes: XNNPACK's reshapes take one dynamic dimension. Upstream's partitioner checks that of views, but not of
 ``unsqueeze`` and of convolutions over one dimension. Their delegates fail ("XNNPACK reshape only supports 1 dynamic
-dimension"). Delete `_EXTENDED` once backends/xnnpack/partition/config checks it.
+dimension"). Delete `_Unsqueeze` and `_Convolution` once backends/xnnpack/partition/config checks it.
+
+Largest values: XNNPACK computes ``max`` over dimension 2 or 3 and keeps the dimension. The partitioner takes others, too,
+and their delegates fail ("amax.default only supports keep_dim == True"). Delete `_MaxDim` once `MaxDimConfig` checks it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS, ConvolutionConfig, UnsqueezeCopyConfig
+from executorch.backends.xnnpack.partition.config import (
+    ALL_PARTITIONER_CONFIGS,
+    ConvolutionConfig,
+    MaxDimConfig,
+    UnsqueezeCopyConfig,
+)
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir.backend.partitioner import PartitionResult
 from executorch.exir.dialects._ops import ops
@@ -47,11 +55,17 @@ class _Convolution(ConvolutionConfig):  # type: ignore[misc]  # as above
         return not reshaped and bool(super().check_constraints(node, ep))
 
 
+class _MaxDim(MaxDimConfig):  # type: ignore[misc]  # as above
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        _, dim, *keep = node.args
+        return dim in (2, 3) and keep == [True] and bool(super().check_constraints(node, ep))
+
+
 def _dynamic_sizes(node: Node) -> int:
     return sum(not isinstance(size, int) for size in node.meta["val"].shape)
 
 
-_EXTENDED = {UnsqueezeCopyConfig: _Unsqueeze, ConvolutionConfig: _Convolution}
+_EXTENDED = {UnsqueezeCopyConfig: _Unsqueeze, ConvolutionConfig: _Convolution, MaxDimConfig: _MaxDim}
 
 
 class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # executorch is untyped here

@@ -127,6 +127,15 @@ def test_fake_tensors(round_trip):
     assert copy.fake_mode is placeholder.meta["val"].fake_mode
 
 
+def test_fake_tensors_without_elements(round_trip):
+    """One of size zero that begins within its storage is restored as it is."""
+    program = trace(torch.relu)
+    meta = torch.empty(40, device="meta").as_strided((0, 3), (5, 1), 7)
+    call(program).meta["val"] = FakeTensor(call(program).meta["val"].fake_mode, meta, torch.device("cpu"))
+    copy = call(round_trip(program)).meta["val"]
+    assert (copy.shape, copy.stride(), copy.storage_offset()) == ((0, 3), (5, 1), 7)
+
+
 def test_what_was_added(round_trip):
     """`meta` may name nodes of its graph, later ones too; nodes of other graphs become None.
 

@@ -38,3 +38,17 @@ def test_copies(lower_for, function, copies):
     outputs = Runtime.get().load_program(content).load_method("forward").execute([x])
     for made, expected in zip(outputs, function(x), strict=True):
         torch.testing.assert_close(made, expected)
+
+
+@pytest.mark.parametrize(("dim", "keep", "delegated"), [(2, True, True), (2, False, False), (1, True, False)])
+def test_largest_values(lower_for, dim, keep, delegated):
+    """The file gives what eager gives, whether XNNPACK computes it or not."""
+    import torch
+    from executorch.runtime import Runtime
+
+    module = Function(lambda x: x.max(dim=dim, keepdim=keep)[0])
+    x = torch.randn(1, 3, 4, 5)
+    content = lower_for("xnnpack", module, x)
+    assert bool(read_pte(content).methods[0].delegates) == delegated
+    (made,) = Runtime.get().load_program(content).load_method("forward").execute([x])
+    torch.testing.assert_close(made, module(x))
