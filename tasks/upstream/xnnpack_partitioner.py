@@ -12,8 +12,8 @@ Dynamic sizes: XNNPACK's reshapes take one dynamic dimension. Upstream's partiti
 ``unsqueeze`` and of convolutions over one dimension. Their delegates fail ("XNNPACK reshape only supports 1 dynamic
 dimension"). Delete `_Unsqueeze` and `_Convolution` once backends/xnnpack/partition/config checks it.
 
-Largest values: XNNPACK computes ``max`` over dimension 2 or 3 and keeps the dimension. The partitioner takes others, too,
-and their delegates fail ("amax.default only supports keep_dim == True"). Delete `_MaxDim` once `MaxDimConfig` checks it.
+Largest values: XNNPACK computes ``max`` over dimension 2 or 3 and keeps the dimension. The partitioner takes others as
+well, whose delegates fail ("amax.default only supports keep_dim == True"). Delete `_MaxDim` once upstream's checks it.
 """
 
 from __future__ import annotations
