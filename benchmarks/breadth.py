@@ -252,7 +252,7 @@ def table(kinds: Mapping[str, str], columns: Results) -> str:
 def failures(columns: Results) -> str:
     """One line for each file that was not made."""
     lines = [
-        f"- {name}, {column}: {re.sub(r'[`|<>]', '', problem)[:300]}\n"
+        f"- {name}, {column}: {re.sub(r'[`|<>]', '', problem.partition(chr(10))[0])[:160]}\n"
         for column, problems in columns.items()
         for name, problem in problems.items()
         if problem
