@@ -60,12 +60,9 @@ class Model:
         """
         self._place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
         self.model, self.config = load_model(self._place, task, config)
-        if any(
-            isinstance(part, Conv1D) for part in self.model.modules()
-        ):  # as GPT-2: they view what attention returns,
-            self.model.set_attn_implementation(
-                "eager"
-            )  # which has another layout where ExecuTorch decomposes attention
+        # GPT-2 and its like view what attention returns, whose layout is another one where ExecuTorch decomposes it.
+        if any(isinstance(part, Conv1D) for part in self.model.modules()):
+            self.model.set_attn_implementation("eager")
         self._batch, self._sequence = batch, min(sequence, positions_of(self.config) - 2)  # some begin to count at 2
         self._inputs = self._examples()
         self._outputs = outputs

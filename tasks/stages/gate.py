@@ -43,7 +43,7 @@ class Gate(stage.Stage, name="gate"):
 
 
 def judge(bounds: Gate.Params, file: Scores, eager: Scores | None) -> AccuracyReport:
-    """The scores beside their bounds."""
+    """The scores with the bounds that they have to meet."""
     baseline = eager.scores[0].score if eager else None
     return AccuracyReport(bounds.evaluator, bounds.floor, bounds.max_drop, baseline, file)
 
