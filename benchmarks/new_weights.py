@@ -67,7 +67,7 @@ def main() -> None:
         prepare_database(folder, environment)
         print(f"{'recipe':<16}{'nothing cached, CPU s':>24}{'new weights, CPU s':>22}{'ratio':>8}")
         ratios: dict[str, list[float]] = {recipe: [] for recipe in RECIPES}
-        stages: dict[str, dict[str, list[float]]] = {}
+        stages: dict[tuple[str, str], tuple[list[float], list[float]]] = {}  # by recipe and stage: cold, new weights
         for number in range(arguments.rounds):
             for recipe in RECIPES:
                 with tempfile.TemporaryDirectory(dir=folder) as place:
@@ -76,17 +76,15 @@ def main() -> None:
                     for seed in (0, 1):
                         spent.append(export(Path(place), recipe, environment, seed=2 * number + seed, **size).cpu)
                         for stage, seconds in seconds_of_stages(Path(place)).items():
-                            stages.setdefault(recipe, {}).setdefault(f"{stage} {seed}", []).append(seconds)
+                            stages.setdefault((recipe, stage), ([], []))[seed].append(seconds)
                 cold, new = spent
                 ratios[recipe].append(new / cold)
                 print(f"{recipe:<16}{cold:>24.1f}{new:>22.1f}{new / cold:>8.2f}", flush=True)
         for recipe, each in ratios.items():
             print(f"{recipe:<16}{'median':>46}{median(each):>8.2f}")
         print(f"\n{'wall seconds of stages':<32}{'nothing cached':>16}{'new weights':>16}")
-        for recipe, spent_in in stages.items():
-            for stage in dict.fromkeys(name.partition(" ")[0] for name in spent_in):
-                first, again = (median(spent_in[f"{stage} {seed}"]) for seed in (0, 1))
-                print(f"{recipe:<16}{stage:<16}{first:>16.1f}{again:>16.1f}")
+        for (recipe, stage), (first, again) in stages.items():
+            print(f"{recipe:<16}{stage:<16}{median(first):>16.1f}{median(again):>16.1f}")
 
 
 if __name__ == "__main__":
