@@ -21,6 +21,7 @@ from functools import cache, wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from weakref import WeakSet
 
 from ...artifacts.digest import Digest, digest_bytes, digest_file, digest_json
 from ...artifacts.records import Record
@@ -389,10 +390,14 @@ def _is_text(name: str) -> bool:
 def recording(recorder: Recorder) -> Iterator[None]:
     """Tells a recorder what is read while the context lasts.
 
-    Nested ones are not told of. The audit hook stays in the process, which should end soon: hooks cannot be removed.
+    Nested ones are not told of, and nor is what threads do that ran before: they renew leases and copy objects, and may
+    do so in the zoo's folder. A thread that an earlier recording has seen start is the user's, and is heard. The audit
+    hook stays in the process, which should end soon: hooks cannot be removed.
     """
     _install_hook()
-    _active.append(recorder)
+    before = set(threading.enumerate())
+    others = before - {threading.current_thread()} - set(_users_threads)
+    _active.append((recorder, {thread.ident: thread for thread in others}))
     os.environ.__class__ = os.environb.__class__ = _HeardEnviron
     os.stat = _heard_stat
     try:
@@ -400,10 +405,20 @@ def recording(recorder: Recorder) -> Iterator[None]:
     finally:
         os.stat = _stat
         os.environ.__class__ = os.environb.__class__ = _Environ
-        _active.remove(recorder)
+        _active.pop()
+        _users_threads.update(set(threading.enumerate()) - before)
 
 
-_active: list[Recorder] = []  # one at most, for all threads of the process
+_active: list[tuple[Recorder, dict[int | None, threading.Thread]]] = []  # with the threads that it does not hear
+_users_threads: WeakSet[threading.Thread] = WeakSet()  # which were started while a recorder heard
+
+
+def _listener() -> Recorder | None:
+    """The recorder that hears what this thread does, if one does."""
+    for recorder, others in _active[:1]:
+        other = others.get(threading.get_ident())  # threads may take the numbers of those that have ended
+        return None if other and other.is_alive() else recorder
+    return None
 
 
 @cache
@@ -416,12 +431,12 @@ def _install_hook() -> None:
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
     """The audit hook; called very often, for events of all kinds."""
-    if event in _EVENTS and _active:
+    if event in _EVENTS and (recorder := _listener()):
         with suppress(OSError, ValueError):  # of the path that is opened; whoever opens it gets to know
             if event == "open":
-                _active[0].opened(arguments[0], arguments[2])
+                recorder.opened(arguments[0], arguments[2])
             else:
-                _active[0].listed(arguments[0])
+                recorder.listed(arguments[0])
 
 
 _EVENTS = frozenset({"open", "os.listdir", "os.scandir"})
@@ -432,9 +447,9 @@ _Environ: Any = type(os.environ)
 
 @wraps(_stat)
 def _heard_stat(path: Any, **options: Any) -> os.stat_result:
-    if _active:
+    if recorder := _listener():
         with suppress(OSError, ValueError):
-            _active[0].looked_at(path)
+            recorder.looked_at(path)
     return _stat(path, **options)
 
 
@@ -442,23 +457,23 @@ class _HeardEnviron(_Environ):  # type: ignore[misc]  # the class has no public 
     """The class of `os.environ` while it is heard: whoever holds the object is heard, too."""
 
     def __getitem__(self, key: Any) -> Any:
-        if _active:
-            _active[0].looked_up(_text(key), _text(self._data.get(self._key(key))))
+        if recorder := _listener():
+            recorder.looked_up(_text(key), _text(self._data.get(self._key(key))))
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if _active:
-            _active[0].assigned(_text(key))
+        if recorder := _listener():
+            recorder.assigned(_text(key))
         super().__setitem__(key, value)
 
     def __delitem__(self, key: Any) -> None:
-        if _active:
-            _active[0].assigned(_text(key))
+        if recorder := _listener():
+            recorder.assigned(_text(key))
         super().__delitem__(key)
 
     def __iter__(self) -> Iterator[Any]:
-        if _active:
-            _active[0].all_looked_up()
+        if recorder := _listener():
+            recorder.all_looked_up()
         variables: Iterator[Any] = super().__iter__()
         return variables
 

@@ -1,6 +1,7 @@
 """What is seen of the user's code's reading, and what keys have of it."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,32 @@ def test_moving_a_zoo(zoo, tmp_path):
             code = "\n".join(f"open({str(path)!r}).close()" for path in (zoo / "a.bin", folder / "sub/b.bin", OUTSIDE))
             run_as(folder / "nets.py", code)
         assert recorder.observed((), ()).inputs.keys() == {"file:a.bin", "file:sub/b.bin", "file:../outside/c.bin"}
+
+
+IN_A_POOL = """
+from concurrent.futures import ThreadPoolExecutor
+pool = globals().get("pool") or ThreadPoolExecutor(1)
+pool.submit(lambda: open(name).close()).result()
+"""
+
+
+def test_other_threads(zoo):
+    """Threads of the user's code are heard, in later recordings, too; those that ran before, as leases' do, are not."""
+
+    def names_of(space, name):
+        recorder = Recorder(zoo, (zoo,), {}, ())
+        space["name"] = name
+        with recording(recorder):
+            exec(IN_A_POOL, space)  # noqa: S102 - as the user's code
+        return set(recorder.observed((), ()).inputs)
+
+    users = {}
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(os.getpid).result()
+        assert names_of({"pool": pool}, "a.bin") == set()
+        assert names_of(users, "a.bin") == {"file:a.bin"}
+        assert names_of(users, "sub/b.bin") == {"file:sub/b.bin"}
+    users["pool"].shutdown()
 
 
 def test_nothing_is_heard_afterwards(hear):
