@@ -49,6 +49,9 @@ TIMM = """convnext_atto cspresnet50 deit3_small_patch16_224 densenet121 edgenext
     ghostnet_100 inception_next_tiny lcnet_050 levit_128s mixer_s32_224 mobilenetv3_small_050 mobilenetv4_conv_small
     mobileone_s0 regnetx_002 repvit_m0_9 rexnet_100 tinynet_e vit_tiny_patch16_224"""
 
+# With the usual random weights, its values shrink to 1e-40, which XNNPACK takes for 0.
+FIELDS = {"mobilevit": {"initializer_range": 0.2}}
+
 TIMM_SIZED = "deit3_small_patch16_224 levit_128s mixer_s32_224 vit_tiny_patch16_224"  # made for one size of images
 
 LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "encoder_layers", "decoder_layers"}
@@ -101,7 +104,7 @@ def sources(only: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
     for kind, names in TRANSFORMERS.items():
         for name in filter(lambda name: fnmatchcase(name, only), names.split()):
-            config = shrunk(CONFIG_MAPPING[name]().to_dict())
+            config = shrunk(CONFIG_MAPPING[name]().to_dict()) | FIELDS.get(name, {})
             yield kind, name, {"huggingface": name, "config": config}
     if find_spec("timm"):
         for name in filter(lambda name: fnmatchcase(name, only), TIMM.split()):

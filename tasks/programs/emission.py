@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 
 from ...configs.recipe import CompileOptions
 from ..stages.compile import Compile
+from ..upstream.remainders import floor_remainders
 from ..upstream.shape_bounds import declared_bounds
 from ..upstream.shared_constants import constants_once
 from . import kernels  # noqa: F401 - the forms of quantized operators that files name
@@ -113,6 +114,8 @@ def _device_config(options: CompileOptions) -> PropagateDeviceConfig:
 def to_executorch(manager: EdgeProgramManager, config: ExecutorchBackendConfig) -> ExecutorchProgramManager:
     """Memory planning and emission of all methods. Passes change `manager`, so it is not usable afterwards."""
     programs = [manager.exported_program(method) for method in manager.methods]
+    for program in programs:
+        floor_remainders(program)
     with torch.set_grad_enabled(not any(map(_writes_gradients, programs))):
         emitted = manager.to_executorch(without_stack_traces(config))
     if config.emit_stacktrace:

@@ -25,7 +25,6 @@ from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, A
 from transformers.exporters.exporter_dynamo import reset_model_state
 from transformers.exporters.utils import apply_patches
 from transformers.pipelines import SUPPORTED_TASKS
-from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
 
 TEXT = "The quick brown fox jumps over the lazy dog, and a few more words follow until the line is long enough. "
@@ -60,9 +59,6 @@ class Model:
         """
         self._place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
         self.model, self.config = load_model(self._place, task, config)
-        # GPT-2 and its like view what attention returns, whose layout is another one where ExecuTorch decomposes it.
-        if any(isinstance(part, Conv1D) for part in self.model.modules()):
-            self.model.set_attn_implementation("eager")
         self._batch, self._sequence = batch, min(sequence, positions_of(self.config) - 2)  # some begin to count at 2
         self._inputs = self._examples()
         self._outputs = outputs

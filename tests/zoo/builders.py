@@ -218,6 +218,18 @@ def sequences():
     return ModelDefinition({"forward": MethodDefinition(module, [(torch.randn(2, 4, 16),)], (dims,))})
 
 
+def heads():
+    """Attention of two heads, for sequences and batches of several sizes."""
+    dims = {0: Dim("batch", min=1, max=8), 1: Dim("length", min=2, max=32)}
+    return ModelDefinition({"forward": MethodDefinition(networks.Heads(), [(torch.randn(2, 4, 8),)], (dims,))})
+
+
+def of_any_length(network: str):
+    """A network by name, for sequences and batches of several sizes."""
+    dims = {0: Dim("batch", min=1, max=8), 1: Dim("length", min=2, max=32)}
+    return ModelDefinition({"forward": MethodDefinition(getattr(networks, network)(), [(torch.randn(2, 9),)], (dims,))})
+
+
 def mlp(width: int = 8):
     """[batch, 4] to [batch, 3], with two examples."""
     module = nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 3), nn.Softmax(-1))

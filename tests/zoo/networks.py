@@ -26,6 +26,43 @@ class Keywords(nn.Module):
         return values * factor - shift
 
 
+class Heads(nn.Module):
+    """Attention of two heads, whose result is viewed as it lies in memory: [n, t, 8] to [n * t, 8]."""
+
+    def forward(self, tokens):
+        heads = tokens.view(*tokens.shape[:2], 2, 4).transpose(1, 2)
+        mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return mixed.transpose(1, 2).view(-1, 8)
+
+
+class Padded(nn.Module):
+    """The sum of the values and of ones that make them a multiple of eight: [n, t] to [n]."""
+
+    def forward(self, values):
+        return nn.functional.pad(values, (0, -values.shape[1] % 8), value=1.0).sum(1)
+
+
+class Prefixed(nn.Module):
+    """A one and the values, in a tensor that is empty before: [n, t] to [n, t + 1]."""
+
+    def forward(self, values):
+        prefixed = values.new_empty(values.shape[0], values.shape[1] + 1)
+        prefixed[:, :1] = 1
+        prefixed[:, 1:] = values
+        return prefixed
+
+
+class Recent(nn.Module):
+    """The values, weighted by as many of the last of 64 weights: [n, t] to [n, t]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.arange(64.0))
+
+    def forward(self, values):
+        return values * self.weights[torch.sym_max(0, 64 - values.shape[1]) :]
+
+
 class Attention(nn.Module):
     """Attention of a sequence to another, weighted by a mask: [n, t, 8], [n, u, 8], [n, u] to [n, t, 8]."""
 

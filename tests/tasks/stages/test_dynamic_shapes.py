@@ -58,6 +58,16 @@ def test_a_file_takes_the_largest_size(lower, builder, largest, target):
     assert [flat[0].shape[0] for flat in lowered.value("export", "examples")["inputs"]] == [2, 1, largest[0]]
 
 
+@pytest.mark.parametrize("target", ["portable", "xnnpack"])
+@pytest.mark.parametrize("network", ["Padded", "Prefixed", "Recent"])
+def test_arithmetic_on_sizes(lower, network, target):
+    """Remainders of negative numbers, empty tensors and maxima depend on sizes at run time as they do in eager."""
+    source = {"builder": "builders:of_any_length", "kwargs": {"network": network}}
+    lowered = lower(source, recipe(target))
+    (method,) = read_pte(lowered.file).methods
+    assert method.inputs[0].shape == (8, 32)
+
+
 def test_comparing_a_size_does_not_narrow_it():
     """Inside, a comparison leaves bounds alone, but those of sizes that depend on data; afterwards torch narrows."""
     import torch
