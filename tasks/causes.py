@@ -178,16 +178,6 @@ CAUSES: tuple[Cause, ...] = (
         ),
     ),
     Cause(
-        _TRACING,
-        r"Cannot view a tensor with shape .* and strides",
-        "the model views a tensor whose layout in memory is another one once operators are decomposed, as that of "
-        "attention (scaled_dot_product_attention) is",
-        (
-            "write `reshape` in the model in place of `view`",
-            "or compute attention without the operator: `attn_implementation: eager` in transformers",
-        ),
-    ),
-    Cause(
         ("edge",),
         r"taking Tensor inputs with mismatched dtypes",
         "an operator gets tensors of several dtypes, which ExecuTorch's kernels do not take",
@@ -222,6 +212,19 @@ CAUSES: tuple[Cause, ...] = (
         (
             "look for the kernel in the log, and write that part of the model in another way",
             "or use a target that takes the operator",
+        ),
+    ),
+    Cause(
+        ("verify",),
+        r"output \d+: SQNR (?P<found>\S+) dB < (?P<bound>\S+) dB",
+        "the file computes the same, but less exactly than the recipe asks for: {found} dB of {bound} dB",
+        (
+            "`pteforge bisect` says in which program it is lost, and at which operators",
+            (
+                "where a model on XNNPACK has GELU with `approximate=\"tanh\"`, use GELU without it (`hidden_act: gelu` "
+                "in transformers): XNNPACK leaves the approximation out, so that results agree to about 70 dB only"
+            ),
+            "or, if the results are good enough, lower the bound: `verify: {{min_sqnr_db: ...}}` in the recipe",
         ),
     ),
     # Quantization.

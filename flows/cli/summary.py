@@ -111,7 +111,7 @@ def print_failures(outcome: ZooOutcome, page: Path | None = None) -> None:
             console.print(Text(f"... the whole message and the log are in {where}", "dim"), soft_wrap=True)
             continue
         log = failure.log_tail
-        if failure.bad_input:  # the message says what the traceback does
+        if failure.bad_input or failure.findings:  # they say what the traceback does
             log = log.partition("Traceback (most recent call last)")[0]
         lines = log.rstrip().splitlines()
         if hidden := len(lines[:-_LOG_LINES]):

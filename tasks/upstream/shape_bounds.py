@@ -12,7 +12,8 @@ size, whatever the program was exported for. Here it sees a list with the list i
 does not use the length of a tensor.
 
 It also refuses the functions of sizes that are written in Python, such as ``torch.sym_max`` (verifier.py), although
-`EdgeToBackendOpsPass` gives them operators later, which the runtime has. Delete `_functions_of_sizes` once it knows them.
+`EdgeToBackendOpsPass` gives them operators later, which the runtime has. Delete `_functions_of_sizes` once it knows
+them.
 
 Exir's operator for ``empty`` takes sizes that are constants (exir/passes/dim_order_ops_registry.py), and makes them so.
 ``full`` takes others, and what is in an empty tensor is nobody's business. Delete `_full_for_empty` once it takes them.

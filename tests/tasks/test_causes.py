@@ -34,7 +34,7 @@ def test_entries_can_be_shown(cause):
         ("inverse", "edge", PORTABLE, "aten.linalg_inv_ex.default", "core_aten_ops_exception_list"),
         ("sorts", "verify", PORTABLE, "aten::sort.values", "use a target"),
         ("volume", "verify", PORTABLE, "a kernel refused its arguments", "target"),
-        ("views", "edge", PORTABLE, "layout in memory", "reshape"),
+        ("approximates", "verify", XNNPACK, "less exactly", "hidden_act: gelu"),
         ("nothing", "compile", PORTABLE, "no tensor", "return a tensor"),
         ("constant", "edge", PORTABLE, "neither a parameter nor a buffer", "register_buffer"),
         ("double", "quantize", INT8, "float64", ".float()"),
