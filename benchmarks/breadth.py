@@ -122,10 +122,14 @@ def ours(models: Mapping[str, Any], recipe: str, folder: Path) -> dict[str, str]
     with (folder / "log").open("ab") as log:
         done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, check=False)
     outcomes = {model: of_recipes[recipe] for model, of_recipes in json.loads(done.stdout)["models"].items()}
-    return {
-        model: "" if outcome.get("file") else f"{outcome['step']}: {outcome['problem']}"
-        for model, outcome in outcomes.items()
-    }
+    return {model: "" if outcome.get("file") else problem_of(outcome) for model, outcome in outcomes.items()}
+
+
+def problem_of(outcome: Mapping[str, Any]) -> str:
+    """Step and message of a failure in one line; then its causes and the first ways out."""
+    message = outcome["problem"].partition("\n")[0]
+    causes = (f"{finding['problem']}. Way out: {finding['remedies'][0]}" for finding in outcome["findings"])
+    return "\n".join([f"{outcome['step']}: {message}", *causes])
 
 
 def direct(source: Any, recipe: str) -> str:
@@ -253,13 +257,14 @@ def table(kinds: Mapping[str, str], columns: Results) -> str:
 
 
 def failures(columns: Results) -> str:
-    """One line for each file that was not made."""
-    lines = [
-        f"- {name}, {column}: {re.sub(r'[`|<>]', '', problem.partition(chr(10))[0])[:160]}\n"
-        for column, problems in columns.items()
-        for name, problem in problems.items()
-        if problem
-    ]
+    """The message for each file that was not made, shortened, and on our side its first cause."""
+    lines = []
+    for column, problems in columns.items():
+        for name, problem in problems.items():
+            message, _, causes = re.sub(r"[`|<>]", "", problem).partition("\n")
+            cause = causes.partition("\n")[0] if column.endswith("ours") else ""
+            if problem:
+                lines.append(f"- {name}, {column}: {message[:160]}\n" + (f"  - {cause}\n" if cause else ""))
     return "".join(lines) or "None.\n"
 
 

@@ -11,7 +11,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,10 +46,10 @@ class Overhead:
     first: float
 
 
-def measure(folder: Path, models: int, environment: dict[str, str]) -> Overhead:
-    """Lowers so many generated models from nothing."""
+def measure(folder: Path, models: int, environment: dict[str, str], before: Sequence[str] = ()) -> Overhead:
+    """Lowers so many generated models from nothing; the command line comes after what is to stand `before` it."""
     zoo = write_zoo(folder / "zoo", models)
-    command = [str(Path(sys.executable).with_name("pteforge")), "export", str(zoo)]
+    command = [*before, str(Path(sys.executable).with_name("pteforge")), "export", str(zoo)]
     command += ["--store", str(folder / "store"), "--out", str(folder / "out")]
     cpu: dict[str, float] = {}
     first = 0.0
@@ -93,6 +94,41 @@ def _outside(run: Overhead) -> float:
     return sum(run.cpu.values()) - run.cpu["stages"]
 
 
+PARTS = {
+    "imports": ("<frozen importlib",),
+    "Prefect's server": ("prefect/server", "embedded_server", "uvicorn", "sqlalchemy", "aiosqlite", "docket/"),
+    "Prefect's engine and client": ("prefect/", "websockets/"),
+}
+"""What stacks of the command's own threads belong to, by text in them, the first that fits; the rest is pteforge's."""
+_RATE = 100  # samples in a second
+
+
+def profile(folder: Path, models: int, environment: dict[str, str]) -> tuple[Overhead, dict[str, float]]:
+    """Lowers so many models under py-spy: the run, and the seconds that each part held the interpreter's lock."""
+    folder.mkdir()
+    samples = folder / "samples"
+    spy = ["py-spy", "record", "--gil", "--rate", str(_RATE), "--format", "raw", "--output", str(samples), "--"]
+    run = measure(folder, models, environment, spy)
+    seconds: Counter[str] = Counter()
+    for line in samples.read_text(encoding="utf-8").splitlines():
+        stack, _, count = line.rpartition(" ")
+        # What a stage's task calls of ours is ours, although Prefect calls it.
+        stack = stack.rpartition("run_stage_call")[2]
+        part = next((part for part, texts in PARTS.items() if any(text in stack for text in texts)), "pteforge")
+        seconds[part] += int(count) / _RATE
+    return run, dict(seconds)
+
+
+def print_profile(few: tuple[Overhead, Mapping[str, float]], many: tuple[Overhead, Mapping[str, float]]) -> None:
+    """Prints seconds by part for both zoos, and what each further stage costs."""
+    sizes = [f"{run.models} models" for run, _ in (few, many)]
+    print(f"{'seconds of the command':<32}{sizes[0]:>12}{sizes[1]:>12}{'ms a stage':>12}")
+    for part in (*PARTS, "pteforge"):
+        first, last = few[1].get(part, 0.0), many[1].get(part, 0.0)
+        each = 1000 * (last - first) / (many[0].stages - few[0].stages)
+        print(f"{part:<32}{first:>12.1f}{last:>12.1f}{each:>12.1f}")
+
+
 def main() -> None:
     """Measures both zoos, and prints seconds by kind of process, and what each further stage costs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -100,11 +136,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of which the median is taken (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it, stacked, as .png or .svg")
+    parser.add_argument("--profile", action="store_true", help="what the command spends, by part; needs py-spy")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
     with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
         environment = environment_of(Path(temporary), "prepared")
         prepare_database(Path(temporary), environment)
+        if arguments.profile:
+            print_profile(*(profile(Path(temporary) / str(models), models, environment) for models in arguments.models))
+            return
         rounds = [
             [measure(Path(temporary) / f"{number}-{models}", models, environment) for models in arguments.models]
             for number in range(arguments.rounds)

@@ -221,7 +221,7 @@ CAUSES: tuple[Cause, ...] = (
         (
             "`pteforge bisect` says in which program it is lost, and at which operators",
             (
-                "where a model on XNNPACK has GELU with `approximate=\"tanh\"`, use GELU without it (`hidden_act: gelu` "
+                'where a model on XNNPACK has GELU with `approximate="tanh"`, use GELU without it (`hidden_act: gelu` '
                 "in transformers): XNNPACK leaves the approximation out, so that results agree to about 70 dB only"
             ),
             "or, if the results are good enough, lower the bound: `verify: {{min_sqnr_db: ...}}` in the recipe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +22,13 @@ Kind = Literal[
 _OF_DRAFTS = ("data-dependent", "dynamic dimension", "missing fake kernel", "mismatched fake kernel")
 
 Mode = Literal["strict", "non-strict"]
+
+_ADVICE = re.compile(r" For more information, run with TORCH_LOGS=\"[^\"]*\"\.?| \(Size-like symbols: [^)]*\)")
+
+
+def without_advice(message: str) -> str:
+    """A message of torch's without what it tells those who debug torch, whose place findings take."""
+    return _ADVICE.sub("", message)
 
 
 @dataclass(frozen=True, slots=True)

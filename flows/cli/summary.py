@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ...errors import first_line, printable
-from ...tasks.diagnosis import as_text
+from ...tasks.diagnosis import as_text, without_advice
 from ...tasks.figures import WHOLE_FILE
 from ...tasks.keys.inputs import ALL_VARIABLES
 from ..figures_text import format_error, format_score, format_sqnr, ladders_table, open_table
@@ -19,7 +19,6 @@ from .terminal import format_size, open_console
 
 _LOG_LINES = 15  # of a failed step that are printed
 _ROWS = 200  # of the table; in a longer one, files that were cached are left out
-_TORCH_LOGS = " For more information, run with TORCH_LOGS"  # torch's advice, which findings take the place of
 _FILES = 3  # that are not watched, of each model
 _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
 
@@ -102,7 +101,7 @@ def print_failures(outcome: ZooOutcome, page: Path | None = None) -> None:
         (model.model, recipe.failure.step): recipe.failure for model, recipe in outcome.recipes if recipe.failure
     }
     for (model, step), failure in failures.items():
-        problem = first_line(failure.problem).partition(_TORCH_LOGS)[0] if failure.diagnosed else failure.problem
+        problem = without_advice(first_line(failure.problem)) if failure.diagnosed else failure.problem
         console.print(Text(f"\n{model} {step}: {problem}", "bold red"), soft_wrap=True)
         if failure.findings:
             console.print(Text(as_text(failure.findings), "yellow"), soft_wrap=True)

@@ -28,7 +28,7 @@ from torch.export._draft_export import CaptureStructuredTrace, DraftExportReport
 from ...configs.definition import MethodDefinition
 from ...errors import SourceError
 from ..causes import known_causes
-from ..diagnosis import Attempt, Diagnosis, Finding, Mode
+from ..diagnosis import Attempt, Diagnosis, Finding, Mode, without_advice
 from ..stages.export import MethodParams
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding
 from .copies import copy_module
@@ -184,13 +184,12 @@ _ADVICE = re.compile(
     r"|For extended|Set TORCHDYNAMO_VERBOSE|For more details about this graph|User [Ss]tack|Caused by:|While executing"
     r"|Original traceback|Developer debug context|consider using data-dependent|The following call raised)"
 )
-_INLINE = re.compile(r" For more information, run with TORCH_LOGS=\"[^\"]*\"\.?| \(Size-like symbols: [^)]*\)")
 
 
 def _said(error: Exception) -> str:
     """Type and message, with the fixes that torch suggests."""
     said, _, fixes = str(error).strip().partition("\nSuggested fixes:")
-    said = _INLINE.sub("", _ADVICE.split(said)[0]).strip()
+    said = without_advice(_ADVICE.split(said)[0]).strip()
     if fixes:
         said += "\nSuggested fixes:" + _ADVICE.split(fixes)[0].rstrip()
     return f"{type(error).__name__}: {said}"[:_LENGTH].removesuffix(": ")
