@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from cold import environment_of, prepare_database
+from cold import environment_of, prepare_database, size_of
 from networks import LLAMAS
 from pteforge.artifacts.locations import open_store
 
@@ -35,11 +35,13 @@ class Peaks:
         weights: bytes of the model's parameters.
         stages: by recipe and step name, memory of its worker process beyond the server that it was forked from.
         command: resident memory of the command's own process.
+        store: size of the store on disk, with what all stages made.
     """
 
     weights: int
     stages: Mapping[str, Mapping[str, int]]
     command: int
+    store: int
 
     def bound(self, step: str) -> float:
         """The limit for a worker."""
@@ -88,7 +90,7 @@ def measure(model: str, recipes: list[str], folder: Path, environment: dict[str,
             provenance = json.loads((folder / "out" / model / f"{recipe}.json").read_text(encoding="utf-8"))
             records = {step: store.ledger.lookup(key) for step, key in provenance["stage_keys"].items()}
             stages[recipe] = {step: record.peak_memory for step, record in records.items() if record}
-    return Peaks(LLAMAS[model].weights, stages, resident)
+    return Peaks(LLAMAS[model].weights, stages, resident, size_of((folder / "store").rglob("*")))
 
 
 def main() -> None:
@@ -119,7 +121,11 @@ def show(model: str, peaks: Peaks) -> None:
         for recipe in peaks.stages
         for step, peak in peaks.stages[recipe].items()
     ]
-    for name, peak, limit in (*steps, ("the command's own process", peaks.command, 300e6)):
+    others = [
+        ("the command's own process", peaks.command, 300e6),
+        ("the store, on disk", peaks.store, 1.1 * peaks.weights + 5e6),
+    ]
+    for name, peak, limit in (*steps, *others):
         print(f"{name:<44}{peak / GIB:>8.2f}{peak / peaks.weights:>12.2f}{limit / GIB:>8.2f}")
 
 
