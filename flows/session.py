@@ -208,11 +208,11 @@ class Session:
         Meanwhile the run holds a lease: `gc` keeps what it publishes, which may be between two stages and in no record.
         What runs that were killed, or whose disk failed, have left half written among the results is removed.
         """
-        self.record("running")
-        for folder in (self.out, *(self.out / model.name for model in self.models)):
-            remove_abandoned_files(folder)
         status: RunStatus = "interrupted"
         try:
+            self.record("running")
+            for folder in (self.out, *(self.out / model.name for model in self.models)):
+                remove_abandoned_files(folder)
             with ExitStack() as stack:
                 with suppress(StoreError):  # a store that cannot be written can still serve what it has
                     stack.enter_context(self.store.leases.hold(run_lease(self.id)))

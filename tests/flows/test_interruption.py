@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
+from pteforge.artifacts.locations import open_store
+from pteforge.flows import session
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -108,6 +110,20 @@ def test_ended_runs_leave_nothing_behind(paused, lower, pteforge, capfd, moment,
     assert again.outcome.exit_code == 0
     assert len(again.ran("patient") | again.ran("prompt")) <= STEPS
     assert sum(model.ran for model in again.outcome.models) == STEPS - finished
+
+
+def test_interrupted_before_it_begins(project, lower, monkeypatch):
+    """Ctrl-C right after the run was first recorded, before any of its work, is recorded, too."""
+
+    def interrupt(_folder):
+        raise KeyboardInterrupt
+
+    project.write_zoo({"prompt": "waiting:prompt"}, ("portable-fp32",))
+    monkeypatch.setattr(session, "remove_abandoned_files", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lower(project)
+    with open_store(str(project.store)) as store:
+        assert [run.status for run in store.runs] == ["interrupted"]
 
 
 def test_termination_that_an_event_loop_keeps():
