@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ...artifacts.digest import Digest, digest_bytes
 from ...errors import FileFormatError, InputError, PteforgeError
 from ..pte.contents import Extent, PteFile
+from ..pte.extents import inside
 from ..pte.reader import read_pte
 from .container import Buffer, Container, read_container, write_v2
 from .contents import (
@@ -25,7 +26,7 @@ from .contents import (
     parts_digest,
 )
 from .limits import check_description
-from .sharing import Block, Placement, Section, StoragePlan, plan_storage, sections
+from .sharing import Block, Placement, Section, StoragePlan, StoredRun, plan_storage, sections
 from .transposing import is_transpose
 
 _FREES_CONSTANTS = frozenset({"VulkanBackend", "XnnpackBackend"})
@@ -39,11 +40,13 @@ class PackedContainer:
     Attributes:
         blobs: named data by key; views of the packed payloads.
         alignment: of blobs in their file, in bytes.
+        shareable: the extents of blobs that other files may contain, too, such as single weights; by key and offset.
     """
 
     container: bytes
     blobs: Mapping[Digest, memoryview]
     alignment: int
+    shareable: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -111,7 +114,7 @@ def pack_sections(
         alignment,
         metadata,
     )
-    return PackedContainer(write_v2(manifest, stored.inline), stored.blobs, alignment)
+    return PackedContainer(write_v2(manifest, stored.inline), stored.blobs, alignment, stored.shareable)
 
 
 class _Storage:
@@ -120,12 +123,13 @@ class _Storage:
     def __init__(self, plan: StoragePlan) -> None:
         self.inline = bytearray()
         self.blobs: dict[Digest, memoryview] = {}
+        self.shareable: dict[str, tuple[Extent, ...]] = {}
         self._plan = plan
         self._shapes = {(section.payload, section.extent): shape for section, shape in plan.transposes.items()}
         self._sources: dict[tuple[int, Extent], tuple[Source, int, Digest | None]] = {}
         for run, blocks in plan.blocks.items():
             for block in blocks:
-                self._store(plan.contents[run.payload], run.payload, block)
+                self._store(plan.contents[run.payload], run, block)
         self._indices = {digest: index for index, digest in enumerate(self.blobs)}
 
     def of(self, extent: MappedExtent, blobs: Sequence[Blob]) -> memoryview:
@@ -137,8 +141,8 @@ class _Storage:
         shapes = (self._shapes.get((payload, Extent(extent.position, extent.size))) for extent in extents)
         return tuple(Transpose(index, shape) for index, shape in enumerate(shapes) if shape)
 
-    def _store(self, content: memoryview, payload: int, block: Block) -> None:
-        stored = block.extent.of(content)
+    def _store(self, content: memoryview, run: StoredRun, block: Block) -> None:
+        payload, stored = run.payload, block.extent.of(content)
         digest = None if block.inline else digest_bytes(stored)
         # Blobs have their digests for names, so that a second copy can only be inline.
         if digest is None or (digest in self.blobs and payload in self._plan.repetitive):
@@ -147,6 +151,7 @@ class _Storage:
             self.inline += stored
         else:
             self.blobs.setdefault(digest, stored)
+            self.shareable.setdefault(digest, tuple(inside(block.extent, run.section.shareable)))
             self._sources[payload, block.extent] = Source.BLOB, 0, digest
 
     def extents(self, payload: int) -> tuple[MappedExtent, ...]:

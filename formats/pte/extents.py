@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from .contents import Extent, PteFile
@@ -26,10 +26,25 @@ def shareable_extents(pte: PteFile) -> tuple[Extent, ...]:
     )
     in_program = [extent for extent in data if extent.offset < pte.program_size]
     after_program = [extent for extent in (*data, *pte.segments) if extent.size and extent.offset >= pte.program_size]
-    borders = {pte.program_size, pte.size}
-    borders.update(border for extent in after_program for border in (extent.offset, extent.end))
-    found = [*in_program, *(Extent(start, end - start) for start, end in pairwise(sorted(borders)))]
-    return tuple(extent for extent in found if extent.size >= MIN_SHAREABLE)
+    rest = Extent(pte.program_size, pte.size - pte.program_size)
+    found = [extent for extent in in_program if extent.size >= MIN_SHAREABLE]
+    return (*found, *cut(rest, inside(rest, after_program)))
+
+
+def inside(whole: Extent, extents: Iterable[Extent]) -> Iterator[Extent]:
+    """Those of the extents that lie in `whole`, counted from its start."""
+    for extent in extents:
+        if whole.offset <= extent.offset and extent.end <= whole.end:
+            yield Extent(extent.offset - whole.offset, extent.size)
+
+
+def cut(whole: Extent, parts: Iterable[Extent]) -> Iterator[Extent]:
+    """The parts of `whole`, which count from its start, and what is between them, as far as it is worth storing."""
+    borders = {whole.offset, whole.end}
+    borders.update(whole.offset + border for part in parts for border in (part.offset, part.end))
+    for start, end in pairwise(sorted(borders)):
+        if end - start >= MIN_SHAREABLE:
+            yield Extent(start, end - start)
 
 
 def _without_overlaps(extents: Iterable[Extent]) -> list[Extent]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...artifacts.digest import Digest, digest_bytes, parse_digest
@@ -16,7 +17,7 @@ from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
 from ...errors import ObjectMissing, StoreError
 from ...formats.nfat.contents import is_zero
 from ...formats.pte.contents import Extent
-from ...formats.pte.extents import MIN_SHAREABLE, shareable_extents
+from ...formats.pte.extents import MIN_SHAREABLE, cut, shareable_extents
 
 if TYPE_CHECKING:
     from ...formats.nfat.pack import PackedContainer
@@ -25,43 +26,71 @@ if TYPE_CHECKING:
 # a file does not.
 
 
-def save_payload(content: bytes | memoryview, *, kind: str = "payload/pte", store: LocalStore) -> ArtifactRef:
+Parts = Mapping[str, tuple[Extent, ...]]
+"""By key of named data, the extents of it that other files may contain, too."""
+
+
+def save_payload(
+    content: bytes | memoryview, *, kind: str = "payload/pte", store: LocalStore, parts: Parts = MappingProxyType({})
+) -> ArtifactRef:
     """Stores a whole `.pte` as a composite artifact; equal bytes have equal refs. Raises FileFormatError."""
     from ...formats.pte.reader import read_pte  # noqa: PLC0415
 
     view = memoryview(content).cast("B")
-    return save_pieces(view, shareable_extents(read_pte(view)), kind=kind, store=store)
+    pte = read_pte(view)
+    named = {pte.segments[named.segment]: parts.get(named.key, ()) for named in pte.named_data}
+    return save_pieces(view, _cut(shareable_extents(pte), named), kind=kind, store=store)
 
 
-def save_data_file(content: memoryview, store: LocalStore) -> ArtifactRef:
+def save_data_file(content: memoryview, store: LocalStore, parts: Parts = MappingProxyType({})) -> ArtifactRef:
     """Stores a whole `.ptd` as a composite artifact, kind payload/ptd. Raises FileFormatError."""
     from ...formats.pte.ptd import ptd_extents  # noqa: PLC0415
 
-    extents = sorted({extent for _, extent in ptd_extents(content) if extent.size >= MIN_SHAREABLE})
-    return save_pieces(content, extents, kind="payload/ptd", store=store)
+    named = {extent: parts.get(key, ()) for key, extent in ptd_extents(content) if extent.size >= MIN_SHAREABLE}
+    return save_pieces(content, _cut(sorted(named), named), kind="payload/ptd", store=store)
+
+
+def _cut(extents: Iterable[Extent], parts: Mapping[Extent, tuple[Extent, ...]]) -> Iterator[Extent]:
+    for extent in extents:
+        yield from cut(extent, parts.get(extent, ()))
 
 
 def save_pieces(view: memoryview, extents: Iterable[Extent], *, kind: str, store: LocalStore) -> ArtifactRef:
     """Stores a file of any format as pieces; the extents, sorted and disjoint, become objects of their own."""
+    return _save([(view, extents)], kind, store)
+
+
+def _save(
+    views: Sequence[tuple[memoryview, Iterable[Extent]]],
+    kind: str,
+    store: LocalStore,
+    body: Mapping[str, Any] = MappingProxyType({}),
+) -> ArtifactRef:
+    """Stores views, one after another, as one file; the manifest's body gets what `body` has as well."""
     pieces: list[Piece] = []
-    compressor = zlib.compressobj(9)
+    compressor, sha256 = zlib.compressobj(9), hashlib.sha256()
     compressed: list[bytes] = []
-    position = 0
 
-    def add_remainder(end: int) -> None:
-        if end > position:
-            compressed.append(compressor.compress(view[position:end]))
-            pieces.append(Remainder(end - position))
+    def add_remainder(content: memoryview) -> None:
+        if content:
+            compressed.append(compressor.compress(content))
+            pieces.append(Remainder(len(content)))
 
-    for extent in extents:
-        add_remainder(extent.offset)
-        content = extent.of(view)
-        pieces.append(Zeros(extent.size) if is_zero(content) else store.put_bytes(content))
-        position = extent.end
-    add_remainder(len(view))
+    for view, extents in views:
+        position = 0
+        for extent in extents:
+            add_remainder(view[position : extent.offset])
+            content = extent.of(view)
+            pieces.append(Zeros(extent.size) if is_zero(content) else store.put_bytes(content))
+            position = extent.end
+        add_remainder(view[position:])
+        sha256.update(view)
     compressed.append(compressor.flush())
-    layout = FileLayout(len(view), digest_bytes(view), store.put_bytes(b"".join(compressed)), tuple(pieces))
-    return store.put_manifest(layout.to_manifest(kind), identity=layout.sha256)  # zlib builds differ, the file does not
+    size, digest = sum(len(view) for view, _ in views), parse_digest(sha256.hexdigest())
+    layout = FileLayout(size, digest, store.put_bytes(b"".join(compressed)), tuple(pieces))
+    manifest = layout.to_manifest(kind)
+    manifest = replace(manifest, body={**manifest.body, **body})
+    return store.put_manifest(manifest, identity=layout.sha256)  # zlib builds differ, the file does not
 
 
 def write_payload(ref: ArtifactRef, store: LocalStore, destination: Path) -> None:
@@ -97,25 +126,36 @@ def payload_sha256(ref: ArtifactRef, store: LocalStore) -> Digest:
 
 
 def save_packed(packed: PackedContainer, store: LocalStore) -> ArtifactRef:
-    container = store.put_bytes(packed.container)
-    blobs = [store.put_bytes(blob) for blob in packed.blobs.values()]
-    objects = tuple(dict.fromkeys((container, *blobs)))
-    body = {"alignment": packed.alignment, "keys": [blob.digest for blob in blobs]}
-    return store.put_manifest(ArtifactManifest("payload/nfat", objects, body))
+    """Stores a container and its blobs as one file in pieces; weights are objects that payloads have, too."""
+    parts = {key: packed.shareable.get(key, ()) for key in packed.blobs}
+    views = [_cut_view(memoryview(packed.container), ())]
+    views += [_cut_view(blob, parts[key]) for key, blob in packed.blobs.items()]
+    blobs = [[key, len(blob), [astuple(part) for part in parts[key]]] for key, blob in packed.blobs.items()]
+    body = {"alignment": packed.alignment, "container": len(packed.container), "blobs": blobs}
+    return _save(views, "payload/nfat", store, body)
 
 
-def load_packed(ref: ArtifactRef, store: LocalStore) -> PackedContainer:
-    """Inverse of `save_packed`; blobs are mapped. Raises StoreErrors as `write_payload` does."""
+def _cut_view(view: memoryview, parts: tuple[Extent, ...]) -> tuple[memoryview, Iterable[Extent]]:
+    return view, cut(Extent(0, len(view)), parts)
+
+
+def load_packed(ref: ArtifactRef, store: LocalStore, scratch: Path) -> PackedContainer:
+    """Inverse of `save_packed`; blobs are views of a file in `scratch`. Raises errors as `write_payload` does."""
     from ...formats.nfat.pack import PackedContainer  # noqa: PLC0415
     from ...formats.pte.reader import map_file  # noqa: PLC0415
 
-    manifest = store.manifest(ref)
-    match manifest.body:
-        case {"alignment": int() as alignment, "keys": list() as keys}:
+    path = scratch / "container.nfat"
+    write_payload(ref, store, path)
+    view = map_file(path)
+    match store.manifest(ref).body:
+        case {"alignment": int() as alignment, "container": int() as position, "blobs": list() as described}:
+            container, blobs, shareable = bytes(view[:position]), {}, {}
             with decoding(ref):
-                objects = {blob.digest: blob for blob in manifest.blobs}
-                blobs = {key: map_file(store.path(objects[key])) for key in keys}
-                return PackedContainer(store.read(manifest.blobs[0]), blobs, alignment)
+                for key, size, parts in described:
+                    blobs[key] = view[position : position + size]
+                    shareable[key] = tuple(Extent(*part) for part in parts)
+                    position += size
+            return PackedContainer(container, blobs, alignment, shareable)
     raise StoreError(f"object {ref.root.digest} in {store.root}: not a packed container")
 
 

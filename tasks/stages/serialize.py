@@ -13,7 +13,7 @@ from ...configs.metadata import PROVENANCE, merged_metadata
 from ...formats.nfat.fat_file import is_fat, open_fat
 from ...formats.pte.reader import map_file, open_pte
 from .. import kinds, stage
-from ..codecs.payload import load_packed, payload_sha256, save_data_file, save_payload, write_payload
+from ..codecs.payload import Parts, load_packed, payload_sha256, save_data_file, save_payload, write_payload
 from ..programs.delivery import check_file
 
 
@@ -72,6 +72,7 @@ class Serialize(stage.Stage, name="serialize"):
             PteforgeError: the file lacks a method, or needs a backend that its target does not name.
         """
         path, data_path = work.scratch / "model.pte", None
+        parts: Parts = {}
         if params.form == "plain":
             write_payload(inputs.payload, work.store, path)
             outputs = Serialize.Outputs(file=inputs.payload, data=inputs.data if params.external_data else None)
@@ -79,17 +80,18 @@ class Serialize(stage.Stage, name="serialize"):
             from ..programs.fat_program import write_fat
 
             assert inputs.container is not None  # noqa: S101 - the fat form has one
-            packed = load_packed(inputs.container, work.store)
+            packed = load_packed(inputs.container, work.store, work.scratch)
             signature_path = work.scratch / "signature.pte"
             write_payload(inputs.payload, work.store, signature_path)
             data_path = work.scratch / "model.ptd" if params.external_data else None
             write_fat(packed, map_file(signature_path), path, data_path=data_path)
             outputs = Serialize.Outputs(
-                file=save_payload(map_file(path), store=work.store),
-                data=save_data_file(map_file(data_path), work.store) if data_path else None,
+                file=save_payload(map_file(path), store=work.store, parts=packed.shareable),
+                data=save_data_file(map_file(data_path), work.store, packed.shareable) if data_path else None,
             )
+            parts = packed.shareable
         if params.metadata:
-            path, outputs = _described(path, data_path, outputs, params.metadata, inputs, work)
+            path, outputs = _described(path, data_path, outputs, params.metadata, inputs, parts, work)
         check_file(open_pte(path), methods=params.methods, backends=params.backends, what="the emitted file")
         return outputs
 
@@ -100,6 +102,7 @@ def _described(
     outputs: Serialize.Outputs,
     params: MetadataParams,
     inputs: Serialize.Inputs,
+    parts: Parts,
     work: stage.Workspace,
 ) -> tuple[Path, Serialize.Outputs]:
     """The file with its metadata, if it has any."""
@@ -124,7 +127,7 @@ def _described(
         segment_alignment=params.segment_alignment,
         delegate_alignment=params.delegate_alignment,
     )
-    file = save_payload(map_file(described), store=work.store)
+    file = save_payload(map_file(described), store=work.store, parts=parts)
     return described, replace(outputs, file=file, origin=origin)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pteforge
@@ -229,7 +230,7 @@ def _places(tree: object) -> Iterator[tuple[dict | list, str | int]]:
             yield from _places(value)
 
 
-def codecs(corpus: Corpus, rng: random.Random, _: Path) -> str:
+def codecs(corpus: Corpus, rng: random.Random, folder: Path) -> str:
     """Manifests are changed, and stored under the digests that they then have."""
     from pteforge.artifacts.local_store import LocalStore
     from pteforge.tasks.codecs.delegates import load_delegates
@@ -250,7 +251,7 @@ def codecs(corpus: Corpus, rng: random.Random, _: Path) -> str:
     if kind in ("program", "graph") and ref.kind != "program/state":
         load = load_graph if kind == "graph" else load_program
     elif kind == "payload":
-        load = load_packed if ref.kind == "payload/nfat" else read_payload
+        load = partial(load_packed, scratch=folder) if ref.kind == "payload/nfat" else read_payload
     else:
         load = load_delegates if kind == "delegates" else load_value
     with contextlib.suppress(StoreError):

@@ -77,6 +77,22 @@ def test_weights_are_stored_once(lower, tmp_path):
     assert lowered.provenance["data"]["sha256"]
 
 
+@pytest.mark.parametrize("external_data", [False, True])
+def test_the_store_has_weights_once(external_data, lower):
+    """Payloads, container and file, with metadata or without, are pieces of the same weights, also within blobs."""
+    source = {"builder": "builders:readers_and_writers", "kwargs": {"width": 192}}
+    form = {"output": {"form": "fat", "external_data": external_data}}
+    lowered = lower(source, FAT | form, metadata={"labels": ["a", "b"]})
+    refs = {ref for name, roles in lowered.outputs.items() if not is_program(name) for ref in roles.values()}
+    objects = {blob for ref in refs for blob in lowered.store.objects_of(ref)}
+    weights = sum(constant.extent.size for constant in read_pte(lowered.payloads["portable"]).constants)
+    assert sum(blob.size for blob in objects) < 1.1 * weights
+
+
+def is_program(step):
+    return step.startswith(("export", "edge", "partition", "preprocess"))
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_weights_in_two_layouts(shared, lower, tmp_path):
     """A convolution's weight is stored once for both backends, unless the recipe says no."""
