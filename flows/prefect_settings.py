@@ -32,6 +32,10 @@ _EMBEDDED = {
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_REPOSSESSOR_ENABLED": "false",
     "PREFECT_SERVER_UI_ENABLED": "false",
+    # Nor has it a catalog of block types to show: half a second. A note that they are registered would keep a server
+    # that stays from doing so.
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
     "PREFECT_CLI_PROMPT": "false",
 }
 

@@ -81,6 +81,7 @@ def _import_prefect(session: Session) -> tuple[Flow[..., Any], EmbeddedServer | 
         session.lose_server(error)
         return None
     finally:
+        gc.freeze()  # what was imported stays: the collector need not look at it again
         if collecting:
             gc.enable()
 

@@ -13,8 +13,8 @@ from ...artifacts.ref import ArtifactRef
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError
 from ...formats.nfat.fat_file import is_fat, open_fat
-from ...formats.pte.metadata import metadata_json, read_metadata
-from ...formats.pte.reader import open_pte
+from ...formats.pte.metadata import metadata_json, metadata_of
+from ...formats.pte.reader import map_file, open_pte
 from .. import kinds, stage
 from ..codecs.assets import asset_blobs
 from ..codecs.payload import payload_sha256
@@ -92,7 +92,7 @@ class Report(stage.Stage, name="report"):
             provenance["assets"] = _assets(inputs.assets, params.recipe, work)
         if params.search:
             provenance["search"] = params.search
-        if metadata := read_metadata(path):
+        if metadata := metadata_of(pte, map_file(path)):
             provenance["metadata"] = metadata_json(metadata)
         for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics), ("origin", inputs.origin)):
             if ref:
