@@ -1,4 +1,4 @@
-"""XNNPACK's partitioner of executorch 1.5.1, extended in four ways.
+"""XNNPACK's partitioner of executorch 1.5.1, extended in five ways.
 
 Control flow: upstream (backends/xnnpack/partition/xnnpack_partitioner.py) partitions only a method's own graph. Delete
 `_Branch` and the loop over branches once it also looks into ``cond``, ``map`` and ``scan``.
@@ -7,6 +7,8 @@ Copies: where a value and a copy of it both leave a partition, XNNPACK's passes 
 outputs of the delegate, and the backend fails ("already in the inputs", backends/xnnpack/xnnpack_preprocess.py). `scan`
 has such copies, since torch lets its body not return one value twice. Delete `leave_copies_outside` once upstream
 compiles ``return y, y.clone()``.
+
+Cycles: upstream proposes partitions that depend on each other. Delete `generate_partitions` with `partition_cycles`.
 
 Dynamic sizes: XNNPACK's reshapes take one dynamic dimension. Upstream's partitioner checks that of views, but not of
 ``unsqueeze`` and of convolutions over one dimension. Their delegates fail ("XNNPACK reshape only supports 1 dynamic
@@ -37,6 +39,9 @@ from executorch.exir.graph_module import get_control_flow_submodules
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.infra.partitioner import Partition
+
+from .partition_cycles import have_cycle, merged_without_cycles
 
 _TAG = "delegation_tag"
 _COPIES = (ops.edge.dim_order_ops._clone_dim_order.default, ops.edge.aten.clone.default)  # noqa: SLF001 - the operator's name
@@ -93,6 +98,13 @@ class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # e
             return bool(super(ExtendedXnnpackPartitioner, self).ops_to_not_decompose(branch)[1](node))
 
         return operators, check
+
+    def generate_partitions(self, ep: ExportedProgram) -> list[Partition]:
+        """As upstream, unless the partitions depend on each other; then smaller ones that do not."""
+        partitions: list[Partition] = super().generate_partitions(ep)
+        if have_cycle(ep.graph_module.graph, partitions):
+            partitions = merged_without_cycles(ep.graph_module, self.get_matched_nodes_from_configs(ep))
+        return partitions
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tags the method's own graph, then each branch with tags of its own; leaves surplus copies outside."""

@@ -224,6 +224,11 @@ def heads():
     return ModelDefinition({"forward": MethodDefinition(networks.Heads(), [(torch.randn(2, 4, 8),)], (dims,))})
 
 
+def rotary():
+    """Quantized for XNNPACK, ExecuTorch makes partitions of it that depend on each other."""
+    return networks.Rotary(), (torch.randn(2, 4, 8), torch.randn(2, 4, 8))
+
+
 def of_any_length(network: str):
     """A network by name, for sequences and batches of several sizes."""
     dims = {0: Dim("batch", min=1, max=8), 1: Dim("length", min=2, max=32)}

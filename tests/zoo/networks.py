@@ -35,6 +35,18 @@ class Heads(nn.Module):
         return mixed.transpose(1, 2).view(-1, 8)
 
 
+class Rotary(nn.Module):
+    """Two layers of the same input, and cosines, with sums between that XNNPACK leaves out: [n, t, 8] to the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, tokens, frequencies):
+        angles = (frequencies * 2.0).cumsum(1).cos()
+        return self.query(tokens).cumsum(1) * 2.0, self.key(tokens), angles
+
+
 class Padded(nn.Module):
     """The sum of the values and of ones that make them a multiple of eight: [n, t] to [n]."""
 
