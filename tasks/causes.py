@@ -240,6 +240,16 @@ CAUSES: tuple[Cause, ...] = (
         "a quantizer observed NaN or infinity while the model ran on its calibration data or examples",
         ("give the model examples, or `calibration` samples, for which everything that it computes is finite",),
     ),
+    Cause(
+        ("quantize",),
+        r"the quantizer of .+ finds no operator in the program",
+        "quantizers know layers by their operators: XNNPACK's takes torch.nn.Linear and convolutions, but no products "
+        "with weights that a model writes as torch.addmm or `@`, as GPT-2's and Falcon's layers are in transformers",
+        (
+            "use torch.nn.Linear in the model; the weight of transformers' Conv1D is its weight transposed",
+            "or leave the model in floating point: a recipe without `quantize`",
+        ),
+    ),
     # Inputs, outputs and state.
     Cause(
         (),
