@@ -243,11 +243,11 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         ("quantize",),
         r"the quantizer of .+ finds no operator in the program",
-        "quantizers know layers by their operators: XNNPACK's takes torch.nn.Linear and convolutions, but no products "
-        "with weights that a model writes as torch.addmm or `@`, as GPT-2's and Falcon's layers are in transformers",
+        "quantizers know layers by their operators: XNNPACK's takes linear layers, products with weights and "
+        "convolutions, and, where it is not dynamic, additions and multiplications",
         (
-            "use torch.nn.Linear in the model; the weight of transformers' Conv1D is its weight transposed",
-            "or leave the model in floating point: a recipe without `quantize`",
+            "write the model with torch.nn's layers",
+            "or leave it in floating point: a recipe without `quantize`",
         ),
     ),
     # Inputs, outputs and state.

@@ -20,9 +20,10 @@ from ...configs.definition import MethodDefinition
 from ...errors import SourceError, TargetError
 from ..stages.export import MethodParams
 from ..stages.quantize import Quantize
-from ..targets.find import fold_weights, make_quantizer
+from ..targets.find import fold_weights, knows_linear_only, make_quantizer
 from .inputs import input_shapes
 from .method import export_method
+from .products import write_as_linear
 from .recipe_functions import run_graph_passes
 
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
@@ -115,6 +116,8 @@ def quantize(
     quantizers = params.quantizers
     module = run_graph_passes(params, "pre_prepare_passes", program.module(check_guards=False))
     hide_integer_scalars(module)
+    if knows_linear_only(quantizers):
+        write_as_linear(module)
     quantizer = make_quantizer(quantizers)
     if params.exclude:
         quantizer = ComposableQuantizer([LeftOut(params.exclude), quantizer])

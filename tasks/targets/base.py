@@ -36,6 +36,8 @@ class Target:
         QuantizerOptions: type of its quantizer's options; None without a quantizer.
         folds_weights: whether programs that its quantizer annotates hold their weights as integers, and not as floating
             point numbers that are quantized in the graph.
+        knows_linear_only: whether its quantizer knows products with weights as linear layers only, so that others are
+            written as such.
         backends: the runtime backends that its payload may need, by the ids that the device registers.
         extra: the pip extra of pteforge that installs its requirements; None if the base installation has them.
         distributions: packages besides torch and executorch whose versions its result depends on.
@@ -50,6 +52,7 @@ class Target:
     Options: ClassVar[type[TargetOptions]] = TargetOptions
     QuantizerOptions: ClassVar[type[TargetOptions] | None] = None
     folds_weights: ClassVar[bool] = True
+    knows_linear_only: ClassVar[bool] = False
     backends: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str | None] = None
     distributions: ClassVar[tuple[str, ...]] = ()

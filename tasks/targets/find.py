@@ -108,6 +108,11 @@ def make_quantizer(quantizers: Sequence[TargetParams]) -> Quantizer:
     return made[0] if len(made) == 1 else ComposableQuantizer(made)
 
 
+def knows_linear_only(quantizers: Sequence[TargetParams]) -> bool:
+    """Whether all of the quantizers know products with weights as linear layers only."""
+    return all(find_target_class(params.name).knows_linear_only for params in quantizers)
+
+
 def fold_weights(quantizers: Sequence[TargetParams]) -> bool:
     """Whether to store quantized weights as integers: only if all of the targets accept that."""
     return all(find_target_class(params.name).folds_weights for params in quantizers)

@@ -68,6 +68,7 @@ class Vulkan(Target):
     name: ClassVar[str] = "vulkan"
     Options: ClassVar[type[TargetOptions]] = VulkanOptions
     QuantizerOptions: ClassVar[type[TargetOptions] | None] = VulkanQuantizerOptions
+    knows_linear_only: ClassVar[bool] = True
     backends: ClassVar[tuple[str, ...]] = ("VulkanBackend",)
 
     def decomposition_options(self) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class Xnnpack(Target):
     name: ClassVar[str] = "xnnpack"
     Options: ClassVar[type[TargetOptions]] = XnnpackOptions
     QuantizerOptions: ClassVar[type[TargetOptions] | None] = XnnpackQuantizerOptions
+    knows_linear_only: ClassVar[bool] = True
     backends: ClassVar[tuple[str, ...]] = ("XnnpackBackend",)
 
     def decomposition_options(self) -> dict[str, Any]:

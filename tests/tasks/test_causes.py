@@ -38,7 +38,7 @@ def test_entries_can_be_shown(cause):
         ("nothing", "compile", PORTABLE, "no tensor", "return a tensor"),
         ("constant", "edge", PORTABLE, "neither a parameter nor a buffer", "register_buffer"),
         ("double", "quantize", INT8, "float64", ".float()"),
-        ("product", "quantize", INT8, "torch.addmm", "torch.nn.Linear"),
+        ("inverse", "quantize", INT8, "linear layers", "without `quantize`"),
     ],
 )
 def test_what_fails_today(stages, name, stage, recipe, problem, remedy):

@@ -224,6 +224,11 @@ def heads():
     return ModelDefinition({"forward": MethodDefinition(networks.Heads(), [(torch.randn(2, 4, 8),)], (dims,))})
 
 
+def products():
+    """Layers that quantizers do not know as such."""
+    return networks.Products(), (torch.randn(2, 5, 16),)
+
+
 def rotary():
     """Quantized for XNNPACK, ExecuTorch makes partitions of it that depend on each other."""
     return networks.Rotary(), (torch.randn(2, 4, 8), torch.randn(2, 4, 8))

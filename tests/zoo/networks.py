@@ -160,6 +160,23 @@ class Embedded(nn.Module):
 # Layers that a matcher of operators must tell apart.
 
 
+class Products(nn.Module):
+    """Layers that are written as products with weights: in two ways, one weight twice, and once with its transpose."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(16, 24) / 4)
+        self.bias = nn.Parameter(torch.randn(24))
+        self.second = nn.Parameter(torch.randn(24, 24) / 4)
+        self.register_buffer("third", torch.randn(8, 24) / 4)
+
+    def forward(self, x):
+        """Of (batch, rows, 16) to (batch, rows, 8)."""
+        rows = torch.addmm(self.bias, x.reshape(-1, 16), self.first).reshape(*x.shape[:-1], 24)
+        rows = torch.relu(rows) @ self.second
+        return torch.relu(torch.matmul(rows, self.second)) @ self.third.T
+
+
 class Square(nn.Module):
     """A layer that decomposes into steps that all have the shape of its result."""
 

@@ -102,6 +102,20 @@ def test_nothing_to_quantize(quantizers, names, stages):
         stages.run(Quantize, params, inputs)
 
 
+@pytest.mark.parametrize("dynamic", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_products_with_weights(dynamic, stages):
+    """Layers written as products are quantized as linear layers are, for any batch; none stays in floating point."""
+    shapes = {"forward": [{0: {"min": 1, "max": 6}}]}
+    made = int8(dynamic=dynamic) | {"verify": {"min_sqnr_db": 10}}  # static scales are those of one example
+    lowered = stages.lower("builders:products", made, dynamic_shapes=shapes)
+    state = lowered.program(FORWARD).state_dict
+    integers = {value.numpy().tobytes() for value in state.values() if value.element_size() == 1}
+    assert sorted(map(len, integers)) == [192, 384, 576]
+    assert max(value.numel() for value in state.values() if value.is_floating_point()) == 24
+    (method,) = read_pte(lowered.file).methods
+    assert not [operator for operator in method.operators if "mm" in operator]
+
+
 def test_options_of_quantizers():
     """Unknown options, and targets without a quantizer, are refused with what there is."""
     with pytest.raises(TargetError, match=r"its options: dynamic, per_channel"):
