@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -139,8 +140,13 @@ def quantize(
     restore_integer_scalars(converted)
     converted = run_graph_passes(params, "post_convert_passes", converted)
     args, kwargs = pytree.tree_unflatten(list(example), program.call_spec.in_spec)
-    shapes = _collection(example, _dynamic_sizes(shaped or program))
-    return torch.export.export(converted, args, kwargs, dynamic_shapes=shapes, strict=False)
+    sizes = _dynamic_sizes(shaped or program)
+    try:
+        shapes = _collection(example, sizes)
+        return torch.export.export(converted, args, kwargs, dynamic_shapes=shapes, strict=False)
+    except UserError:  # a guard that each `Dim` has to allow, and that `Dim.AUTO` did, when `program` was made
+        shapes = _collection(example, [_guarded(dynamic) for dynamic in sizes])
+        return torch.export.export(converted, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
 def export_for_any_batch(name: str, method: MethodDefinition, params: MethodParams, stage: str = "") -> ExportedProgram:
@@ -201,6 +207,15 @@ def _dynamic_sizes(program: ExportedProgram) -> list[dict[int, Any]]:
                 sizes[index] = Dim.AUTO
         found.append(sizes)
     return found
+
+
+def _guarded(sizes: dict[int, Any]) -> dict[int, Any]:
+    """Dynamic sizes of an input within the same bounds, as far as guards allow."""
+    return {index: Dim.AUTO(min=size.min, max=_finite(size.max)) for index, size in sizes.items()}
+
+
+def _finite(bound: Any) -> int | None:
+    return bound if isinstance(bound, int) else None
 
 
 def _collection(inputs: Sequence[Any], sizes: Sequence[dict[int, Any]]) -> ShapesCollection | None:

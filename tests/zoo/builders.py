@@ -240,6 +240,12 @@ def of_any_length(network: str):
     return ModelDefinition({"forward": MethodDefinition(getattr(networks, network)(), [(torch.randn(2, 9),)], (dims,))})
 
 
+def neighbors():
+    """Sizes that torch adds guards to: it refuses `Dim`s, and takes `Dim.AUTO`."""
+    dims = {0: Dim.AUTO(min=1, max=4), 1: Dim.AUTO(min=1, max=32)}
+    return ModelDefinition({"forward": MethodDefinition(networks.Neighbors(), [(torch.randn(2, 9, 8),)], (dims,))})
+
+
 def mlp(width: int = 8):
     """[batch, 4] to [batch, 3], with two examples."""
     module = nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 3), nn.Softmax(-1))

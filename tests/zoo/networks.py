@@ -54,6 +54,18 @@ class Padded(nn.Module):
         return nn.functional.pad(values, (0, -values.shape[1] % 8), value=1.0).sum(1)
 
 
+class Neighbors(nn.Module):
+    """A layer over each row and the rows before and after it: [n, t, 8] to [n, t, 4]. torch guards against t = 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(24, 4)
+
+    def forward(self, x):
+        after, before = nn.functional.pad(x[:, 1:], (0, 0, 0, 1)), nn.functional.pad(x[:, :-1], (0, 0, 1, 0))
+        return self.linear(torch.cat([before, x, after], 2))
+
+
 class Prefixed(nn.Module):
     """A one and the values, in a tensor that is empty before: [n, t] to [n, t + 1]."""
 

@@ -11,6 +11,7 @@ from pteforge.tasks.targets.find import check_quantizers, find_quantizer_options
 from pteforge.tests.lowering import XNNPACK, recipe
 
 FORWARD = "quantize/forward"
+STEPS = ("export", FORWARD)
 
 
 def int8(target="xnnpack", **options):
@@ -77,6 +78,13 @@ def test_dynamic_shapes_are_kept(options, stages):
     exported = lowered.program("export")
     quantized = lowered.program(FORWARD)
     bounds = [[(b.lower, b.upper) for b in program.range_constraints.values()] for program in (exported, quantized)]
+    assert bounds[0] == bounds[1] != []
+
+
+def test_guarded_sizes_are_kept(stages):
+    """Dynamic sizes with guards that torch took when it exported the model are taken again, within the same bounds."""
+    lowered = stages.lower("builders:neighbors", int8(dynamic=True))
+    bounds = [sorted(str(bound) for bound in lowered.program(step).range_constraints.values()) for step in STEPS]
     assert bounds[0] == bounds[1] != []
 
 
