@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -50,6 +51,8 @@ def run_flow(session: Session) -> ZooOutcome:
             export_zoo, server = prefect
             with session.without_prefect_if_it_fails(), _connected(session, server):
                 asyncio.run(cast("Any", export_zoo(**session.parameters, return_state=True)))
+                if session.complete:  # to end takes both the workers and Prefect's server a while
+                    threading.Thread(target=session.workers.stop, name="stop-workers").start()
         if not session.complete:
             asyncio.run(lower_rest(session, LocalRunner(session.executor, 2 * session.jobs + 2, session)))
     return session.outcome()
