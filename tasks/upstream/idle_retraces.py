@@ -2,14 +2,15 @@
 
 Passes that edit a graph in place end with `super().call(graph_module)` (exir/pass_base.py), which executes the graph on
 fake tensors, node by node, whether or not the pass changed anything. A graph that is, name for name, what the last such
-trace of it gave comes out of the next one as it went in. Everything else takes the plain way: passes that override a
+trace of it gave comes out of the next one as it went in. So it does where a pass overrides a callback for operators
+that the graph does not have, see `_LEAVES`. Everything else takes the plain way: other passes that override a
 callback, graphs with submodules, symbolic sizes, and values of unknown types. Delete once passes that change nothing
 skip the trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -17,6 +18,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 from executorch.exir.pass_base import ExportPass, _ExportPassBase
+from executorch.exir.passes.const_prop_pass import ConstPropPass
+from executorch.exir.passes.dim_order_ops_registry import DimOrderOpsMap, MemoryFormatOpsMap
+from executorch.exir.passes.legalize_portable_dim_order_pass import LegalizePortableDimOrderPass
+from executorch.exir.passes.memory_format_ops_pass import DimOrderOpsRevertPass, MemoryFormatOpsPass
+from executorch.exir.passes.normalize_transpose_pass import NormalizeTransposePass
+from executorch.exir.passes.remove_mixed_type_operators import RemoveMixedTypeOperators
+from executorch.exir.passes.replace_aten_with_edge_pass import OpReplacePass
+from executorch.exir.passes.replace_broken_ops_with_function_ops_pass import ReplaceBrokenOpsWithFunctionalOpsPass
+from executorch.exir.passes.scalar_to_tensor_pass import ScalarToTensorPass
+from executorch.exir.passes.sym_to_tensor_pass import SymToTensorPass
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
@@ -36,8 +47,11 @@ def no_idle_retraces() -> Iterator[None]:
     traced: WeakKeyDictionary[GraphModule, Any] = WeakKeyDictionary()  # what the last trace of a graph gave
 
     def call(self: ExportPass, graph_module: GraphModule) -> PassResult:
-        if not _only_retraces(type(self)):  # type: ignore[arg-type]  # classes are hashable
-            return trace(self, graph_module)
+        if not _only_retraces_here(self, graph_module):
+            result = trace(self, graph_module)
+            if type(self) is OpReplacePass:  # one operator for one: a trace of them would change nothing more
+                traced[result.graph_module] = _fingerprint(result.graph_module)
+            return result
         before = _fingerprint(graph_module)
         if before is not None and traced.get(graph_module) == before:
             return PassResult(graph_module, modified=True)
@@ -51,6 +65,65 @@ def no_idle_retraces() -> Iterator[None]:
         yield
     finally:
         _ExportPassBase.call = trace
+
+
+def _only_retraces_here(pass_: ExportPass, graph_module: GraphModule) -> bool:
+    kind: Any = type(pass_)
+    if _only_retraces(kind):
+        return True
+    leaves = _LEAVES.get(kind)
+    return leaves is not None and all(leaves(node) for node in graph_module.graph.nodes if node.op == "call_function")
+
+
+def _has_variable(node: Node) -> bool:
+    """Whether an operator takes a value that is known only when the program runs."""
+    return any(taken.op != "get_attr" for taken in node.all_input_nodes)
+
+
+def _has_tensors(node: Node) -> bool:
+    """Whether an operator has no number in the place of a tensor."""
+    schema = getattr(node.target, "_schema", None)
+    arguments = schema.arguments if schema else ()
+    given = [(node.kwargs.get(argument.name), argument) for argument in arguments]
+    given += zip(node.args, arguments, strict=False)
+    return not any(
+        isinstance(value, int | float) and isinstance(argument.type, torch.TensorType) for value, argument in given
+    )
+
+
+_PROMOTING = {"add", "mul", "sub", "div", "minimum"}
+
+
+def _is_of_one_type(node: Node) -> bool:
+    """Whether an operator that promotes its inputs, if it is one, has tensors of one floating point type."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if len(node.args) < 2 or packet is None or packet.__name__ not in _PROMOTING:
+        return True
+    values = [argument.meta.get("val") if isinstance(argument, Node) else None for argument in node.args]
+    dtypes = {value.dtype if isinstance(value, FakeTensor) else None for value in values}
+    return len(dtypes) == 1 and all(dtype is not None and dtype.is_floating_point for dtype in dtypes)
+
+
+def _is_in_default_order(node: Node) -> bool:
+    """Whether an operator that needs its input's dimensions in the default order, if it is one, has that."""
+    if node.target not in LegalizePortableDimOrderPass._target_ops:  # noqa: SLF001 - has no public name
+        return True
+    value = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else None
+    return isinstance(value, FakeTensor) and value.dim_order() == tuple(range(value.dim()))
+
+
+_LEAVES: dict[type[ExportPass], Callable[[Node], bool]] = {
+    ConstPropPass: _has_variable,
+    DimOrderOpsRevertPass: lambda node: node.target not in MemoryFormatOpsMap,
+    LegalizePortableDimOrderPass: _is_in_default_order,
+    MemoryFormatOpsPass: lambda node: node.target not in DimOrderOpsMap,
+    NormalizeTransposePass: lambda node: node.target != torch.ops.aten.t.default,
+    RemoveMixedTypeOperators: _is_of_one_type,
+    ReplaceBrokenOpsWithFunctionalOpsPass: lambda node: not getattr(node.target, "is_view", False),
+    ScalarToTensorPass: _has_tensors,
+    SymToTensorPass: lambda _: True,  # graphs with symbolic values take the plain way
+}
+"""Passes that override `call_operator`, and the operators for which that does what it would do without."""
 
 
 @cache
