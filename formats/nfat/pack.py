@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ...artifacts.digest import Digest, digest_bytes
 from ...errors import FileFormatError, InputError, PteforgeError
 from ..pte.contents import Extent, PteFile
-from ..pte.extents import inside
+from ..pte.extents import Shareable, inside
 from ..pte.reader import read_pte
 from .container import Buffer, Container, read_container, write_v2
 from .contents import (
@@ -40,13 +40,13 @@ class PackedContainer:
     Attributes:
         blobs: named data by key; views of the packed payloads.
         alignment: of blobs in their file, in bytes.
-        shareable: the extents of blobs that other files may contain, too, such as single weights; by key and offset.
+        shareable: the extents of blobs that other files may contain, too.
     """
 
     container: bytes
     blobs: Mapping[Digest, memoryview]
     alignment: int
-    shareable: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)
+    shareable: Shareable = field(default_factory=dict)
 
     @property
     def size(self) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
 from .contents import Extent, PteFile
+
+Shareable = Mapping[str, tuple[Extent, ...]]
+"""By key of named data, the extents of it that other files may contain, too, such as single weights; by offset."""
 
 MIN_SHAREABLE = 1024
 """Smaller extents are not stored separately: an object costs more than it saves."""

@@ -17,7 +17,7 @@ from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
 from ...errors import ObjectMissing, StoreError
 from ...formats.nfat.contents import is_zero
 from ...formats.pte.contents import Extent
-from ...formats.pte.extents import MIN_SHAREABLE, cut, shareable_extents
+from ...formats.pte.extents import MIN_SHAREABLE, Shareable, cut, shareable_extents
 
 if TYPE_CHECKING:
     from ...formats.nfat.pack import PackedContainer
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 # a file does not.
 
 
-Parts = Mapping[str, tuple[Extent, ...]]
-"""By key of named data, the extents of it that other files may contain, too."""
-
-
 def save_payload(
-    content: bytes | memoryview, *, kind: str = "payload/pte", store: LocalStore, parts: Parts = MappingProxyType({})
+    content: bytes | memoryview,
+    *,
+    kind: str = "payload/pte",
+    store: LocalStore,
+    shareable: Shareable = MappingProxyType({}),
 ) -> ArtifactRef:
     """Stores a whole `.pte` as a composite artifact; equal bytes have equal refs. Raises FileFormatError."""
     from ...formats.pte.reader import read_pte  # noqa: PLC0415
 
     view = memoryview(content).cast("B")
     pte = read_pte(view)
-    named = {pte.segments[named.segment]: parts.get(named.key, ()) for named in pte.named_data}
+    named = {pte.segments[named.segment]: shareable.get(named.key, ()) for named in pte.named_data}
     return save_pieces(view, _cut(shareable_extents(pte), named), kind=kind, store=store)
 
 
-def save_data_file(content: memoryview, store: LocalStore, parts: Parts = MappingProxyType({})) -> ArtifactRef:
+def save_data_file(content: memoryview, store: LocalStore, shareable: Shareable = MappingProxyType({})) -> ArtifactRef:
     """Stores a whole `.ptd` as a composite artifact, kind payload/ptd. Raises FileFormatError."""
     from ...formats.pte.ptd import ptd_extents  # noqa: PLC0415
 
-    named = {extent: parts.get(key, ()) for key, extent in ptd_extents(content) if extent.size >= MIN_SHAREABLE}
+    named = {extent: shareable.get(key, ()) for key, extent in ptd_extents(content) if extent.size >= MIN_SHAREABLE}
     return save_pieces(content, _cut(sorted(named), named), kind="payload/ptd", store=store)
 
 
@@ -127,16 +127,14 @@ def payload_sha256(ref: ArtifactRef, store: LocalStore) -> Digest:
 
 def save_packed(packed: PackedContainer, store: LocalStore) -> ArtifactRef:
     """Stores a container and its blobs as one file in pieces; weights are objects that payloads have, too."""
-    parts = {key: packed.shareable.get(key, ()) for key in packed.blobs}
-    views = [_cut_view(memoryview(packed.container), ())]
-    views += [_cut_view(blob, parts[key]) for key, blob in packed.blobs.items()]
-    blobs = [[key, len(blob), [astuple(part) for part in parts[key]]] for key, blob in packed.blobs.items()]
+    files = [("", memoryview(packed.container)), *packed.blobs.items()]
+    views = [(view, cut(Extent(0, len(view)), packed.shareable.get(key, ()))) for key, view in files]
+    blobs = [
+        [key, len(blob), [astuple(part) for part in packed.shareable.get(key, ())]]
+        for key, blob in packed.blobs.items()
+    ]
     body = {"alignment": packed.alignment, "container": len(packed.container), "blobs": blobs}
     return _save(views, "payload/nfat", store, body)
-
-
-def _cut_view(view: memoryview, parts: tuple[Extent, ...]) -> tuple[memoryview, Iterable[Extent]]:
-    return view, cut(Extent(0, len(view)), parts)
 
 
 def load_packed(ref: ArtifactRef, store: LocalStore, scratch: Path) -> PackedContainer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +10,10 @@ from ...artifacts.digest import canonical_json, digest_bytes
 from ...artifacts.ref import ArtifactRef
 from ...configs.metadata import PROVENANCE, merged_metadata
 from ...formats.nfat.fat_file import is_fat, open_fat
+from ...formats.pte.extents import Shareable
 from ...formats.pte.reader import map_file, open_pte
 from .. import kinds, stage
-from ..codecs.payload import Parts, load_packed, payload_sha256, save_data_file, save_payload, write_payload
+from ..codecs.payload import load_packed, payload_sha256, save_data_file, save_payload, write_payload
 from ..programs.delivery import check_file
 
 
@@ -72,10 +72,9 @@ class Serialize(stage.Stage, name="serialize"):
             PteforgeError: the file lacks a method, or needs a backend that its target does not name.
         """
         path, data_path = work.scratch / "model.pte", None
-        parts: Parts = {}
+        shareable: Shareable = {}
         if params.form == "plain":
             write_payload(inputs.payload, work.store, path)
-            outputs = Serialize.Outputs(file=inputs.payload, data=inputs.data if params.external_data else None)
         else:
             from ..programs.fat_program import write_fat
 
@@ -85,34 +84,34 @@ class Serialize(stage.Stage, name="serialize"):
             write_payload(inputs.payload, work.store, signature_path)
             data_path = work.scratch / "model.ptd" if params.external_data else None
             write_fat(packed, map_file(signature_path), path, data_path=data_path)
-            outputs = Serialize.Outputs(
-                file=save_payload(map_file(path), store=work.store, parts=packed.shareable),
-                data=save_data_file(map_file(data_path), work.store, packed.shareable) if data_path else None,
-            )
-            parts = packed.shareable
-        if params.metadata:
-            path, outputs = _described(path, data_path, outputs, params.metadata, inputs, parts, work)
-        check_file(open_pte(path), methods=params.methods, backends=params.backends, what="the emitted file")
-        return outputs
+            shareable = packed.shareable
+        delivered, origin = _described(path, data_path, params.metadata, inputs, work)
+        check_file(open_pte(delivered), methods=params.methods, backends=params.backends, what="the emitted file")
+        file, data = inputs.payload, inputs.data if params.external_data else None
+        if params.form == "fat" or delivered != path:
+            file = save_payload(map_file(delivered), store=work.store, shareable=shareable)
+        if data_path:
+            data = save_data_file(map_file(data_path), work.store, shareable)
+        return Serialize.Outputs(file=file, data=data, origin=origin)
 
 
 def _described(
     path: Path,
     data_path: Path | None,
-    outputs: Serialize.Outputs,
-    params: MetadataParams,
+    params: MetadataParams | None,
     inputs: Serialize.Inputs,
-    parts: Parts,
     work: stage.Workspace,
-) -> tuple[Path, Serialize.Outputs]:
-    """The file with its metadata, if it has any."""
+) -> tuple[Path, ArtifactRef | None]:
+    """The file with its metadata, or the file as it is if it has none; and what the digest in the metadata is of."""
+    if params is None:
+        return path, None
     from ..programs.file_metadata import write_metadata
 
     of_source = json.loads(work.store.read_artifact(inputs.metadata)) if inputs.metadata else {}
     metadata = merged_metadata(params.written, of_source)
     entries, origin = metadata.entries(), None
     if not entries:
-        return path, outputs
+        return path, None
     if metadata.provenance:
         payloads = _payloads(path, data_path, inputs.payload, params.origin, work)
         content = canonical_json({**params.origin, "payloads": payloads})
@@ -127,8 +126,7 @@ def _described(
         segment_alignment=params.segment_alignment,
         delegate_alignment=params.delegate_alignment,
     )
-    file = save_payload(map_file(described), store=work.store, parts=parts)
-    return described, replace(outputs, file=file, origin=origin)
+    return described, origin
 
 
 def _payloads(
