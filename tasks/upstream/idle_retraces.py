@@ -2,10 +2,10 @@
 
 Passes that edit a graph in place end with `super().call(graph_module)` (exir/pass_base.py), which executes the graph on
 fake tensors, node by node, whether or not the pass changed anything. A graph that is, name for name, what the last such
-trace of it gave comes out of the next one as it went in. So it does where a pass overrides a callback for operators
-that the graph does not have, see `_LEAVES`. Everything else takes the plain way: other passes that override a
-callback, graphs with submodules, symbolic sizes, and values of unknown types. Delete once passes that change nothing
-skip the trace.
+trace of it gave comes out of the next one as it went in. The same holds for passes that override `call_operator`, if
+the graph has none of the operators that they treat specially (`_UNCHANGED_BY`). Everything else is traced: other passes
+that override a callback, graphs with submodules, symbolic sizes, and values of unknown types. Delete once passes that
+change nothing skip the trace.
 """
 
 from __future__ import annotations
@@ -47,16 +47,12 @@ def no_idle_retraces() -> Iterator[None]:
     traced: WeakKeyDictionary[GraphModule, Any] = WeakKeyDictionary()  # what the last trace of a graph gave
 
     def call(self: ExportPass, graph_module: GraphModule) -> PassResult:
-        if not _only_retraces_here(self, graph_module):
-            result = trace(self, graph_module)
-            if type(self) is OpReplacePass:  # one operator for one: a trace of them would change nothing more
-                traced[result.graph_module] = _fingerprint(result.graph_module)
-            return result
-        before = _fingerprint(graph_module)
+        before = _fingerprint(graph_module) if _would_only_retrace(self, graph_module) else None
         if before is not None and traced.get(graph_module) == before:
             return PassResult(graph_module, modified=True)
         result = trace(self, graph_module)
-        if before is not None:
+        # `OpReplacePass` gives one operator for one, as a trace of its result would give them again.
+        if before is not None or type(self) is OpReplacePass:
             traced[result.graph_module] = _fingerprint(result.graph_module)
         return result
 
@@ -67,12 +63,13 @@ def no_idle_retraces() -> Iterator[None]:
         _ExportPassBase.call = trace
 
 
-def _only_retraces_here(pass_: ExportPass, graph_module: GraphModule) -> bool:
+def _would_only_retrace(pass_: ExportPass, graph_module: GraphModule) -> bool:
     kind: Any = type(pass_)
     if _only_retraces(kind):
         return True
-    leaves = _LEAVES.get(kind)
-    return leaves is not None and all(leaves(node) for node in graph_module.graph.nodes if node.op == "call_function")
+    unchanged = _UNCHANGED_BY.get(kind)
+    operators = (node for node in graph_module.graph.nodes if node.op == "call_function")
+    return unchanged is not None and all(map(unchanged, operators))
 
 
 def _has_variable(node: Node) -> bool:
@@ -112,7 +109,7 @@ def _is_in_default_order(node: Node) -> bool:
     return isinstance(value, FakeTensor) and value.dim_order() == tuple(range(value.dim()))
 
 
-_LEAVES: dict[type[ExportPass], Callable[[Node], bool]] = {
+_UNCHANGED_BY: dict[type[ExportPass], Callable[[Node], bool]] = {
     ConstPropPass: _has_variable,
     DimOrderOpsRevertPass: lambda node: node.target not in MemoryFormatOpsMap,
     LegalizePortableDimOrderPass: _is_in_default_order,
@@ -123,7 +120,7 @@ _LEAVES: dict[type[ExportPass], Callable[[Node], bool]] = {
     ScalarToTensorPass: _has_tensors,
     SymToTensorPass: lambda _: True,  # graphs with symbolic values take the plain way
 }
-"""Passes that override `call_operator`, and the operators for which that does what it would do without."""
+"""By pass that overrides `call_operator`, whether it leaves an operator as it is."""
 
 
 @cache

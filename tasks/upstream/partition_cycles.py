@@ -24,7 +24,7 @@ from typing import Any
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.partitioner import Partition
-from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.operator_support import create_op_support
 
 
 def have_cycle(graph: Graph, partitions: Iterable[Partition]) -> bool:
@@ -53,7 +53,9 @@ def merged_without_cycles(module: GraphModule, groups: Sequence[Sequence[Node]])
 
 class _Partitioner(GroupBasedPartitioner):  # type: ignore[misc]  # executorch is untyped here
     def __init__(self, module: GraphModule, groups: Sequence[Sequence[Node]]) -> None:
-        super().__init__(module, _In(groups), allows_single_node_partition=True, node_groups=groups)
+        nodes = {node for group in groups for node in group}
+        supported = create_op_support(lambda _, node: node in nodes)
+        super().__init__(module, supported, allows_single_node_partition=True, node_groups=groups)
 
     def _merge_partitions(self, partitions: dict[int, Partition], *tables: Any) -> None:
         """Repeats upstream's pass over all pairs, since a merge can make way for others."""
@@ -68,15 +70,6 @@ class _Partitioner(GroupBasedPartitioner):  # type: ignore[misc]  # executorch i
         pair = partitions[first], partitions[second]
         others = [partition.nodes for partition in partitions.values() if partition not in pair]
         return not _comes_back({node for partition in pair for node in partition.nodes}, others)
-
-
-class _In(OperatorSupportBase):  # type: ignore[misc]  # torch is untyped here
-    def __init__(self, groups: Sequence[Sequence[Node]]) -> None:
-        self._nodes = {node for group in groups for node in group}
-
-    def is_node_supported(self, submodules: Mapping[str, Any], node: Node) -> bool:
-        del submodules
-        return node in self._nodes
 
 
 def _comes_back(merged: AbstractSet[Node], others: Iterable[Collection[Node]]) -> bool:
