@@ -32,8 +32,8 @@ _EMBEDDED = {
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_REPOSSESSOR_ENABLED": "false",
     "PREFECT_SERVER_UI_ENABLED": "false",
-    # Nor has it a catalog of block types to show: half a second. A note that they are registered would keep a server
-    # that stays from doing so.
+    # Registering block types, for the catalog in the UI, takes half a second. Prefect notes in its home that it is
+    # done, so that later servers skip it: without registering, that note must not be written either.
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
     "PREFECT_CLI_PROMPT": "false",

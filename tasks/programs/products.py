@@ -23,7 +23,7 @@ _SWAPS = {  # operators that transpose matrices, and their arguments after the m
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """``factor @ weight + bias``, where the weight is the parameter of a name, or its transpose."""
+    """A product of a value and a parameter, or of a value and the parameter `transposed`, and a bias to add."""
 
     factor: Node
     weight: Node
