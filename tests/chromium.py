@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -39,11 +40,21 @@ class Page:
 
     def wait_for(self, *shown: str) -> str:
         """As `open`, of the page as it is."""
+        return self.wait_for_patterns(*map(re.escape, shown))
+
+    def wait_for_patterns(self, *patterns: str) -> str:
+        """As `wait_for`, for regular expressions; ``^`` and ``$`` match at lines.
+
+        The text is the one that had all of them: a page may be drawn anew at any time.
+        """
         deadline = time.monotonic() + _LIMIT
-        while missing := [part for part in shown if part not in self.text]:
-            assert time.monotonic() < deadline, f"{missing} is not on the page:\n{self.text}"
+        while True:
+            text = self.text
+            missing = [pattern for pattern in patterns if not re.search(pattern, text, re.MULTILINE)]
+            if not missing:
+                return text
+            assert time.monotonic() < deadline, f"{missing} is not on the page:\n{text}"
             time.sleep(0.1)
-        return self.text
 
     @property
     def text(self) -> str:
