@@ -24,7 +24,7 @@ from ..tasks.figures import Figures
 from ..tasks.runner import Done
 from ..tasks.scope import Scope
 from ..tasks.stage import from_roles
-from ..tasks.stages.compile import Compile
+from ..tasks.stages.compile import Compile, emit, linked_manager
 from ..tasks.stages.edge import Edge
 from ..tasks.stages.evaluate import Evaluate
 from ..tasks.stages.export import Export
@@ -147,8 +147,6 @@ class Exported:
 
     def edge_manager(self, specialization: str = "") -> EdgeProgramManager:
         """All methods in the Edge dialect with their delegates, as they are emitted."""
-        from ..tasks.programs.linking import linked_manager  # noqa: PLC0415 - takes seconds
-
         call = self._result(Compile.name, specialization=specialization).call
         for ref in call.inputs.values():
             self._store.fetch(ref)
@@ -156,11 +154,8 @@ class Exported:
 
     def executorch_manager(self, specialization: str = "") -> ExecutorchProgramManager:
         """Exir's own manager of a payload; emits it again, as it cannot be stored. Its buffer is the payload."""
-        from ..tasks.programs.emission import backend_config, to_executorch  # noqa: PLC0415 - takes seconds
-
         params = self._result(Compile.name, specialization=specialization).call.params
-        manager = self.edge_manager(specialization)
-        return to_executorch(manager, backend_config(params, manager.methods))
+        return emit(self.edge_manager(specialization), params)
 
     def delegation(self, specialization: str = "") -> tuple[Delegation, ...]:
         """Which operators of each method were delegated; each prints as a table."""

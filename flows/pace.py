@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from ..artifacts.runs import RunRecord
+from ..tasks.executor import Executor
 from ..tasks.lowering import lower_model
 from ..tasks.model import PlannedModel
 from ..tasks.runner import Done, PlanRunner, StageCall, run_without_loop
 from ..tasks.scope import Scope
 from .outcome import ModelOutcome
 
-if TYPE_CHECKING:
-    from .session import Session
+PAUSE = 10.0
+"""Seconds between two lines about the progress of one thing."""
 
 _RUNS_READ = 30  # records that are looked at for the stages of models
 
@@ -37,7 +36,7 @@ class Pace:
     """Counts the stages of a run, from any thread. A model's stages are known exactly when it is completed."""
 
     def __init__(self) -> None:
-        """Knows nothing yet; see `expect_stages`."""
+        """Knows nothing yet; see `expected_stages`."""
         self.start = time.monotonic()
         self.models = 0
         self.cached = 0
@@ -123,24 +122,21 @@ class Pace:
             self._done[call.model] += 1
 
 
-def expect_stages(session: Session) -> None:
-    """Tells a session's pace which stages its models that are due had in their last run, or will have by plan.
+def expected_stages(
+    models: Iterable[PlannedModel], executor: Executor, zoo: str | None
+) -> Iterator[tuple[str, dict[str, ExpectedStage]]]:
+    """The stages of models by slot, each with the model's name: those of its last run or, without one, by plan.
 
-    Asks the store, which may take seconds; does it once. A store that cannot be used leaves the stages unknown.
+    `zoo` is whose runs count, None for no run. Asks the store, which may take seconds.
     """
-    pace = session.pace
-    if pace.asked:
-        return
-    pace.asked = True
-    due = {model.name: model for model in session.models if model.name not in session.outcomes}
-    with suppress(Exception):  # an estimate must not end a run
-        for run in islice(session.store.runs, _RUNS_READ if due and not session.parameters.get("until") else 0):
-            for name in [name for name in due if run.zoo == session.zoo and name in run.models]:
-                if stages := _of_run(run, due[name]):
-                    pace.expect(name, stages)
-                    del due[name]
-        for name, model in due.items():
-            pace.expect(name, _of_plan(session, model))
+    due = {model.name: model for model in models}
+    for run in islice(executor.store.runs, _RUNS_READ if due and zoo is not None else 0):
+        for name in [name for name in due if run.zoo == zoo and name in run.models]:
+            if stages := _of_run(run, due[name]):
+                yield name, stages
+                del due[name]
+    for name, model in due.items():
+        yield name, _of_plan(model, executor)
 
 
 def _of_run(run: RunRecord, model: PlannedModel) -> dict[str, ExpectedStage]:
@@ -152,12 +148,34 @@ def _of_run(run: RunRecord, model: PlannedModel) -> dict[str, ExpectedStage]:
     return {stage.slot: ExpectedStage(stage.stage, stage.seconds or None) for stage in stages}
 
 
-def _of_plan(session: Session, model: PlannedModel) -> dict[str, ExpectedStage]:
-    runner = PlanRunner(session.executor)
+def _of_plan(model: PlannedModel, executor: Executor) -> dict[str, ExpectedStage]:
+    runner = PlanRunner(executor)
     run_without_loop(lower_model(Scope(runner, model)))
     calls: Iterable[StageCall] = (*(done.call for done in runner.found), *runner.will_run.values(), *runner.may_run)
     stages = {}
     for call in calls:
-        last = session.store.ledger.last_run(call.slot)
+        last = executor.store.ledger.last_run(call.slot)
         stages[call.slot] = ExpectedStage(call.stage.name, last.seconds if last else None)
     return stages
+
+
+class Throttle:
+    """Allows one progress line per pause; the first one after the first pause."""
+
+    def __init__(self, pause: float = PAUSE) -> None:
+        """Starts the first pause, in seconds."""
+        self._pause = pause
+        self._last = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether the pause is over; if so, starts the next one."""
+        now = time.monotonic()
+        if now - self._last < self._pause:
+            return False
+        self._last = now
+        return True
+
+
+def samples_done(done: int, total: int | None) -> str:
+    """For example ``3 of 16 samples``."""
+    return f"{done} samples" if total is None else f"{done} of {total} samples"

@@ -35,8 +35,8 @@ from ..tasks.runner import Done, NullObserver, SharingRunner, StageCall
 from ..tasks.stage import Progressed
 from ..tasks.workers import Workers
 from .figures_text import format_size
+from .pace import Throttle, samples_done
 from .session import Session, stage_memory
-from .throttle import Throttle, samples_done
 
 LIMITS_FOR = 30.0
 """Seconds for which the concurrency limits that the server has are taken for known."""

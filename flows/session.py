@@ -35,7 +35,7 @@ from ..tasks.recipe_checks import torchao_calls
 from ..tasks.runner import Done, NullObserver, Observer, StageCall
 from ..tasks.workers import WorkerLimits, Workers, memory_for_calls
 from .outcome import ModelOutcome, ZooOutcome
-from .pace import Pace
+from .pace import Pace, expected_stages
 from .prefect_settings import refresh_configured
 from .publication import Publication, publication_of
 from .publish import check_folders, known_results
@@ -124,6 +124,17 @@ class Session:
         self.stages[outcome.model] = stages
         self.pace.completed(outcome)
         self.observer.completed(outcome)
+
+    def expect_stages(self) -> None:
+        """Tells the pace which stages models that are due will have, as far as the store can say; does it once."""
+        if self.pace.asked:
+            return
+        self.pace.asked = True
+        due = [model for model in self.models if model.name not in self.outcomes]
+        with suppress(Exception):  # an estimate must not end a run
+            zoo = None if self.parameters.get("until") else self.zoo
+            for model, stages in expected_stages(due, self.executor, zoo):
+                self.pace.expect(model, stages)
 
     def start_workers(self) -> None:
         """Starts the worker server in the background, for all processes here that run stages, unless none will."""

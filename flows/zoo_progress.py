@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, suppress
 
 from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
 
-from .pace import expect_stages
 from .prefect_pages import artifact_key
 from .session import Session
 
@@ -31,7 +30,7 @@ async def progress_shown(session: Session) -> AsyncIterator[None]:
 
 async def _show(session: Session, ended: asyncio.Event) -> None:
     key, shown, pace = artifact_key("progress", session.zoo), (-1, -1), session.pace
-    await asyncio.to_thread(expect_stages, session)
+    await asyncio.to_thread(session.expect_stages)
     artifact = await acreate_progress_artifact(0.0, key=key, description="No stage is done yet")
     while not ended.is_set():
         with suppress(TimeoutError):

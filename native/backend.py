@@ -24,8 +24,6 @@ from ..tasks.programs.delivery import check_file
 from ..tasks.programs.emission import backend_config
 from ..tasks.programs.fat_program import named_blobs
 from ..tasks.programs.graphs import check_no_affine, decompose_affine
-from ..tasks.stages.compile import Compile
-from ..tasks.stages.edge import Edge
 from ..tasks.targets.base import Target
 from ..tasks.upstream.pending_symbols import no_pending_symbols
 from .aten import signature_of, to_aten
@@ -36,7 +34,7 @@ from .wrapped import wrap_partitioners
 Payload = tuple[Description, bytes]
 
 # The delegate binds the memory of the fat program's inputs and outputs, so payloads allocate none for them.
-_COMPILE = Compile.Params(options=CompileOptions(alloc_graph_input=False, alloc_graph_output=False), edge=Edge.Params())
+_OPTIONS = CompileOptions(alloc_graph_input=False, alloc_graph_output=False)
 
 
 _METHOD = "forward"
@@ -139,7 +137,7 @@ def _lower(partition: ExportedProgram, method: str, target: Target | None) -> by
             compile_config=EdgeCompileConfig(_check_ir_validity=False),  # the partition was checked with its program
         )
         check_no_affine(method, lowered.exported_program(method))
-        content: bytes = lowered.to_executorch(backend_config(_COMPILE, [method])).buffer
+        content: bytes = lowered.to_executorch(backend_config(_OPTIONS, [method])).buffer
     return content
 
 

@@ -25,8 +25,8 @@ from .stages.export import Export
 from .stages.quantize import Quantize
 from .stages.report import Report
 from .stages.serialize import MetadataParams
-from .stages.source_transform import SourceTransform, TorchaoParams
-from .torchao_configs import class_name
+from .stages.source_transform import SourceTransform
+from .torchao_configs import TorchaoParams, class_name
 
 ORIGIN_FORMAT = 1
 """Version of what the provenance digest in a file's metadata is of."""

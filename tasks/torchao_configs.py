@@ -11,15 +11,31 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from pydantic import Field
 
 from ..configs.base import did_you_mean
 from ..configs.quantize import TorchaoTransform
 from ..errors import TargetError
 from .keys.code import parse_module
 from .keys.search import ModuleSearch
+from .stage import CallableParams, Params
 
 PACKAGES = ("torchao.quantization", "torchao.prototype.quantization.codebook_coreml")
 """The second one is for codebooks, which Core ML supports."""
+
+
+class TorchaoParams(Params):
+    """One call of `torchao.quantization.quantize_`."""
+
+    config: str
+    fields: dict[str, Any] = Field(default={})  # its fields, as JSON
+    include: tuple[str, ...] = ("*",)  # patterns of names of the layers to quantize
+    exclude: tuple[str, ...] = ()  # patterns of names of layers to leave out
+    layers: tuple[str, ...] = ("linear",)  # kinds of layers, ``linear`` and ``embedding``
+    filter_fn: CallableParams | None = None  # says of every module whether to quantize it, in place of these
+
 
 _BASE = "AOBaseConfig"
 _ENDING = "Config"

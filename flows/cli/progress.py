@@ -18,9 +18,8 @@ from rich.text import Text
 from ...errors import first_line, printable
 from ...tasks.runner import Done, StageCall
 from ..outcome import ModelOutcome
-from ..pace import Pace, expect_stages
+from ..pace import PAUSE, Pace, Throttle, samples_done
 from ..session import Session
-from ..throttle import PAUSE, Throttle, samples_done
 from .terminal import guarded_streams, open_console
 
 _BAR = 14  # cells
@@ -35,7 +34,7 @@ def observe(session: Session, *, quiet: bool) -> Iterator[None]:
         yield
     elif console.is_terminal:
         session.observer = bar = Bar(console, session.pace, models=len(session.models), at_once=session.at_once)
-        Thread(target=expect_stages, args=(session,), daemon=True).start()
+        Thread(target=session.expect_stages, daemon=True).start()
         with Live(bar, console=console, transient=True), guarded_streams():  # it has put others in their place
             yield
     else:

@@ -29,11 +29,10 @@ from ...configs.definition import MethodDefinition
 from ...errors import SourceError
 from ..causes import known_causes
 from ..diagnosis import Attempt, Diagnosis, Finding, Mode, without_advice
-from ..stages.export import MethodParams
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding
 from .copies import copy_module
 from .eager import run_eager
-from .method import export_method
+from .method import Shapes, export_method
 from .model_source import BuiltModel
 
 _LENGTH = 2000  # characters of an error that are kept
@@ -42,31 +41,32 @@ _NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parents[1])
 
 
 def diagnose_method(
-    model: BuiltModel, name: str, params: MethodParams, folders: Sequence[Path], scratch: Path
+    model: BuiltModel, name: str, shapes: Shapes, folders: Sequence[Path], scratch: Path, *, strict: bool
 ) -> Diagnosis:
     """Exports a method in both modes and as a draft, and explains what failed.
 
     Args:
         model: with the method's module in inference mode; it is not changed.
         name: of the method.
-        params: its dynamic shapes and the setting of strict mode.
+        shapes: as for `export_method`.
         folders: files in them are named relative to them.
         scratch: a folder for torch's trace.
+        strict: the mode in which `export` exports it.
 
     Raises:
         SourceError: the example inputs or the dynamic shapes do not fit the model.
     """
     methods = tuple(model.definition.methods)
     if model.program is not None:  # it is exported already
-        return Diagnosis(name, methods, params.strict, (Attempt(strict=False), Attempt(strict=True)))
+        return Diagnosis(name, methods, strict, (Attempt(strict=False), Attempt(strict=True)))
     method = model.definition.methods[name]
     run_eager(method.module, (method.example_inputs[0], {}), f"its own example inputs of method {name!r}")
     frames = Frames(folders)
     with _quiet(scratch):
-        errors = {strict: _error(_exported(name, method, params, strict=strict)) for strict in (False, True)}
-        attempts = tuple(frames.attempt(strict, error) for strict, error in errors.items())
-        found = list(_modes(attempts, strict=params.strict))
-        drafted = _draft(name, method, params)
+        errors = {mode: _error(_exported(name, method, shapes, strict=mode)) for mode in (False, True)}
+        attempts = tuple(frames.attempt(mode, error) for mode, error in errors.items())
+        found = list(_modes(attempts, strict=strict))
+        drafted = _draft(name, method, shapes)
         if isinstance(drafted, ExportedProgram):
             only: Mode | None = "non-strict" if attempts[True].exported else None
             found += _drafted(drafted, errors[False], attempts[False], only, frames)
@@ -74,12 +74,10 @@ def diagnose_method(
             found += _graph_breaks(refused, method, frames)
     found += _known([each for each in attempts if not _explained(each, found)])
     draft = "" if isinstance(drafted, ExportedProgram) else frames.said(drafted)
-    return Diagnosis(name, methods, params.strict, attempts, tuple(_distinct(found))[:_FINDINGS], draft)
+    return Diagnosis(name, methods, strict, attempts, tuple(_distinct(found))[:_FINDINGS], draft)
 
 
-def _exported(
-    name: str, method: MethodDefinition, params: MethodParams, *, strict: bool
-) -> ExportedProgram | Exception:
+def _exported(name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool) -> ExportedProgram | Exception:
     """A program, or what torch raised; tracing may leave fake tensors in a module, so each call has a copy.
 
     Raises:
@@ -88,7 +86,7 @@ def _exported(
     reset()
     fresh = replace(method, module=copy_module(method.module))
     try:
-        return export_method(name, fresh, params.model_copy(update={"strict": strict}))
+        return export_method(name, fresh, shapes, strict=strict)
     except SourceError as error:
         if isinstance(error.__cause__, Exception):
             return error.__cause__
@@ -97,10 +95,10 @@ def _exported(
         return error
 
 
-def _draft(name: str, method: MethodDefinition, params: MethodParams) -> ExportedProgram | Exception:
+def _draft(name: str, method: MethodDefinition, shapes: Shapes) -> ExportedProgram | Exception:
     """The draft, from exactly the arguments that `export` has."""
     with mock.patch.object(torch.export, "export", _draft_export.draft_export):
-        return _exported(name, method, params, strict=False)
+        return _exported(name, method, shapes, strict=False)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import torch
 from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
@@ -14,7 +15,6 @@ from executorch.exir.program import ExecutorchProgramManager
 from torch.export import ExportedProgram
 
 from ...configs.recipe import CompileOptions
-from ..stages.compile import Compile
 from ..upstream.remainders import floor_remainders
 from ..upstream.shape_bounds import declared_bounds
 from ..upstream.shared_constants import constants_once
@@ -39,13 +39,9 @@ class _PlanningOnce(MemoryPlanningPass):  # type: ignore[misc]  # executorch is 
         self.state.graph_modules.clear()
 
 
-def memory_planning(
-    params: Compile.Params, methods: Collection[str]
-) -> MemoryPlanningPass | dict[str, MemoryPlanningPass]:
-    """One pass for all methods, or one for each method where any has options of its own."""
-    if not params.methods:
-        return _planning(MemoryPlanningPass, params.options)
-    passes = {method: _planning(_PlanningOnce, options) for method, options in _by_method(params, methods).items()}
+def _planning_once(methods: Mapping[str, CompileOptions]) -> dict[str, MemoryPlanningPass]:
+    """One pass for each method, by the method's options."""
+    passes = {method: _planning(_PlanningOnce, options) for method, options in methods.items()}
     first, *others = passes.values()
     for other in others:
         other.state = first.state
@@ -53,10 +49,6 @@ def memory_planning(
 
 
 _ALGORITHMS = {"greedy": greedy, "naive": naive}
-
-
-def _by_method(params: Compile.Params, methods: Collection[str]) -> dict[str, CompileOptions]:
-    return {method: params.methods.get(method, params.options) for method in methods}
 
 
 def _planning(kind: type[MemoryPlanningPass], options: CompileOptions) -> MemoryPlanningPass:
@@ -75,22 +67,34 @@ SYM_SHAPE_EVAL = {"constraint_based": ConstraintBasedSymShapeEvalPass, "hint_bas
 """Value of the option `sym_shape_eval` to pass."""
 
 
-def backend_config(params: Compile.Params, methods: Collection[str]) -> ExecutorchBackendConfig:
+def backend_config(
+    options: CompileOptions,
+    methods: Collection[str],
+    *,
+    own: Mapping[str, CompileOptions] = MappingProxyType({}),
+    external_data: bool = False,
+) -> ExecutorchBackendConfig:
     """Exir's configuration for our options.
+
+    Args:
+        options: for all methods that have none of their own.
+        methods: names of all methods.
+        own: options of methods whose memory is planned in another way. Other fields are equal.
+        external_data: weights go to a file of their own.
 
     Raises:
         TargetError: an operator that the options name is not registered.
     """
-    options, of_methods = params.options, _by_method(params, methods)
+    of_methods = {method: own.get(method, options) for method in methods}
     return ExecutorchBackendConfig(
         extract_delegate_segments=options.extract_delegate_segments,
         segment_alignment=options.segment_alignment,
         constant_tensor_alignment=options.constant_tensor_alignment,
         delegate_alignment=options.delegate_alignment,
-        external_constants=file_of if params.external_data else False,
+        external_constants=file_of if external_data else False,
         emit_stacktrace=options.emit_stacktrace,
         emit_mutable_buffer_names=options.emit_mutable_buffer_names,
-        memory_planning_pass=memory_planning(params, methods),
+        memory_planning_pass=_planning_once(of_methods) if own else _planning(MemoryPlanningPass, options),
         enable_non_cpu_memory_planning=options.enable_non_cpu_memory_planning,
         propagate_device_config={method: _device_config(own) for method, own in of_methods.items()},
         to_out_var_pass=ToOutVarPass(ignore_to_out_var_failure=options.ignore_to_out_var_failure),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import torch
 from executorch.exir import EdgeCompileConfig
@@ -16,7 +17,6 @@ from executorch.exir.program import _program
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 
-from ..stages.edge import Edge
 from ..upstream.exir_decompositions import no_idle_decompositions
 from ..upstream.shape_bounds import declared_bounds
 from .graphs import find_operators
@@ -25,13 +25,29 @@ from .state import exclude_from_partitions
 _METHOD = "forward"  # programs are handled one by one; the name only labels messages of exir
 
 
-def edge_config(params: Edge.Params) -> EdgeCompileConfig:
-    """Exir's edge configuration for our params; TargetError for an operator that is not registered."""
+class EdgeOptions(Protocol):
+    """What `edge_config` reads of the params of `edge`."""
+
+    @property
+    def check_ir_validity(self) -> bool: ...
+
+    @property
+    def skip_dim_order(self) -> bool: ...
+
+    @property
+    def core_aten_exceptions(self) -> Sequence[str]: ...
+
+    @property
+    def preserve_operators(self) -> Sequence[str]: ...
+
+
+def edge_config(options: EdgeOptions) -> EdgeCompileConfig:
+    """Exir's edge configuration for our options; TargetError for an operator that is not registered."""
     return EdgeCompileConfig(
-        _check_ir_validity=params.check_ir_validity,
-        _skip_dim_order=params.skip_dim_order,
-        _core_aten_ops_exception_list=find_operators(params.core_aten_exceptions),
-        preserve_ops=find_operators(params.preserve_operators),
+        _check_ir_validity=options.check_ir_validity,
+        _skip_dim_order=options.skip_dim_order,
+        _core_aten_ops_exception_list=find_operators(options.core_aten_exceptions),
+        preserve_ops=find_operators(options.preserve_operators),
     )
 
 

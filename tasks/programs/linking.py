@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchProgramManager
+from executorch.exir import ExecutorchProgramManager
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize.data_serializer import DataPayload
 from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -16,22 +16,14 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Node
 
-from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...errors import SourceError, TargetError
 from ...formats.pte.reader import map_file
-from ..codecs.delegates import DelegateResult, load_delegates
+from ..codecs.delegates import DelegateResult
 from ..codecs.payload import save_data_file
-from ..codecs.program import load_program
-from ..codecs.values import load_value
 from ..stage import Workspace
-from ..stages.compile import Compile
-from ..upstream.shape_bounds import declared_bounds
-from .embeddings import fuse_embeddings
-from .exir import edge_config
-from .graphs import check_control_flow, lowered_modules
-from .recipe_functions import run_manager_passes
-from .state import SHARED, keep_initial_state, keep_shared_initial_state
+from .graphs import lowered_modules
+from .state import SHARED
 
 TAG = "_default_external_constant"
 """The name of the file of all weights in exir.passes.external_constants_pass; delegates' data goes to it too."""
@@ -137,37 +129,7 @@ def _rename(program: ExportedProgram, name: str, new: str) -> None:
             values[new] = values.pop(name)
 
 
-@declared_bounds()
-def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalStore) -> EdgeProgramManager:
-    """All methods, delegates linked in, and left embeddings fused with their tables.
-
-    Delegated programs are not verified as edge dialect again, as in exir.
-    """
-    programs = {method: load_program(ref, store) for method, ref in inputs.program.items()}
-    config = edge_config(params.edge)
-    if inputs.delegates:
-        delegates = load_delegates(inputs.delegates, store)
-        for method, program in programs.items():
-            _link(program, delegates.methods.get(method, ()), external=params.external_data)
-        config = EdgeCompileConfig(_check_ir_validity=False)  # as EdgeProgramManager.to_backend does
-    for method, program in programs.items():
-        check_control_flow(method, program)
-        _check_outputs(method, program)
-    constants = load_value(inputs.constants, store)
-    programs = run_manager_passes(params.edge_manager_passes, programs, constants)
-    for program in programs.values():
-        fuse_embeddings(program)
-    if params.state_order:
-        keep_shared_initial_state(programs, params.state_order)
-    else:
-        for program in programs.values():
-            keep_initial_state(program)
-    if params.external_data:
-        rename_clashing_weights(programs)
-    return EdgeProgramManager(programs, dict(constants) or None, config)
-
-
-def _check_outputs(method: str, program: ExportedProgram) -> None:
+def check_outputs(method: str, program: ExportedProgram) -> None:
     """Raises SourceError for an output that the emitter does not take (exir/emit/_emitter.py, `_emit_spec`)."""
     for position, spec in enumerate(program.graph_signature.output_specs):
         value = getattr(spec.arg, "value", None)
@@ -178,7 +140,8 @@ def _check_outputs(method: str, program: ExportedProgram) -> None:
             )
 
 
-def _link(program: ExportedProgram, delegates: tuple[DelegateResult, ...], *, external: bool) -> None:
+def link_delegates(program: ExportedProgram, delegates: Sequence[DelegateResult], *, external: bool) -> None:
+    """Puts what `preprocess` made of each partition in its place, in their order; see `place_named_data`."""
     for (owner, name, unlinked), delegate in zip(list(lowered_modules(program)), delegates, strict=True):
         lowered = LoweredBackendModule(
             edge_program=unlinked.original_module,

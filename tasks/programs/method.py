@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,25 +14,27 @@ from torch.utils import _pytree as pytree
 from ...artifacts.digest import Digest, digest_bytes
 from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
-from ..stages.export import MethodParams
 from .dynamic_shapes import check_entries, to_dims
 from .eager import run_eager
 from .keyword_inputs import by_name
 from .model_source import BuiltModel
 from .prepared import convert_prepared, for_inference, is_prepared
 
+Shapes = Mapping[str, Any] | None
+"""Bounds of dynamic sizes by method, from the zoo file; they replace those of the model's own definition."""
 
-def choose_method(model: BuiltModel, params: MethodParams) -> str:
-    """The name of the method that params name, its module in inference mode.
+
+def choose_method(model: BuiltModel, name: str | None, shapes: Shapes) -> str:
+    """The name of a method, by default of the model's first one, its module in inference mode.
 
     Raises:
-        SourceError: the model does not define what the params name.
+        SourceError: the model has no such method, or none that `shapes` name.
     """
     methods = list(model.definition.methods)
-    name = params.method or methods[0]
+    name = name or methods[0]
     if name not in methods:
         raise SourceError(f"the model has no method {name!r}; it has {methods}")
-    if unknown := set(params.dynamic_shapes or ()) - set(methods):
+    if unknown := set(shapes or ()) - set(methods):
         raise SourceError(f"dynamic_shapes names the methods {sorted(unknown)}; the model has {methods}")
     if model.program is None:
         for_inference(model.definition.methods[name].module)
@@ -58,38 +61,40 @@ def digest_weights(definition: ModelDefinition) -> dict[str, dict[str, Digest]]:
     }
 
 
-def export_method(name: str, method: MethodDefinition, params: MethodParams, stage: str = "") -> ExportedProgram:
+def export_method(
+    name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, state: str = ""
+) -> ExportedProgram:
     """Exports a method with its first example. A module that PT2E has prepared is converted before.
 
-    Observers and fake quantization could not be converted after the export. `stage` is the state of the module, for
-    messages: `` after source_transforms``.
+    Observers and fake quantization could not be converted after the export. `state` is the module's, for messages:
+    `` after source_transforms``.
 
     Raises:
         SourceError: it does not take its example inputs or its dynamic shapes, or was prepared and never trained.
     """
     example = method.example_inputs[0]
-    shapes: Any = method.dynamic_shapes
-    if name in (params.dynamic_shapes or {}):
-        entries = params.dynamic_shapes[name]
+    dynamic: Any = method.dynamic_shapes
+    if shapes and name in shapes:
+        entries = shapes[name]
         if isinstance(entries, dict):
             entries = by_name(entries, method, f"dynamic_shapes of method {name!r}")
         check_entries(entries, example, f"method {name!r}")
-        shapes = to_dims(entries)
+        dynamic = to_dims(entries)
     module = method.module
     if is_prepared(module):
         module = convert_prepared(module, f"method {name!r}")
     try:
         with torch.no_grad():  # as ExecuTorch's examples do: state that is written to gets no gradients
-            return _with_plain_trees(torch.export.export(module, example, dynamic_shapes=shapes, strict=params.strict))
+            return _with_plain_trees(torch.export.export(module, example, dynamic_shapes=dynamic, strict=strict))
     except Exception as error:
         # Distinguishes example inputs that do not fit the model from a model that cannot be exported.
-        outputs = run_eager(method.module, (example, {}), f"its own example inputs of method {name!r}{stage}")
+        outputs = run_eager(method.module, (example, {}), f"its own example inputs of method {name!r}{state}")
         if unknown := [type(each) for each in outputs if dataclasses.is_dataclass(each)]:
             raise SourceError(
                 f"method {name!r} returns a {unknown[0].__name__}, which torch.export does not know; call "
                 f"torch.export.register_dataclass({unknown[0].__name__}) next to the class, or return a tuple or dict"
             ) from error
-        if shapes is not None and isinstance(error, torch._dynamo.exc.UserError):  # noqa: SLF001 - has no public name
+        if dynamic is not None and isinstance(error, torch._dynamo.exc.UserError):  # noqa: SLF001 - has no public name
             raise SourceError(f"method {name!r} cannot be exported with its dynamic shapes: {error}") from error
         raise
 

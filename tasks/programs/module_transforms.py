@@ -22,8 +22,7 @@ from torchao.utils import TorchAOBaseTensor, unwrap_tensor_subclass
 from ...configs.base import did_you_mean
 from ...errors import SourceError, TargetError
 from ..stage import CallableParams
-from ..stages.source_transform import TorchaoParams
-from ..torchao_configs import PACKAGES, snake_case
+from ..torchao_configs import PACKAGES, TorchaoParams, snake_case
 from .copies import copy_module
 from .model_source import BuiltModel, user_code_error
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,11 +20,10 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from ...configs.definition import MethodDefinition
 from ...errors import SourceError, TargetError
-from ..stages.export import MethodParams
-from ..stages.quantize import Quantize
+from ..stage import CallableParams, TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
 from .inputs import input_shapes
-from .method import export_method
+from .method import Shapes, export_method
 from .products import write_as_linear
 from .recipe_functions import run_graph_passes
 
@@ -96,7 +96,10 @@ def quantize(
     program: ExportedProgram,
     example: Sequence[Any],
     samples: Iterable[Sequence[Any]],
-    params: Quantize.Params,
+    quantizers: Sequence[TargetParams],
+    *,
+    passes: Mapping[str, Sequence[CallableParams]] = MappingProxyType({}),
+    exclude: Sequence[str] = (),
     shaped: ExportedProgram | None = None,
 ) -> ExportedProgram:
     """Quantizes a program; one that is quantized already, as by QAT, is returned as it is.
@@ -105,7 +108,9 @@ def quantize(
         program: takes the samples.
         example: flat inputs to export the result with.
         samples: flat inputs for calibration, which are taken one after another.
-        params: the quantizers, the first choice first, and functions to call on the way.
+        quantizers: targets that the quantizers come from, the first choice first.
+        passes: functions over the module, by field of the recipe's `quantize` (see `run_graph_passes`).
+        exclude: patterns of the modules to leave in floating point.
         shaped: the program whose dynamic sizes the result has; by default those of `program`.
 
     Raises:
@@ -114,31 +119,30 @@ def quantize(
     """
     if _is_quantized(program):
         return program
-    quantizers = params.quantizers
-    module = run_graph_passes(params, "pre_prepare_passes", program.module(check_guards=False))
+    module = run_graph_passes(passes, "pre_prepare_passes", program.module(check_guards=False))
     hide_integer_scalars(module)
     if knows_linear_only(quantizers):
         write_as_linear(module)
     quantizer = make_quantizer(quantizers)
-    if params.exclude:
-        quantizer = ComposableQuantizer([LeftOut(params.exclude), quantizer])
+    if exclude:
+        quantizer = ComposableQuantizer([LeftOut(exclude), quantizer])
     prepared = prepare_pt2e(module, quantizer)
     if not any(isinstance(module, ObserverOrFakeQuantize) for module in prepared.modules()):
         names = " and ".join(dict.fromkeys(quantizer.name for quantizer in quantizers))
         raise TargetError(
             f"the quantizer of {names} finds no operator in the program that it could quantize; "
             "where other methods have some, name those in the recipe's `quantize.methods`"
-            + ("; `quantize.exclude` may leave out all" if params.exclude else "")
+            + ("; `quantize.exclude` may leave out all" if exclude else "")
         )
-    prepared = run_graph_passes(params, "post_prepare_passes", prepared)
+    prepared = run_graph_passes(passes, "post_prepare_passes", prepared)
     with torch.no_grad():
         for sample in samples:
             args, kwargs = pytree.tree_unflatten(list(sample), program.call_spec.in_spec)
             prepared(*args, **kwargs)
-        prepared = run_graph_passes(params, "pre_convert_passes", prepared)
+        prepared = run_graph_passes(passes, "pre_convert_passes", prepared)
         converted = convert_pt2e(prepared, fold_quantize=fold_weights(quantizers))
     restore_integer_scalars(converted)
-    converted = run_graph_passes(params, "post_convert_passes", converted)
+    converted = run_graph_passes(passes, "post_convert_passes", converted)
     args, kwargs = pytree.tree_unflatten(list(example), program.call_spec.in_spec)
     sizes = _dynamic_sizes(shaped or program)
     try:
@@ -149,7 +153,9 @@ def quantize(
         return torch.export.export(converted, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
-def export_for_any_batch(name: str, method: MethodDefinition, params: MethodParams, stage: str = "") -> ExportedProgram:
+def export_for_any_batch(
+    name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, state: str = ""
+) -> ExportedProgram:
     """Exports a method for samples of any size in the first dimension of its first tensor, and of all as long as that.
 
     Arguments are those of `export_method`.
@@ -157,7 +163,7 @@ def export_for_any_batch(name: str, method: MethodDefinition, params: MethodPara
     Raises:
         SourceError: it cannot be exported, or not for more than one such size.
     """
-    program = export_method(name, method, params, stage)
+    program = export_method(name, method, shapes, strict=strict, state=state)
     flat, structure = pytree.tree_flatten(method.example_inputs[0])
     batch = next((value.shape[0] for value in flat if isinstance(value, torch.Tensor) and value.dim()), None)
     sizes = _dynamic_sizes(program)
@@ -174,7 +180,7 @@ def export_for_any_batch(name: str, method: MethodDefinition, params: MethodPara
     example = pytree.tree_unflatten(flat, structure)
     method = replace(method, example_inputs=[example], dynamic_shapes=_collection(flat, sizes))
     try:
-        return export_method(name, method, params.model_copy(update={"dynamic_shapes": None}), stage)
+        return export_method(name, method, None, strict=strict, state=state)
     except Exception as error:
         raise SourceError(
             f"`quantize.dynamic_batch_size`: method {name!r} cannot be exported for any size of the first dimension: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,18 +17,18 @@ from torch.fx.passes.infra.pass_manager import PassManager
 
 from ...errors import SourceError
 from ..stage import CallableParams
-from ..stages.edge_manager_passes import ManagerPassParams
-from ..stages.quantize import Quantize
 from .model_source import user_code_error
 
 
-def run_graph_passes(params: Quantize.Params, field: str, module: GraphModule) -> GraphModule:
+def run_graph_passes(named: Mapping[str, Sequence[CallableParams]], field: str, module: GraphModule) -> GraphModule:
     """The module after the functions in a field of the recipe's `quantize`, each of which returns a module.
+
+    `named` has them by field.
 
     Raises:
         SourceError: a function cannot be imported, raises, or does not return a module.
     """
-    for position, own in enumerate(getattr(params, field)):
+    for position, own in enumerate(named.get(field, ())):
         where = f"quantize.{field}[{position}] {own.source['builder']}"
         made = _call(own, where, module)
         if not isinstance(made, GraphModule):
@@ -37,12 +38,12 @@ def run_graph_passes(params: Quantize.Params, field: str, module: GraphModule) -
 
 
 def run_manager_passes(
-    named: Sequence[ManagerPassParams], programs: Mapping[str, ExportedProgram], constants: Mapping[str, Any]
+    named: Sequence[tuple[CallableParams, bool]], programs: Mapping[str, ExportedProgram], constants: Mapping[str, Any]
 ) -> dict[str, ExportedProgram]:
     """All methods' Edge programs after the passes that functions return, given the manager of these programs.
 
-    Functions that take a method's program come one after another before any of their passes runs, as in
-    `EdgeProgramManagerTransformStage` (executorch/export/stages.py).
+    Each function comes with whether it takes a method's program. Those that do come one after another before any of
+    their passes runs, as in `EdgeProgramManagerTransformStage` (executorch/export/stages.py).
 
     Raises:
         SourceError: a function cannot be imported, raises, or does not return passes.
@@ -51,28 +52,28 @@ def run_manager_passes(
         return dict(programs)
     # Programs with delegates, and those with operators kept whole for a target, are not in the Edge dialect.
     manager = EdgeProgramManager(dict(programs), dict(constants) or None, EdgeCompileConfig(_check_ir_validity=False))
-    for takes_program, group in itertools.groupby(named, lambda params: params.takes_program):
+    for takes_program, group in itertools.groupby(named, operator.itemgetter(1)):
+        functions = [params for params, _ in group]
         if takes_program:
-            functions = list(group)
             passes = {
                 method: [made for params in functions for made in _passes(params, method, manager)]
                 for method in programs
             }
             manager = _transformed(manager, {method: made for method, made in passes.items() if made})
             continue
-        for params in group:
+        for params in functions:
             manager = _transformed(manager, _manager_passes(params, manager))
     return {method: manager.exported_program(method) for method in programs}
 
 
 def _passes(
-    params: ManagerPassParams, method: str, manager: EdgeProgramManager
+    params: CallableParams, method: str, manager: EdgeProgramManager
 ) -> list[PassType | ExportedProgramPassBase]:
     where = f"edge_manager_passes: {params.source['builder']}"
     return _checked(_call(params, where, method, manager.exported_program(method)), where)
 
 
-def _manager_passes(params: ManagerPassParams, manager: EdgeProgramManager) -> Any:
+def _manager_passes(params: CallableParams, manager: EdgeProgramManager) -> Any:
     where = f"edge_manager_passes: {params.source['builder']}"
     made = _call(params, where, manager)
     if made is None or isinstance(made, PassManager | ExportedProgramPassManager):

@@ -12,18 +12,21 @@ from torch.export import ExportedProgram
 
 from ...errors import SourceError
 from ..stage import CallableParams
-from ..stages.edge import PassParams
 from .model_source import user_code_error
 
 
-def recipe_passes(named: Sequence[PassParams], program: ExportedProgram) -> list[PassType | ExportedProgramPassBase]:
-    """The passes that callables make.
+def recipe_passes(
+    named: Sequence[tuple[CallableParams, str | None]], program: ExportedProgram
+) -> list[PassType | ExportedProgramPassBase]:
+    """The passes that callables make, each given a method's name and its program, or nothing where the name is None.
 
     Raises:
         SourceError: a callable cannot be imported, raises, or does not return passes.
     """
     return [
-        made for position, params in enumerate(named) for made in _made(params, program, f"edge.passes[{position}]")
+        made
+        for position, (params, method) in enumerate(named)
+        for made in _made(params, () if method is None else (method, program), f"edge.passes[{position}]")
     ]
 
 
@@ -48,9 +51,8 @@ def run_aten_passes(named: Sequence[CallableParams], method: str, program: Expor
     return program
 
 
-def _made(params: PassParams, program: ExportedProgram, where: str) -> list[PassType | ExportedProgramPassBase]:
+def _made(params: CallableParams, given: tuple[Any, ...], where: str) -> list[PassType | ExportedProgramPassBase]:
     name = params.source["builder"]
-    given = () if params.method is None else (params.method, program)
     try:
         made: Any = pkgutil.resolve_name(name)(*given, **params.source["kwargs"])
     except Exception as error:

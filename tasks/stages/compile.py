@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -14,6 +15,11 @@ from .. import kinds, stage
 from ..upstream.lean import lean_lowering
 from .edge import Edge
 from .edge_manager_passes import ManagerPassParams
+
+if TYPE_CHECKING:
+    from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
+
+    from ...artifacts.local_store import LocalStore
 
 
 class Compile(stage.Stage, name="compile"):
@@ -79,14 +85,13 @@ class Compile(stage.Stage, name="compile"):
         from ...formats.pte.reader import map_file
         from ..codecs.payload import save_payload
         from ..programs.debugging import debug_artifacts
-        from ..programs.emission import backend_config, to_executorch
         from ..programs.graphs import check_no_affine
-        from ..programs.linking import linked_manager, save_data
+        from ..programs.linking import save_data
 
         manager = linked_manager(inputs, params, work.store)
         for method in sorted(manager.methods):
             check_no_affine(method, manager.exported_program(method))
-        emitted = to_executorch(manager, backend_config(params, manager.methods))
+        emitted = emit(manager, params)
         debugging = debug_artifacts(inputs.edge, emitted, work) if params.options.generate_etrecord else {}
         path = work.scratch / "model.pte"
         with path.open("wb") as file:
@@ -96,3 +101,55 @@ class Compile(stage.Stage, name="compile"):
             data=save_data(emitted, work) if params.external_data else None,
             **debugging,
         )
+
+
+def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalStore) -> EdgeProgramManager:
+    """All methods, delegates linked in, and left embeddings fused with their tables.
+
+    Delegated programs are not verified as edge dialect again, as in exir.
+    """
+    from executorch.exir import EdgeCompileConfig, EdgeProgramManager
+
+    from ..codecs.delegates import load_delegates
+    from ..codecs.program import load_program
+    from ..codecs.values import load_value
+    from ..programs.embeddings import fuse_embeddings
+    from ..programs.exir import edge_config
+    from ..programs.graphs import check_control_flow
+    from ..programs.linking import check_outputs, link_delegates, rename_clashing_weights
+    from ..programs.recipe_functions import run_manager_passes
+    from ..programs.state import keep_initial_state, keep_shared_initial_state
+    from ..upstream.shape_bounds import declared_bounds
+
+    programs = {method: load_program(ref, store) for method, ref in inputs.program.items()}
+    with declared_bounds():
+        config = edge_config(params.edge)
+        if inputs.delegates:
+            delegates = load_delegates(inputs.delegates, store)
+            for method, program in programs.items():
+                link_delegates(program, delegates.methods.get(method, ()), external=params.external_data)
+            config = EdgeCompileConfig(_check_ir_validity=False)  # as EdgeProgramManager.to_backend does
+        for method, program in programs.items():
+            check_control_flow(method, program)
+            check_outputs(method, program)
+        constants = load_value(inputs.constants, store)
+        passes = [(made, made.takes_program) for made in params.edge_manager_passes]
+        programs = run_manager_passes(passes, programs, constants)
+        for program in programs.values():
+            fuse_embeddings(program)
+        if params.state_order:
+            keep_shared_initial_state(programs, params.state_order)
+        else:
+            for program in programs.values():
+                keep_initial_state(program)
+        if params.external_data:
+            rename_clashing_weights(programs)
+        return EdgeProgramManager(programs, dict(constants) or None, config)
+
+
+def emit(manager: EdgeProgramManager, params: Compile.Params) -> ExecutorchProgramManager:
+    """The payload of linked methods. Passes change `manager`, so it is not usable afterwards."""
+    from ..programs.emission import backend_config, to_executorch
+
+    options, own, external = params.options, params.methods, params.external_data
+    return to_executorch(manager, backend_config(options, manager.methods, own=own, external_data=external))

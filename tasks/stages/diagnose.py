@@ -50,6 +50,7 @@ def diagnose_built(
     from ..programs.diagnosing import diagnose_method
     from ..programs.method import choose_method
 
+    name = choose_method(model, params.method, params.dynamic_shapes)
     with store.scratch() as scratch:
-        found = diagnose_method(model, choose_method(model, params), params, folders, scratch)
+        found = diagnose_method(model, name, params.dynamic_shapes, folders, scratch, strict=params.strict)
     return Diagnose.Outputs(diagnosis=store.put_artifact("report/diagnosis", found.encode()))

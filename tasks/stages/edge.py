@@ -80,12 +80,11 @@ class Edge(stage.Stage, name="edge"):
         def to_edge(program: ExportedProgram) -> ExportedProgram:
             if params.decompose_affine:
                 program = decompose_affine(program)
-            config = edge_config(params)
             keeper, transformer = params.preserve_for, params.passes_of
             partitioners = find_target(keeper.name, keeper.options).partitioners() if keeper else ()
             passes = find_target(transformer.name, transformer.options).edge_passes() if transformer else ()
-            passes = [*passes, *recipe_passes(params.passes, program)]
-            return to_edge_program(program, partitioners, config, passes)
+            passes = [*passes, *recipe_passes([(made, made.method) for made in params.passes], program)]
+            return to_edge_program(program, partitioners, edge_config(params), passes)
 
         edge, ref = transformed(inputs.program, to_edge, kind="program/edge", store=work.store)
         state = sorted(state_names(edge)) if edge else []

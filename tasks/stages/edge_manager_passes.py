@@ -43,7 +43,8 @@ class EdgeManagerPasses(stage.Stage, name="edge_manager_passes"):
 
         programs = {method: load_program(ref, work.store) for method, ref in inputs.program.items()}
         constants = load_value(inputs.constants, work.store)
-        program = run_manager_passes(params.passes, programs, constants)[params.method]
+        passes = [(made, made.takes_program) for made in params.passes]
+        program = run_manager_passes(passes, programs, constants)[params.method]
         return EdgeManagerPasses.Outputs(
             program=save_program(program, kind="program/edge", store=work.store),
             state=work.store.put_artifact("program/state", canonical_json(sorted(state_names(program)))),

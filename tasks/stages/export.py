@@ -78,10 +78,10 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
 
     methods = list(model.definition.methods)
     weights = digest_weights(model.definition) if len(methods) > 1 else {}  # before anything changes them
-    name = choose_method(model, params)
+    name = choose_method(model, params.method, params.dynamic_shapes)
     program = model.program
     if program is None:
-        program = export_method(name, model.definition.methods[name], params)
+        program = export_method(name, model.definition.methods[name], params.dynamic_shapes, strict=params.strict)
     check_bounded(program, name)
     constants = emitted_constants(model.definition.constant_methods)
     examples = eager_examples(model, name, program, params.drawn_inputs)

@@ -53,5 +53,13 @@ class Quantize(stage.Stage, name="quantize"):
             samples = checked_samples(program, load_values(inputs.samples, work.store))
             count = count_values(inputs.samples, work.store)
         shaped = load_program(inputs.shaped, work.store) if inputs.shaped else None
-        quantized = quantize(program, real[0], with_progress(samples, count, work.progressed), params, shaped)
+        quantized = quantize(
+            program,
+            real[0],
+            with_progress(samples, count, work.progressed),
+            params.quantizers,
+            passes={field: getattr(params, field) for field in type(params).model_fields if field.endswith("_passes")},
+            exclude=params.exclude,
+            shaped=shaped,
+        )
         return Quantize.Outputs(program=save_program(quantized, kind="program/quantized", store=work.store))

@@ -6,27 +6,15 @@ Or exported again without that, for quantizers to observe batches of any size.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from .. import kinds, stage
+from ..torchao_configs import TorchaoParams
 from .export import MethodParams
 
 if TYPE_CHECKING:
     from ...artifacts.local_store import LocalStore
     from ..programs.model_source import BuiltModel
-
-
-class TorchaoParams(stage.Params):
-    """One call of `torchao.quantization.quantize_`."""
-
-    config: str
-    fields: dict[str, Any] = Field(default={})  # its fields, as JSON
-    include: tuple[str, ...] = ("*",)  # patterns of names of the layers to quantize
-    exclude: tuple[str, ...] = ()  # patterns of names of layers to leave out
-    layers: tuple[str, ...] = ("linear",)  # kinds of layers, ``linear`` and ``embedding``
-    filter_fn: stage.CallableParams | None = None  # says of every module whether to quantize it, in place of these
 
 
 class SourceTransform(stage.Stage, name="source_transform"):
@@ -87,7 +75,7 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     from ..programs.prepared import is_prepared
     from ..programs.pt2e import export_for_any_batch
 
-    name = choose_method(model, params)
+    name = choose_method(model, params.method, params.dynamic_shapes)
     if model.program is not None:
         what = "source_transforms change a model's modules" if params.transforms else _ANY_BATCH
         raise SourceError(f"{what}, and a .pt2 file has none; give a builder")
@@ -96,11 +84,14 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
         if params.transforms:
             problem = "has a module that PT2E has prepared; source_transforms cannot change those"
             raise SourceError(f"method {name!r} {problem}")
-        program = export_method(name, method, params)  # it is quantized, and observes nothing more
+        program = export_method(
+            name, method, params.dynamic_shapes, strict=params.strict
+        )  # it is quantized, and observes nothing more
         return SourceTransform.Outputs(program=save_program(program, kind="program/aten", store=store))
     module, matched = transformed(method.module, params.transforms)
     check_all_match(model, name, params.transforms, matched)
     export = export_for_any_batch if params.dynamic_batch else export_method
-    after = " after source_transforms" if params.transforms else ""
-    program = export(name, dataclasses.replace(method, module=module), params, after)
+    state = " after source_transforms" if params.transforms else ""
+    method = dataclasses.replace(method, module=module)
+    program = export(name, method, params.dynamic_shapes, strict=params.strict, state=state)
     return SourceTransform.Outputs(program=save_program(program, kind="program/aten", store=store))

@@ -20,7 +20,7 @@ from pteforge.configs.load import load_zoo
 from pteforge.configs.model import Limits
 from pteforge.flows.cli.progress import Bar, Lines
 from pteforge.flows.outcome import ModelOutcome
-from pteforge.flows.pace import ExpectedStage, Pace, expect_stages
+from pteforge.flows.pace import ExpectedStage, Pace
 from pteforge.flows.select import select_models
 from pteforge.flows.session import Session
 from pteforge.tasks.executor import Executor
@@ -138,11 +138,11 @@ def test_stages_are_known_before_they_run(lower, warm):
     chosen = select_models(loaded, "*", "*")
     with open_store(str(warm.store)) as store, Workers(jobs=1) as workers:
         session = Session("zoo", chosen, Executor(store, workers), workers, warm.out, 1)
-        expect_stages(session)
+        session.expect_stages()
         by_record = session.pace.known
         assert session.pace.left(1) > 0
         other = Session("a zoo that has no runs", chosen, session.executor, workers, warm.out, 1)
-        expect_stages(other)
+        other.expect_stages()
         assert not workers.started
     stages = len(before.stages["linear"])
     assert by_record == other.pace.known >= 2 * stages
@@ -151,7 +151,7 @@ def test_stages_are_known_before_they_run(lower, warm):
 _DRIVER = """
 import sys
 from pteforge.flows.cli import run_command
-from pteforge.flows.throttle import Throttle
+from pteforge.flows.pace import Throttle
 Throttle.due = lambda self: True  # log each sample
 sys.argv = ["pteforge", "export", "zoo.yaml"]
 sys.exit(run_command())

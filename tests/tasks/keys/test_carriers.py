@@ -15,8 +15,9 @@ from pteforge.tasks.stages.compile import Compile
 from pteforge.tasks.stages.edge import Edge, PassParams
 from pteforge.tasks.stages.export import Export
 from pteforge.tasks.stages.partition import Partition
-from pteforge.tasks.stages.source_transform import SourceTransform, TorchaoParams
+from pteforge.tasks.stages.source_transform import SourceTransform
 from pteforge.tasks.stages.verify import Verify
+from pteforge.tasks.torchao_configs import TorchaoParams
 
 ONE = Digest("1" * 64)
 BLOB = BlobRef(ONE, 7)

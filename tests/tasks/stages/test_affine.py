@@ -22,7 +22,7 @@ def torchao(config, fields, *targets, sqnr=12):
 def test_the_same_values(config):
     """Written out, a program computes what it computed before, to the bit, with no operator of torchao's left."""
     import torch
-    from pteforge.tasks.stages.source_transform import TorchaoParams
+    from pteforge.tasks.torchao_configs import TorchaoParams
 
     granularity = "weight_granularity" if "Dynamic" in config else "granularity"
     fields = {"weight_dtype": "int4", granularity: {"per_group": 16}}

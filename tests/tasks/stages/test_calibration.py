@@ -101,7 +101,6 @@ from pteforge.tasks.codecs.values import load_values
 from pteforge.tasks.programs.pt2e import quantize
 from pteforge.tasks.stage import TargetParams, Workspace
 from pteforge.tasks.stages.calibration import Calibration
-from pteforge.tasks.stages.quantize import Quantize
 import torch
 zoo, folder, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 sys.path.insert(0, str(zoo))
@@ -112,8 +111,8 @@ params = Calibration.Params(
 with store.scratch() as scratch:
     samples = Calibration.run(Calibration.Inputs(), params, Workspace(store, scratch, folder)).samples
 program = torch.export.export(torch.nn.Linear(65536, 2).eval(), (torch.zeros(3, 65536),))
-quantization = Quantize.Params(quantizers=(TargetParams(name="xnnpack", options={}),))
-quantize(program, [torch.zeros(3, 65536)], load_values(samples, store), quantization)
+quantizers = (TargetParams(name="xnnpack", options={}),)
+quantize(program, [torch.zeros(3, 65536)], load_values(samples, store), quantizers)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 

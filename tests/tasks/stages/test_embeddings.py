@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.stages.source_transform import TorchaoParams
+from pteforge.tasks.torchao_configs import TorchaoParams
 from pteforge.tests.lowering import recipe
 
 GROUPS = {"per_group": 32}

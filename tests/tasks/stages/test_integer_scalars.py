@@ -11,7 +11,6 @@ with warnings.catch_warnings():  # these modules warn when they are imported
     import torch
     from pteforge.tasks.programs.pt2e import quantize
     from pteforge.tasks.stage import TargetParams
-    from pteforge.tasks.stages.quantize import Quantize
     from pteforge.tasks.targets.find import make_quantizer
     from pteforge.tests.zoo.networks import Embedded
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
@@ -36,7 +35,7 @@ def test_integers_stay_integers(program, target):
     prepared = prepare_pt2e(program.module(check_guards=False), make_quantizer(quantizers))
     with pytest.raises(IndexError, match="tensors used as indices"):
         prepared(*example)
-    quantized = quantize(program, example, [example], Quantize.Params(quantizers=quantizers))
+    quantized = quantize(program, example, [example], quantizers)
     given, expected = quantized.module()(*example), program.module()(*example)
     assert (given - expected).abs().max() < 0.05 * expected.abs().max()
     assert integer_arithmetic(quantized) == integer_arithmetic(program) == [("mul", 3), ("add", 2)]

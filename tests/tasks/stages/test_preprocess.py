@@ -76,12 +76,12 @@ def test_delegates_are_linked_where_they_belong(preprocess):
     """Each partition gets what the backend made of it, and not of another: payload, specs, handles and notes."""
     from pteforge.tasks.codecs.delegates import load_delegates
     from pteforge.tasks.programs.graphs import lowered_modules
-    from pteforge.tasks.programs.linking import _link
+    from pteforge.tasks.programs.linking import link_delegates
 
     lowered = preprocess(cosines=True)
     program = lowered.program("partition/forward")
     delegates = load_delegates(lowered.outputs["preprocess"]["delegates"], lowered.store)
-    _link(program, delegates.methods["forward"], external=False)
+    link_delegates(program, delegates.methods["forward"], external=False)
 
     linked = [module for _, _, module in lowered_modules(program)]
     assert [module.backend_id for module in linked] == ["RecordingBackend"] * 3
