@@ -84,10 +84,12 @@ class Xnnpack(Target):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
 
+        from ..upstream.xnnpack_layouts import mend_dynamic_layouts
         from ..upstream.xnnpack_partitioner import ExtendedXnnpackPartitioner
         from ..upstream.xnnpack_patterns import prune_xnnpack_patterns
 
         prune_xnnpack_patterns()
+        mend_dynamic_layouts()
         options = self.options
         precisions = options.precisions and [ConfigPrecisionType[name.upper()] for name in options.precisions]
         return [

@@ -1,0 +1,97 @@
+"""XNNPACK's layout pass of executorch 1.5.1 mistakes what is quantized dynamically; with this patch it does not.
+
+Convolutions take channels last, linear layers do not. The pass (`ChannelsLastTaggedReshapePass` in backends/xnnpack/
+_passes/channels_last_tagged_reshape_pass.py) puts copies in the other layout before them. Where an input is quantized
+dynamically, it fails in two ways:
+
+- `input_to_nhwc` goes back to the value that is quantized, and does not stop at it: it goes on along first arguments to
+  an input of the partition. It makes that channels last for all that uses it, without saying so of the operators in
+  between. So a ``pad`` pads the wrong dimensions ("Propagating input shapes failed" when the file runs), and others
+  compute with values in two layouts.
+- `input_to_nchw` copies what has been dequantized, so that a linear layer's input is not quantized any more ("Weight
+  and Input should both be quantized").
+
+Here, the value that is quantized is copied, and for this quantization alone. Where that is an input of the partition or
+has the right layout, files that worked stay the same. Delete once upstream stops at the value, and leaves its other
+users as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from executorch.backends.xnnpack._passes.channels_last_tagged_reshape_pass import ChannelsLastTaggedReshapePass
+from executorch.backends.xnnpack.utils.quant_utils import is_dynamic_qdq
+from executorch.exir.dialects._ops import ops
+from torch.fx import GraphModule, Node
+
+_to_nhwc = ChannelsLastTaggedReshapePass.input_to_nhwc
+_to_nchw = ChannelsLastTaggedReshapePass.input_to_nchw
+_COPY = ops.edge.aten._to_copy.default  # noqa: SLF001 - the operator's name
+
+
+@wraps(_to_nhwc)
+def _input_to_nhwc(layouts: Any, module: GraphModule, given: Node, target: Node) -> None:
+    """In place of `ChannelsLastTaggedReshapePass.input_to_nhwc`."""
+    value = _quantized_value(given)
+    if value is given:
+        _to_nhwc(layouts, module, given, target)
+    elif not layouts.is_nhwc_node(value):
+        copy = _copy(layouts, module, value, torch.channels_last)
+        _quantize_from(copy, value, given, target, layouts.requires_nhwc_input)
+
+
+@wraps(_to_nchw)
+def _input_to_nchw(layouts: Any, module: GraphModule, given: Node, target: Node) -> None:
+    """In place of `ChannelsLastTaggedReshapePass.input_to_nchw`."""
+    value = _quantized_value(given)
+    if value is given:
+        _to_nchw(layouts, module, given, target)
+    elif not layouts.is_nchw_node(value):
+        copy = _copy(layouts, module, value, torch.contiguous_format)
+        _quantize_from(copy, value, given, target, layouts.requires_nchw_inputs)
+
+
+def _quantized_value(node: Node) -> Any:
+    """The value whose quantization a node is the end of; the node itself where it is not quantized dynamically."""
+    while is_dynamic_qdq(node):
+        node = node.args[0]
+    return node
+
+
+def _copy(layouts: Any, module: GraphModule, value: Node, memory_format: torch.memory_format) -> Node:
+    """The value in the other layout; the copy that there is, if the pass has made one."""
+    copy: Node | None = value.meta.get(layouts.PARTNER_NODE)
+    if copy is None:
+        with module.graph.inserting_after(value):
+            copy = layouts.create_call_function_node(module, _COPY, (value,), memory_format=memory_format)
+        layouts.tag_node(copy)
+        layouts.make_partners(value, copy)
+    return copy
+
+
+def _quantize_from(copy: Node, value: Node, given: Node, target: Node, takes_copy: Callable[[Node], bool]) -> None:
+    """Has an operator's input quantized from a copy of the value, by operators of its own if others need the value."""
+    quantize: Any = given.args[0]
+    parameters = [node for node in quantize.all_input_nodes if node is not value]
+    choose = parameters[0].all_input_nodes[0]
+    if all(takes_copy(user) for dequantize in quantize.users for user in dequantize.users):
+        for node in (choose, quantize):
+            node.replace_input_with(value, copy)
+        return
+    copies = {value: copy}
+    with given.graph.inserting_before(target):
+        for node in (choose, *parameters, quantize, given):
+            copies[node] = given.graph.node_copy(node, lambda argument: copies.get(argument, argument))
+    target.replace_input_with(given, copies[given])
+    if not given.users:
+        given.graph.erase_node(given)
+
+
+def mend_dynamic_layouts() -> None:
+    """Applies the patch, for the rest of the process. Idempotent."""
+    ChannelsLastTaggedReshapePass.input_to_nhwc = _input_to_nhwc
+    ChannelsLastTaggedReshapePass.input_to_nchw = _input_to_nchw

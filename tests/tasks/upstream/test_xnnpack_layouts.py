@@ -1,0 +1,115 @@
+"""Convolutions and linear layers for XNNPACK whose inputs are quantized dynamically, and shared with others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+# By name: what a network computes of its layers and its input, where ExecuTorch by itself makes a file that does not
+# run or computes something else, or makes none.
+MENDED = {
+    "pad": lambda net, x: net.conv(net.pad(x)),
+    "residual": lambda net, x: (y := x.relu()) + net.conv(y),
+    "linear after convolution": lambda net, x: net.linear(net.conv(x)),
+    "gate": lambda net, x: net.second(net.conv(y := x * x.sigmoid()).sigmoid()) + y,
+    "shared with linear": lambda net, x: net.linear(y := x.relu()) + net.conv(y),
+    "linear comes second": lambda net, x: net.conv(x) + net.linear(x),
+    "input of both": lambda net, x: net.linear(x) + net.conv(x),
+    "view": lambda net, x: (net.conv(y := x.relu()), y.reshape(2, -1)),
+    "mean": lambda net, x: x.relu() * net.conv(x) + x.mean((2, 3), keepdim=True),
+    "linear and convolution": lambda net, x: net.linear(y := net.conv(x).relu()) + net.second(y),
+    "output": lambda net, x: (net.conv(y := x.relu() * 2), y),
+}
+WORKED = {
+    "input": lambda net, x: net.conv(x),
+    "chain": lambda net, x: net.second(net.conv(x).relu()),
+    "linear": lambda net, x: net.linear(x.relu()),
+}
+QUICK = {"pad", "residual", "linear after convolution", "chain"}
+
+
+def _cases(functions: dict[str, Any]) -> list[Any]:
+    return [
+        pytest.param(of, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, of in functions.items()
+    ]
+
+
+def _network(function: Any) -> Any:
+    import torch
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.second = (torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+            self.linear = torch.nn.Linear(16, 16)
+            self.pad = torch.nn.ZeroPad2d((0, 1, 0, 1))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return function(self, x)
+
+    torch.manual_seed(0)
+    return Network().eval(), torch.randn(2, 8, 16, 16)
+
+
+def _lower(function: Any) -> bytes:
+    """The file of a network, quantized dynamically."""
+    import torch
+    from executorch.exir import to_edge_transform_and_lower
+    from pteforge.tasks.programs.pt2e import quantize
+    from pteforge.tasks.stage import TargetParams
+    from pteforge.tasks.targets.find import find_target
+
+    module, x = _network(function)
+    quantizer = TargetParams(name="xnnpack", options={"dynamic": True})
+    program = quantize(torch.export.export(module, (x,)), [x], [[x]], (quantizer,))
+    partitioners = list(find_target("xnnpack").partitioners())
+    return bytes(to_edge_transform_and_lower(program, partitioner=partitioners).to_executorch().buffer)
+
+
+def _worst_sqnr(content: bytes, function: Any) -> float:
+    """In dB, of all outputs."""
+    import torch
+    from executorch.runtime import Runtime
+    from torch.utils import _pytree as pytree
+
+    module, x = _network(function)
+    made = Runtime.get().load_program(content).load_method("forward").execute([x])
+    with torch.no_grad():
+        pairs = zip(made, pytree.tree_leaves(module(x)), strict=True)
+    return min(float(10 * (exact.square().sum() / (value - exact).square().sum()).log10()) for value, exact in pairs)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """ExecuTorch's own pass."""
+    from pteforge.tasks.upstream import xnnpack_layouts
+
+    monkeypatch.setattr(xnnpack_layouts, "mend_dynamic_layouts", lambda: None)
+    monkeypatch.setattr(xnnpack_layouts.ChannelsLastTaggedReshapePass, "input_to_nhwc", xnnpack_layouts._to_nhwc)
+    monkeypatch.setattr(xnnpack_layouts.ChannelsLastTaggedReshapePass, "input_to_nchw", xnnpack_layouts._to_nchw)
+
+
+@pytest.mark.parametrize("function", _cases({**MENDED, **WORKED}))
+def test_files_compute_what_eager_does(function):
+    """As exactly as int8 can."""
+    assert _worst_sqnr(_lower(function), function) > 35
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("function", _cases(MENDED))
+def test_executorch_fails_by_itself(function):
+    """Once this fails, so does the reason for the patch."""
+    try:
+        sqnr = _worst_sqnr(_lower(function), function)
+    except RuntimeError:
+        return
+    assert sqnr < 20
+
+
+@pytest.mark.parametrize("function", _cases(WORKED))
+def test_what_worked_stays_the_same(request, function):
+    """Byte for byte."""
+    made = _lower(function)
+    request.getfixturevalue("plain")
+    assert made == _lower(function)
