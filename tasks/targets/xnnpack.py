@@ -69,14 +69,13 @@ class Xnnpack(Target):
 
     @classmethod
     def quantizer(cls, options: TargetOptions) -> Quantizer:
-        from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-            XNNPACKQuantizer,
-            get_symmetric_quantization_config,
-        )
+        from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import get_symmetric_quantization_config
+
+        from ..upstream.xnnpack_quantizer import ExtendedXnnpackQuantizer
 
         given = XnnpackQuantizerOptions.model_validate(options.model_dump())
         config = get_symmetric_quantization_config(is_per_channel=given.per_channel, is_dynamic=given.dynamic)
-        return XNNPACKQuantizer().set_global(config)
+        return ExtendedXnnpackQuantizer().set_global(config)
 
     def refuses(self, program: ExportedProgram) -> str | None:
         return _refused_groups(program)

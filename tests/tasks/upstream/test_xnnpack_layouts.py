@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pteforge.tests.quantized import lower_quantized, worst_sqnr
 
 # By name: what a network computes of its layers and its input, where ExecuTorch by itself makes a file that does not
 # run or computes something else, or makes none.
@@ -53,31 +54,11 @@ def _network(function: Any) -> Any:
 
 
 def _lower(function: Any) -> bytes:
-    """The file of a network, quantized dynamically."""
-    import torch
-    from executorch.exir import to_edge_transform_and_lower
-    from pteforge.tasks.programs.pt2e import quantize
-    from pteforge.tasks.stage import TargetParams
-    from pteforge.tasks.targets.find import find_target
-
-    module, x = _network(function)
-    quantizer = TargetParams(name="xnnpack", options={"dynamic": True})
-    program = quantize(torch.export.export(module, (x,)), [x], [[x]], (quantizer,))
-    partitioners = list(find_target("xnnpack").partitioners())
-    return bytes(to_edge_transform_and_lower(program, partitioner=partitioners).to_executorch().buffer)
+    return lower_quantized(*_network(function), dynamic=True)
 
 
 def _worst_sqnr(content: bytes, function: Any) -> float:
-    """In dB, of all outputs."""
-    import torch
-    from executorch.runtime import Runtime
-    from torch.utils import _pytree as pytree
-
-    module, x = _network(function)
-    made = Runtime.get().load_program(content).load_method("forward").execute([x])
-    with torch.no_grad():
-        pairs = zip(made, pytree.tree_leaves(module(x)), strict=True)
-    return min(float(10 * (exact.square().sum() / (value - exact).square().sum()).log10()) for value, exact in pairs)
+    return worst_sqnr(content, *_network(function))
 
 
 @pytest.fixture

@@ -1,0 +1,68 @@
+"""What pads between layers that XNNPACK computes in int8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pteforge.tests.quantized import lower_quantized, worst_sqnr
+
+# Without the extension, the file of the first one cannot be loaded.
+PADDED = {
+    "pool": lambda net, x: net.second(net.pad(net.pool(net.pad(net.conv(x).relu())))),
+    "pool beside convolution": lambda net, x: net.pool(y := net.pad(net.conv(x).relu())) + net.second(y),
+}
+# What is padded has no scale, or is not padded with zeros.
+OTHERS = {
+    "input": lambda net, x: net.second(net.pad(x)),
+    "ones": lambda net, x: net.second(net.ones(net.conv(x))),
+    "reflection": lambda net, x: net.second(net.reflection(net.conv(x))),
+}
+
+
+def _network(function: Any) -> Any:
+    import torch
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.second = torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Conv2d(8, 8, 2)
+            self.pad, self.pool = torch.nn.ZeroPad2d((0, 1, 0, 1)), torch.nn.MaxPool2d(2, 1)
+            self.ones, self.reflection = torch.nn.ConstantPad2d((0, 1, 0, 1), 1.0), torch.nn.ReflectionPad2d(1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return function(self, x)
+
+    torch.manual_seed(0)
+    return Network().eval(), torch.randn(2, 8, 16, 16)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """ExecuTorch's own quantizer."""
+    from pteforge.tasks.upstream import xnnpack_quantizer
+
+    monkeypatch.setattr(xnnpack_quantizer, "ExtendedXnnpackQuantizer", xnnpack_quantizer.XNNPACKQuantizer)
+
+
+@pytest.mark.parametrize("function", {**PADDED, **OTHERS}.values(), ids={**PADDED, **OTHERS})
+def test_files_compute_what_eager_does(function):
+    """As exactly as int8 can."""
+    assert worst_sqnr(lower_quantized(*_network(function)), *_network(function)) > 30
+
+
+@pytest.mark.usefixtures("plain")
+def test_executorch_fails_by_itself():
+    """Once this fails, so does the reason for the extension."""
+    network = _network(PADDED["pool"])
+    content = lower_quantized(*network)
+    with pytest.raises(RuntimeError, match="Failed to load method forward"):
+        worst_sqnr(content, *network)
+
+
+@pytest.mark.parametrize("function", OTHERS.values(), ids=OTHERS)
+def test_others_stay_the_same(request, function):
+    """Byte for byte."""
+    made = lower_quantized(*_network(function))
+    request.getfixturevalue("plain")
+    assert made == lower_quantized(*_network(function))
