@@ -16,6 +16,7 @@ from typing import Any
 
 from cold import Seconds, environment_of, prepare_database, run
 from pteforge.artifacts.locations import open_store
+from pteforge.tasks.upstream.lean import SWITCH
 
 RECIPES = ("portable-fp32", "xnnpack-fp32")
 
@@ -59,6 +60,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768, help="a multiple of 64")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--plain", action="store_true", help="also the first run without our patches of ExecuTorch"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
     with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
@@ -67,6 +71,7 @@ def main() -> None:
         prepare_database(folder, environment)
         print(f"{'recipe':<16}{'nothing cached, CPU s':>24}{'new weights, CPU s':>22}{'ratio':>8}")
         ratios: dict[str, list[float]] = {recipe: [] for recipe in RECIPES}
+        to_plain: dict[str, list[float]] = {recipe: [] for recipe in RECIPES}
         stages: dict[tuple[str, str], tuple[list[float], list[float]]] = {}  # by recipe and stage: cold, new weights
         for number in range(arguments.rounds):
             for recipe in RECIPES:
@@ -80,8 +85,16 @@ def main() -> None:
                 cold, new = spent
                 ratios[recipe].append(new / cold)
                 print(f"{recipe:<16}{cold:>24.1f}{new:>22.1f}{new / cold:>8.2f}", flush=True)
-        for recipe, each in ratios.items():
-            print(f"{recipe:<16}{'median':>46}{median(each):>8.2f}")
+                if arguments.plain:
+                    with tempfile.TemporaryDirectory(dir=folder) as place:
+                        plain = {**environment, SWITCH: "plain"}
+                        cold = export(Path(place), recipe, plain, seed=2 * number, **size).cpu
+                    to_plain[recipe].append(new / cold)
+                    print(f"{'  unpatched':<16}{cold:>24.1f}{'':>22}{new / cold:>8.2f}", flush=True)
+        for what, found in (("median", ratios), ("median, to unpatched", to_plain)):
+            for recipe, each in found.items():
+                if each:
+                    print(f"{recipe:<16}{what:>46}{median(each):>8.2f}")
         print(f"\n{'wall seconds of stages':<32}{'nothing cached':>16}{'new weights':>16}")
         for (recipe, stage), (first, again) in stages.items():
             print(f"{recipe:<16}{stage:<16}{median(first):>16.1f}{median(again):>16.1f}")
