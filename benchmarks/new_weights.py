@@ -60,9 +60,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768, help="a multiple of 64")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--plain", action="store_true", help="also the first run without our patches of ExecuTorch"
-    )
+    parser.add_argument("--plain", action="store_true", help="also the first run without our patches of ExecuTorch")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
     with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:

@@ -19,40 +19,47 @@ users as they are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
-from executorch.backends.xnnpack._passes.channels_last_tagged_reshape_pass import ChannelsLastTaggedReshapePass
+from executorch.backends.xnnpack._passes.channels_last_tagged_reshape_pass import (
+    ChannelsLastTaggedReshapePass as _Pass,
+)
 from executorch.backends.xnnpack.utils.quant_utils import is_dynamic_qdq
 from executorch.exir.dialects._ops import ops
 from torch.fx import GraphModule, Node
 
-_to_nhwc = ChannelsLastTaggedReshapePass.input_to_nhwc
-_to_nchw = ChannelsLastTaggedReshapePass.input_to_nchw
+_to_nhwc = _Pass.input_to_nhwc
+_to_nchw = _Pass.input_to_nchw
 _COPY = ops.edge.aten._to_copy.default  # noqa: SLF001 - the operator's name
 
 
-@wraps(_to_nhwc)
-def _input_to_nhwc(layouts: Any, module: GraphModule, given: Node, target: Node) -> None:
-    """In place of `ChannelsLastTaggedReshapePass.input_to_nhwc`."""
-    value = _quantized_value(given)
-    if value is given:
-        _to_nhwc(layouts, module, given, target)
-    elif not layouts.is_nhwc_node(value):
-        copy = _copy(layouts, module, value, torch.channels_last)
-        _quantize_from(copy, value, given, target, layouts.requires_nhwc_input)
+def _mended(
+    upstream: Callable[..., None],
+    memory_format: torch.memory_format,
+    has_layout: Callable[[Node], bool],
+    takes_layout: Callable[[Any, Node], bool],
+) -> Callable[..., None]:
+    """A method of the pass that gives an operator an input in a layout, and does not mistake what is quantized.
 
+    Args:
+        upstream: the method.
+        memory_format: the layout.
+        has_layout: whether a value has it already.
+        takes_layout: whether an operator needs its input in it.
+    """
 
-@wraps(_to_nchw)
-def _input_to_nchw(layouts: Any, module: GraphModule, given: Node, target: Node) -> None:
-    """In place of `ChannelsLastTaggedReshapePass.input_to_nchw`."""
-    value = _quantized_value(given)
-    if value is given:
-        _to_nchw(layouts, module, given, target)
-    elif not layouts.is_nchw_node(value):
-        copy = _copy(layouts, module, value, torch.contiguous_format)
-        _quantize_from(copy, value, given, target, layouts.requires_nchw_inputs)
+    @wraps(upstream)
+    def mended(layouts: Any, module: GraphModule, given: Node, target: Node) -> None:
+        value = _quantized_value(given)
+        if value is given:
+            upstream(layouts, module, given, target)
+        elif not has_layout(value):
+            copy = _copy(layouts, module, value, memory_format)
+            _quantize_from(copy, value, given, target, partial(takes_layout, layouts))
+
+    return mended
 
 
 def _quantized_value(node: Node) -> Any:
@@ -91,7 +98,13 @@ def _quantize_from(copy: Node, value: Node, given: Node, target: Node, takes_cop
         given.graph.erase_node(given)
 
 
+_MENDED = {
+    "input_to_nhwc": _mended(_to_nhwc, torch.channels_last, _Pass.is_nhwc_node, _Pass.requires_nhwc_input),
+    "input_to_nchw": _mended(_to_nchw, torch.contiguous_format, _Pass.is_nchw_node, _Pass.requires_nchw_inputs),
+}
+
+
 def mend_dynamic_layouts() -> None:
     """Applies the patch, for the rest of the process. Idempotent."""
-    ChannelsLastTaggedReshapePass.input_to_nhwc = _input_to_nhwc
-    ChannelsLastTaggedReshapePass.input_to_nchw = _input_to_nchw
+    for name, method in _MENDED.items():
+        setattr(_Pass, name, method)

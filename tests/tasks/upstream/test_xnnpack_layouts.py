@@ -67,8 +67,8 @@ def plain(monkeypatch):
     from pteforge.tasks.upstream import xnnpack_layouts
 
     monkeypatch.setattr(xnnpack_layouts, "mend_dynamic_layouts", lambda: None)
-    monkeypatch.setattr(xnnpack_layouts.ChannelsLastTaggedReshapePass, "input_to_nhwc", xnnpack_layouts._to_nhwc)
-    monkeypatch.setattr(xnnpack_layouts.ChannelsLastTaggedReshapePass, "input_to_nchw", xnnpack_layouts._to_nchw)
+    monkeypatch.setattr(xnnpack_layouts._Pass, "input_to_nhwc", xnnpack_layouts._to_nhwc)
+    monkeypatch.setattr(xnnpack_layouts._Pass, "input_to_nchw", xnnpack_layouts._to_nchw)
 
 
 @pytest.mark.parametrize("function", _cases({**MENDED, **WORKED}))
