@@ -256,8 +256,9 @@ class Output(FrozenModel):
     )
     share_transposed: StrictBool = Field(
         True,
-        description="fat: store a weight once if backends differ only in its layout, as for convolutions. false: for "
-        "apps with a delegate older than this, which would pass over the payloads concerned.",
+        description="fat: store a weight once if backends differ only in its layout, as for convolutions, or in taking "
+        "it as 32-bit or 16-bit numbers. false: for apps with a delegate older than this, which would pass over the "
+        "payloads concerned.",
     )
 
     @property

@@ -26,7 +26,8 @@ _SHARE_TRANSPOSED = Annotated[
     bool,
     typer.Option(
         "--share-transposed/--no-share-transposed",
-        help="Store a weight once for several layouts; no: for apps with a delegate that lacks it.",
+        help="Store a weight once for several layouts, and for 32-bit and 16-bit numbers; no: for apps with a delegate "
+        "that lacks it.",
     ),
 ]
 
@@ -130,7 +131,7 @@ def thin_file(
             _map_payload(file, container, payload, folder / str(index)) for index, payload in enumerate(payloads)
         ]
         # Where the file does without, its users may have delegates that need it so.
-        share_transposed &= any(payload.transposes for payload in container.payloads)
+        share_transposed &= any(payload.features for payload in container.payloads)
         packed = _pack(container, payloads, contents, share_transposed=share_transposed)
         _write_fat_file(packed, contents[-1], out, data_out)
     _carry_metadata(file, out, packed.alignment)

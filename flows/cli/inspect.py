@@ -76,8 +76,8 @@ def _describe_container(fat: FatFile) -> dict[str, Any]:
     """A JSON object of everything in the container; sizes are bytes.
 
     ``sum`` is the size of the payloads as plain files. ``adds`` are bytes stored only for a payload, ``shared`` those
-    stored for it and others; ``transposed`` are bytes of it that are stored in another layout. ``outside`` are blobs in
-    `.ptd` files, ``missing_blobs`` were not found.
+    stored for it and others; ``transposed`` are bytes of it that are stored in another layout, ``half`` those that are
+    stored as 32-bit numbers. ``outside`` are blobs in `.ptd` files, ``missing_blobs`` were not found.
     """
     container, manifest = fat.container, fat.container.manifest
     inside = {named.key for named in fat.program.named_data}
@@ -112,6 +112,7 @@ def _payload(fat: FatFile, payload: Payload, sizes: PayloadSizes) -> dict[str, A
         "features": payload.features,
         "unknown_features": payload.unknown_features,
         "transposed": payload.transposed_bytes,
+        "half": payload.half_bytes,
         "metadata": dict(payload.description.metadata),
         "missing_blobs": [digest for digest in digests if digest not in fat.container.named_data],
     }
@@ -139,9 +140,10 @@ def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
     for payload in payloads:
         if missing := payload["missing_blobs"]:
             yield f"payload {payload['name']} lacks {_count(len(missing), 'blob')}: --data names the file that has them"
-        if payload["transposed"]:
-            needs = f"a delegate with transposed extents (features {payload['features']:#x})"
-            yield f"payload {payload['name']} needs {needs}, which share {format_size(payload['transposed'])} of it"
+        for field, extents in (("transposed", "transposed extents"), ("half", "half extents")):
+            if payload[field]:
+                needs = f"a delegate with {extents} (features {payload['features']:#x})"
+                yield f"payload {payload['name']} needs {needs}, which share {format_size(payload[field])} of it"
         if payload["methods"] and sorted(payload["methods"]) != methods:
             yield f"payload {payload['name']} has other methods: {printable(', '.join(payload['methods']))}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
@@ -111,7 +111,8 @@ class Container:
         return self._chunks(payload, found_blobs)
 
     def _chunks(self, payload: Payload, blobs: Mapping[int, memoryview]) -> Iterator[memoryview]:
-        from .transposing import transposed  # noqa: PLC0415 - numpy
+        from .halving import halved  # noqa: PLC0415 - numpy
+        from .transposing import transposed  # noqa: PLC0415 - as above
 
         transposes = {transpose.extent: transpose for transpose in payload.transposes}
         for index, extent in enumerate(payload.extents):
@@ -121,7 +122,10 @@ class Container:
             else:
                 source = self.inline if extent.source is Source.INLINE else blobs[extent.blob]
                 stored, transpose = extent.stored.of(source), transposes.get(index)
-                pieces = transposed(stored, transpose.shape) if transpose else [stored]
+                if extent.half:
+                    pieces: Iterable[bytes | memoryview] = halved(stored)
+                else:
+                    pieces = transposed(stored, transpose.shape) if transpose else [stored]
                 yield from (memoryview(piece) for piece in pieces)
 
     def _verified(self, payload: Payload) -> Iterator[memoryview]:

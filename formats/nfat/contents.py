@@ -24,6 +24,11 @@ BYTE_ALIGNMENT = 16
 TRANSPOSED_EXTENTS = 1
 """Bit of `features`: some extents are stored transposed."""
 
+HALF_EXTENTS = 2
+"""Bit of `features`: some extents are stored as 32-bit numbers, and are 16-bit ones in the payload."""
+
+_KNOWN_FEATURES = TRANSPOSED_EXTENTS | HALF_EXTENTS
+
 
 class Source(IntEnum):
     """The kinds of places that an extent's bytes come from."""
@@ -41,6 +46,8 @@ class MappedExtent:
         position: offset in the payload.
         offset: in its source; 0 for zeros.
         blob: index of the blob; 0 for other sources.
+        half: whether the source has 32-bit floating-point numbers, twice as many bytes, of which the payload has the
+            nearest 16-bit ones.
     """
 
     position: int
@@ -48,11 +55,12 @@ class MappedExtent:
     source: Source
     offset: int = 0
     blob: int = 0
+    half: bool = False
 
     @property
     def stored(self) -> Extent:
         """The extent of the bytes in their source."""
-        return Extent(self.offset, self.size)
+        return Extent(self.offset, 2 * self.size if self.half else self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,8 @@ class Payload:
         extents: by position; empty if `unknown_features` is not 0, since their meaning is then unknown.
         features: extensions that a reader has to know to use it.
         parts_sha256: see `parts_digest`; None if the container does not have it.
-        transposes: by extent; there are some if `features` has `TRANSPOSED_EXTENTS`.
+        transposes: by extent; there are some if `features` has `TRANSPOSED_EXTENTS`. If it has `HALF_EXTENTS`, some
+            extents are `half`.
     """
 
     description: Description
@@ -128,11 +137,20 @@ class Payload:
 
     @property
     def unknown_features(self) -> int:
-        return self.features & ~TRANSPOSED_EXTENTS
+        return self.features & ~_KNOWN_FEATURES
 
     @property
     def transposed_bytes(self) -> int:
         return sum(self.extents[transpose.extent].size for transpose in self.transposes)
+
+    @property
+    def half_bytes(self) -> int:
+        return sum(extent.size for extent in self.extents if extent.half)
+
+    @property
+    def halves(self) -> tuple[int, ...]:
+        """Indices of the extents that are stored as 32-bit numbers, ascending."""
+        return tuple(index for index, extent in enumerate(self.extents) if extent.half)
 
     @property
     def blobs(self) -> tuple[int, ...]:
@@ -161,6 +179,9 @@ EXTENT = struct.Struct("<QQII")
 TRANSPOSE = struct.Struct("<IIII")
 """Extent, item, rows and columns: the layout in a manifest."""
 
+HALF = struct.Struct("<I")
+"""Extent: the layout in a manifest."""
+
 _SIZE = struct.Struct("<Q")
 
 _PAGE = bytes(1 << 14)
@@ -174,7 +195,7 @@ def parts_digest(
     blobs: Sequence[Blob],
     transposes: Sequence[Transpose] = (),
 ) -> Digest:
-    """SHA-256 of a payload's size, SHA-256, extents and transposes, and each extent's inline bytes or blob digest."""
+    """SHA-256 of a payload's size, SHA-256, extents, transposes and halves, and inline bytes or blob digests."""
     view = memoryview(inline)
     digest = hashlib.sha256(_SIZE.pack(size) + bytes.fromhex(sha256))
     for extent in extents:
@@ -182,6 +203,9 @@ def parts_digest(
     for transpose in transposes:
         shape = transpose.shape
         digest.update(TRANSPOSE.pack(transpose.extent, shape.item, shape.rows, shape.columns))
+    for index, extent in enumerate(extents):
+        if extent.half:
+            digest.update(HALF.pack(index))
     for extent in extents:
         if extent.source is Source.INLINE:
             digest.update(extent.stored.of(view))

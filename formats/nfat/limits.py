@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ...errors import FileFormatError
 from .contents import (
     BYTE_ALIGNMENT,
+    HALF_EXTENTS,
     TRANSPOSED_EXTENTS,
     Blob,
     Description,
@@ -61,6 +62,7 @@ def check_manifest(manifest: Manifest, inline_size: int) -> None:
             _check_extents(payload, manifest.blobs, inline_size)
             _check_expansion(payload, manifest.blobs, inline_size)
             _check_transposes(payload)
+            _check_halves(payload)
 
 
 def check_description(description: Description) -> None:
@@ -136,6 +138,22 @@ def _check_transposes(payload: Payload) -> None:
             raise FileFormatError(f"payload {payload.name}: the transpose of extent {last} {problem}")
 
 
+def _check_halves(payload: Payload) -> None:
+    halves = payload.halves
+    if bool(halves) != bool(payload.features & HALF_EXTENTS):
+        raise FileFormatError(
+            f"payload {payload.name} has {len(halves)} half extents, and features {payload.features:#x}"
+        )
+    transposed = {transpose.extent for transpose in payload.transposes}
+    for index in halves:
+        extent = payload.extents[index]
+        if extent.source is Source.ZEROS or extent.size % 2 or index in transposed:
+            what = (
+                "zeros" if extent.source is Source.ZEROS else "transposed" if index in transposed else "of an odd size"
+            )
+            raise FileFormatError(f"payload {payload.name}: the half extent {index} is {what}")
+
+
 def _transpose_problem(shape: MatrixShape, extent: MappedExtent) -> str:
     if extent.source is Source.ZEROS:
         return "is of zeros"
@@ -160,7 +178,7 @@ def _extent_problem(extent: MappedExtent, blobs: Sequence[Blob], inline_size: in
         return f"is of blob {extent.blob}; there are {len(blobs)}"
     available = blobs[extent.blob].size if extent.source is Source.BLOB else inline_size
     if extent.stored.end > available:
-        return f"needs {extent.size} bytes at {extent.offset}; its source has {available}"
+        return f"needs {extent.stored.size} bytes at {extent.offset}; its source has {available}"
     misaligned = (extent.offset - extent.position) % BYTE_ALIGNMENT
     return f"is at {extent.offset} of its source: not aligned as in the payload" if misaligned else ""
 

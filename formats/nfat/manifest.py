@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
+from itertools import pairwise
 
 from flatbuffers import Builder  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
 
@@ -20,6 +21,7 @@ from . import nfat_generated as generated
 from . import slots_generated as slots
 from .contents import (
     EXTENT,
+    HALF,
     TRANSPOSE,
     Blob,
     Description,
@@ -106,7 +108,7 @@ class _Reader:
         payload = Payload(description, size, sha256, (), features, self._digest(node, slots.Payload.PARTS_SHA256))
         if payload.unknown_features:
             return payload
-        extents = tuple(self._extents(node, size))
+        extents = self._halved(node, tuple(self._extents(node, size)))
         return replace(payload, extents=extents, transposes=tuple(self._transposes(node, len(extents))))
 
     def _digest(self, node: TableView, slot: IntEnum) -> Digest | None:
@@ -131,6 +133,16 @@ class _Reader:
         _check_count(slots.Payload.TRANSPOSES, node.extent(slots.Payload.TRANSPOSES).size, most)
         structs = self._structs(node, slots.Payload.TRANSPOSES, TRANSPOSE)
         return (Transpose(extent, MatrixShape(*shape)) for extent, *shape in TRANSPOSE.iter_unpack(structs))
+
+    def _halved(self, node: TableView, extents: tuple[MappedExtent, ...]) -> tuple[MappedExtent, ...]:
+        """The extents, with those marked that are stored as 32-bit numbers."""
+        _check_count(slots.Payload.HALVES, node.extent(slots.Payload.HALVES).size, len(extents))
+        halves = [index for (index,) in HALF.iter_unpack(self._structs(node, slots.Payload.HALVES, HALF))]
+        for last, index in pairwise([-1, *halves]):
+            if not last < index < len(extents):
+                raise FileFormatError(f"half extent {index} after {last}; there are {len(extents)} extents")
+        marked = set(halves)
+        return tuple(replace(extent, half=True) if index in marked else extent for index, extent in enumerate(extents))
 
     def _structs(self, node: TableView, slot: IntEnum, layout: struct.Struct) -> memoryview:
         vector = node.extent(slot)
@@ -196,6 +208,7 @@ def _write_payload(builder: Builder, payload: Payload) -> int:
         generated.CreateExtent(builder, extent.position, extent.offset, extent.source, extent.blob)
     extents = builder.EndVector()
     transposes = _write_transposes(builder, payload.transposes) if payload.transposes else None
+    halves = _write_halves(builder, payload.halves) if payload.halves else None
     generated.PayloadStart(builder)
     generated.PayloadAddName(builder, name)
     generated.PayloadAddSize(builder, payload.size)
@@ -210,6 +223,8 @@ def _write_payload(builder: Builder, payload: Payload) -> int:
         generated.PayloadAddPartsSha256(builder, parts)
     if transposes is not None:
         generated.PayloadAddTransposes(builder, transposes)
+    if halves is not None:
+        generated.PayloadAddHalves(builder, halves)
     written: int = generated.PayloadEnd(builder)
     return written
 
@@ -219,6 +234,14 @@ def _write_transposes(builder: Builder, transposes: Sequence[Transpose]) -> int:
     for transpose in reversed(transposes):
         shape = transpose.shape
         generated.CreateTranspose(builder, transpose.extent, shape.item, shape.rows, shape.columns)
+    written: int = builder.EndVector()
+    return written
+
+
+def _write_halves(builder: Builder, halves: Sequence[int]) -> int:
+    generated.PayloadStartHalvesVector(builder, len(halves))
+    for index in reversed(halves):
+        builder.PrependUint32(index)
     written: int = builder.EndVector()
     return written
 

@@ -388,8 +388,36 @@ class Payload(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
         return o == 0
 
+    # Indices of extents whose source has 32-bit floating-point numbers, of which the payload has the nearest 16-bit ones.
+    # Payload
+    def Halves(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 4))
+        return 0
+
+    # Payload
+    def HalvesAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint32Flags, o)
+        return 0
+
+    # Payload
+    def HalvesLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Payload
+    def HalvesIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        return o == 0
+
 def PayloadStart(builder):
-    builder.StartObject(11)
+    builder.StartObject(12)
 
 def PayloadAddName(builder, name):
     builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
@@ -444,6 +472,12 @@ def PayloadAddTransposes(builder, transposes):
 
 def PayloadStartTransposesVector(builder, numElems):
     return builder.StartVector(16, numElems, 4)
+
+def PayloadAddHalves(builder, halves):
+    builder.PrependUOffsetTRelativeSlot(11, flatbuffers.number_types.UOffsetTFlags.py_type(halves), 0)
+
+def PayloadStartHalvesVector(builder, numElems):
+    return builder.StartVector(4, numElems, 4)
 
 def PayloadEnd(builder):
     return builder.EndObject()

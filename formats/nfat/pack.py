@@ -15,6 +15,7 @@ from .contents import (
     BACKEND_ID,
     BYTE_ALIGNMENT,
     DEFAULT_ALIGNMENT,
+    HALF_EXTENTS,
     TRANSPOSED_EXTENTS,
     Blob,
     Description,
@@ -25,6 +26,7 @@ from .contents import (
     Transpose,
     parts_digest,
 )
+from .halving import is_half
 from .limits import check_description
 from .sharing import Block, Placement, Section, StoragePlan, StoredRun, plan_storage, sections
 from .transposing import is_transpose
@@ -71,8 +73,8 @@ def pack_v2(
         alignment: of blobs in their file, a power of two of at least 16.
         metadata: free-form text about the container.
         fallback: whether the last payload has to run without backends, as in all published files.
-        share_transposed: whether constants of the other payloads may be stored as transposes of what it has. Delegates
-            built before that existed pass over these payloads.
+        share_transposed: whether constants of the other payloads may be stored as what it has, in another layout or as
+            numbers of twice as many bits. Delegates built before that existed pass over these payloads.
 
     Raises:
         InputError: there is no fallback, or a payload is a fat file itself; as FileFormatError if a payload is not a
@@ -158,12 +160,20 @@ class _Storage:
         found: list[MappedExtent] = []
         placements = [placement for placement in self._plan.placements if placement.payload == payload]
         placements.sort(key=lambda placement: placement.extent)
-        for extent in (extent for placement in placements for extent in self._extents_of(placement)):
+        stored = [extent for placement in placements for extent in self._extents_of(placement)]
+        for extent in sorted([*stored, *self._halves(payload)], key=lambda extent: extent.position):
             if found and _continues(found[-1], extent) and not self._transposed(payload, found[-1], extent):
                 found[-1] = replace(found[-1], size=found[-1].size + extent.size)
             else:
                 found.append(extent)
         return tuple(found)
+
+    def _halves(self, payload: int) -> Iterator[MappedExtent]:
+        for section, numbers in self._plan.halves.items():
+            placement = self._plan.find(numbers.payload, numbers.extent) if section.payload == payload else None
+            for extent in self._extents_of(placement) if placement else ():
+                place = section.extent
+                yield replace(extent, position=place.offset, size=place.size, half=True)
 
     def _transposed(self, payload: int, *extents: MappedExtent) -> bool:
         return any((payload, Extent(extent.position, extent.size)) in self._shapes for extent in extents)
@@ -185,7 +195,7 @@ class _Storage:
 
 
 def _continues(first: MappedExtent, second: MappedExtent) -> bool:
-    if (first.source, first.blob) != (second.source, second.blob):
+    if (first.source, first.blob) != (second.source, second.blob) or first.half or second.half:
         return False
     return first.source is Source.ZEROS or first.stored.end == second.offset
 
@@ -200,12 +210,16 @@ def _payload(
         here = Extent(extent.position, extent.size).of(content)
         if not is_transpose(stored.of(extent, blobs), here, transpose.shape):
             raise PteforgeError(f"payload {description.name}: the extent at {extent.position} is not what is stored")
+    halves = [extent for extent in extents if extent.half]
+    for extent in halves:
+        if not is_half(stored.of(extent, blobs), Extent(extent.position, extent.size).of(content)):
+            raise PteforgeError(f"payload {description.name}: the extent at {extent.position} is not what is stored")
     return Payload(
         description,
         len(content),
         sha256,
         extents,
-        features=TRANSPOSED_EXTENTS if transposes else 0,
+        features=(TRANSPOSED_EXTENTS if transposes else 0) | (HALF_EXTENTS if halves else 0),
         parts_sha256=parts_digest(len(content), sha256, extents, stored.inline, blobs, transposes),
         transposes=transposes,
     )

@@ -6,12 +6,13 @@ import hashlib
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from ..pte.contents import Extent, PteFile
 from ..pte.extents import MIN_SHAREABLE, shareable_extents
 from .contents import BYTE_ALIGNMENT, MatrixShape, is_zero
+from .halving import halved
 from .limits import MAX_EXPANSION, MAX_ZEROS
 from .transposing import byte_sum, find_shape
 
@@ -107,12 +108,21 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Numbers:
+    """32-bit numbers in a payload, of which another one has the nearest 16-bit ones."""
+
+    payload: int
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
 class StoragePlan:
     """The place of each stored byte; the placements of all payloads are in the order of storing.
 
     Attributes:
         contents: of the payloads as they are stored: transposed sections have the bytes that they share.
         transposes: the shapes of the bytes that transposed sections share.
+        halves: sections of 16-bit numbers, which have no placements, and the 32-bit numbers that they are rounded from.
         repetitive: payloads that repeat so much that readers would refuse them, were all of it stored once.
     """
 
@@ -120,7 +130,17 @@ class StoragePlan:
     placements: tuple[Placement, ...]
     blocks: dict[StoredRun, tuple[Block, ...]]
     transposes: Mapping[Section, MatrixShape]
+    halves: Mapping[Section, Numbers] = field(default_factory=dict)
     repetitive: frozenset[int] = frozenset()
+
+    def find(self, payload: int, extent: Extent) -> Placement | None:
+        """Where an extent of a payload is stored in one piece; None if it is not."""
+        for placement in self.placements:
+            shift = extent.offset - placement.extent.offset
+            if placement.payload == payload and placement.run and shift >= 0 and extent.end <= placement.extent.end:
+                found = Placement(payload, extent, placement.run, placement.position + shift)
+                return found if len(list(self.blocks_of(found))) == 1 else None
+        return None
 
     def blocks_of(self, placement: Placement) -> Iterator[tuple[Block, Extent]]:
         """The blocks that contain a placement's bytes, and the extent of them in each, by offset; none for zeros."""
@@ -136,13 +156,64 @@ class StoragePlan:
 
 def plan_storage(contents: Sequence[memoryview], sections: Collection[Section]) -> StoragePlan:
     """Decides which bytes are shared and how they are stored; the sections cover all contents, in any order."""
-    twins = _find_twins(contents, sections)
+    halves = _find_halves(contents, sections)
     while True:
-        plan = _plan(_as_stored(contents, twins), sections, {section: twin.shape for section, twin in twins.items()})
+        plan = _plan_without(halves, contents, sections)
+        lost = {section for section, numbers in halves.items() if not _is_stored(plan, section, numbers)}
+        if not lost:
+            return replace(plan, halves=halves)
+        halves = {section: numbers for section, numbers in halves.items() if section not in lost}
+
+
+def _plan_without(
+    halves: Collection[Section], contents: Sequence[memoryview], sections: Collection[Section]
+) -> StoragePlan:
+    rest = [section for section in sections if section not in halves]
+    twins = _find_twins(contents, rest)
+    while True:
+        plan = _plan(_as_stored(contents, twins), rest, {section: twin.shape for section, twin in twins.items()})
         unshared = twins.keys() - _shared(plan)
         if not unshared:
             return plan
         twins = {section: twin for section, twin in twins.items() if section not in unshared}
+
+
+def _is_stored(plan: StoragePlan, section: Section, numbers: Numbers) -> bool:
+    """Whether numbers are stored in one piece, as aligned as the section that is made of them."""
+    placement = plan.find(numbers.payload, numbers.extent)
+    if placement is None:
+        return False
+    ((block, used),) = plan.blocks_of(placement)
+    return (used.offset - block.extent.offset - section.extent.offset) % BYTE_ALIGNMENT == 0
+
+
+def _find_halves(contents: Sequence[memoryview], sections: Collection[Section]) -> dict[Section, Numbers]:
+    """The transposable sections that are the 16-bit numbers of what other payloads have as 32-bit numbers only.
+
+    Those are payloads without transposable sections, such as the last one.
+    """
+    free = {section.payload for section in sections if section.transposable}
+    sizes = {section.extent.size for section in sections if section.transposable}
+    present: set[bytes] = set()
+    numbers: dict[bytes, Numbers] = {}
+    for section in sorted(sections, key=lambda section: (section.payload, section.extent)):
+        for extent in section.candidates if sizes and section.payload not in free else ():
+            content = extent.of(contents[section.payload])
+            if extent.size in sizes:
+                present.add(hashlib.sha256(content).digest())
+            if extent.size % 4 == 0 and extent.size // 2 in sizes:
+                digest = hashlib.sha256()
+                for piece in halved(content):
+                    digest.update(piece)
+                numbers.setdefault(digest.digest(), Numbers(section.payload, extent))
+    found = {}
+    for section in sections if numbers else ():
+        content = section.extent.of(contents[section.payload])
+        if section.transposable and not is_zero(content):
+            digest_here = hashlib.sha256(content).digest()
+            if digest_here in numbers and digest_here not in present:
+                found[section] = numbers[digest_here]
+    return found
 
 
 def _plan(
@@ -163,7 +234,7 @@ def _plan(
         bans |= new_bans
     runs = [placement.run for placement in placements if placement.original and placement.run]
     blocks = {run: _blocks(run, _partial_uses(run, uses[run])) for run in runs}
-    return StoragePlan(contents, tuple(placements), blocks, transposes, frozenset(repetitive))
+    return StoragePlan(contents, tuple(placements), blocks, transposes, repetitive=frozenset(repetitive))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class Payload(IntEnum):
     METADATA = 8
     PARTS_SHA256 = 9
     TRANSPOSES = 10
+    HALVES = 11
 
 
 class Source(IntEnum):

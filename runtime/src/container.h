@@ -20,7 +20,8 @@ constexpr uint64_t kByteAlignment = 16;
 
 /// Bits of a payload's features: what a reader has to know to use it.
 constexpr uint64_t kTransposedExtents = 1;
-constexpr uint64_t kKnownFeatures = kTransposedExtents;
+constexpr uint64_t kHalfExtents = 2;
+constexpr uint64_t kKnownFeatures = kTransposedExtents | kHalfExtents;
 
 enum class Source : uint32_t { kZeros = 0, kInline = 1, kBlob = 2 };
 
@@ -110,6 +111,40 @@ class Transposes {
   Bytes table_;
 };
 
+/// The indices of a payload's extents that are stored as 32-bit numbers, ascending: a checked table.
+class Halves {
+ public:
+  static constexpr uint64_t kWidth = 4;
+
+  Halves() = default;
+  explicit Halves(Bytes table) : table_(table) {}
+
+  /// The table as it lies in the manifest; no bytes if there is none.
+  Bytes table() const {
+    return table_;
+  }
+
+  bool has(uint64_t extent) const {
+    uint64_t low = 0;
+    for (uint64_t high = table_.size / kWidth; low < high;) {
+      const uint64_t middle = low + (high - low) / 2;
+      const uint32_t found = table_.u32(middle * kWidth);
+      if (found == extent) {
+        return true;
+      }
+      if (found < extent) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return false;
+  }
+
+ private:
+  Bytes table_;
+};
+
 /// Checked strings: a vector of a manifest, or a single one.
 class Texts {
  public:
@@ -172,6 +207,7 @@ struct Payload {
   /// Empty where `has_unknown_features`: their meaning is then not known.
   Extents extents;
   Transposes transposes;
+  Halves halves;
   Texts backends;
   uint64_t features = 0;
 

@@ -38,6 +38,7 @@ constexpr unsigned kExecutorchVersion = 6;
 constexpr unsigned kFeatures = 7;
 constexpr unsigned kPartsSha256 = 9;
 constexpr unsigned kTransposes = 10;
+constexpr unsigned kHalves = 11;
 } // namespace payload_slot
 
 /// Reads the manifest; each function returns what is wrong, or nothing.
@@ -131,6 +132,9 @@ class Reader {
       if (std::string problem = read_transposes(table, payload); !problem.empty()) {
         return problem;
       }
+      if (std::string problem = read_halves(table, payload); !problem.empty()) {
+        return problem;
+      }
     }
     container_.payloads[index] = payload;
     return {};
@@ -214,15 +218,46 @@ class Reader {
       if (index >= payload.extents.size() || (each != 0 && index <= payload.transposes[each - 1].extent)) {
         return "its transposes are not of its extents, or do not ascend";
       }
-      const uint64_t end = index + 1 < payload.extents.size() ? payload.extents[index + 1].position : payload.size;
       const Extent extent = payload.extents[index];
-      if (extent.source == Source::kZeros || !fits(transpose, end - extent.position)) {
+      if (extent.source == Source::kZeros || !fits(transpose, size_of(payload, index))) {
         return "its extent " + std::to_string(index) + " cannot be transposed so";
       }
     }
     return {};
   }
 
+  std::string read_halves(const FlatTable& table, Payload& payload) const {
+    Vector found;
+    if (!table.vector(payload_slot::kHalves, Halves::kWidth, found)) {
+      return "damaged manifest";
+    }
+    if ((found.count != 0) != ((payload.features & kHalfExtents) != 0)) {
+      return "it has half extents that its features do not say, or none where they say so";
+    }
+    const Bytes halves = manifest_.part(found.start, found.count * Halves::kWidth);
+    payload.halves = Halves(halves);
+    for (uint64_t each = 0; each < found.count; ++each) {
+      const uint64_t index = halves.u32(each * Halves::kWidth);
+      if (index >= payload.extents.size() || (each != 0 && index <= halves.u32((each - 1) * Halves::kWidth))) {
+        return "its half extents are not of its extents, or do not ascend";
+      }
+      const uint64_t size = size_of(payload, index);
+      const Extent extent = payload.extents[index];
+      Transpose transpose;
+      if (extent.source == Source::kZeros || size % 2 != 0 || payload.transposes.find(index, transpose) ||
+          !is_sound(extent, 2 * size)) {
+        return "its extent " + std::to_string(index) + " cannot be of half as many bytes as its source";
+      }
+    }
+    return {};
+  }
+
+  static uint64_t size_of(const Payload& payload, uint64_t index) {
+    const uint64_t end = index + 1 < payload.extents.size() ? payload.extents[index + 1].position : payload.size;
+    return end - payload.extents[index].position;
+  }
+
+  /// Whether an extent's source has `size` bytes for it.
   bool is_sound(const Extent& extent, uint64_t size) const {
     uint64_t held = 0;
     switch (extent.source) {

@@ -9,6 +9,7 @@
 
 #include <executorch/runtime/platform/log.h>
 
+#include "half.h"
 #include "sha256.h"
 
 namespace nfat {
@@ -44,6 +45,7 @@ ExtentLoader::ExtentLoader(
     : size_(payload.size),
       extents_(payload.extents),
       transposes_(payload.transposes),
+      halves_(payload.halves),
       inline_section_(container.inline_section),
       blobs_(std::move(blobs)) {}
 
@@ -131,7 +133,7 @@ std::string ExtentLoader::hash(std::array<uint8_t, kSha256Size>& digest) const {
       return problem;
     }
     position += found.size;
-    if (found.memory != nullptr && !found.transposed) {
+    if (found.memory != nullptr && !found.converted()) {
       sha256.update(found.memory, found.size);
       continue;
     }
@@ -159,10 +161,12 @@ std::array<uint8_t, kSha256Size> ExtentLoader::hash_parts(const Payload& payload
   }
   sha256.update(extents_.table().data, extents_.table().size);
   sha256.update(transposes_.table().data, transposes_.table().size);
+  sha256.update(halves_.table().data, halves_.table().size);
   for (uint64_t index = 0; index < extents_.size(); ++index) {
     const Extent extent = extents_[index];
     if (extent.source == Source::kInline) {
-      sha256.update(inline_section_.data + extent.offset, extent_end(index) - extent.position);
+      const uint64_t taken = extent_end(index) - extent.position;
+      sha256.update(inline_section_.data + extent.offset, halves_.has(index) ? 2 * taken : taken);
     } else if (extent.source == Source::kBlob) {
       sha256.update(blobs_->sha256(extent.blob), kSha256Size);
     }
@@ -237,7 +241,7 @@ bool ExtentLoader::contiguous(size_t offset, size_t size) const {
   uint64_t index = extent_at(offset);
   Extent extent = extents_[index];
   Transpose transpose;
-  if (transposes_.find(index, transpose)) {
+  if (transposes_.find(index, transpose) || halves_.has(index)) {
     return false;
   }
   while (++index < extents_.size()) {
@@ -245,8 +249,8 @@ bool ExtentLoader::contiguous(size_t offset, size_t size) const {
     if (next.position >= offset + size) {
       break;
     }
-    if (transposes_.find(index, transpose) || next.source != extent.source || next.blob != extent.blob ||
-        next.offset - extent.offset != next.position - extent.position) {
+    if (transposes_.find(index, transpose) || halves_.has(index) || next.source != extent.source ||
+        next.blob != extent.blob || next.offset - extent.offset != next.position - extent.position) {
       return false;
     }
     extent = next;
@@ -255,11 +259,12 @@ bool ExtentLoader::contiguous(size_t offset, size_t size) const {
 }
 
 /// The stretch of an extent from `offset` on and before `end`. Its memory goes on as long as extents are contiguous. That
-/// of a transposed extent is the whole extent's.
+/// of an extent that is stored in another form is the whole extent's.
 std::string ExtentLoader::piece(uint64_t index, size_t offset, size_t end, Piece& found) const {
   const Extent extent = extents_[index];
   found.transposed = transposes_.find(index, found.transpose);
-  const uint64_t start = found.transposed ? extent.offset : extent.offset + (offset - extent.position);
+  found.half = halves_.has(index);
+  const uint64_t start = found.converted() ? extent.offset : extent.offset + (offset - extent.position);
   found.size = std::min<uint64_t>(end, extent_end(index)) - offset;
   found.memory = nullptr;
   std::string problem;
@@ -274,12 +279,14 @@ std::string ExtentLoader::piece(uint64_t index, size_t offset, size_t end, Piece
   return problem;
 }
 
-/// Copies `size` bytes from `within` on: of a transposed extent, or of what is left of another one.
+/// Copies `size` bytes from `within` on: of an extent that is stored in another form, or of what is left of another one.
 void ExtentLoader::copy_piece(const Piece& piece, uint64_t within, size_t size, uint8_t* to) {
   if (piece.memory == nullptr) {
     std::memset(to, 0, size);
   } else if (piece.transposed) {
     copy_transposed(piece.memory, piece.transpose, within, size, to);
+  } else if (piece.half) {
+    copy_halves(piece.memory, within, size, to);
   } else {
     std::memcpy(to, piece.memory + within, size);
   }
@@ -293,7 +300,7 @@ std::string ExtentLoader::copy(size_t offset, size_t size, uint8_t* to) const {
     if (std::string problem = piece(index, offset, end, found); !problem.empty()) {
       return problem;
     }
-    copy_piece(found, found.transposed ? offset - extents_[index].position : 0, found.size, to);
+    copy_piece(found, found.converted() ? offset - extents_[index].position : 0, found.size, to);
     to += found.size;
     offset += found.size;
   }

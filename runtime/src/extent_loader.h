@@ -18,7 +18,8 @@
 namespace nfat {
 
 /// Hands out memory of a blob or the inline section where a range is contiguous there and aligned as in the payload;
-/// copies it otherwise, and where it is transposed. Who got a copy frees it. The container's bytes have to outlive the loader and what it handed out of the inline section.
+/// copies it otherwise, and where it is stored in another form. Who got a copy frees it. The container's bytes have to
+/// outlive the loader and what it handed out of the inline section.
 class ExtentLoader final : public executorch::runtime::DataLoader {
  public:
   /// `blobs` are those of the container; payloads share them.
@@ -75,13 +76,18 @@ class ExtentLoader final : public executorch::runtime::DataLoader {
   }
 
  private:
-  /// A stretch of one extent. `memory` is null for zeros, and where a transposed extent starts.
+  /// A stretch of one extent. `memory` is null for zeros, and where an extent starts that is stored in another form.
   struct Piece {
     const uint8_t* memory;
     size_t size;
     Mapping mapping;
     bool transposed;
     Transpose transpose;
+    bool half;
+
+    bool converted() const {
+      return transposed || half;
+    }
   };
 
   std::string verify_range(size_t offset, size_t size, SegmentInfo::Type type) const;
@@ -96,6 +102,7 @@ class ExtentLoader final : public executorch::runtime::DataLoader {
   uint64_t size_;
   Extents extents_;
   Transposes transposes_;
+  Halves halves_;
   Bytes inline_section_;
   std::shared_ptr<MappedBlobs> blobs_;
   bool verify_parsed_ = false;

@@ -30,7 +30,7 @@ class Pack(stage.Stage, name="pack"):
         methods: tuple[str, ...]  # the methods that every payload must have
         alignment: int  # of the blobs, in bytes
         executorch_version: str  # the version that emitted the payloads
-        share_transposed: bool = True  # whether a weight may be stored once for several layouts
+        share_transposed: bool = True  # whether a weight may be stored once for several layouts and types
 
     class Inputs(stage.Roles):
         payload: Mapping[str, kinds.PteFile]  # by name

@@ -33,6 +33,9 @@ _NESTED = "fat: passed over: it is a fat program itself, and those do not nest"
         ("v2-state", "xnnpack", ""),
         ("transposed", "xnnpack", ""),
         ("transposed-no-parts-digest", "xnnpack", ""),
+        ("halves", "xnnpack", ""),
+        ("halves-no-parts-digest", "xnnpack", ""),
+        ("halves-damaged-first", "portable", f"{_DAMAGED}what the container says of it has another SHA-256"),
         ("transposed-damaged-first", "portable", f"{_DAMAGED}what the container says of it has another SHA-256"),
     ],
 )
@@ -84,6 +87,13 @@ def test_transposed(outcomes, programs):
     """What is transposed is copied, and nothing else."""
     payload = open_fat(programs / "transposed.pte").container.payload("xnnpack")
     assert outcomes["transposed"].report[-1].endswith(f" bytes in place, {payload.transposed_bytes} copied")
+
+
+def test_halves(outcomes, programs):
+    """What is stored as 32-bit numbers is copied, and nothing else."""
+    payload = open_fat(programs / "halves.pte").container.payload("xnnpack")
+    halves = sum(payload.extents[index].size for index in payload.halves)
+    assert outcomes["halves"].report[-1].endswith(f" bytes in place, {halves} copied")
 
 
 @pytest.mark.parametrize("name", ["v2", "v2-damaged-first", "v2-dynamic", "v2-state"])

@@ -13,7 +13,7 @@ def test_containers(programs, tmp_path):
     """Nothing crashes, hangs, leaks or makes a sanitizer report something, and errors are documented ones."""
     seeds = tmp_path / "seeds"
     seeds.mkdir()
-    for name in ("v1", "v2", "v2-state", "transposed"):
+    for name in ("v1", "v2", "v2-state", "transposed", "halves"):
         content = (programs / f"{name}.pte").read_bytes()
         delegate = next(each for method in read_pte(content).methods for each in method.delegates)
         (seeds / name).write_bytes(delegate.extent.of(content))

@@ -16,7 +16,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "name", ["v1", "v2", "v2-damaged-first", "v2-dynamic", "v2-aliases", "v2-two-methods", "transposed"]
+    "name", ["v1", "v2", "v2-damaged-first", "v2-dynamic", "v2-aliases", "v2-two-methods", "transposed", "halves"]
 )
 def test_outputs(check_host, programs, outcomes, name):
     """A C++ program that links the library gets bit for bit what Python gets: for each method, call and size."""
@@ -46,7 +46,7 @@ def test_state(run_host, host_arguments, programs):
         assert found == torch.tensor([[2.0] * 4, [4.0] * 4, [6.0] * 4]).numpy().tobytes()
 
 
-@pytest.mark.parametrize("name", ["v1", "v2", "v2-state", "v2-aliases", "large", "transposed"])
+@pytest.mark.parametrize("name", ["v1", "v2", "v2-state", "v2-aliases", "large", "transposed", "halves"])
 def test_threads(run_host, host_arguments, sanitized, programs, name):
     """Instances that threads load and call at the same time do not affect each other, their state included."""
     arguments = host_arguments(programs, name)
@@ -71,6 +71,8 @@ def test_threads(run_host, host_arguments, sanitized, programs, name):
         ("v2", "none", "xnnpack"),
         ("transposed", "none", "xnnpack"),
         ("transposed-no-parts-digest", "all", "xnnpack"),
+        ("halves", "none", "xnnpack"),
+        ("halves-no-parts-digest", "all", "xnnpack"),
     ],
 )
 def test_levels_of_verification(run_host, host_arguments, programs, name, level, chosen):

@@ -23,6 +23,7 @@ from pteforge.formats.nfat.contents import (
     Transpose,
     parts_digest,
 )
+from pteforge.formats.nfat.halving import halved
 from pteforge.formats.nfat.manifest import _Reader
 from pteforge.formats.nfat.transposing import transposed
 from pteforge.formats.nfat.v1 import pack_v1
@@ -59,9 +60,17 @@ def _sound_v2() -> bytes:
     transposes = Transpose(0, shapes[0]), Transpose(3, shapes[1])
     turned = b"".join([*transposed(mixed[:48], shapes[0]), mixed[48:768], *transposed(mixed[768:1024], shapes[1])])
     turned += mixed[1024:]
+    half = (
+        MappedExtent(0, 24, Source.INLINE, 16, half=True),
+        MappedExtent(24, 488, Source.ZEROS),
+        MappedExtent(512, 256, Source.BLOB, 256, 0, half=True),
+        MappedExtent(768, 256, Source.BLOB, 512, 0),
+    )
+    halves = b"".join([*halved(_INLINE[16:64]), bytes(488), *halved(_BLOBS[0][256:768]), _BLOBS[0][512:768]])
     payloads = (
         Payload(Description("turned"), len(turned), digest_bytes(turned), extents, 1, None, transposes),
         Payload(described, len(mixed), digest_bytes(mixed), extents, parts_sha256=parts),
+        Payload(Description("halves"), len(halves), digest_bytes(halves), half, 2),
         Payload(Description("future"), 77, digest_bytes(b""), (), features=4),
         Payload(Description("portable", executorch_version="1.5.1"), 777, digest_bytes(_BLOBS[1]), whole),
     )

@@ -3,6 +3,7 @@
 Run it after adding a case: ``python tests/formats/nfat/make_corpus.py``.
 """
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
@@ -54,19 +55,36 @@ def _transposed(stored: bytes, shape: MatrixShape) -> bytes:
     )
 
 
+def _halved(stored: bytes) -> bytes:
+    """As the specification says: the nearest binary16 of each binary32."""
+    halves = b""
+    for (number,) in struct.iter_unpack("<f", stored):
+        try:
+            halves += struct.pack("<e", number)
+        except OverflowError:
+            halves += struct.pack("<e", math.copysign(math.inf, number))
+        if math.isnan(number):
+            halves = halves[:-2] + struct.pack("<H", 0xFE00 if math.copysign(1, number) < 0 else 0x7E00)
+    return halves
+
+
 def _payload(
     name: str, extents: tuple[MappedExtent, ...], *backends: str, transposes: tuple[Transpose, ...] = ()
 ) -> Payload:
     parts = {Source.INLINE: INLINE, Source.BLOB: WEIGHTS}
     pieces = [
-        bytes(each.size) if each.source is Source.ZEROS else parts[each.source][each.offset : each.offset + each.size]
+        bytes(each.size) if each.source is Source.ZEROS else bytes(each.stored.of(memoryview(parts[each.source])))
         for each in extents
     ]
+    for index, extent in enumerate(extents):
+        if extent.half:
+            pieces[index] = _halved(pieces[index])
     for transpose in transposes:
         pieces[transpose.extent] = _transposed(pieces[transpose.extent], transpose.shape)
     content = b"".join(pieces)
     description = Description(name, backends, ("forward",), "1.5.1", {"target": name})
-    sha256, features = digest_bytes(content), int(bool(transposes))
+    sha256 = digest_bytes(content)
+    features = int(bool(transposes)) | (2 if any(each.half for each in extents) else 0)
     parts_sha256 = parts_digest(len(content), sha256, extents, INLINE, BLOBS, transposes)
     return Payload(description, len(content), sha256, extents, features, parts_sha256, transposes)
 
@@ -105,6 +123,18 @@ TRANSPOSED = _payload(
         Transpose(5, MatrixShape(8, 16, 8)),
     ),
 )
+HALVES = _payload(
+    "vulkan",
+    (
+        MappedExtent(0, 8, Source.INLINE, 0, half=True),
+        MappedExtent(8, 56, Source.ZEROS),
+        MappedExtent(64, 2048, Source.BLOB, 1024, 0, half=True),
+        MappedExtent(2112, 1024, Source.BLOB, 4096, 0),
+        MappedExtent(3136, 1022, Source.BLOB, 6144, 0, half=True),
+    ),
+    "VulkanBackend",
+    transposes=(Transpose(3, MatrixShape(4, 8, 32)),),
+)
 GOOD = Manifest((FIRST, LAST), BLOBS, 128, {"made-by": "hand"})
 
 
@@ -135,6 +165,7 @@ def cases() -> Iterator[Case]:
     yield from _bad_descriptions()
     yield from _bad_extents()
     yield from _bad_transposes()
+    yield from _bad_halves()
 
 
 def _good() -> Iterator[Case]:
@@ -155,8 +186,11 @@ def _good() -> Iterator[Case]:
     yield Case("v2-transposed", write_v2(replace(GOOD, payloads=(TRANSPOSED, LAST)), INLINE))
     whole = replace(TRANSPOSED, parts_sha256=None)
     yield Case("v2-transposed-no-parts-digest", write_v2(replace(GOOD, payloads=(whole, LAST)), INLINE))
-    new = _manifest_of(features=3, transposes=(Transpose(99, MatrixShape(3, 0, 0)),))
+    new = _manifest_of(features=5, transposes=(Transpose(99, MatrixShape(3, 0, 0)),))
     yield _bad("transposed-and-a-feature", "", new)
+    yield Case("v2-halves", write_v2(replace(GOOD, payloads=(HALVES, LAST)), INLINE))
+    whole = replace(HALVES, parts_sha256=None)
+    yield Case("v2-halves-no-parts-digest", write_v2(replace(GOOD, payloads=(whole, LAST)), INLINE))
     yield Case("v1-two-payloads", pack_v1([("XnnpackBackend", b"first"), ("portable", b"second")]))
     yield Case("v1-empty", pack_v1([]))
     yield Case("v1-id-of-32", pack_v1([("B" * 32, b"x")]))
@@ -316,6 +350,38 @@ def _bad_transposes() -> Iterator[Case]:
     yield _bad("transpose-remainder", "are no multiple", _transpose(2, 4, 3, 8))
     yield _bad("transpose-of-half-items", "are no multiple", _transpose(7, 2, 2, 2))
     yield _bad("transpose-product-wraps", "are no multiple", _transpose(2, 16, 2**31, 2**31))
+
+
+def _halves(index: int, **changes: object) -> Manifest:
+    """The manifest of the payload with half extents, with changes to one extent."""
+    extents = list(HALVES.extents)
+    extents[index] = replace(extents[index], **changes)  # type: ignore[arg-type]  # any of its fields
+    return replace(GOOD, payloads=(replace(HALVES, extents=tuple(extents)), LAST))
+
+
+def _with_halves(*halves: int) -> bytes:
+    """The container with another list of half extents: a vector of as many numbers as the sound one has."""
+    written, sound = write_manifest(replace(GOOD, payloads=(HALVES, LAST))), struct.pack("<IIII", 3, 0, 2, 4)
+    assert written.count(sound) == 1
+    return assemble(written.replace(sound, struct.pack("<IIII", 3, *halves)), INLINE)
+
+
+def _bad_halves() -> Iterator[Case]:
+    without = replace(GOOD, payloads=(replace(HALVES, features=1), LAST))
+    yield _bad("halves-without-feature", "has 3 half extents", without)
+    none = tuple(replace(extent, half=False) for extent in HALVES.extents)
+    yield _bad(
+        "feature-without-halves", "has 0 half extents", replace(GOOD, payloads=(replace(HALVES, extents=none), LAST))
+    )
+    yield Case("v2-half-twice", _with_halves(0, 2, 2), "half extent 2 after 2")
+    yield Case("v2-halves-descend", _with_halves(2, 0, 4), "half extent 0 after 2")
+    yield Case("v2-half-of-no-extent", _with_halves(0, 2, 5), "there are 5 extents")
+    yield Case("v2-half-of-no-extent-huge", _with_halves(0, 2, 2**32 - 1), "there are 5 extents")
+    yield _bad("half-of-zeros", "is zeros", _halves(1, half=True))
+    yield _bad("half-of-transposed", "is transposed", _halves(3, half=True))
+    yield _bad("half-of-odd-size", "is of an odd size", _halves(1, position=7))
+    yield _bad("half-outside", "its source has", _halves(2, offset=4160))
+    yield _bad("half-outside-inline", "its source has", _halves(0, offset=32))
 
 
 def write_corpus() -> None:

@@ -1,5 +1,7 @@
 """The manifest is the schema's flatbuffer and round-trips."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.artifacts.digest import Digest
@@ -61,7 +63,17 @@ def _manifests(draw):
             for item in [draw(st.sampled_from([0, 1, 2, 16]))]
             if item and extent.source is not Source.ZEROS and extent.size % (4 * item) == 0
         )
-        features = int(bool(transposes))
+        turned = {transpose.extent for transpose in transposes}
+        last = extents[-1]
+        if (
+            last.source is not Source.ZEROS
+            and last.size >= 4
+            and len(extents) - 1 not in turned
+            and draw(st.booleans())
+        ):
+            extents[-1] = replace(last, size=last.size // 4 * 2, half=True)
+            position = last.position + extents[-1].size
+        features = int(bool(transposes)) | (2 if any(extent.half for extent in extents) else 0)
         payloads.append(Payload(description, position, draw(_digests), tuple(extents), features, parts, transposes))
     return Manifest(tuple(payloads), tuple(blobs), draw(st.sampled_from([16, 128, 65536])), draw(_metadata))
 

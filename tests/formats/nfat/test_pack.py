@@ -187,9 +187,13 @@ def _specified(container, payload) -> str:
     for transpose in payload.transposes:
         shape = transpose.shape
         described += struct.pack("<IIII", transpose.extent, shape.item, shape.rows, shape.columns)
+    for index, extent in enumerate(payload.extents):
+        if extent.half:
+            described += struct.pack("<I", index)
     for extent in payload.extents:
         if extent.source is Source.INLINE:
-            described += bytes(container.inline[extent.offset : extent.offset + extent.size])
+            size = 2 * extent.size if extent.half else extent.size
+            described += bytes(container.inline[extent.offset : extent.offset + size])
         if extent.source is Source.BLOB:
             described += bytes.fromhex(container.manifest.blobs[extent.blob].digest)
     return hashlib.sha256(described).hexdigest()

@@ -278,6 +278,45 @@ def test_any_transposed_payloads(tensors, mixed):
     assert packed.size <= sum(len(file.content) for file in files) + 64 * extents + 512 * len(files)
 
 
+def _halved(content: bytes) -> bytes:
+    return np.frombuffer(content, "<f4").astype("<f2").tobytes()
+
+
+def _numbers(count: int, seed: int) -> bytes:
+    return np.random.default_rng(seed).normal(size=count).astype("<f4").tobytes()
+
+
+def test_half_tensors():
+    """Tensors of 16-bit numbers are stored once, as the 32-bit numbers that the last payload has of them."""
+    weights = [_numbers(8192, seed) for seed in range(2)]
+    fallback = _File(2).add(*weights)
+    first, second = _File(0), _File(1)
+    for weight in weights:
+        first.add(_halved(weight), transposable=True)
+    second.add(_halved(weights[1]), transposable=True).add(W[0], transposable=True)
+    packed = _pack(first, second, fallback)
+    assert sum(map(len, packed.blobs.values())) == sum(map(len, weights)) + len(W[0])
+    *payloads, last = packed.open().payloads
+    assert [payload.features for payload in (*payloads, last)] == [2, 2, 0]
+    assert [len(payload.halves) for payload in payloads] == [2, 1]
+
+
+def test_numbers_that_are_kept():
+    """What must not be rounded is stored as it is, and so is what is stored anyway, not aligned or not the nearest."""
+    weight = _numbers(8192, 1)
+    half = _halved(weight)
+    for files in (
+        [_File(0).add(half), _File(1).add(weight)],
+        [_File(0).add(half, transposable=True), _File(1).add(half, weight)],
+        [_File(0).add(half, transposable=True), _File(1, alignment=1).add(b"x" * 1025).add(weight)],
+        [_File(0).add(half, transposable=True).add(weight, transposable=True)],
+        [_File(0).add(half[:-2] + b"12", transposable=True), _File(1).add(weight)],
+    ):
+        packed = _pack(*files)
+        assert not any(payload.features for payload in packed.open().payloads)
+        assert sum(map(len, packed.blobs.values())) >= len(weight) + len(half) - 16
+
+
 @pytest.mark.parametrize("count", [3, 8])
 def test_many_payloads_of_one_model(count):
     """One more payload of the same weights costs its description."""

@@ -69,6 +69,13 @@ class Convolutions(torch.nn.Module):
         return self.last(self.depthwise(self.first(x).relu()).relu())
 
 
+class HalfLinear(Linear):
+    """Computes with 16-bit numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.half()).float()
+
+
 class Both(Linear):
     """Takes what it does not use; returns an input, and one result twice."""
 
@@ -142,6 +149,7 @@ def main(folder: Path) -> None:
     _write_signatures(maker)
     _write_large(maker)
     _write_convolutions(maker)
+    _write_halves(maker)
     maker.finish()
 
 
@@ -261,6 +269,31 @@ def _write_convolutions(maker: Maker) -> None:
     damaged = replace(whole, payloads=(replace(first, transposes=(wrong, *first.transposes[1:])), last))
     container = write_v2(damaged, bytes(packed.open().inline))
     maker.write("transposed-damaged-first", signature, replace(packed, container=container), {"forward": [(x,)]}, plain)
+
+
+def _write_halves(maker: Maker) -> None:
+    """Weights that are stored once as 32-bit numbers, and are 16-bit ones in a payload."""
+    x = torch.randn(4, 64)
+    model, half = Linear().eval(), HalfLinear().eval()
+    half.load_state_dict(model.state_dict())
+    program = {"forward": export(model, (x,))}
+    accelerated = payload({"forward": export(half.half(), (x,))}, xnnpack=True)
+    plain = payload(program, xnnpack=False)
+    packed = pack_v2([_xnnpack(accelerated), (Description("portable"), plain)])
+    whole = packed.open().manifest
+    first, last = whole.payloads
+    assert sum(first.extents[index].size for index in first.halves) == 2 * (64 * 128 + 128 * 8)
+    signature = _planned(program)
+    maker.write("halves", signature, packed, {"forward": [(x,), (-x,)]}, accelerated)
+    undigested = replace(whole, payloads=(replace(first, parts_sha256=None), last))
+    without = replace(packed, container=write_v2(undigested, bytes(packed.open().inline)))
+    maker.write("halves-no-parts-digest", signature, without, {"forward": [(x,)]}, accelerated)
+    extents = list(first.extents)
+    place = first.halves[0]
+    extents[place] = replace(extents[place], offset=extents[place].offset + 16)
+    damaged = replace(whole, payloads=(replace(first, extents=tuple(extents)), last))
+    container = write_v2(damaged, bytes(packed.open().inline))
+    maker.write("halves-damaged-first", signature, replace(packed, container=container), {"forward": [(x,)]}, plain)
 
 
 if __name__ == "__main__":

@@ -103,6 +103,19 @@ def test_weights_in_two_layouts(shared, lower, tmp_path):
     assert pack_of(container, share_transposed=shared).manifest == container.manifest
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False])
+def test_weights_of_two_types(shared, lower, tmp_path):
+    """Vulkan's 16-bit weights are the portable kernels' 32-bit ones, stored once, unless the recipe says no."""
+    vulkan = {"target": "vulkan", "options": {"force_fp16": True}}
+    output = {"form": "fat", **({} if shared else {"share_transposed": False})}
+    asked = {"specializations": [vulkan, {"target": "portable"}], "output": output}
+    container = opened(lower("builders:wide_conv", asked), tmp_path).container
+    half = [(payload.features, payload.half_bytes) for payload in container.payloads]
+    assert half == [(2, 16 * 8 * 9 * 2) if shared else (0, 0), (0, 0)]
+    assert pack_of(container, share_transposed=shared).manifest == container.manifest
+
+
 def pack_of(container, **options):
     payloads = [(payload.description, container.rebuild(payload)) for payload in container.payloads]
     return pack_v2(payloads, **options).open()
