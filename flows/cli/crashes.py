@@ -7,7 +7,10 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec
 
 import typer
@@ -21,7 +24,46 @@ _PR_SET_PDEATHSIG = 1
 
 
 def exit_code(command: Callable[[], object]) -> int:
-    """Runs a command, and writes its error to standard error if it has one; returns the exit code."""
+    """Runs a command, and writes its error to standard error if it has one; returns the exit code.
+
+    A failure after Ctrl-C is an interruption: libraries make other errors of it, for example imports of C code.
+    """
+    with _noticed_interrupts() as interrupts:
+        try:
+            code = _exit_code(command)
+        except Exception:
+            if not interrupts:
+                raise
+            code = 1
+    if interrupts and code == 1:
+        sys.stderr.write(MESSAGE)
+        return INTERRUPTED
+    return code
+
+
+@contextmanager
+def _noticed_interrupts() -> Iterator[list[int]]:
+    """The signals of Ctrl-C so far, as long as nobody else handles them."""
+    seen: list[int] = []
+
+    def interrupt(signum: int, frame: types.FrameType | None) -> None:
+        seen.append(signum)
+        signal.default_int_handler(signum, frame)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield seen  # signals only reach the main thread
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield seen
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, before)
+
+
+def _exit_code(command: Callable[[], object]) -> int:
     try:
         command()
     except PteforgeError as error:

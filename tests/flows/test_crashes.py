@@ -42,6 +42,33 @@ def test_crashes_are_told(file, code, told):
     assert done.stdout == "began\n"
 
 
+CONVERTED = """
+import os, signal, sys
+from pteforge.flows.cli.crashes import exit_code
+
+def command():
+    if "late" in sys.argv:
+        os.kill(os.getpid(), signal.SIGINT)
+    try:
+        if "early" in sys.argv:
+            os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt as error:
+        raise ImportError("numpy could not be imported") from error
+    raise ImportError("it is not installed")
+
+sys.exit(exit_code(command))
+"""
+
+
+@pytest.mark.parametrize(("when", "code"), [("early", 130), ("late", 130), ("never", 1)])
+def test_interrupts_that_libraries_convert(when, code):
+    """Ctrl-C during an import that makes another error of it is Ctrl-C; without one, the error is shown."""
+    done = subprocess.run([sys.executable, "-c", CONVERTED, when], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert ("interrupted; finished stages are kept" in done.stderr) == (code == 130)
+    assert ("ImportError" in done.stderr) == (code == 1)
+
+
 def test_inputs_larger_than_memory():
     """A file that names inputs of any size is bad input, without a traceback."""
     from pteforge.errors import InputError
