@@ -23,6 +23,32 @@ MESSAGE = "interrupted; finished stages are kept, run the same command to go on\
 _PATIENCE = 3.0  # seconds for Prefect to notify its server
 
 
+_noticed: list[int] = []
+"""Signals of Ctrl-C that came while nobody else handled them."""
+
+
+@contextmanager
+def noticed_interrupts() -> Iterator[list[int]]:
+    """While the context is open, signals of Ctrl-C are listed. They raise KeyboardInterrupt, as they do by default."""
+    if threading.current_thread() is not threading.main_thread():
+        yield []  # signals only reach the main thread
+        return
+
+    def interrupt(signum: int, frame: types.FrameType | None) -> None:
+        _noticed.append(signum)
+        signal.default_int_handler(signum, frame)
+
+    _noticed.clear()
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield _noticed
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, before)
+
+
 @contextmanager
 def prompt_interrupt(session: Session) -> Iterator[None]:
     """While the context is open, Ctrl-C stops the session's workers and raises KeyboardInterrupt.
@@ -48,6 +74,8 @@ def prompt_interrupt(session: Session) -> Iterator[None]:
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
+        if _noticed:  # before, and a library has caught it
+            interrupt(signal.SIGINT, None)
         yield
     finally:
         signal.signal(signal.SIGINT, before)

@@ -7,16 +7,13 @@ import functools
 import os
 import signal
 import sys
-import threading
-import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import ParamSpec
 
 import typer
 
 from ...errors import InputError, PteforgeError
-from ..interrupt import INTERRUPTED, MESSAGE, leave
+from ..interrupt import INTERRUPTED, MESSAGE, leave, noticed_interrupts
 
 _Options = ParamSpec("_Options")
 
@@ -28,7 +25,7 @@ def exit_code(command: Callable[[], object]) -> int:
 
     A failure after Ctrl-C is an interruption: libraries make other errors of it, for example imports of C code.
     """
-    with _noticed_interrupts() as interrupts:
+    with noticed_interrupts() as interrupts:
         try:
             code = _exit_code(command)
         except Exception:
@@ -39,28 +36,6 @@ def exit_code(command: Callable[[], object]) -> int:
         sys.stderr.write(MESSAGE)
         return INTERRUPTED
     return code
-
-
-@contextmanager
-def _noticed_interrupts() -> Iterator[list[int]]:
-    """The signals of Ctrl-C so far, as long as nobody else handles them."""
-    seen: list[int] = []
-
-    def interrupt(signum: int, frame: types.FrameType | None) -> None:
-        seen.append(signum)
-        signal.default_int_handler(signum, frame)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield seen  # signals only reach the main thread
-        return
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield seen
-    finally:
-        if signal.getsignal(signal.SIGINT) is interrupt:
-            signal.signal(signal.SIGINT, before)
 
 
 def _exit_code(command: Callable[[], object]) -> int:
