@@ -38,13 +38,13 @@ def noticed_interrupts() -> Iterator[list[int]]:
         _noticed.append(signum)
         signal.default_int_handler(signum, frame)
 
-    _noticed.clear()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     try:
         yield _noticed
     finally:
+        _noticed.clear()
         if signal.getsignal(signal.SIGINT) is interrupt:
             signal.signal(signal.SIGINT, before)
 

@@ -45,7 +45,7 @@ class Page:
     def wait_for_patterns(self, *patterns: str) -> str:
         """As `wait_for`, for regular expressions; ``^`` and ``$`` match at lines.
 
-        The text is the one that had all of them: a page may be drawn anew at any time.
+        The text is the one that had all of them: a page may be redrawn at any time.
         """
         deadline = time.monotonic() + _LIMIT
         while True:

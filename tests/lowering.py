@@ -1,4 +1,4 @@
-"""The one way in which tests lower models in their own process.
+"""The one way in which tests lower models in their own process, and ExecuTorch's own way for parts of them.
 
 Stages run as workers run them: their calls cross JSON, their artifacts a store on disk. Errors are raised as they are.
 Tests use this through the fixtures `stages` and `lower`, and import recipes from here.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,3 +241,35 @@ def _export_upstream(builder: str) -> tuple[dict[str, Any], dict[str, Any]]:
         key: torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
         for key, (model, inputs, shapes) in methods.items()
     }, constants
+
+
+def lower_directly(program: Any, target: str, **options: Any) -> bytes:
+    """The file that ExecuTorch's public call makes of a program with the partitioners of a target."""
+    from executorch.exir import to_edge_transform_and_lower
+
+    partitioners = list(find_target(target, options).partitioners())
+    return bytes(to_edge_transform_and_lower(program, partitioner=partitioners).to_executorch().buffer)
+
+
+def lower_quantized(module: Any, x: Any, *, dynamic: bool = False) -> bytes:
+    """The file of a network of one input, which is also what it is calibrated on."""
+    import torch
+    from pteforge.tasks.programs.pt2e import quantize
+    from pteforge.tasks.stage import TargetParams
+
+    quantizer = TargetParams(name="xnnpack", options={"dynamic": dynamic})
+    program = quantize(torch.export.export(module, (x,)), [x], [[x]], (quantizer,))
+    return lower_directly(program, "xnnpack")
+
+
+def worst_sqnr(content: bytes, module: Any, x: Any) -> float:
+    """Of all outputs of a file, against eager's, in dB."""
+    import torch
+    from executorch.runtime import Runtime
+    from pteforge.tasks.programs.compare import compare_all
+    from torch.utils import _pytree as pytree
+
+    made = Runtime.get().load_program(content).load_method("forward").execute([x])
+    with torch.no_grad():
+        cases = list(compare_all(made, pytree.tree_leaves(module(x)), method="forward", label="x"))
+    return min(math.inf if case.sqnr_db is None else case.sqnr_db for case in cases)

@@ -32,10 +32,10 @@ def exit_code(command: Callable[[], object]) -> int:
             if not interrupts:
                 raise
             code = 1
-    if interrupts and code == 1:
-        sys.stderr.write(MESSAGE)
-        return INTERRUPTED
-    return code
+        if interrupts and code == 1:
+            sys.stderr.write(MESSAGE)
+            return INTERRUPTED
+        return code
 
 
 def _exit_code(command: Callable[[], object]) -> int:

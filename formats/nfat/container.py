@@ -111,8 +111,7 @@ class Container:
         return self._chunks(payload, found_blobs)
 
     def _chunks(self, payload: Payload, blobs: Mapping[int, memoryview]) -> Iterator[memoryview]:
-        from .halving import halved  # noqa: PLC0415 - numpy
-        from .transposing import transposed  # noqa: PLC0415 - as above
+        from .conversions import halved, transposed  # noqa: PLC0415 - numpy
 
         transposes = {transpose.extent: transpose for transpose in payload.transposes}
         for index, extent in enumerate(payload.extents):

@@ -26,10 +26,9 @@ from .contents import (
     Transpose,
     parts_digest,
 )
-from .halving import is_half
+from .conversions import is_half, is_transpose
 from .limits import check_description
 from .sharing import Block, Placement, Section, StoragePlan, StoredRun, plan_storage, sections
-from .transposing import is_transpose
 
 _FREES_CONSTANTS = frozenset({"VulkanBackend", "XnnpackBackend"})
 """Backends that release constants once a method is loaded: copies of them, transposed, do not stay in memory."""
@@ -93,7 +92,7 @@ def pack_v2(
         pte = _read(description, content)
         backends = {*pte.backends, *description.backends}
         free = share_transposed and index + 1 < len(payloads) and bool(backends) and backends <= _FREES_CONSTANTS
-        all_sections += sections(index, pte, transposable=free)
+        all_sections += sections(index, pte, convertible=free)
     return pack_sections(descriptions, contents, all_sections, alignment, metadata or {})
 
 
@@ -205,15 +204,16 @@ def _payload(
 ) -> Payload:
     sha256, extents = digest_bytes(content), stored.extents(index)
     transposes = stored.transposes(index, extents)
-    for transpose in transposes:
-        extent = extents[transpose.extent]
-        here = Extent(extent.position, extent.size).of(content)
-        if not is_transpose(stored.of(extent, blobs), here, transpose.shape):
-            raise PteforgeError(f"payload {description.name}: the extent at {extent.position} is not what is stored")
     halves = [extent for extent in extents if extent.half]
-    for extent in halves:
-        if not is_half(stored.of(extent, blobs), Extent(extent.position, extent.size).of(content)):
-            raise PteforgeError(f"payload {description.name}: the extent at {extent.position} is not what is stored")
+
+    def pair(extent: MappedExtent) -> tuple[memoryview, memoryview]:
+        return stored.of(extent, blobs), Extent(extent.position, extent.size).of(content)
+
+    turned = ((extents[each.extent], each.shape) for each in transposes)
+    wrong = [extent for extent, shape in turned if not is_transpose(*pair(extent), shape)]
+    wrong += [extent for extent in halves if not is_half(*pair(extent))]
+    if wrong:
+        raise PteforgeError(f"payload {description.name}: the extent at {wrong[0].position} is not what is stored")
     return Payload(
         description,
         len(content),

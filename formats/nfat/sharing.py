@@ -12,15 +12,17 @@ from itertools import pairwise
 from ..pte.contents import Extent, PteFile
 from ..pte.extents import MIN_SHAREABLE, shareable_extents
 from .contents import BYTE_ALIGNMENT, MatrixShape, is_zero
-from .halving import halved
+from .conversions import byte_sum, find_shape, halved, is_half
 from .limits import MAX_EXPANSION, MAX_ZEROS
-from .transposing import byte_sum, find_shape
 
 MIN_BLOB = 4096
 """Smaller runs are inline: mapping takes whole pages."""
 
 _MIN_SAVING = 64
 """A section is split only if that saves at least 1/64 of it."""
+
+_START = 128
+"""Bytes by which 16-bit numbers are looked up."""
 
 _MAX_UNUSED = 16
 """A payload that points into a blob uses all but 1/16 of it."""
@@ -33,13 +35,14 @@ class Section:
     Attributes:
         extent: in the payload.
         shareable: extents in it that other payloads may also contain, by offset and without overlaps.
-        transposable: whether it may be stored as the transpose of what another payload has.
+        convertible: whether it may be stored as what another payload has, transposed or as numbers of twice as many
+            bits.
     """
 
     payload: int
     extent: Extent
     shareable: tuple[Extent, ...] = field(default=(), compare=False)
-    transposable: bool = field(default=False, compare=False)
+    convertible: bool = field(default=False, compare=False)
 
     @property
     def candidates(self) -> Sequence[Extent]:
@@ -48,10 +51,10 @@ class Section:
         return (*whole, *self.shareable)
 
 
-def sections(payload: int, pte: PteFile, *, transposable: bool = False) -> Iterator[Section]:
-    """All bytes of a payload with the given index, by offset; its delegates' named data may be `transposable`."""
+def sections(payload: int, pte: PteFile, *, convertible: bool = False) -> Iterator[Section]:
+    """All bytes of a payload with the given index, by offset; its delegates' named data may be `convertible`."""
     shareable = shareable_extents(pte)
-    named = {pte.segments[named.segment] for named in pte.named_data} if transposable else set()
+    named = {pte.segments[named.segment] for named in pte.named_data} if convertible else set()
     inner = pte.inner_segments
     outer = [extent for number, extent in enumerate(pte.segments) if extent.size and number not in inner]
     position = index = 0
@@ -64,7 +67,7 @@ def sections(payload: int, pte: PteFile, *, transposable: bool = False) -> Itera
         while index < len(shareable) and shareable[index].end <= extent.end:
             index += 1
         inside = tuple(inner for inner in shareable[first:index] if inner != extent)
-        yield Section(payload, extent, inside, transposable=extent in named)
+        yield Section(payload, extent, inside, convertible=extent in named)
         position = extent.end
     if position < pte.size:
         yield Section(payload, Extent(position, pte.size - position))
@@ -134,12 +137,11 @@ class StoragePlan:
     repetitive: frozenset[int] = frozenset()
 
     def find(self, payload: int, extent: Extent) -> Placement | None:
-        """Where an extent of a payload is stored in one piece; None if it is not."""
+        """The placement of an extent of a payload; None if no single one has all of it."""
         for placement in self.placements:
             shift = extent.offset - placement.extent.offset
             if placement.payload == payload and placement.run and shift >= 0 and extent.end <= placement.extent.end:
-                found = Placement(payload, extent, placement.run, placement.position + shift)
-                return found if len(list(self.blocks_of(found))) == 1 else None
+                return Placement(payload, extent, placement.run, placement.position + shift)
         return None
 
     def blocks_of(self, placement: Placement) -> Iterator[tuple[Block, Extent]]:
@@ -179,40 +181,37 @@ def _plan_without(
 
 
 def _is_stored(plan: StoragePlan, section: Section, numbers: Numbers) -> bool:
-    """Whether numbers are stored in one piece, as aligned as the section that is made of them."""
+    """Whether numbers are stored in one piece, as aligned as the section that is rounded from them."""
     placement = plan.find(numbers.payload, numbers.extent)
-    if placement is None:
+    if placement is None or len(list(plan.blocks_of(placement))) != 1:
         return False
-    ((block, used),) = plan.blocks_of(placement)
-    return (used.offset - block.extent.offset - section.extent.offset) % BYTE_ALIGNMENT == 0
+    return (placement.position - section.extent.offset) % BYTE_ALIGNMENT == 0
 
 
 def _find_halves(contents: Sequence[memoryview], sections: Collection[Section]) -> dict[Section, Numbers]:
-    """The transposable sections that are the 16-bit numbers of what other payloads have as 32-bit numbers only.
+    """The convertible sections that are the 16-bit numbers of what other payloads have as 32-bit numbers only.
 
-    Those are payloads without transposable sections, such as the last one.
+    Those are payloads without convertible sections, such as the last one.
     """
-    free = {section.payload for section in sections if section.transposable}
-    sizes = {section.extent.size for section in sections if section.transposable}
-    present: set[bytes] = set()
-    numbers: dict[bytes, Numbers] = {}
+    convertible = [section for section in sections if section.convertible]
+    free, sizes = {section.payload for section in convertible}, {section.extent.size for section in convertible}
+    known: defaultdict[tuple[int, bytes], list[Numbers]] = defaultdict(list)  # by size and start of the 16-bit numbers
+    present: defaultdict[int, list[memoryview]] = defaultdict(list)  # by size
     for section in sorted(sections, key=lambda section: (section.payload, section.extent)):
-        for extent in section.candidates if sizes and section.payload not in free else ():
+        for extent in section.candidates if section.payload not in free else ():
             content = extent.of(contents[section.payload])
             if extent.size in sizes:
-                present.add(hashlib.sha256(content).digest())
+                present[extent.size].append(content)
             if extent.size % 4 == 0 and extent.size // 2 in sizes:
-                digest = hashlib.sha256()
-                for piece in halved(content):
-                    digest.update(piece)
-                numbers.setdefault(digest.digest(), Numbers(section.payload, extent))
-    found = {}
-    for section in sections if numbers else ():
+                start = b"".join(halved(content[: 2 * _START]))
+                known[extent.size // 2, start].append(Numbers(section.payload, extent))
+    found: dict[Section, Numbers] = {}
+    for section in convertible:
         content = section.extent.of(contents[section.payload])
-        if section.transposable and not is_zero(content):
-            digest_here = hashlib.sha256(content).digest()
-            if digest_here in numbers and digest_here not in present:
-                found[section] = numbers[digest_here]
+        candidates = known[len(content), bytes(content[:_START])]
+        exact = (numbers for numbers in candidates if is_half(numbers.extent.of(contents[numbers.payload]), content))
+        if (numbers := next(exact, None)) and not is_zero(content) and not _among(content, present[len(content)]):
+            found[section] = numbers
     return found
 
 
@@ -250,12 +249,12 @@ _Known = defaultdict[tuple[int, int], list[memoryview]]
 
 
 def _find_twins(contents: Sequence[memoryview], sections: Collection[Section]) -> dict[Section, _Twin]:
-    """The transposable sections whose bytes other payloads have only transposed.
+    """The convertible sections whose bytes other payloads have only transposed.
 
-    Payloads without transposable sections, such as the last one, keep their layouts; of the others, the first.
+    Payloads without convertible sections, such as the last one, keep their layouts; of the others, the first.
     """
-    free = {section.payload for section in sections if section.transposable}
-    sizes = {section.extent.size for section in sections if section.transposable}
+    free = {section.payload for section in sections if section.convertible}
+    sizes = {section.extent.size for section in sections if section.convertible}
     by_payload: defaultdict[int, list[Section]] = defaultdict(list)
     for section in sorted(sections, key=lambda section: section.extent):
         by_payload[section.payload].append(section)
@@ -267,7 +266,7 @@ def _find_twins(contents: Sequence[memoryview], sections: Collection[Section]) -
             for extent in (extent for extent in section.candidates if extent.size in sizes):
                 content = extent.of(contents[payload])
                 key = extent.size, byte_sum(content)
-                twin = _twin(content, known[key]) if section.transposable and extent == section.extent else None
+                twin = _twin(content, known[key]) if section.convertible and extent == section.extent else None
                 if twin:
                     twins[section] = twin
                 else:

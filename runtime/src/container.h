@@ -67,82 +67,85 @@ class Extents {
   uint64_t count_ = 0;
 };
 
-/// A payload's transposed extents, by extent: a checked table.
-class Transposes {
+/// A checked table of a payload, each entry of which begins with the `u32` index of an extent, ascending.
+class OfExtents {
+ public:
+  OfExtents() = default;
+  OfExtents(Bytes table, uint64_t width) : table_(table), width_(width) {}
+
+  uint64_t size() const {
+    return table_.size / width_;
+  }
+
+  /// The table as it lies in the manifest; no bytes if there is none.
+  Bytes table() const {
+    return table_;
+  }
+
+  /// Where an entry begins.
+  uint64_t at(uint64_t index) const {
+    return index * width_;
+  }
+
+  uint32_t extent(uint64_t index) const {
+    return table_.u32(at(index));
+  }
+
+  /// The index of an extent's entry. False if it has none.
+  bool find(uint64_t extent, uint64_t& index) const {
+    index = 0;
+    for (uint64_t high = size(); index < high;) {
+      const uint64_t middle = index + (high - index) / 2;
+      if (this->extent(middle) < extent) {
+        index = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return index < size() && this->extent(index) == extent;
+  }
+
+ private:
+  Bytes table_;
+  uint64_t width_ = 1;
+};
+
+/// A payload's transposed extents.
+class Transposes : public OfExtents {
  public:
   static constexpr uint64_t kWidth = 16;
 
   Transposes() = default;
-  explicit Transposes(Bytes table) : table_(table) {}
-
-  uint64_t size() const {
-    return table_.size / kWidth;
-  }
-
-  /// The table as it lies in the manifest; no bytes if there is none.
-  Bytes table() const {
-    return table_;
-  }
+  explicit Transposes(Bytes table) : OfExtents(table, kWidth) {}
 
   Transpose operator[](uint64_t index) const {
-    const uint64_t at = index * kWidth;
-    return {table_.u32(at), table_.u32(at + 4), table_.u32(at + 8), table_.u32(at + 12)};
+    const Bytes entry = table().part(at(index), kWidth);
+    return {entry.u32(0), entry.u32(4), entry.u32(8), entry.u32(12)};
   }
 
   /// How an extent is transposed. False if it is not.
   bool find(uint64_t extent, Transpose& found) const {
-    uint64_t low = 0;
-    for (uint64_t high = size(); low < high;) {
-      const uint64_t middle = low + (high - low) / 2;
-      if ((*this)[middle].extent < extent) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    if (low == size() || (*this)[low].extent != extent) {
+    uint64_t index = 0;
+    if (!OfExtents::find(extent, index)) {
       return false;
     }
-    found = (*this)[low];
+    found = (*this)[index];
     return true;
   }
-
- private:
-  Bytes table_;
 };
 
-/// The indices of a payload's extents that are stored as 32-bit numbers, ascending: a checked table.
-class Halves {
+/// A payload's extents that are stored as 32-bit numbers.
+class Halves : public OfExtents {
  public:
   static constexpr uint64_t kWidth = 4;
 
   Halves() = default;
-  explicit Halves(Bytes table) : table_(table) {}
-
-  /// The table as it lies in the manifest; no bytes if there is none.
-  Bytes table() const {
-    return table_;
-  }
+  explicit Halves(Bytes table) : OfExtents(table, kWidth) {}
 
   bool has(uint64_t extent) const {
-    uint64_t low = 0;
-    for (uint64_t high = table_.size / kWidth; low < high;) {
-      const uint64_t middle = low + (high - low) / 2;
-      const uint32_t found = table_.u32(middle * kWidth);
-      if (found == extent) {
-        return true;
-      }
-      if (found < extent) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    return false;
+    uint64_t index = 0;
+    return find(extent, index);
   }
-
- private:
-  Bytes table_;
 };
 
 /// Checked strings: a vector of a manifest, or a single one.

@@ -204,22 +204,15 @@ class Reader {
   }
 
   std::string read_transposes(const FlatTable& table, Payload& payload) const {
-    Vector found;
-    if (!table.vector(payload_slot::kTransposes, Transposes::kWidth, found)) {
-      return "damaged manifest";
+    Transposes& transposes = payload.transposes;
+    if (std::string problem = read_entries(table, payload_slot::kTransposes, kTransposedExtents, payload, transposes);
+        !problem.empty()) {
+      return problem;
     }
-    if ((found.count != 0) != ((payload.features & kTransposedExtents) != 0)) {
-      return "it has transposes that its features do not say, or none where they say so";
-    }
-    payload.transposes = Transposes(manifest_.part(found.start, found.count * Transposes::kWidth));
-    for (uint64_t each = 0; each < found.count; ++each) {
-      const Transpose transpose = payload.transposes[each];
+    for (uint64_t each = 0; each < transposes.size(); ++each) {
+      const Transpose transpose = transposes[each];
       const uint64_t index = transpose.extent;
-      if (index >= payload.extents.size() || (each != 0 && index <= payload.transposes[each - 1].extent)) {
-        return "its transposes are not of its extents, or do not ascend";
-      }
-      const Extent extent = payload.extents[index];
-      if (extent.source == Source::kZeros || !fits(transpose, size_of(payload, index))) {
+      if (payload.extents[index].source == Source::kZeros || !fits(transpose, size_of(payload, index))) {
         return "its extent " + std::to_string(index) + " cannot be transposed so";
       }
     }
@@ -227,26 +220,43 @@ class Reader {
   }
 
   std::string read_halves(const FlatTable& table, Payload& payload) const {
-    Vector found;
-    if (!table.vector(payload_slot::kHalves, Halves::kWidth, found)) {
-      return "damaged manifest";
+    if (std::string problem = read_entries(table, payload_slot::kHalves, kHalfExtents, payload, payload.halves);
+        !problem.empty()) {
+      return problem;
     }
-    if ((found.count != 0) != ((payload.features & kHalfExtents) != 0)) {
-      return "it has half extents that its features do not say, or none where they say so";
-    }
-    const Bytes halves = manifest_.part(found.start, found.count * Halves::kWidth);
-    payload.halves = Halves(halves);
-    for (uint64_t each = 0; each < found.count; ++each) {
-      const uint64_t index = halves.u32(each * Halves::kWidth);
-      if (index >= payload.extents.size() || (each != 0 && index <= halves.u32((each - 1) * Halves::kWidth))) {
-        return "its half extents are not of its extents, or do not ascend";
-      }
+    for (uint64_t each = 0; each < payload.halves.size(); ++each) {
+      const uint64_t index = payload.halves.extent(each);
       const uint64_t size = size_of(payload, index);
       const Extent extent = payload.extents[index];
       Transpose transpose;
       if (extent.source == Source::kZeros || size % 2 != 0 || payload.transposes.find(index, transpose) ||
           !is_sound(extent, 2 * size)) {
         return "its extent " + std::to_string(index) + " cannot be of half as many bytes as its source";
+      }
+    }
+    return {};
+  }
+
+  /// Reads a table of extents that `feature` stands for.
+  template <typename Entries>
+  std::string read_entries(
+      const FlatTable& table,
+      unsigned slot,
+      uint64_t feature,
+      const Payload& payload,
+      Entries& entries) const {
+    Vector found;
+    if (!table.vector(slot, Entries::kWidth, found)) {
+      return "damaged manifest";
+    }
+    if ((found.count != 0) != ((payload.features & feature) != 0)) {
+      return "it has transposed or half extents that its features do not say, or none where they say so";
+    }
+    entries = Entries(manifest_.part(found.start, found.count * Entries::kWidth));
+    for (uint64_t each = 0; each < found.count; ++each) {
+      const uint64_t index = entries.extent(each);
+      if (index >= payload.extents.size() || (each != 0 && index <= entries.extent(each - 1))) {
+        return "its transposed or half extents are not of its extents, or do not ascend";
       }
     }
     return {};

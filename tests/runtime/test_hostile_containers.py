@@ -23,9 +23,8 @@ from pteforge.formats.nfat.contents import (
     Transpose,
     parts_digest,
 )
-from pteforge.formats.nfat.halving import halved
+from pteforge.formats.nfat.conversions import halved, transposed
 from pteforge.formats.nfat.manifest import _Reader
-from pteforge.formats.nfat.transposing import transposed
 from pteforge.formats.nfat.v1 import pack_v1
 from pteforge.formats.pte.tables import TableView
 from pteforge.tests.mutations import mutate

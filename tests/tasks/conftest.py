@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pteforge.tasks.targets import find_target
+from pteforge.tests.lowering import lower_directly
 
 
 @pytest.fixture
@@ -13,10 +13,7 @@ def lower_for() -> Callable[..., bytes]:
 
     def lowered(target: str, module: Any, *inputs: Any, **options: Any) -> bytes:
         import torch
-        from executorch.exir import to_edge_transform_and_lower
 
-        partitioners = list(find_target(target, options).partitioners())
-        program = torch.export.export(module.eval(), inputs)
-        return bytes(to_edge_transform_and_lower(program, partitioner=partitioners).to_executorch().buffer)
+        return lower_directly(torch.export.export(module.eval(), inputs), target, **options)
 
     return lowered

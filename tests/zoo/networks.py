@@ -19,6 +19,19 @@ class Function(nn.Module):
         return self.function(*inputs)
 
 
+class FunctionOfLayers(nn.Module):
+    """A model that is one function of itself, whose layers are its attributes, and of its inputs."""
+
+    def __init__(self, function, **layers) -> None:
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
 class Keywords(nn.Module):
     """Takes keywords, and computes something where their order matters."""
 

@@ -26,7 +26,7 @@ class _File:
     content: bytearray = field(default_factory=bytearray)
     sections: list[Section] = field(default_factory=list)
 
-    def add(self, *pieces: bytes, padding: bytes = b"\0", transposable: bool = False) -> Self:
+    def add(self, *pieces: bytes, padding: bytes = b"\0", convertible: bool = False) -> Self:
         """Appends a section; in front of it are zeros, between its pieces is padding."""
         gap = -len(self.content) % self.alignment
         if gap:
@@ -39,7 +39,7 @@ class _File:
             self.content += piece
         whole = Extent(start, len(self.content) - start)
         parts = tuple(each for each in ranges if each != whole)
-        self.sections.append(Section(self.index, whole, parts, transposable=transposable))
+        self.sections.append(Section(self.index, whole, parts, convertible=convertible))
         return self
 
 
@@ -215,7 +215,7 @@ def test_transposed_tensors(shape):
     weight = _noise(item * rows * columns * 16, 1)
     other = _transposed(weight, *shape)
     fallback = _File(2).add(W[1], weight)
-    first, second = (_File(index).add(W[1], transposable=True).add(other, transposable=True) for index in (0, 1))
+    first, second = (_File(index).add(W[1], convertible=True).add(other, convertible=True) for index in (0, 1))
     packed = _pack(first, second, fallback)
     assert packed.size - len(packed.container) + len(packed.open().inline) <= len(fallback.content) + 16
     *payloads, last = packed.open().payloads
@@ -228,7 +228,7 @@ def test_transposed_tensors(shape):
 
 def test_the_preferred_layout_is_stored():
     """If the last payload lacks a tensor, the first one of the others has it as it is stored."""
-    files = [_File(0).add(W[0], transposable=True), _File(1).add(_transposed(W[0], 4, 64, 64), transposable=True)]
+    files = [_File(0).add(W[0], convertible=True), _File(1).add(_transposed(W[0], 4, 64, 64), convertible=True)]
     packed = _pack(*files, _File(2).add(W[1]))
     assert [payload.features for payload in packed.open().payloads] == [0, 1, 0]
     assert sum(map(len, packed.blobs.values())) == len(W[0]) + len(W[1])
@@ -239,9 +239,9 @@ def test_layouts_that_are_kept():
     other = _transposed(W[0], 4, 64, 64)
     for files in (
         [_File(0).add(other), _File(1).add(W[0])],
-        [_File(0).add(other, transposable=True), _File(1, alignment=1).add(b"x" * 1025).add(W[0])],
-        [_File(0).add(other, transposable=True), _File(1).add(other, W[0])],
-        [_File(0).add(W[0], transposable=True).add(other, transposable=True)],
+        [_File(0).add(other, convertible=True), _File(1, alignment=1).add(b"x" * 1025).add(W[0])],
+        [_File(0).add(other, convertible=True), _File(1).add(other, W[0])],
+        [_File(0).add(W[0], convertible=True).add(other, convertible=True)],
     ):
         packed = _pack(*files)
         assert not any(payload.features for payload in packed.open().payloads)
@@ -272,7 +272,7 @@ def test_any_transposed_payloads(tensors, mixed):
         content = bytes(random.Random(number).choices(values, k=size)) if mixed else _noise(size, number)  # noqa: S311
         for user in users:
             turned = content if user == 2 else _transposed(content, item, rows, columns)
-            files[user].add(turned, transposable=user < 2)
+            files[user].add(turned, convertible=user < 2)
     packed = _pack(*files)
     extents = sum(len(payload.extents) for payload in packed.open().payloads)
     assert packed.size <= sum(len(file.content) for file in files) + 64 * extents + 512 * len(files)
@@ -292,8 +292,8 @@ def test_half_tensors():
     fallback = _File(2).add(*weights)
     first, second = _File(0), _File(1)
     for weight in weights:
-        first.add(_halved(weight), transposable=True)
-    second.add(_halved(weights[1]), transposable=True).add(W[0], transposable=True)
+        first.add(_halved(weight), convertible=True)
+    second.add(_halved(weights[1]), convertible=True).add(W[0], convertible=True)
     packed = _pack(first, second, fallback)
     assert sum(map(len, packed.blobs.values())) == sum(map(len, weights)) + len(W[0])
     *payloads, last = packed.open().payloads
@@ -307,14 +307,22 @@ def test_numbers_that_are_kept():
     half = _halved(weight)
     for files in (
         [_File(0).add(half), _File(1).add(weight)],
-        [_File(0).add(half, transposable=True), _File(1).add(half, weight)],
-        [_File(0).add(half, transposable=True), _File(1, alignment=1).add(b"x" * 1025).add(weight)],
-        [_File(0).add(half, transposable=True).add(weight, transposable=True)],
-        [_File(0).add(half[:-2] + b"12", transposable=True), _File(1).add(weight)],
+        [_File(0).add(half, convertible=True), _File(1).add(half, weight)],
+        [_File(0).add(half, convertible=True), _File(1, alignment=1).add(b"x" * 1025).add(weight)],
+        [_File(0).add(half, convertible=True).add(weight, convertible=True)],
+        [_File(0).add(half[:-2] + b"12", convertible=True), _File(1).add(weight)],
     ):
         packed = _pack(*files)
         assert not any(payload.features for payload in packed.open().payloads)
         assert sum(map(len, packed.blobs.values())) >= len(weight) + len(half) - 16
+
+
+def test_numbers_that_are_not_aligned():
+    """Numbers that are stored inline, not aligned as what would be rounded from them, are not used."""
+    weight = _numbers(512, 1)
+    fallback = _File(1, alignment=1).add(b"begin").add(weight)
+    packed = _pack(_File(0).add(_halved(weight), convertible=True), fallback)
+    assert not any(payload.features for payload in packed.open().payloads)
 
 
 @pytest.mark.parametrize("count", [3, 8])

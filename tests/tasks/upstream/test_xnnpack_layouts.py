@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pteforge.tests.quantized import lower_quantized, worst_sqnr
+from pteforge.tests.lowering import lower_quantized, worst_sqnr
 
 # By name: what a network computes of its layers and its input, where ExecuTorch by itself makes a file that does not
 # run or computes something else, or makes none.
@@ -38,19 +38,12 @@ def _cases(functions: dict[str, Any]) -> list[Any]:
 
 def _network(function: Any) -> Any:
     import torch
-
-    class Network(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.second = (torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
-            self.linear = torch.nn.Linear(16, 16)
-            self.pad = torch.nn.ZeroPad2d((0, 1, 0, 1))
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return function(self, x)
+    from pteforge.tests.zoo.networks import FunctionOfLayers
 
     torch.manual_seed(0)
-    return Network().eval(), torch.randn(2, 8, 16, 16)
+    conv, second = (torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+    layers = {"linear": torch.nn.Linear(16, 16), "pad": torch.nn.ZeroPad2d((0, 1, 0, 1))}
+    return FunctionOfLayers(function, conv=conv, second=second, **layers).eval(), torch.randn(2, 8, 16, 16)
 
 
 def _lower(function: Any) -> bytes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pteforge.tests.quantized import lower_quantized, worst_sqnr
+from pteforge.tests.lowering import lower_quantized, worst_sqnr
 
 # Without the extension, the file of the first one cannot be loaded.
 PADDED = {
     "pool": lambda net, x: net.second(net.pad(net.pool(net.pad(net.conv(x).relu())))),
-    "pool beside convolution": lambda net, x: net.pool(y := net.pad(net.conv(x).relu())) + net.second(y),
+    "pool next to convolution": lambda net, x: net.pool(y := net.pad(net.conv(x).relu())) + net.second(y),
 }
 # What is padded has no scale, or is not padded with zeros.
 OTHERS = {
@@ -22,19 +22,18 @@ OTHERS = {
 
 def _network(function: Any) -> Any:
     import torch
-
-    class Network(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.second = torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Conv2d(8, 8, 2)
-            self.pad, self.pool = torch.nn.ZeroPad2d((0, 1, 0, 1)), torch.nn.MaxPool2d(2, 1)
-            self.ones, self.reflection = torch.nn.ConstantPad2d((0, 1, 0, 1), 1.0), torch.nn.ReflectionPad2d(1)
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return function(self, x)
+    from pteforge.tests.zoo.networks import FunctionOfLayers
 
     torch.manual_seed(0)
-    return Network().eval(), torch.randn(2, 8, 16, 16)
+    layers = {
+        "conv": torch.nn.Conv2d(8, 8, 3, padding=1),
+        "second": torch.nn.Conv2d(8, 8, 2),
+        "pad": torch.nn.ZeroPad2d((0, 1, 0, 1)),
+        "pool": torch.nn.MaxPool2d(2, 1),
+        "ones": torch.nn.ConstantPad2d((0, 1, 0, 1), 1.0),
+        "reflection": torch.nn.ReflectionPad2d(1),
+    }
+    return FunctionOfLayers(function, **layers).eval(), torch.randn(2, 8, 16, 16)
 
 
 @pytest.fixture

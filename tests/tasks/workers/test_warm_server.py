@@ -277,6 +277,7 @@ def test_socket_of_a_killed_process_is_removed(monkeypatch, short_path):
     monkeypatch.setattr("tempfile.tempdir", str(short_path))
     killed = subprocess.run([sys.executable, "-c", KILLED], env=os.environ | {"TMPDIR": str(short_path)}, check=False)
     assert killed.returncode == -signal.SIGKILL
+    assert len(list(short_path.iterdir())) == 1
     (left,) = short_path.glob("*/*")
     while _is_listening(left):  # its server is still ending
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Batches of transposed matrices: making them, and finding out whether bytes are one of others."""
+"""Bytes that are made of bytes stored in another form: transposed matrices, and numbers of half as many bits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .contents import MatrixShape
 _ITEMS = (4, 2, 1, 8, 16)  # sizes of items in bytes, in the order in which they are tried
 _CHUNK = 1 << 20
 _PROBES = 64
+_SIGN, _NOT_A_NUMBER = 0x8000, 0x7E00  # of 16-bit numbers
 
 _Bytes = bytes | bytearray | memoryview
 _Words = NDArray[np.unsignedinteger]
@@ -89,3 +90,30 @@ def _numbers(content: _Bytes, item: int) -> _Words:
 def _words(content: _Bytes, item: int) -> _Words:
     """A number for each item; the first half of items of 16 bytes."""
     return _numbers(content, item)[:: max(item // 8, 1)]
+
+
+def halved(stored: _Bytes) -> Iterator[bytes]:
+    """The nearest 16-bit number of each of these 32-bit ones, the even one of two; in pieces of half a megabyte.
+
+    What is not a number has one bit pattern for each sign, so that all readers make the same bytes.
+    """
+    for start in range(0, len(stored), _CHUNK):
+        bits = np.frombuffer(stored[start : start + _CHUNK], "<u4")
+        numbers = bits.view("<f4")
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinite
+            halves = numbers.astype("<f2").view("<u2")
+        strange = np.isnan(numbers)
+        halves[strange] = bits[strange] >> 16 & _SIGN | _NOT_A_NUMBER
+        yield halves.tobytes()
+
+
+def is_half(stored: _Bytes, content: _Bytes) -> bool:
+    """Whether the content is what readers make of the stored bytes."""
+    position = 0
+    if len(stored) != 2 * len(content) or len(stored) % 4:
+        return False
+    for piece in halved(stored):
+        if piece != bytes(content[position : position + len(piece)]):
+            return False
+        position += len(piece)
+    return True
