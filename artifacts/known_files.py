@@ -11,8 +11,7 @@ from typing import Any
 
 from .digest import Digest, canonical_json, digest_file
 from .files import LocalFiles
-from .records import RecordFiles
-from .signing import Seal
+from .records import RecordFiles, Seal
 
 _SETTLING = 2 * 10**9  # ns: a file may be written again without another time within those of a file system's clock
 

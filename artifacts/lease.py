@@ -27,8 +27,7 @@ from pydantic import Field
 from ..errors import StoreUnusable
 from .digest import Digest
 from .files import WAIT_UNTOLD, move_aside, read_errors, write_errors
-from .records import Record, RecordFiles
-from .signing import Seal
+from .records import Record, RecordFiles, Seal
 
 if TYPE_CHECKING:
     from .remote_files import RemoteFiles  # imports fsspec, which a local store does without

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 from .digest import Digest, canonical_json, digest_bytes, is_digest
 from .files import NamedFiles
-from .records import Record, RecordFiles, decode
+from .records import Record, RecordFiles, Seal, decode
 from .ref import ArtifactRef, BlobRef
 from .runs import StageOutcome
-from .signing import Seal
 
 _Kind = TypeVar("_Kind")
 

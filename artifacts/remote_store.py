@@ -18,11 +18,10 @@ from .lease import LeaseTiming, LocalLeases, RemoteLeases
 from .ledger import Ledger
 from .local_store import LAYOUT, LocalStore
 from .object_folder import StoredObject
-from .records import RecordFiles
+from .records import RecordFiles, Seal, signing_key
 from .ref import ArtifactRef, BlobRef
 from .remote_files import RemoteFiles, public_url
 from .runs import Runs
-from .signing import Seal, signing_key
 from .store import Store
 from .store_key import check_key
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from .digest import Digest, canonical_json
 from .files import NamedFiles
-from .records import Record, RecordFiles
-from .signing import Seal
+from .records import Record, RecordFiles, Seal
 
 RETAINED = 200
 """How many runs are kept; writing another one removes the oldest."""

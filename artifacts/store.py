@@ -20,9 +20,9 @@ from .lease import Leases, LocalLeases
 from .ledger import Ledger
 from .local_store import LocalStore
 from .object_folder import StoredObject
+from .records import Seal
 from .ref import ArtifactRef, BlobRef
 from .runs import Runs
-from .signing import Seal
 
 _log = logging.getLogger(__name__)
 

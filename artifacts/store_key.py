@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from ..errors import StoreUnusable
 from .files import NamedFiles
 from .ledger import Ledger
+from .records import KEY_VARIABLE, NEW_KEY_VARIABLE, Seal, SealError, key_id
 from .remote_files import RemoteFiles
 from .runs import Runs
-from .signing import KEY_VARIABLE, NEW_KEY_VARIABLE, Seal, SealError, key_id
 
 _FILE = "key"
 _ID = re.compile(rb"pteforge key 1 ([0-9a-f]{32})(?: ([0-9a-f]{32}))?\n")

@@ -8,10 +8,9 @@ from .nodes import Locations
 from .presets import preset_names
 from .quantize import Quantize, QuantizerChoice
 from .recipe import CompileOptions, EdgeOptions, MethodOptions, Output, Recipe, Specialization
-from .run import RunConfig
 from .sources import BuilderSource, Dataset, ProgramSource
 from .verification import Accuracy, VerifyBounds, VerifyOverrides
-from .zoo import Zoo, zoo_schema
+from .zoo import RunConfig, Zoo, zoo_schema
 
 __all__ = [
     "Accuracy",

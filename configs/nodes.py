@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
 
 from ..errors import ConfigError, Location
 
@@ -196,3 +202,183 @@ def read_field(text: str) -> tuple[FieldPath, str]:
                 break
         position = part.end()
     return tuple(path), text[position:]
+
+
+_MAX_BYTES = 16 * 2**20
+_MAX_DEPTH = 64
+_TOO_DEEP = "exceeded maximum nesting depth"  # of the scanner, which is ahead of the parser (libyaml of PyYAML 6.0.4)
+_MAX_NODES = 100_000  # after aliases are expanded
+_MAX_DIGITS = 100  # Python reads hexadecimal numbers of any length, but does not write them into a message
+
+_TAG = "tag:yaml.org,2002:"
+
+
+def read_yaml(path: Path, name: str, included_by: Node | None = None) -> Node:
+    """A YAML file as a tree; messages call it `name`. Raises ConfigError, at `included_by` if it cannot be read."""
+    place = included_by or Node(None, Location(name))
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for its other end
+            raise place.error(f"cannot read {name}: it is a pipe or a device")
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise place.error(f"cannot read {name}: {error.strerror or error}") from error
+    if len(content) > _MAX_BYTES:
+        raise place.error(f"cannot read {name}: it has more than {_MAX_BYTES >> 20} MiB")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = content[: error.start].decode("utf-8-sig", errors="replace")
+        raise ConfigError("not UTF-8 text", location=_end(before, name)) from error
+    return parse_yaml(text, name)
+
+
+def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: FieldPath = ()) -> Node:
+    """The root of the one document in `text`, which is written at the path `at`.
+
+    Locations and messages name the text `file`. For text that does not come from a file, all nodes are at `fixed`.
+
+    Raises:
+        ConfigError: a syntax error, a duplicate key, an unsupported tag, a number that is not finite, or too much
+            nesting or repetition by aliases.
+    """
+
+    def locate(mark: Any) -> Location:  # the C parser has a mark type of its own
+        return fixed or (Location(file, mark.line + 1, mark.column + 1) if mark else Location(file))
+
+    try:
+        _check_depth(text, locate)
+        root = yaml.compose(text, Loader=_Composer)
+    except yaml.MarkedYAMLError as error:
+        location = locate(error.problem_mark or error.context_mark)
+        if error.problem == _TOO_DEEP:
+            raise ConfigError(f"nested more than {_MAX_DEPTH} levels deep", location=location) from error
+        context = f" ({error.context})" if error.context else ""
+        raise ConfigError(f"not valid YAML: {error.problem}{context}", location=location) from error
+    except yaml.reader.ReaderError as error:
+        before = text.encode()[: error.position].decode(errors="ignore")  # the C parser counts bytes
+        raise ConfigError(f"not valid YAML: {error.reason}", location=fixed or _end(before, file)) from error
+    if root is None:
+        return Node(None, fixed or Location(file, 1, 1), at)
+    return _Converter(locate).convert(root, at, locate(root.start_mark))
+
+
+class _Composer(yaml.CBaseLoader):
+    """Builds PyYAML's nodes and nothing else: no tag can make an object."""
+
+
+for _kind, _pattern, _first in (
+    ("null", r"(?:~|null|Null|NULL|)\Z", ["~", "n", "N", ""]),
+    ("bool", r"(?:true|True|TRUE|false|False|FALSE)\Z", list("tTfF")),
+    ("int", r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)\Z", list("-+0123456789")),
+    (
+        "float",
+        r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z",
+        list("-+.0123456789"),
+    ),
+    ("merge", r"<<\Z", ["<"]),
+):
+    _Composer.add_implicit_resolver(_TAG + _kind, re.compile(_pattern), _first)
+
+
+def _end(text: str, file: str) -> Location:
+    """The position after `text`, the beginning of a file."""
+    return Location(file, text.count("\n") + 1, len(text) - text.rfind("\n"))
+
+
+def _check_depth(text: str, locate: Callable[[Any], Location]) -> None:
+    """The composer is recursive C code: deep enough nesting would crash the process, so check first."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Composer):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                location = locate(event.start_mark)
+                raise ConfigError(f"nested more than {_MAX_DEPTH} levels deep", location=location)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _read_scalar(tag: str, text: str) -> Scalar:
+    """Raises ValueError for text that the tag does not allow, and for tags that are not supported."""
+    match tag.split(_TAG):
+        case ["", "null"]:
+            return None
+        case ["", "bool"]:
+            if text.lower() not in ("true", "false"):
+                raise ValueError(f"{text!r} is not true or false")
+            return text.lower() == "true"
+        case ["", "int"]:
+            if len(text) > _MAX_DIGITS:
+                raise ValueError(f"{text[:40]!r}... is a number of more than {_MAX_DIGITS} digits")
+            return int(text, 0 if text.startswith(("0o", "0x")) else 10)
+        case ["", "float"]:
+            with suppress(ValueError):
+                if math.isfinite(number := float(text)):
+                    return number
+            raise ValueError(f"{text[:40]!r} is not a finite number")
+        case ["", "str" | "merge"]:  # `<<` as a value is text
+            if "\0" in text:  # no file name, module name or option can hold it, the operating system would stop there
+                raise ValueError("text cannot hold a NUL character")
+            return text
+    raise ValueError(f"the tag {tag!r} is not supported here")
+
+
+@dataclass
+class _Converter:
+    """Converts PyYAML's nodes to ours, expanding aliases and merge keys up to a bound."""
+
+    locate: Callable[[Any], Location]
+    made: int = 0
+    open_nodes: set[int] = field(default_factory=set)
+
+    def convert(self, node: yaml.Node, at: FieldPath, location: Location) -> Node:
+        self.made += 1
+        if self.made > _MAX_NODES:
+            self._fail("aliases repeat so much that the file grows out of bounds", node, at)
+        if id(node) in self.open_nodes:
+            self._fail("an alias is inside the value that it names", node, at)
+        self.open_nodes.add(id(node))
+        try:
+            match node:
+                case yaml.MappingNode(tag="tag:yaml.org,2002:map"):
+                    return Node(self._entries(node, at), location, at)
+                case yaml.SequenceNode(tag="tag:yaml.org,2002:seq"):
+                    items = [self.convert(item, (*at, i), self._place(item)) for i, item in enumerate(node.value)]
+                    return Node(items, location, at)
+                case yaml.ScalarNode():
+                    return Node(_read_scalar(node.tag, node.value), location, at)
+            return self._fail(f"the tag {node.tag!r} is not supported here", node, at)
+        except ValueError as error:
+            return self._fail(str(error), node, at)
+        finally:
+            self.open_nodes.discard(id(node))
+
+    def _entries(self, mapping: yaml.MappingNode, at: FieldPath) -> dict[str, Node]:
+        merged: dict[str, Node] = {}
+        own: dict[str, Node] = {}
+        seen: set[str] = set()
+        for key, value in mapping.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self._fail("a key must be text, not a list or a mapping", key, at)
+            if key.value in seen:
+                self._fail(f"the key {key.value!r} is written twice in the same mapping", key, (*at, key.value))
+            seen.add(key.value)
+            if key.tag == f"{_TAG}merge":
+                for source in self._merge_sources(value, at):
+                    merged = {**self.convert(source, at, self._place(source)).entries, **merged}
+            else:
+                own[key.value] = self.convert(value, (*at, key.value), self._place(key))
+        return {**merged, **own}
+
+    def _merge_sources(self, value: yaml.Node, at: FieldPath) -> Iterator[yaml.MappingNode]:
+        for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+            if not isinstance(source, yaml.MappingNode):
+                self._fail("`<<` takes a mapping, or a list of mappings", source, at)
+            yield source
+
+    def _place(self, node: yaml.Node) -> Location:
+        return self.locate(node.start_mark)
+
+    def _fail(self, problem: str, node: yaml.Node, at: FieldPath) -> NoReturn:
+        raise ConfigError(problem, location=self._place(node), field=format_field(at) or None)

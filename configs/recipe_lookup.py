@@ -13,11 +13,10 @@ from typing import Any
 
 from ..errors import ConfigError, Location
 from .base import check_object_reference, did_you_mean
-from .nodes import Locations, Node, deep_merge, located, plain
+from .nodes import Locations, Node, deep_merge, located, parse_yaml, plain, read_yaml
 from .presets import RECIPE_TYPES, preset_names, preset_text
 from .problems import check, raise_all
 from .recipe import Recipe
-from .yaml_nodes import parse_yaml, read_yaml
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
-from ..artifacts.signing import KEY_VARIABLE
+from ..artifacts.records import KEY_VARIABLE
 from ..errors import InputError, first_line
 from .prefect_settings import server_configured
 

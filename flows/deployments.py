@@ -22,7 +22,7 @@ from prefect.utilities.callables import ParameterSchema
 from pydantic import ValidationError
 
 from ..configs.load import LoadedZoo, load_zoo
-from ..configs.run import Place
+from ..configs.zoo import Place
 from ..errors import InputError, PteforgeError
 from ..tasks.lowering import STAGES
 from .pool import model_deployment

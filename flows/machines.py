@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..configs.run import RunConfig
+from ..configs.zoo import RunConfig
 from ..errors import InputError, first_line
 from .prefect_settings import server_configured
 from .session import Session

@@ -12,10 +12,9 @@ from typing import Any
 import yaml
 
 from ..artifacts.digest import Digest, digest_bytes, digest_file, digest_json
-from ..artifacts.files import replace_file
+from ..artifacts.files import open_file, replace_file
 from ..artifacts.known_files import KnownFiles
 from ..artifacts.ledger import RecipeRecord
-from ..artifacts.opening import open_file
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable, convert_os_errors

@@ -24,9 +24,8 @@ from ..artifacts.known_files import KnownFiles
 from ..artifacts.locations import open_store
 from ..artifacts.runs import RunRecord, RunStatus, StageOutcome
 from ..artifacts.store import Store
-from ..configs.load import LoadedZoo, load_zoo
-from ..configs.one_model import load_source, recipe_names, split_source
-from ..configs.run import Place, RunConfig
+from ..configs.load import LoadedZoo, load_source, load_zoo, recipe_names, split_source
+from ..configs.zoo import Place, RunConfig
 from ..errors import InputError, PteforgeError, StageFailed, StoreError, TargetError, first_line
 from ..tasks.executor import Executor
 from ..tasks.lowering import check_stage

@@ -19,7 +19,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from ..configs.run import Place
+from ..configs.zoo import Place
 from ..errors import InputError, ReleaseHeldBack, ZooFailed, first_line, printable
 from ..tasks.model import PlannedModel
 from .interrupt import prompt_termination

@@ -27,7 +27,7 @@ def init(
     ] = None,
 ) -> None:
     """Write a zoo file for a builder or the name of a model, with comments that say how to go on."""
-    from ...configs.one_model import DEFAULT_RECIPE, zoo_text
+    from ...configs.load import DEFAULT_RECIPE, zoo_text
     from ...configs.sources import names_model
 
     optional, needed = ([], []) if names_model(builder) else _arguments(builder, file.absolute().parent)

@@ -89,7 +89,7 @@ OUT = Annotated[Path, typer.Option("--out", "-o", metavar="OUT.pte", help="The f
 
 JOBS = Annotated[int | None, typer.Option(min=1, help="Stages at once.", show_default="one per core")]
 
-Place = Literal["local", "pool", "dask", "ray"]  # as in `configs.run`, which completion has no time to import
+Place = Literal["local", "pool", "dask", "ray"]  # as in `configs.zoo`, which completion has no time to import
 
 ON = Annotated[
     Place | None,

@@ -54,7 +54,7 @@ def _share(share: gc.Share) -> str:
 
 def _age(finished: str) -> str:
     """How long ago a stage finished: the largest unit of which it is at least one."""
-    from ...artifacts.retention import seconds
+    from ...artifacts.gc import seconds
 
     passed = max(0, time.time() - seconds(finished))
     unit, length = next(((unit, length) for unit, length in _LENGTHS if passed >= length), _LENGTHS[-1])
@@ -146,8 +146,8 @@ def rekey(*, store: STORE = None, as_json: AS_JSON = False) -> None:
     url = store_url(store) or ""
     if "://" not in url or url.startswith(("file:", "local:", "memory:")):
         raise InputError(f"{url or 'the default store'} is not signed: only stores that several machines share are")
+    from ...artifacts.records import NEW_KEY_VARIABLE, signing_key
     from ...artifacts.remote_files import RemoteFiles
-    from ...artifacts.signing import NEW_KEY_VARIABLE, signing_key
     from ...artifacts.store_key import rekey
 
     files = RemoteFiles(url)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ...artifacts.digest import Digest, digest_bytes
 from ...errors import FileFormatError, InputError, PteforgeError
-from ..pte.contents import Extent, PteFile
-from ..pte.extents import Shareable, inside
+from ..pte.contents import Extent, PteFile, Shareable, inside
 from ..pte.reader import read_pte
 from .container import Buffer, Container, read_container, write_v2
 from .contents import (

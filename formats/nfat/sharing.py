@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ..pte.contents import Extent, PteFile
-from ..pte.extents import MIN_SHAREABLE, shareable_extents
+from ..pte.contents import MIN_SHAREABLE, Extent, PteFile, shareable_extents
 from .contents import BYTE_ALIGNMENT, MatrixShape, is_zero
 from .conversions import byte_sum, find_shape, halved, is_half
 from .limits import MAX_EXPANSION, MAX_ZEROS

@@ -16,8 +16,7 @@ from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
 from ...errors import ObjectMissing, StoreError
 from ...formats.nfat.contents import is_zero
-from ...formats.pte.contents import Extent
-from ...formats.pte.extents import MIN_SHAREABLE, Shareable, cut, shareable_extents
+from ...formats.pte.contents import MIN_SHAREABLE, Extent, Shareable, cut, shareable_extents
 
 if TYPE_CHECKING:
     from ...formats.nfat.pack import PackedContainer

@@ -10,7 +10,7 @@ from ...artifacts.digest import canonical_json, digest_bytes
 from ...artifacts.ref import ArtifactRef
 from ...configs.metadata import PROVENANCE, merged_metadata
 from ...formats.nfat.fat_file import is_fat, open_fat
-from ...formats.pte.extents import Shareable
+from ...formats.pte.contents import Shareable
 from ...formats.pte.reader import map_file, open_pte
 from .. import kinds, stage
 from ..codecs.payload import load_packed, payload_sha256, save_data_file, save_payload, write_payload

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.artifacts.digest import Digest, canonical_json, digest_bytes, digest_json, parse_digest
 from pteforge.artifacts.ledger import SlotRecord, StageRecord, WatchRecord
-from pteforge.artifacts.records import decode
+from pteforge.artifacts.records import Seal, SealError, decode
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
 from pteforge.artifacts.runs import FieldChange, RunRecord, StageOutcome, differing_fields
-from pteforge.artifacts.signing import Seal, SealError
 from pteforge.tasks.accuracy import AccuracyReport, Score, Scores
 from pteforge.tasks.figures import Case, summarize
 from pteforge.tasks.numerics import Ladder, NodeLoss, NodeLosses, Rung

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pteforge.artifacts import remote_files
+from pteforge.artifacts.records import Seal
 from pteforge.artifacts.ref import BlobRef
 from pteforge.artifacts.remote_files import RemoteFiles
 from pteforge.artifacts.remote_store import PublishingNotes
-from pteforge.artifacts.signing import Seal
 from pteforge.errors import StoreUnusable
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pteforge.configs.nodes import nearest, plain
-from pteforge.configs.yaml_nodes import parse_yaml, read_yaml
+from pteforge.configs.nodes import nearest, parse_yaml, plain, read_yaml
 from pteforge.errors import ConfigError, Location
 
 json_values = st.recursive(

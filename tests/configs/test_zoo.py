@@ -7,9 +7,8 @@ import pteforge.configs
 import pytest
 from jsonschema import Draft202012Validator
 from pteforge.configs import Recipe, preset_names, zoo_schema
-from pteforge.configs.nodes import plain
+from pteforge.configs.nodes import parse_yaml, plain
 from pteforge.configs.recipe_lookup import load_preset, read_preset
-from pteforge.configs.yaml_nodes import parse_yaml
 
 STARTER = Path(__file__).parents[2] / "examples/zoo/starter.yaml"
 GOLDEN = Path(__file__).with_name("golden.json")

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 import pytest
 from pteforge.artifacts.digest import digest_bytes, digest_json
 from pteforge.artifacts.ledger import Ledger, ModelRecord, RecipeRecord, SlotRecord, SourceRecord, StageRecord
+from pteforge.artifacts.records import Seal
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import StageOutcome
-from pteforge.artifacts.signing import Seal
 from pteforge.artifacts.store import Store
 from pteforge.errors import ObjectDamaged
 

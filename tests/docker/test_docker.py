@@ -15,7 +15,7 @@ import pteforge
 import pytest
 import yaml
 from compose_spec import PyCompose
-from pteforge.artifacts.signing import signing_key
+from pteforge.artifacts.records import signing_key
 
 ROOT = Path(pteforge.__file__).parent
 DOCKER = ROOT / "docker"

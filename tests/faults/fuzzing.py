@@ -17,9 +17,9 @@ import pteforge
 from pteforge.artifacts.digest import Digest, canonical_json, digest_bytes
 from pteforge.artifacts.files import NamedFiles, at_most
 from pteforge.artifacts.ledger import Ledger
+from pteforge.artifacts.records import Seal
 from pteforge.artifacts.ref import ArtifactRef
 from pteforge.artifacts.runs import Runs
-from pteforge.artifacts.signing import Seal
 from pteforge.configs.load import load_zoo, parse_override
 from pteforge.errors import ConfigError, FileFormatError, StoreError
 from pteforge.formats.pte.ptd import ptd_named_data

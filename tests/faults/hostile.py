@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from pteforge.artifacts.digest import canonical_json, digest_bytes
 from pteforge.artifacts.ledger import StageRecord
+from pteforge.artifacts.records import Seal
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import RunRecord, StageOutcome
-from pteforge.artifacts.signing import Seal
 from pteforge.configs.load import load_zoo
 from pteforge.errors import ConfigError, InputError, PteforgeError, StoreUnusable
 from pteforge.flows.releases import Releases

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from pteforge.artifacts.signing import Seal
+from pteforge.artifacts.records import Seal
 from pteforge.tests.faults.campaign import run_campaign
 from pteforge.tests.faults.commands import Commands
 from pteforge.tests.faults.hostile import HOSTILE, QUICK, Attack, Target, attack_once, forge_record, try_any

@@ -8,7 +8,7 @@ import time
 import pytest
 from pteforge.artifacts.locations import open_store
 from pteforge.configs.load import load_zoo
-from pteforge.configs.run import RunConfig
+from pteforge.configs.zoo import RunConfig
 from pteforge.flows.select import select_models
 from pteforge.flows.session import NullZooObserver, Session, stage_memory
 from pteforge.flows.zoo import lower_rest

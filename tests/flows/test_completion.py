@@ -12,7 +12,7 @@ import pytest
 from pteforge.artifacts.files import LocalFiles
 from pteforge.artifacts.runs import RunRecord, Runs, StageOutcome
 from pteforge.configs.presets import preset_names
-from pteforge.configs.run import PLACES
+from pteforge.configs.zoo import PLACES
 from pteforge.flows.cli import options
 from pteforge.tasks.lowering import STAGES
 

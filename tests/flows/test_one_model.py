@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pteforge.configs.load import load_zoo
-from pteforge.configs.one_model import model_name, recipe_names, split_source
+from pteforge.configs.load import load_zoo, model_name, recipe_names, split_source
 
 pytestmark = pytest.mark.timeout(600)
 

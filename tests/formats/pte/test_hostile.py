@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pteforge.errors import FileFormatError
 from pteforge.formats.pte import schema_generated as schema
-from pteforge.formats.pte.contents import PteFile
+from pteforge.formats.pte.contents import PteFile, shareable_extents
 from pteforge.formats.pte.describe import describe
-from pteforge.formats.pte.extents import shareable_extents
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.mutations import mutate
 
