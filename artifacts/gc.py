@@ -1,4 +1,4 @@
-"""Maintenance of a store: garbage collection, a deep check, and statistics."""
+"""Maintenance of a store: what to keep, garbage collection, a deep check, and statistics."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Records: frozen dataclasses that are stored as canonical JSON and validated when they are read.
+"""Records: frozen dataclasses that are stored as canonical JSON, sealed, and validated when they are read.
 
 Their JSON is a storage format. A new attribute needs a default, so that records of earlier versions can still be read.
+The seal is a checksum in the user's own store, a signature if others could write to the store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Loads a zoo file: includes, defaults, ``--set`` and recipes. Everything that needs no torch is checked here."""
+"""Loads a zoo file, or makes the zoo of one model that is named by its builder or by itself.
+
+Includes, defaults, ``--set`` and recipes are merged. Everything that needs no torch is checked here.
+"""
 
 from __future__ import annotations
 

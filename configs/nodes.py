@@ -1,4 +1,10 @@
-"""Trees of configuration values that know where they were written, and dotted names of fields."""
+"""YAML as trees of values that know where they were written, and dotted names of fields.
+
+YAML is read safely, bounded, and with the scalars of YAML 1.2. PyYAML resolves scalars by YAML 1.1, where ``no`` is
+false, ``1e-3`` is text and ``1:30`` is ninety. Editors that check a file against a JSON Schema use the core schema of
+YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), and so does this module. Merge keys (``<<``) still work, since
+people know them. Keys are text, whatever they look like.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zoos: models and the recipes to lower them with, as loaded, as written in a file, and the JSON Schema of files."""
+"""Zoos: models, the recipes to lower them with, and where their stages run; and the JSON Schema of zoo files."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ..artifacts.digest import digest_file
-from ..artifacts.files import read_sidecar
+from ..artifacts.opening import read_sidecar
 from ..artifacts.records import Record, decode
 from ..errors import InputError
 from ..formats.nfat.fat_file import is_fat, open_fat, payload_program

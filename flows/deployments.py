@@ -26,7 +26,7 @@ from ..configs.zoo import Place
 from ..errors import InputError, PteforgeError
 from ..tasks.lowering import STAGES
 from .pool import model_deployment
-from .publication import publication_of
+from .publish import publication_of
 from .select import select_models
 from .session import absolute_location
 from .zoo_flow import export_model, export_zoo

@@ -12,8 +12,7 @@ from ..tasks.accuracy import AccuracyReport
 from ..tasks.causes import known_causes
 from ..tasks.diagnosis import Finding
 from ..tasks.figures import Figures
-from ..tasks.layer_search import FoundLayers
-from ..tasks.numerics import Ladder
+from ..tasks.numerics import FoundLayers, Ladder
 
 Status = Literal["made", "cached", "failed", "not applicable"]
 

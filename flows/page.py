@@ -14,13 +14,13 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from ..artifacts.digest import digest_json
-from ..artifacts.files import open_input, read_sidecar, replace_file
+from ..artifacts.files import replace_file
+from ..artifacts.opening import open_input, read_sidecar
 from ..artifacts.runs import RunRecord, Runs, StageOutcome
 from ..errors import InputError, first_line, printable
 from ..tasks.diagnosis import Finding
-from .drawings import Block, Tile, sparkline, treemap
 from .figures_text import format_size
-from .file_map import FileMap, PayloadMap, map_of
+from .file_map import Block, FileMap, PayloadMap, Tile, map_of, sparkline, treemap
 
 NAME = "index.html"
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")

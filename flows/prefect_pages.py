@@ -1,17 +1,21 @@
-"""Tables and pages in Prefect's UI: scores, numerics of a model's files, and where a recipe loses quality."""
+"""Tables, pages and progress in Prefect's UI: scores, numerics of a model's files, and where a recipe loses quality."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from prefect import flow, get_run_logger
 from prefect.artifacts import (
     acreate_markdown_artifact,
+    acreate_progress_artifact,
     acreate_table_artifact,
+    aupdate_progress_artifact,
     create_image_artifact,
     create_markdown_artifact,
 )
@@ -25,9 +29,11 @@ from .bisect import Bisection
 from .figures_text import FIGURES, format_figures, format_size, format_sqnr, markdown
 from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
 from .prefect_settings import local_run, send_what_is_queued
+from .session import Session
 
 if TYPE_CHECKING:
     from .release_records import Published
+
 
 _NODES = 20
 
@@ -199,3 +205,36 @@ def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         cells = ("" if value is None else markdown(str(value)) for value in row.values())
         yield f"| {' | '.join(cells)} |"
+
+
+_PAUSE = 5.0  # seconds between updates
+_PATIENCE = 10.0  # seconds for the last update
+
+
+@asynccontextmanager
+async def progress_shown(session: Session) -> AsyncIterator[None]:
+    """Shows the session's progress in the current flow run while the context is open; work never waits for it."""
+    ended = asyncio.Event()
+    showing = asyncio.create_task(_show(session, ended))
+    try:
+        yield
+    finally:
+        ended.set()
+        with session.without_prefect_if_it_fails():
+            await asyncio.wait_for(showing, _PATIENCE)
+
+
+async def _show(session: Session, ended: asyncio.Event) -> None:
+    key, shown, pace = artifact_key("progress", session.zoo), (-1, -1), session.pace
+    await asyncio.to_thread(session.expect_stages)
+    artifact = await acreate_progress_artifact(0.0, key=key, description="No stage is done yet")
+    while not ended.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), _PAUSE)
+        if ended.is_set() or shown == (shown := (pace.done, pace.known)):
+            continue
+        done, known = shown
+        percent = 100 * done / max(known, 1)
+        await aupdate_progress_artifact(artifact, percent, f"{done} of {known} known stages done")
+    complete = "" if session.complete else "; some models were not reached"
+    await aupdate_progress_artifact(artifact, 100.0, f"{pace.done} stages done{complete}")

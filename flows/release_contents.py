@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import __version__
 from ..artifacts.digest import digest_bytes, digest_file
-from ..artifacts.files import read_sidecar
+from ..artifacts.opening import read_sidecar
 from ..artifacts.runs import RunRecord
 from ..configs.base import NAME_PATTERN
 from ..configs.load import LoadedZoo

@@ -42,9 +42,10 @@ from .release_records import (
     Published,
     ReleasedFile,
     ReleasedModel,
+    sign_manifest,
     split_release,
+    verify_manifest,
 )
-from .release_signing import sign_manifest, verify_manifest
 
 _log = logging.getLogger(__name__)
 

@@ -36,8 +36,7 @@ from ..tasks.workers import WorkerLimits, Workers, memory_for_calls
 from .outcome import ModelOutcome, ZooOutcome
 from .pace import Pace, expected_stages
 from .prefect_settings import refresh_configured
-from .publication import Publication, publication_of
-from .publish import check_folders, known_results
+from .publish import Publication, check_folders, known_results, publication_of
 from .request import Request, git_commit
 from .select import select_models
 from .whole import WholeModels

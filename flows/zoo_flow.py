@@ -25,11 +25,10 @@ from ..tasks.model import PlannedModel
 from .interrupt import prompt_termination
 from .machines import check_place, cluster_of
 from .pool import lower_in_pool
-from .prefect_pages import announce, show_findings, show_ladders, show_scores, show_zoo
+from .prefect_pages import announce, progress_shown, show_findings, show_ladders, show_scores, show_zoo
 from .prefect_runner import PrefectRunner, add_tags, runner_of
 from .session import Session, joined, open_session, prepared
 from .zoo import find_models, lower_one, lower_rest
-from .zoo_progress import progress_shown
 
 _TASKS_AT_ONCE = 64  # threads that wait for workers
 _MODELS_AT_ONCE = 16  # they mostly wait; how many stages run at once is the workers' to decide

@@ -27,9 +27,9 @@ from ..tasks.programs.graphs import check_no_affine, decompose_affine
 from ..tasks.targets.base import Target
 from ..tasks.upstream.pending_symbols import no_pending_symbols
 from .aten import signature_of, to_aten
-from .partitioner import wrap_partitioners
 from .settings import FALLBACK, Resolved, from_compile_specs, resolve
 from .support import is_affine, missing_kernels
+from .wrapped import wrap_partitioners
 
 Payload = tuple[Description, bytes]
 

@@ -14,9 +14,8 @@ from ..configs.quantize import GraphPass, TorchaoTransform
 from ..configs.recipe import AtenPass, EdgeManagerPass, EdgePass, Recipe, Specialization
 from ..configs.verification import ERROR_BOUNDS, AccuracyGate, VerifyBounds
 from ..errors import ConfigError, SourceError, TargetError
-from .keys.builder import find_builder
+from .keys.builder import find_builder, find_signature
 from .keys.search import ModuleSearch
-from .keys.signature import find_signature
 from .model import PlannedRecipe, PlannedSpecialization
 from .targets import Target
 from .targets.find import check_quantizers, find_target

@@ -54,8 +54,7 @@ def bisect_recipe(
     Only stages that are not cached run. Verification is skipped, so bisect also works on a file that fails it.
     """
     from ...tasks.numerics import DROP_DB
-    from ..bisect import bisect
-    from ..bisect_plot import check_plot, write_plot
+    from ..bisect import bisect, check_plot, write_plot
     from ..session import open_session
     from .progress import observe
 
@@ -86,7 +85,7 @@ def bisect_recipe(
 
 def _publish(found: Bisection) -> None:
     """Adds the result to Prefect's artifacts; only logs a failure, since the terminal shows the result anyway."""
-    from ..bisect_plot import draw
+    from ..bisect import draw
 
     if not _log.isEnabledFor(logging.INFO):
         quiet_console()

@@ -138,7 +138,7 @@ def _read_zoo(path: Path, inherited: Sequence[str], found: dict[str, Sequence[st
     """Adds the models of a file and of those that it includes, which inherit its default recipes."""
     import yaml
 
-    from ...artifacts.files import open_input
+    from ...artifacts.opening import open_input
 
     seen.add(path)
     with open_input(path) as file:

@@ -22,8 +22,7 @@ from .inspect import inspect_file
 from .metadata import show_metadata
 from .plan import plan
 from .release import app as release_app
-from .release import publish
-from .reproduce import reproduce_file
+from .release import publish, reproduce_file
 from .run import run_file
 from .store import app as store_app
 from .terminal import guard_streams, guarded_streams, print_json

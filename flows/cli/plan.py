@@ -81,8 +81,8 @@ def plan(  # noqa: PLR0913 - one parameter per option
 def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
     """The number of cached stages, the stages that will run, and those that may run."""
     from ...artifacts.runs import differing_fields
+    from ...tasks.executor import predict_memory
     from ...tasks.lowering import lower_model
-    from ...tasks.prediction import predict_memory
     from ...tasks.runner import CutShort, PlanRunner, run_without_loop
     from ...tasks.scope import Scope
 

@@ -33,7 +33,7 @@ def check_found(file: Path, found: Sequence[Path]) -> None:
     Kernels look weights up by name, so those of another model with equal sizes would be accepted.
     """
     from ...artifacts.digest import digest_file
-    from ...artifacts.files import read_sidecar
+    from ...artifacts.opening import read_sidecar
 
     try:
         written = json.loads(read_sidecar(file.with_suffix(".json")))

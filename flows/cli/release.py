@@ -1,4 +1,4 @@
-"""`pteforge publish` and `pteforge release`."""
+"""`pteforge publish`, `pteforge release` and `pteforge reproduce`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import InputError
+from ...errors import InputError, printable
+from ..interrupt import leave_interrupted
 from . import completion
-from .options import AS_JSON, FOLDER, STORE, open_existing_store
+from .diff import print_differences
+from .options import AS_JSON, FOLDER, JOBS, STORE, open_existing_store
 from .terminal import format_size, open_console, print_json
 
 if TYPE_CHECKING:
     from ...configs.load import LoadedZoo
     from ...configs.zoo import PublishConfig
     from ..releases import Releases
+
 
 CHANNEL = Annotated[str, typer.Option(metavar="NAME", help="The channel.", autocompletion=completion.channels)]
 VERIFY = Annotated[
@@ -62,7 +65,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Release verified files: a channel moves to them if they pass its gates; exits with 1 if they do not."""
     from ...configs.load import load_zoo
-    from ..publication import Publication
+    from ..publish import Publication
     from ..release_contents import find_results, find_results_of, merge_results, read_contents
     from .summary import print_published
 
@@ -192,3 +195,62 @@ def _open(url: str) -> Releases:
     from ..releases import open_releases
 
     return open_releases(url)
+
+
+def reproduce_file(
+    manifest: Annotated[
+        str,
+        typer.Argument(
+            metavar="RELEASE",
+            help="URL#RELEASE, URL#CHANNEL, URL for its channel latest, or the address of a manifest.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[str, typer.Argument(metavar="MODEL/RECIPE", help="The file.", show_default=False)],
+    *,
+    source: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="A folder in the checkout of the repository that the zoo was in; without git, the zoo's folder.",
+            show_default="the current folder",
+        ),
+    ] = Path(),
+    verify: VERIFY = None,
+    jobs: JOBS = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Make a file of a release again from what its manifest records, and compare; exits with 1 if it is not the same.
+
+    Nothing is taken from your store. Versions and a git commit that differ are reported before any work.
+    """
+    from rich.text import Text
+
+    from ..releases import open_release
+    from ..reproduction import reproduce
+    from .progress import observe
+
+    releases, release = open_release(manifest)
+    try:
+        found = reproduce(
+            releases,
+            release,
+            name,
+            source=source,
+            observe=lambda session: observe(session, quiet=as_json),
+            jobs=jobs,
+            public_key=verify,
+        )
+    except KeyboardInterrupt:
+        leave_interrupted()
+    if as_json:
+        print_json(found.to_json())
+    elif found.difference is None:
+        typer.echo(f"reproduced {found.name} of {found.release}: SHA-256 {found.sha256}")
+    else:
+        console = open_console()
+        print_differences(console, [found.difference])
+        for note in found.notes:
+            console.print(Text(printable(note)), soft_wrap=True)
+        console.print(Text(f"{found.name} of {found.release} is not reproduced", "bold red"), soft_wrap=True)
+    raise typer.Exit(1 if found.difference else 0)

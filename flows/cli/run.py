@@ -128,7 +128,7 @@ def _read(path: Path, method: Method) -> list[Any]:
     import numpy as np
     import torch
 
-    from ...artifacts.files import open_input
+    from ...artifacts.opening import open_input
     from ...formats.pte.contents import TensorSpec
     from ...runtime.signature import shape_problem
 

@@ -79,7 +79,7 @@ def _verify(file: Path, data_files: Sequence[Path], provenance: _Provenance, sto
 
 def _provenance(file: Path) -> _Provenance:
     from ...artifacts.digest import parse_digest
-    from ...artifacts.files import read_sidecar
+    from ...artifacts.opening import read_sidecar
     from ...artifacts.ref import ArtifactRef
     from ...configs.verification import VerifyBounds
 

@@ -1,4 +1,7 @@
-"""The contents of a `.pte` file as plain values. Offsets count bytes from the start of the file."""
+"""The contents of a `.pte` file as plain values, and which of its extents are worth storing as objects of their own.
+
+Offsets count bytes from the start of the file.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...artifacts.files import open_input
+from ...artifacts.opening import open_input
 from ...errors import FileFormatError, InputError
 from . import schema_generated as schema
 from .contents import METADATA_PREFIX, Extent, NamedData, PteFile, TensorSpec

@@ -1,26 +1,72 @@
-"""Language models with a KV cache, as ExecuTorch's text runner loads and calls them."""
+"""Language models with a KV cache, and their tokenizers' files, as ExecuTorch's text runner loads and calls them."""
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import Dim
-from transformers import PretrainedConfig
+from transformers import AutoTokenizer, PretrainedConfig
+from transformers.utils import cached_file
 
 from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
-from .huggingface import (
-    describe,
-    example_tokens,
-    load_model,
-    positions_of,
-    random_tokens,
-    tokenizer_metadata,
-)
+from .huggingface import describe, example_tokens, load_model, positions_of, random_tokens, tokenizer_metadata
 from .kv_cache import START, KvCache, cache_shapes
-from .tokenizer_files import tokenizer_files
+
+JSON, SENTENCE_PIECE = "tokenizer.json", "tokenizer.model"
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+"""The runner finds the ids of special tokens in the first two; apps make prompts with the third."""
+
+
+def tokenizer_files(place: Mapping[str, Any]) -> dict[str, bytes]:
+    """Files by name; none if the model has no tokenizer.
+
+    The runner (`load_tokenizer` in extension/llm/runner/llm_runner_helper.cpp) takes ``tokenizer.json`` if its model is
+    BPE, and SentencePiece's ``tokenizer.model`` with any. Where there is neither, the first one is made from what
+    transformers reads.
+    """
+    found = {name: path.read_bytes() for name in (JSON, SENTENCE_PIECE, *_SETTINGS) if (path := _find(place, name))}
+    if JSON not in found and SENTENCE_PIECE not in found:
+        made = _convert(place)
+        return {**found, JSON: made} if made else {}
+    if JSON in found and _is_bpe(found[JSON]):
+        found.pop(SENTENCE_PIECE, None)
+    return found
+
+
+def _find(place: Mapping[str, Any], name: str) -> Path | None:
+    # transformers' own processors pass these arguments to learn whether there is a file (transformers 5.23).
+    found = cached_file(
+        place["pretrained_model_name_or_path"],
+        name,
+        revision=place["revision"],
+        local_files_only=True,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return Path(found) if found else None
+
+
+def _is_bpe(content: bytes) -> bool:
+    try:
+        kind = json.loads(content)["model"].get("type", "BPE")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False
+    return bool(kind == "BPE")
+
+
+def _convert(place: Mapping[str, Any]) -> bytes | None:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**place)
+    except (OSError, ValueError, KeyError, ImportError):
+        return None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend.to_str(pretty=True).encode() if backend is not None else None
 
 
 class CachedModel(torch.nn.Module):
@@ -127,7 +173,7 @@ def _with_cache(
     if attention is None:
         cached = CachedModel(loaded, KvCache(shapes, context))
     else:
-        from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
+        from . import kv_cache as own  # noqa: PLC0415 - takes seconds
 
         kind = own.QuantizedCache if cache == "int8" else own.SequenceCache
         own.switch_attention(loaded)

@@ -9,8 +9,7 @@ import pytest
 from pteforge.artifacts.locations import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError, StageFailed
-from pteforge.flows.bisect import bisect
-from pteforge.flows.bisect_plot import check_plot, draw
+from pteforge.flows.bisect import bisect, check_plot, draw
 from pteforge.flows.cli.bisect import _print
 from pteforge.flows.cli.main import app
 from pteforge.flows.select import select_models

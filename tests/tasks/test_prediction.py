@@ -11,7 +11,7 @@ from pteforge.artifacts.ledger import StageRecord
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef
 from pteforge.artifacts.store import LocalOnlyStore
 from pteforge.configs.model import Limits
-from pteforge.tasks.prediction import predict_memory
+from pteforge.tasks.executor import predict_memory
 from pteforge.tasks.runner import StageCall, StageId
 from pteforge.tasks.stages.compile import Compile
 from pteforge.tasks.stages.edge import Edge

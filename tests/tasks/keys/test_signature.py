@@ -6,8 +6,8 @@ import inspect
 import sys
 
 import pytest
+from pteforge.tasks.keys.builder import find_signature
 from pteforge.tasks.keys.search import ModuleSearch
-from pteforge.tasks.keys.signature import find_signature
 
 FORMS = [
     "def build(): ...",

@@ -8,7 +8,7 @@ from pteforge.tests.lowering import recipe
 
 
 def dims(*inputs):
-    from pteforge.tasks.programs.dynamic_shapes import to_dims
+    from pteforge.tasks.programs.method import to_dims
 
     return to_dims(list(inputs))
 
