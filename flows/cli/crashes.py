@@ -7,7 +7,9 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import ParamSpec
 
 import typer
@@ -20,38 +22,40 @@ _Options = ParamSpec("_Options")
 _PR_SET_PDEATHSIG = 1
 
 
-def exit_code(command: Callable[[], object]) -> int:
-    """Runs a command, and writes its error to standard error if it has one; returns the exit code.
+@dataclass
+class Ending:
+    """How a command ended."""
+
+    code: int = 0
+
+
+@contextmanager
+def exit_code() -> Iterator[Ending]:
+    """Runs a command in its context, and makes an exit code of what it raises; its errors go to standard error.
 
     A failure after Ctrl-C is an interruption: libraries make other errors of it, for example imports of C code.
     """
+    end = Ending()
     with noticed_interrupts() as interrupts:
         try:
-            code = _exit_code(command)
+            yield end
+        except PteforgeError as error:
+            sys.stderr.write(f"error: {error}\n")
+            end.code = 2 if isinstance(error, InputError) else 1
+        except KeyboardInterrupt:
+            sys.stderr.write(MESSAGE)
+            end.code = INTERRUPTED
+        except typer.Exit as error:
+            end.code = error.exit_code
+        except SystemExit as error:
+            end.code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         except Exception:
             if not interrupts:
                 raise
-            code = 1
-        if interrupts and code == 1:
+            end.code = 1
+        if interrupts and end.code == 1:
             sys.stderr.write(MESSAGE)
-            return INTERRUPTED
-        return code
-
-
-def _exit_code(command: Callable[[], object]) -> int:
-    try:
-        command()
-    except PteforgeError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2 if isinstance(error, InputError) else 1
-    except KeyboardInterrupt:
-        sys.stderr.write(MESSAGE)
-        return INTERRUPTED
-    except typer.Exit as end:
-        return end.exit_code
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    return 0
+            end.code = INTERRUPTED
 
 
 def in_child(command: Callable[_Options, None]) -> Callable[_Options, None]:
@@ -70,7 +74,9 @@ def in_child(command: Callable[_Options, None]) -> Callable[_Options, None]:
         child = os.fork()
         if child == 0:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            leave(exit_code(lambda: command(*args, **options)))
+            with exit_code() as end:
+                command(*args, **options)
+            leave(end.code)
         _wait(child, options.get("file"))
 
     return run

@@ -112,4 +112,6 @@ def main() -> NoReturn:
 def run_command() -> int:
     """Runs the command in `sys.argv`; returns the exit code."""
     gc.set_threshold(_OBJECTS)
-    return exit_code(lambda: app(prog_name="pteforge"))  # however it is started: completion depends on the name
+    with exit_code() as end:
+        app(prog_name="pteforge")  # however it is started: completion depends on the name
+    return end.code

@@ -38,9 +38,9 @@ class Verify(stage.Stage, name="verify"):
             VerificationFailed: an output is outside the bounds; nothing is recorded, so a repaired run verifies again.
         """
         from ..codecs.values import load_value
-        from ..programs.verification import verify_file, verify_programs
         from ..programs.constants import check_constants
         from ..programs.running import missing_backends
+        from ..programs.verification import verify_file, verify_programs
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         examples = {method: load_value(ref, work.store) for method, ref in inputs.examples.items()}

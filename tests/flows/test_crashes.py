@@ -20,7 +20,9 @@ def command(file):
     if file.endswith("crashes"):
         os.abort()
 
-sys.exit(exit_code(lambda: in_child(command)(file=sys.argv[1])))
+with exit_code() as end:
+    in_child(command)(file=sys.argv[1])
+sys.exit(end.code)
 """
 
 
@@ -56,7 +58,9 @@ def command():
         raise ImportError("numpy could not be imported") from error
     raise ImportError("it is not installed")
 
-sys.exit(exit_code(command))
+with exit_code() as end:
+    command()
+sys.exit(end.code)
 """
 
 
