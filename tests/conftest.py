@@ -62,6 +62,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_ROOM].cleanup()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files first that may take longest, so that no process is left alone with one of them at the end."""
+    of_file: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        of_file.setdefault(item.path, []).append(item)
+    items[:] = [item for found in sorted(of_file.values(), key=_weight, reverse=True) for item in found]
+
+
+def _weight(items: list[pytest.Item]) -> tuple[float, int]:
+    """What a file may take: the time limit that it asks for, if it does, and the number of its tests."""
+    limits = (mark.args[0] for item in items for mark in item.iter_markers("timeout"))
+    return max(limits, default=0), len(items)
+
+
 @dataclass(frozen=True)
 class Said:
     """How a command ended, and what it printed."""

@@ -7,7 +7,7 @@ from pteforge.tests.faults.campaign import run_campaign
 from pteforge.tests.faults.races import RACES
 
 
-@pytest.mark.parametrize("trials", [pytest.param(1, id="short"), pytest.param(4, marks=pytest.mark.slow, id="long")])
+@pytest.mark.parametrize("trials", [pytest.param(1, id="short"), pytest.param(3, marks=pytest.mark.slow, id="long")])
 def test_races(tmp_path, trials):
     """Each stage runs once, in one of the processes; all succeed, and make what one process alone makes."""
     report = run_campaign(RACES, tmp_path / "races", seed=14, trials=trials)

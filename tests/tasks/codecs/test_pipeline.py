@@ -15,6 +15,7 @@ from executorch.examples.models.mlperf_tiny.resnet8 import ResNet8Model
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.program import _program
+from pteforge.tasks.upstream.lean import lean_lowering
 from pteforge.tests.zoo.networks import Branches, ConvNet, Function, Head, Reader
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
@@ -126,6 +127,7 @@ def test_same_file(target, name, round_trip):
     assert files[0] == files[1]
 
 
+@lean_lowering()  # changes no byte, see tests/tasks/upstream/test_lean.py
 def _lower(programs: Programs, partitioners: list[XnnpackPartitioner], keep: Keep) -> bytes:
     """`to_edge_transform_and_lower` and `to_executorch` in steps; `keep` stands between the steps."""
     config = EdgeCompileConfig(_check_ir_validity=False)
