@@ -86,9 +86,11 @@ class Xnnpack(Target):
         from ..upstream.xnnpack_layouts import mend_dynamic_layouts
         from ..upstream.xnnpack_partitioner import ExtendedXnnpackPartitioner
         from ..upstream.xnnpack_patterns import prune_xnnpack_patterns
+        from ..upstream.xnnpack_sharing import separate_products
 
         prune_xnnpack_patterns()
         mend_dynamic_layouts()
+        separate_products()
         options = self.options
         precisions = options.precisions and [ConfigPrecisionType[name.upper()] for name in options.precisions]
         return [
