@@ -75,6 +75,7 @@ def test_one_sample(quantize, example):
     assert graph(quantize(example)) == graph(quantize([example[0]])) == graph(quantize())
 
 
+@pytest.mark.slow
 def test_never_all_in_memory(quantize, ramps):
     """Samples are read one at a time: no sample is alive when the next but one is made."""
 

@@ -129,6 +129,7 @@ def test_memory_does_not_grow_with_samples(zoo, tmp_path):
     assert peaks[1000] < peaks[100] + 64 * 2**20
 
 
+@pytest.mark.slow
 def test_failures_say_what_was_observed(lower):
     """Whoever quantizes with fixed ranges, and has not given samples, reads so when the file is refused."""
     refused = recipe("xnnpack", quantize={"quantizer": "xnnpack"}, verify={"min_sqnr_db": 200})

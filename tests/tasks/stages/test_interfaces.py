@@ -98,6 +98,7 @@ def test_dynamic_shapes_of_unknown_names(lower):
         lower("builders:only_keywords", PORTABLE, dynamic_shapes={"forward": {"mask": {0: {"min": 1, "max": 2}}}})
 
 
+@pytest.mark.slow
 def test_keyword_inputs_are_calibrated(lower):
     """Quantizers observe keyword inputs, too; sizes vary within dynamic shapes."""
     recipe = XNNPACK | {

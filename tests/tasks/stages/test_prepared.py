@@ -54,6 +54,7 @@ def computed_by_portable_kernels(file: bytes) -> list[str]:
     return [operator for operator in operators if any(layer in operator for layer in ("conv", "mm", "linear", "relu"))]
 
 
+@pytest.mark.slow
 def test_eager_is_the_trained_module(stages):
     """What files are compared with is the trained module with its fake quantization, without dropout or observers.
 
@@ -91,6 +92,7 @@ def test_calibrated_by_the_builder(stages):
     assert "quantized_decomposed" in after
 
 
+@pytest.mark.slow
 def test_refused(stages):
     """A prepared module that was neither trained nor calibrated has no scales, and is refused in words.
 

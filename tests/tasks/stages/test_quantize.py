@@ -151,6 +151,7 @@ def test_quantizers_compose(stages):
     assert by_layer(static, dynamic) == {"conv2d": fixed, "linear": fixed}
 
 
+@pytest.mark.slow
 def test_excluded_layers(stages):
     """Modules that a pattern matches stay in floating point, with all that is in them, and others are quantized.
 

@@ -118,6 +118,7 @@ def test_state_does_not_reach_the_next_case(made):
     assert figures.overall.max_abs_error < 1e-5
 
 
+@pytest.mark.slow
 def test_what_need_not_be_run(lower):
     """A file for another machine is made; its edge program is compared, and bounds apply to it."""
     made = {"verify": {"required": False, "min_sqnr_db": 80}}

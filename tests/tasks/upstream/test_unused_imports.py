@@ -25,6 +25,7 @@ def run(code: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_imported_when_asked_for():
     """Lowering a layer imports none of the packages; afterwards, code of the user imports each of them as ever."""
     imported, *names = run(

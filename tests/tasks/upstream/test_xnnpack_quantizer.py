@@ -59,6 +59,7 @@ def test_executorch_fails_by_itself():
         worst_sqnr(content, *network)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", OTHERS.values(), ids=OTHERS)
 def test_others_stay_the_same(request, function):
     """Byte for byte."""
