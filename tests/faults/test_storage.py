@@ -9,10 +9,10 @@ from pteforge.tests.faults.storage import STORAGE
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("trials", [8, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [6, pytest.param(24, marks=pytest.mark.slow)])
 def test_nothing_wrong_is_believed(tmp_path, monkeypatch, trials):
     """Disks and buckets that fail: each run is right or says what is wrong, and the next one is right."""
-    if trials == 8:  # servers take seconds
+    if trials == 6:  # servers take seconds
         monkeypatch.setattr(storage, "_FAULTS", {place: of for place, of in storage._FAULTS.items() if place != "S3"})
     report = run_campaign(STORAGE, tmp_path / "storage", seed=17, trials=trials)
     assert report.broken == []

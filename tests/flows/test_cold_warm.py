@@ -40,6 +40,7 @@ def test_first_run_makes_every_file(cold):
     lines = cold.first.err.splitlines()
     assert sum(": verified (13 stages run, 0 cached)" in line for line in lines) == 2
     assert len(lines) == 28
+    assert any(line.startswith("linear verify/xnnpack-fp32: ") for line in lines)
     assert "\x1b" not in cold.first.err + cold.first.out
     with open_store(str(cold.project.store)) as store:
         assert set(store.ledger.whole_models(str(cold.project.folder / "zoo.yaml"))) == {"linear", "conv"}
