@@ -15,7 +15,11 @@ from .ref import ArtifactRef, BlobRef
 from .runs import RunRecord, Runs
 from .store import Store
 
-"""Seconds after which a run that never ended is taken for dead."""
+Progress = Callable[[int, int], None]
+"""Called with the number of processed objects and of all objects."""
+
+_DAY = timedelta(days=1)
+"""How young a stage is that is kept, and after how long a run that never ended is taken for dead."""
 
 
 def seconds(time: str) -> float:
@@ -76,12 +80,6 @@ def until_it_fits(
         yield key
         users.subtract(needs[key])
         total -= sum(sizes.get(digest, 0) for digest in needs[key] if not users[digest])
-
-
-Progress = Callable[[int, int], None]
-"""Called with the number of processed objects and of all objects."""
-
-_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from ..tasks.accuracy import AccuracyReport
 from ..tasks.causes import known_causes
 from ..tasks.diagnosis import Finding
 from ..tasks.figures import Figures
-from ..tasks.numerics import FoundLayers, Ladder
+from ..tasks.layer_search import FoundLayers
+from ..tasks.numerics import Ladder
 
 Status = Literal["made", "cached", "failed", "not applicable"]
 

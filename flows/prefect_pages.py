@@ -215,7 +215,7 @@ _PATIENCE = 10.0  # seconds for the last update
 async def progress_shown(session: Session) -> AsyncIterator[None]:
     """Shows the session's progress in the current flow run while the context is open; work never waits for it."""
     ended = asyncio.Event()
-    showing = asyncio.create_task(_show(session, ended))
+    showing = asyncio.create_task(_update_progress(session, ended))
     try:
         yield
     finally:
@@ -224,7 +224,7 @@ async def progress_shown(session: Session) -> AsyncIterator[None]:
             await asyncio.wait_for(showing, _PATIENCE)
 
 
-async def _show(session: Session, ended: asyncio.Event) -> None:
+async def _update_progress(session: Session, ended: asyncio.Event) -> None:
     key, shown, pace = artifact_key("progress", session.zoo), (-1, -1), session.pace
     await asyncio.to_thread(session.expect_stages)
     artifact = await acreate_progress_artifact(0.0, key=key, description="No stage is done yet")

@@ -38,6 +38,8 @@ if TYPE_CHECKING:  # these import fsspec and readers of files, which runs withou
 FOUND = "found.yaml"
 """The ending of the name of a recipe that a search has found."""
 
+_log = logging.getLogger(__name__)
+
 _MAPS = ("debug_handles", "delegate_map", "debug_sources")
 
 
@@ -238,9 +240,6 @@ def _write_json(path: Path, value: Any) -> None:
 def _read_json(store: Store, ref: ArtifactRef) -> Any:
     store.fetch(ref)
     return json.loads(store.local.read_artifact(ref))
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -166,9 +166,6 @@ class Published(Record):
         return f"{where} is {self.channel!r}{'' if self.moved else ' already'}"
 
 
-_NAME = "release.json"
-
-
 def check_key(key: Path) -> None:
     """Raises InputError, before any work, if a key is no file or signing is not installed."""
     _library()
@@ -212,7 +209,7 @@ def verify_manifest(content: bytes, signature: bytes, public_key: Path, release:
 def _written(content: bytes) -> Iterator[tuple[Path, Path]]:
     """The manifest as a file in a private folder, and the path of its signature."""
     with TemporaryDirectory(prefix="pteforge-") as folder:
-        manifest = Path(folder) / "release" / _NAME
+        manifest = Path(folder) / "release" / "release.json"
         manifest.parent.mkdir()
         manifest.write_bytes(content)
         yield manifest, Path(folder) / "signature"

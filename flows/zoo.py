@@ -18,9 +18,10 @@ from ..tasks.codecs.payload import payload_sha256
 from ..tasks.diagnosis import Finding
 from ..tasks.figures import Figures
 from ..tasks.keys.search import ModuleSearch
+from ..tasks.layer_search import FoundLayers
 from ..tasks.lowering import LoweredRecipe, lower_model
 from ..tasks.model import PlannedModel, PlannedRecipe
-from ..tasks.numerics import FoundLayers, Ladder
+from ..tasks.numerics import Ladder
 from ..tasks.runner import CutShort, LedgerRunner, NotCached, SharingRunner, run_without_loop
 from ..tasks.scope import History, Scope
 from ..tasks.stages.gate import Gate

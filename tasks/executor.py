@@ -33,43 +33,6 @@ from .stage import CallableParams, Params, Progressed, Workspace, from_roles, no
 from .targets.find import find_target_class, link_names
 from .workers import Chain, StageRunner, WorkerLimits
 
-_MIB = 1 << 20
-_FLOOR = 128 * _MIB  # for what does not depend on the size of the model
-_UNSEEN_MODEL = 1024 * _MIB  # of the stages that build a model whose size is not known yet
-# Peak memory by the bytes of all inputs, where equal weights count once: `benchmarks/memory.py`, rounded up.
-_FACTORS = {
-    "edge": 0.25,
-    "partition": 0.25,
-    "preprocess": 0.75,
-    "compile": 2.25,
-    "serialize": 0.25,
-    "report": 0.25,
-    "verify": 3.5,
-}
-_UNMEASURED = 2.5
-
-
-def predict_memory(call: StageCall, store: Store) -> int:
-    """Bytes, at most the call's limit, since it is killed there. Reads the manifests of its inputs.
-
-    Raises:
-        StoreError: an input's manifest is gone or damaged, or the store cannot be used.
-    """
-    last = store.ledger.last_run(call.slot)
-    predicted = last.peak_memory if last and last.peak_memory else _by_size(call, store)
-    return min(predicted, call.limits.memory)
-
-
-def _by_size(call: StageCall, store: Store) -> int:
-    blobs = {blob for ref in call.inputs.values() for blob in store.objects_of(ref)}
-    size = sum(blob.size for blob in blobs)
-    if not blobs:  # it builds the model, or reads it from a file
-        if call.program_file is None or not call.program_file.exists():
-            return _UNSEEN_MODEL
-        size = call.program_file.stat().st_size
-    return _FLOOR + int(_FACTORS.get(call.stage.name, _UNMEASURED) * size)
-
-
 REFRESHED = "asked for with --refresh"
 """Why a stage ran that may have been in the ledger."""
 
@@ -391,3 +354,40 @@ def _toolchain(module: str, distributions: tuple[str, ...], targets: tuple[str, 
         code=digest_json([stage_code_digest(name) for name in modules]),
         versions={"python": platform.python_version(), **distribution_versions(names)},
     )
+
+
+_MIB = 1 << 20
+_FLOOR = 128 * _MIB  # for what does not depend on the size of the model
+_UNSEEN_MODEL = 1024 * _MIB  # of the stages that build a model whose size is not known yet
+# Peak memory by the bytes of all inputs, where equal weights count once: `benchmarks/memory.py`, rounded up.
+_FACTORS = {
+    "edge": 0.25,
+    "partition": 0.25,
+    "preprocess": 0.75,
+    "compile": 2.25,
+    "serialize": 0.25,
+    "report": 0.25,
+    "verify": 3.5,
+}
+_UNMEASURED = 2.5
+
+
+def predict_memory(call: StageCall, store: Store) -> int:
+    """Bytes, at most the call's limit, since it is killed there. Reads the manifests of its inputs.
+
+    Raises:
+        StoreError: an input's manifest is gone or damaged, or the store cannot be used.
+    """
+    last = store.ledger.last_run(call.slot)
+    predicted = last.peak_memory if last and last.peak_memory else _by_size(call, store)
+    return min(predicted, call.limits.memory)
+
+
+def _by_size(call: StageCall, store: Store) -> int:
+    blobs = {blob for ref in call.inputs.values() for blob in store.objects_of(ref)}
+    size = sum(blob.size for blob in blobs)
+    if not blobs:  # it builds the model, or reads it from a file
+        if call.program_file is None or not call.program_file.exists():
+            return _UNSEEN_MODEL
+        size = call.program_file.stat().st_size
+    return _FLOOR + int(_FACTORS.get(call.stage.name, _UNMEASURED) * size)

@@ -19,8 +19,9 @@ from .accuracy import Scores
 from .causes import is_worth_diagnosing
 from .diagnosis import Diagnosis, as_text
 from .keys.versions import host_capability
+from .layer_search import Attempt, FoundLayers, next_count, rank_layers
 from .model import PlannedRecipe, PlannedSpecialization, params_of
-from .numerics import Attempt, FoundLayers, NodeLosses, next_count, rank_layers
+from .numerics import NodeLosses
 from .runner import CutShort, NotCached, UserCode, first_of, outcomes_of, together
 from .scope import Scope
 from .stage import Stage, is_known

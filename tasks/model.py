@@ -16,7 +16,7 @@ from ..configs.sources import BuilderSource, Dataset, ProgramSource, ResolvedSou
 from ..configs.verification import AccuracyGate, VerifyBounds
 from ..errors import SourceError
 from .keys.versions import distribution_versions
-from .numerics import FoundLayers
+from .layer_search import FoundLayers
 from .stage import TargetParams
 from .targets import Target
 from .targets.find import find_target_class

@@ -15,6 +15,7 @@ from ...artifacts.digest import Digest, digest_bytes
 from .search import FoundModule, ModuleSearch, Origin
 
 PTEFORGE = __name__.partition(".")[0]
+"""The top-level package that this code is part of."""
 
 CARRIERS = (
     "errors",
@@ -34,7 +35,6 @@ bytes that they write for stages (canonical JSON, manifests, refs, params as JSO
 bytes, `tests/tasks/keys/test_carriers.py`. A stage's own module counts; other stages, which it may import for their
 params, do not.
 """
-"""The top-level package that this code is part of."""
 
 _PARSING = threading.Lock()
 """Before 3.11.8, CPython counts the recursion depth of `ast.parse` per interpreter, so it raises SystemError where

@@ -112,11 +112,11 @@ def recipe_passes(
     Raises:
         SourceError: a callable cannot be imported, raises, or does not return passes.
     """
-    return [
-        made
-        for position, (params, method) in enumerate(named)
-        for made in _made(params, () if method is None else (method, program), f"edge.passes[{position}]")
-    ]
+    passes: list[PassType | ExportedProgramPassBase] = []
+    for position, (params, method) in enumerate(named):
+        where = f"edge.passes[{position}] {params.source['builder']}"
+        passes += _checked(_call(params, where, *(() if method is None else (method, program))), where)
+    return passes
 
 
 def run_aten_passes(named: Sequence[CallableParams], method: str, program: ExportedProgram) -> ExportedProgram:
@@ -126,28 +126,11 @@ def run_aten_passes(named: Sequence[CallableParams], method: str, program: Expor
         SourceError: a function cannot be imported, raises, or does not return a program.
     """
     for position, params in enumerate(named):
-        name = params.source["builder"]
-        where = f"aten_passes[{position}] {name}"
-        try:
-            made: Any = pkgutil.resolve_name(name)(method, program, **params.source["kwargs"])
-        except Exception as error:
-            raise user_code_error(where, error) from error
+        where = f"aten_passes[{position}] {params.source['builder']}"
+        made = _call(params, where, method, program)
         if not isinstance(made, ExportedProgram):
             raise SourceError(
                 f"{where} gave a {type(made).__name__}, and not the program; return it, also if unchanged"
             )
         program = made
     return program
-
-
-def _made(params: CallableParams, given: tuple[Any, ...], where: str) -> list[PassType | ExportedProgramPassBase]:
-    name = params.source["builder"]
-    try:
-        made: Any = pkgutil.resolve_name(name)(*given, **params.source["kwargs"])
-    except Exception as error:
-        raise user_code_error(f"{where} {name}", error) from error
-    passes = list(made) if isinstance(made, list | tuple) else [made]
-    for found in passes:
-        if not (callable(found) or isinstance(found, ExportedProgramPassBase)):
-            raise SourceError(f"{where} {name} gave a {type(found).__name__}, and not a pass")
-    return passes

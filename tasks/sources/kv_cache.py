@@ -1,20 +1,11 @@
-"""KV caches of static size, in buffers that ExecuTorch's files keep, and ExecuTorch's own operators for attention.
-
-`llama::update_cache` writes keys and values where they belong, without a copy of the cache, and `llama::custom_sdpa`
-reads no more of it than is filled. They are in executorch/extension/llm/custom_ops (executorch 1.5.1), whose library
-has to be loaded where such a file runs.
-"""
+"""A KV cache of static size, as transformers writes and reads it, in buffers that ExecuTorch's files keep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from executorch.extension.llm.custom_ops import custom_ops as _registered  # noqa: F401 - the operators
-from torch.ao.quantization.fx import _decomposed as _also_registered  # noqa: F401 - those that quantize
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import (
     STATIC_LAYER_TYPE_MAPPING,
     Cache,
@@ -24,7 +15,6 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
     get_layer_types_and_kwargs,
 )
-from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 START = "executorch_start"
 """The keyword by which a model hands its attention the number of tokens in the cache, if that takes one."""
@@ -118,130 +108,3 @@ class _Layer(StaticCacheLayer):
             self.keys.index_copy_(2, self._positions, key_states),
             self.values.index_copy_(2, self._positions, value_states),
         )
-
-
-NAME = "executorch"
-"""Of the attention in transformers."""
-
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""What some models ask of their attention."""
-
-
-def switch_attention(model: Any) -> None:
-    """Lets a model of transformers use the operators; raises ValueError if it cannot."""
-    model.set_attn_implementation(NAME)
-    if model.config.get_text_config(decoder=True)._attn_implementation != NAME:  # noqa: SLF001 - has no public name
-        raise ValueError(f"attention: custom_sdpa: the code of {model.config.model_type!r} has its own; leave it out")
-
-
-class SequenceCache(KvCache):
-    """Keys and values of every layer, each [1, context, heads, head size], as the operators take them."""
-
-    def __init__(self, shapes: Shapes, context: int) -> None:
-        if any(shape and shape[0] != shape[1] for shape in shapes):
-            raise ValueError("attention: custom_sdpa needs keys and values of one shape, and this model's differ")
-        super().__init__(shapes, context)
-
-    def _add_layer(self, number: int, keys: torch.Size, values: torch.Size) -> None:
-        for what, (_, heads, _, size) in (("keys", keys), ("values", values)):
-            self.register_buffer(f"{what}_{number}", torch.zeros(1, self.context, heads, size))
-
-    def _layer(self, number: int, positions: torch.Tensor, start: int) -> StaticCacheLayer:
-        return _SequenceLayer(self.context, positions, start, self._kept(number))
-
-    def _kept(self, number: int) -> tuple[_Kept, _Kept]:
-        return _Kept(self.get_buffer(f"keys_{number}")), _Kept(self.get_buffer(f"values_{number}"))
-
-
-class QuantizedCache(SequenceCache):
-    """The same in int8, with a scale and a zero point for each token and head."""
-
-    def _add_layer(self, number: int, keys: torch.Size, values: torch.Size) -> None:
-        for what, (_, heads, _, size) in (("keys", keys), ("values", values)):
-            self.register_buffer(f"{what}_{number}", torch.zeros(1, self.context, heads, size, dtype=torch.int8))
-            self.register_buffer(f"{what}_scales_{number}", torch.zeros(1, self.context, heads, 1))
-            self.register_buffer(f"{what}_zeros_{number}", torch.zeros(1, self.context, heads, 1, dtype=torch.int8))
-
-    def _kept(self, number: int) -> tuple[_Kept, _Kept]:
-        keys, values = (
-            _Kept(*(self.get_buffer(f"{what}{part}_{number}") for part in ("", "_scales", "_zeros")))
-            for what in ("keys", "values")
-        )
-        return keys, values
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Keys or values [1, tokens, heads, head size]; in int8, scales and zero points [1, tokens, heads, 1]."""
-
-    states: torch.Tensor
-    scales: torch.Tensor | None = None
-    zeros: torch.Tensor | None = None
-
-    def write(self, states: torch.Tensor, start: int) -> None:
-        new = _quantized(states) if self.scales is not None else _Kept(states)
-        for cache, value in ((self.states, new.states), (self.scales, new.scales), (self.zeros, new.zeros)):
-            if cache is not None:
-                torch.ops.llama.update_cache(value, cache, start)
-
-
-class _SequenceLayer(StaticCacheLayer):
-    def __init__(self, context: int, positions: torch.Tensor, start: int, kept: tuple[_Kept, _Kept]) -> None:
-        super().__init__(context, positions)
-        self._start = start
-        self._kept = kept
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Writes the keys and values of the tokens; returns those of all positions, for `_attention` only."""
-        for kept, states in zip(self._kept, (key_states, value_states), strict=True):
-            kept.write(states.transpose(1, 2), self._start)
-        return self._kept
-
-
-def _quantized(states: torch.Tensor) -> _Kept:
-    """Quantizes [1, tokens, heads, head size] to int8, each token and head on its own."""
-    operators = torch.ops.quantized_decomposed
-    scales, zeros = operators.choose_qparams_per_token_asymmetric.default(states, torch.int8)
-    made = operators.quantize_per_token.default(states, scales, zeros, -128, 127, torch.int8)
-    return _Kept(made, scales.to(torch.float32), zeros.to(torch.int8))
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: Any,
-    value: Any,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention of tokens [1, heads, tokens, head size] on the cache; returns [1, tokens, heads, head size]."""
-    if not isinstance(key, _Kept):
-        raise ValueError(  # noqa: TRY004 - the model is at fault
-            f"attention: custom_sdpa: {type(module).__name__} changes what it gets from its cache; leave it out"
-        )
-    if START not in options or any(options.get(name) is not None for name in _UNSUPPORTED):
-        raise ValueError(f"attention: custom_sdpa cannot do what {type(module).__name__} asks for; leave it out")
-    # Without a mask, a token sees what is before it. A mask is for all positions of the cache.
-    mask = None
-    if attention_mask is not None:
-        mask = torch.where(attention_mask[0, 0], 0.0, torch.finfo(torch.float32).min)
-    arguments = (options[START], mask, 0.0, mask is None, scaling)
-    tokens = query.transpose(1, 2)
-    if key.scales is None:
-        return torch.ops.llama.custom_sdpa(tokens, key.states, value.states, *arguments), None
-    asked = _quantized(tokens)
-    parts = (part for kept in (asked, key, value) for part in (kept.zeros, kept.scales))
-    return torch.ops.llama.custom_quantized_sdpa(asked.states, key.states, value.states, *arguments, *parts), None
-
-
-def _mask(*, mask_function: Callable[..., Any], attention_mask: torch.Tensor | None = None, **sizes: Any) -> Any:
-    """No mask where a token sees all that is before it: the operator needs none for that."""
-    if mask_function is causal_mask_function and attention_mask is None:
-        return None
-    options = {**sizes, "allow_is_causal_skip": False}
-    return sdpa_mask(mask_function=mask_function, attention_mask=attention_mask, **options)
-
-
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, _mask)

@@ -173,7 +173,7 @@ def _with_cache(
     if attention is None:
         cached = CachedModel(loaded, KvCache(shapes, context))
     else:
-        from . import kv_cache as own  # noqa: PLC0415 - takes seconds
+        from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
 
         kind = own.QuantizedCache if cache == "int8" else own.SequenceCache
         own.switch_attention(loaded)

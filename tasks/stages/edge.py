@@ -70,10 +70,11 @@ class Edge(stage.Stage, name="edge"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Decomposes, goes to the edge dialect, and runs the target's passes and then the recipe's."""
         from ...artifacts.digest import canonical_json
-        from ..programs.exir import edge_config, to_edge_program, transformed
+        from ..programs.exir import edge_config, to_edge_program
         from ..programs.graphs import decompose_affine
         from ..programs.recipe_functions import recipe_passes
         from ..programs.state import state_names
+        from ..programs.with_or_without_weights import transformed
         from ..targets.find import find_target
 
         def to_edge(program: ExportedProgram) -> ExportedProgram:

@@ -18,8 +18,9 @@ users as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, wraps
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -83,19 +84,41 @@ def _copy(layouts: Any, module: GraphModule, value: Node, memory_format: torch.m
 def _quantize_from(copy: Node, value: Node, given: Node, target: Node, takes_copy: Callable[[Node], bool]) -> None:
     """Has an operator's input quantized from a copy of the value, by operators of its own if others need the value."""
     quantize: Any = given.args[0]
-    parameters = [node for node in quantize.all_input_nodes if node is not value]
-    choose = parameters[0].all_input_nodes[0]
-    if all(takes_copy(user) for dequantize in quantize.users for user in dequantize.users):
-        for node in (choose, quantize):
+    if all(takes_copy(user) for _, user in users_of(quantize)):
+        for node in quantizing(quantize):
             node.replace_input_with(value, copy)
         return
-    copies = {value: copy}
-    with given.graph.inserting_before(target):
-        for node in (choose, *parameters, quantize, given):
-            copies[node] = given.graph.node_copy(node, lambda argument: copies.get(argument, argument))
+    copies = copy_quantization(quantize, [given], target, {value: copy})
     target.replace_input_with(given, copies[given])
     if not given.users:
         given.graph.erase_node(given)
+
+
+def users_of(quantize: Node) -> Iterator[tuple[Node, Node]]:
+    """What takes a quantized value, each with the node that dequantizes it."""
+    for dequantize in quantize.users:
+        for user in dequantize.users:
+            yield dequantize, user
+
+
+def quantizing(quantize: Node) -> list[Node]:
+    """What quantizes a value dynamically: the choice of scale and zero point, these two, and the node that uses them."""
+    parameters = [node for node in quantize.all_input_nodes if node is not quantize.args[0]]
+    return [parameters[0].all_input_nodes[0], *parameters, quantize]
+
+
+def copy_quantization(
+    quantize: Node, dequantized: Iterable[Node], before: Node, inputs: Mapping[Node, Node] = MappingProxyType({})
+) -> Mapping[Node, Node]:
+    """Copies of the nodes that quantize a value, and of some that dequantize it, in front of a node; by node.
+
+    `inputs` has what the copies take in place of something else.
+    """
+    copies = dict(inputs)
+    with before.graph.inserting_before(before):
+        for node in (*quantizing(quantize), *dequantized):
+            copies[node] = before.graph.node_copy(node, lambda argument: copies.get(argument, argument))
+    return copies
 
 
 _MENDED = {

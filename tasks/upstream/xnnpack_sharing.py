@@ -9,7 +9,6 @@ such a machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import wraps
 from typing import Any
 
@@ -19,6 +18,8 @@ from executorch.backends.xnnpack._passes.channels_last_tagged_reshape_pass impor
 from executorch.backends.xnnpack.utils.quant_utils import is_dynamic_qdq
 from executorch.exir.dialects._ops import ops
 from torch.fx import Graph, GraphModule, Node
+
+from .xnnpack_layouts import copy_quantization, users_of
 
 _upstream = _Pass.call
 _CONVOLUTION = ops.edge.aten.convolution.default
@@ -38,19 +39,12 @@ def _separate_products(graph: Graph) -> bool:
     """Gives products quantizations of their own where others need the same; returns whether there were any."""
     found = False
     for quantize in [node for node in graph.nodes if is_dynamic_qdq(node) and not is_dynamic_qdq(node.args[0])]:
-        users = list(_users(quantize))
+        users = list(users_of(quantize))
         products = [(dequantize, user) for dequantize, user in users if _is_product(user)]
         if products and len(products) < len(users):
             _quantize_apart(quantize, products)
             found = True
     return found
-
-
-def _users(quantize: Node) -> Iterator[tuple[Node, Node]]:
-    """What takes a quantized value, each with the node that dequantizes it."""
-    for dequantize in quantize.users:
-        for user in dequantize.users:
-            yield dequantize, user
 
 
 def _is_product(node: Node) -> bool:
@@ -64,19 +58,12 @@ def _is_product(node: Node) -> bool:
 
 def _quantize_apart(quantize: Node, takers: list[tuple[Node, Node]]) -> None:
     """Has these operators take the value from copies of the nodes that quantize it."""
-    value, graph = quantize.args[0], quantize.graph
-    parameters = [node for node in quantize.all_input_nodes if node is not value]
-    (choose,) = {node for parameter in parameters for node in parameter.all_input_nodes}
-    copies: dict[Node, Node] = {}
-    last = quantize
-    for node in (choose, *parameters, quantize, *dict.fromkeys(dequantize for dequantize, _ in takers)):
-        with graph.inserting_after(last):
-            last = copies[node] = graph.node_copy(node, lambda argument: copies.get(argument, argument))
+    copies = copy_quantization(quantize, dict.fromkeys(dequantize for dequantize, _ in takers), quantize.next)
     for dequantize, user in takers:
         user.replace_input_with(dequantize, copies[dequantize])
     for dequantize in list(quantize.users):
         if not dequantize.users:
-            graph.erase_node(dequantize)
+            quantize.graph.erase_node(dequantize)
 
 
 def separate_products() -> None:

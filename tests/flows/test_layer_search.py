@@ -10,7 +10,7 @@ from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError
 from pteforge.flows.cli.summary import print_summary
 from pteforge.flows.select import select_models
-from pteforge.tasks.numerics import FoundLayers
+from pteforge.tasks.layer_search import FoundLayers
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -6,7 +6,8 @@ import math
 
 import pytest
 from pteforge.tasks.figures import Worst
-from pteforge.tasks.numerics import Attempt, FoundLayers, NodeLoss, NodeLosses, next_count, rank_layers
+from pteforge.tasks.layer_search import Attempt, FoundLayers, next_count, rank_layers
+from pteforge.tasks.numerics import NodeLoss, NodeLosses
 
 
 def search(needed, ranked):
