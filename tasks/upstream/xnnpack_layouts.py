@@ -102,7 +102,7 @@ def users_of(quantize: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def quantizing(quantize: Node) -> list[Node]:
-    """What quantizes a value dynamically: the choice of scale and zero point, these two, and the node that uses them."""
+    """What quantizes a value dynamically: the choice of scale and zero point, both, and the node that uses them."""
     parameters = [node for node in quantize.all_input_nodes if node is not quantize.args[0]]
     return [parameters[0].all_input_nodes[0], *parameters, quantize]
 
