@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -146,14 +146,13 @@ class Executor:
 
         if call.stage.runs_isolated(call.params):
             predicted = predict_memory(call, self.store)
-            chain = _chain(call)
             report = self._workers.run(
-                f"{__name__}:{(run_stage_of_chain if chain else run_stage).__name__}",
+                f"{__name__}:{run_stage.__name__}",
                 self._work(call),
                 WorkerLimits(timeout=call.limits.timeout, memory=call.limits.memory),
                 memory=predicted,
                 python_path=tuple(map(str, call.python_path)),
-                chain=chain,
+                chain=_chain(call),
                 started=start,
                 progressed=progressed,
             )
@@ -238,7 +237,7 @@ class Executor:
 
 
 def run_stage(work: Any) -> Any:
-    """Runs a stage's body in this process, from JSON to JSON.
+    """Runs a stage's body in this process, from JSON to JSON. One that needs torch leaves no global state behind.
 
     Args:
         work: the `StageCall` under ``call``, as its own JSON; folder of the local store under ``store``.
@@ -248,20 +247,17 @@ def run_stage(work: Any) -> Any:
     """
     call, store = StageCall.decode(work["call"].encode()), LocalStore(Path(work["store"]), once=True)
     stage = call.stage
-    with store.scratch() as scratch:
+    state: AbstractContextManager[None] = nullcontext()
+    if stage.runs_isolated(call.params):
+        from .programs.entry import fresh_state  # noqa: PLC0415 - torch
+
+        state = fresh_state()
+    with store.scratch() as scratch, state:
         space = Workspace(
             store, scratch, call.folder, call.python_path, call.program_file, reporter.get(), _declared_files(call)
         )
         outputs = stage.run(from_roles(stage.Inputs, call.inputs), call.params, space)
     return {role: ref.to_json() for role, ref in to_roles(outputs).items()}
-
-
-def run_stage_of_chain(work: Any) -> Any:
-    """Runs a stage's body in a worker process that other stages use, too: none leaves global state behind."""
-    from .programs.entry import fresh_state  # noqa: PLC0415 - torch
-
-    with fresh_state():
-        return run_stage(work)
 
 
 def _chain(call: StageCall) -> Chain | None:

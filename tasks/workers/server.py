@@ -20,6 +20,7 @@ import traceback
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -76,29 +77,22 @@ _KEPT_MEMORY = 32 << 20  # bytes that a process may hold while it waits for its 
 _LINUX_OOM_PREFERENCE = Path("/proc/self/oom_score_adj")
 
 
-class StageProcess:
-    """Created by the server before it forks; `run` is called in the child."""
+def run_stage_process(server: int, control: Callable[[int, int], None], fds: list[int], calls_fd: int) -> NoReturn:
+    """Runs the requested body, then those of further calls, and exits with code 0, whether they returned or raised.
 
-    def __init__(self, server: int, control: Callable[[int, int], None]) -> None:
-        self._server = server
-        self._control = control
-
-    def run(self, fds: list[int], calls_fd: int) -> NoReturn:
-        """Runs the requested body, then those of further calls, and exits with code 0, whether they returned or raised.
-
-        The exit skips Python's finalization, so threads and atexit functions of a body cannot keep the process alive.
-        """
-        os.setsid()  # a group of its own, and no Ctrl-C from the terminal
-        die_with_parent(self._control, self._server)
-        adopt_orphans(self._control)
-        with contextlib.suppress(OSError):  # out of memory, the kernel should kill a stage, not the pool or the server
-            _LINUX_OOM_PREFERENCE.write_text("500")
-        inherited = own_memory(os.getpid())
-        with socket.socket(fileno=calls_fd) as calls:
-            while fds:
-                linger = _run_call(*fds)
-                fds = _next_call(calls, linger) if linger and _may_linger(inherited) else []
-        os._exit(0)
+    The exit skips Python's finalization, so threads and atexit functions of a body cannot keep the process alive.
+    """
+    os.setsid()  # a group of its own, and no Ctrl-C from the terminal
+    die_with_parent(control, server)
+    adopt_orphans(control)
+    with contextlib.suppress(OSError):  # out of memory, the kernel should kill a stage, not the pool or the server
+        _LINUX_OOM_PREFERENCE.write_text("500")
+    inherited = own_memory(os.getpid())
+    with socket.socket(fileno=calls_fd) as calls:
+        while fds:
+            linger = _run_call(*fds)
+            fds = _next_call(calls, linger) if linger and _may_linger(inherited) else []
+    os._exit(0)
 
 
 def _run_call(request_fd: int, answer_fd: int, log_fd: int, progress_fd: int) -> float:
@@ -215,10 +209,8 @@ def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | N
     gc.enable()
     gc.freeze()  # stage processes do not collect these objects, so their pages stay shared
     listener = None if listener_fd is None else socket.socket(fileno=listener_fd)
-    with (
-        socket.socket(fileno=control_fd) as control,
-        _Server(control, listener, StageProcess(os.getpid(), process)) as server,
-    ):
+    run_process = partial(run_stage_process, os.getpid(), process)
+    with socket.socket(fileno=control_fd) as control, _Server(control, listener, run_process) as server:
         process(_PR_SET_PDEATHSIG, 0)
         control.sendall(READY)
         server.run()
@@ -258,11 +250,16 @@ class _Call:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, listener: socket.socket | None, stage_process: StageProcess) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        listener: socket.socket | None,
+        run_process: Callable[[list[int], int], NoReturn],  # called in each process that is forked
+    ) -> None:
         self._control = control
         self._listener = listener
         self._controls = [control]  # the pool's, and those of other processes' pools
-        self._stage_process = stage_process
+        self._run_process = run_process
         self._calls: dict[int, _Call] = {}
         self._own_children = frozenset(children(os.getpid()))  # of the preload modules
         self._selector = selectors.DefaultSelector()
@@ -407,7 +404,7 @@ class _Server:
             for shared in (*self._controls, *listeners, self._wakeup, self._wakeup_end, *links):
                 shared.close()
             *call_fds, calls_fd = own_fds
-            self._stage_process.run(call_fds, calls_fd)
+            self._run_process(call_fds, calls_fd)
         except BaseException:  # noqa: BLE001 - a process boundary
             traceback.print_exc()
         finally:  # a stage process must never continue as a server
