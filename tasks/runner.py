@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Annotated, Any, Protocol, Self, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationInfo
 
 from ..artifacts.digest import Digest, canonical_json
 from ..artifacts.ref import ArtifactRef
@@ -19,14 +18,7 @@ from ..artifacts.store import Store
 from ..configs.model import Limits
 from ..configs.sources import BuilderSource, ResolvedSource
 from .keys.key import StageKey
-from .stage import (
-    UNKNOWN_DIGEST,
-    Stage,
-    find_stage,
-    from_roles,
-    is_known,
-    unknown_roles,
-)
+from .stage import UNKNOWN_DIGEST, Params, Stage, find_stage, from_roles, is_known, unknown_roles
 
 T = TypeVar("T")
 
@@ -70,14 +62,20 @@ class UserCode:
     callables: tuple[BuilderSource, ...] = ()
 
 
+def _params(value: Any, call: ValidationInfo) -> Params:
+    stage: type[Stage] = call.data["stage"]
+    return stage.Params.model_validate(value)
+
+
 @dataclass(frozen=True, slots=True)
 class StageCall:
     """One execution of a stage as a value: all that a process on any machine needs, besides store and user's code."""
 
     model: str
     id: StageId  # which call of the model's
-    stage: type[Stage]
-    params: Any  # of the class `stage.Params`
+    stage: Annotated[type[Stage], PlainValidator(find_stage), PlainSerializer(lambda stage: stage.name)]
+    # of the class `stage.Params`
+    params: Annotated[Any, PlainValidator(_params), PlainSerializer(lambda params: params.model_dump(mode="json"))]
     inputs: Mapping[str, ArtifactRef]
     limits: Limits
     folder: Path  # see `Workspace`
@@ -98,49 +96,14 @@ class StageCall:
 
     def encode(self) -> bytes:
         """Canonical JSON."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _OWN_FORM}
-        return canonical_json(
-            {
-                **_PLAIN.dump_python(plain, mode="json"),
-                "stage": self.stage.name,
-                "params": self.params.model_dump(mode="json"),
-                "inputs": {role: ref.to_json() for role, ref in self.inputs.items()},
-            }
-        )
+        return canonical_json(_CALL.dump_python(self, mode="json"))
 
     @classmethod
     def decode(cls, content: bytes) -> StageCall:
-        value = json.loads(content)
-        stage = find_stage(value["stage"])
-        plain = _CALL_FIELDS.validate_python({name: part for name, part in value.items() if name not in _OWN_FORM})
-        return cls(
-            stage=stage,
-            params=stage.Params.model_validate(value["params"]),
-            inputs={role: ArtifactRef.from_json(ref) for role, ref in value["inputs"].items()},
-            **{f.name: getattr(plain, f.name) for f in fields(plain)},
-        )
+        return _CALL.validate_json(content)
 
 
-_OWN_FORM = {"stage", "params", "inputs"}  # fields whose types depend on the stage
-
-
-@dataclass(frozen=True)
-class _CallFields:
-    """The fields of `StageCall` that are the same for every stage."""
-
-    model: str
-    id: StageId
-    limits: Limits
-    folder: Path
-    python_path: tuple[Path, ...]
-    program_file: Path | None
-    user_code: UserCode | None
-    recipes: tuple[str, ...]
-    submitted: float
-
-
-_PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
-_CALL_FIELDS: TypeAdapter[_CallFields] = TypeAdapter(_CallFields)
+_CALL = TypeAdapter(StageCall)
 
 
 @dataclass(frozen=True, slots=True)
