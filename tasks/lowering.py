@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -312,7 +312,7 @@ def check_one_build(run: Scope, exports: Exports) -> None:
 async def export(run: Scope, method: str | None) -> Export.Outputs:
     """Exports one method; None for the model's first one, whose name is not known yet."""
     try:
-        outputs: Export.Outputs = await run(
+        return await run(
             Export,
             export_params(run, method, run.model.watch_name(method)),
             method=method or "",
@@ -322,7 +322,6 @@ async def export(run: Scope, method: str | None) -> Export.Outputs:
         if is_worth_diagnosing(error):
             await explain(run, method, error)
         raise
-    return outputs
 
 
 async def explain(run: Scope, method: str | None, error: PteforgeError) -> None:
@@ -339,7 +338,7 @@ async def explain(run: Scope, method: str | None, error: PteforgeError) -> None:
 async def diagnose(run: Scope, method: str | None) -> Diagnosis:
     """Finds out whether a method can be exported, and why not; None for the model's first one."""
     params, user_code = diagnose_params(run, method)
-    outputs: Diagnose.Outputs = await run(Diagnose, params, method=method or "", user_code=user_code)
+    outputs = await run(Diagnose, params, method=method or "", user_code=user_code)
     return Diagnosis.from_json(run.read_json(outputs.diagnosis))
 
 
@@ -363,8 +362,7 @@ async def transform(run: Scope, method: str, export: Export.Outputs) -> Artifact
     if not (run.plan.recipe.source_transforms or run.plan.observes_any_batch(method)):
         return export.program
     params, user_code = source_transform_params(run, method)
-    outputs: SourceTransform.Outputs = await run(SourceTransform, params, method=method, user_code=user_code)
-    return outputs.program
+    return (await run(SourceTransform, params, method=method, user_code=user_code)).program
 
 
 async def fold_batch_norms(run: Scope, method: str, program: ArtifactRef, export: Export.Outputs) -> ArtifactRef:
@@ -372,9 +370,7 @@ async def fold_batch_norms(run: Scope, method: str, program: ArtifactRef, export
     recipe = run.plan.recipe
     if not recipe.fold_batch_norms or export.batch_norms is None or recipe.compile.share_mutable_buffers:
         return program
-    outputs: FoldBatchNorms.Outputs = await run(
-        FoldBatchNorms, FoldBatchNorms.Params(), FoldBatchNorms.Inputs(program=program), method=method
-    )
+    outputs = await run(FoldBatchNorms, FoldBatchNorms.Params(), FoldBatchNorms.Inputs(program=program), method=method)
     return outputs.program
 
 
@@ -382,9 +378,7 @@ async def aten_passes(run: Scope, method: str, program: ArtifactRef) -> Artifact
     """The program of a method after the recipe's own functions over it, if there are any."""
     if not run.plan.recipe.aten_passes:
         return program
-    outputs: AtenPasses.Outputs = await run(
-        AtenPasses, aten_pass_params(run, method), AtenPasses.Inputs(program=program), method=method
-    )
+    outputs = await run(AtenPasses, aten_pass_params(run, method), AtenPasses.Inputs(program=program), method=method)
     return outputs.program
 
 
@@ -403,7 +397,7 @@ async def quantize(run: Scope, method: str, program: ArtifactRef, export: Export
             samples=dataset.samples if dataset else 0,
         )
         samples = (await run(Calibration, params, method=method)).samples
-    outputs: Quantize.Outputs = await run(
+    outputs = await run(
         Quantize,
         quantize_params(run),
         Quantize.Inputs(
@@ -422,8 +416,7 @@ async def to_edge(run: Scope, spec: PlannedSpecialization, method: str, program:
     if passes := run.plan.edge_options(spec, method).passes:
         params = params.model_copy(update={"passes": tuple(pass_params(run, method, passes))})
     inputs = Edge.Inputs(program=program)
-    outputs: Edge.Outputs = await run.on_graph(Edge, params, inputs, method=method, payload=spec.name)
-    return outputs
+    return await run.on_graph(Edge, params, inputs, method=method, payload=spec.name)
 
 
 async def edge_manager_passes(
@@ -458,7 +451,7 @@ async def partition(
     """One method's partitions, unlinked. Methods that share state see which buffers the others change."""
     recipe = run.plan
     shares = recipe.recipe.compile.share_mutable_buffers
-    outputs: Partition.Outputs = await run.on_graph(
+    return await run.on_graph(
         Partition,
         Partition.Params(target=params_of(spec.target_of(method)), edge=edge_params(recipe, spec, method)),
         Partition.Inputs(
@@ -468,15 +461,11 @@ async def partition(
         method=method,
         payload=spec.name,
     )
-    return outputs
 
 
 async def preprocess(run: Scope, spec: PlannedSpecialization, partitioned: Programs) -> ArtifactRef:
     params = Preprocess.Params(targets=spec.delegating(partitioned))
-    outputs: Preprocess.Outputs = await run(
-        Preprocess, params, Preprocess.Inputs(program=partitioned), payload=spec.name
-    )
-    return outputs.delegates
+    return (await run(Preprocess, params, Preprocess.Inputs(program=partitioned), payload=spec.name)).delegates
 
 
 async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload]) -> Serialize.Outputs:
@@ -486,7 +475,7 @@ async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload
     compiled = payloads[fallback.name].compiled
     of_source = next(iter(exports.values())).metadata if (run.model.metadata or {}).get("from_source", True) else None
     described = run.model.metadata is not None or of_source is not None
-    outputs: Serialize.Outputs = await run(
+    return await run(
         Serialize,
         Serialize.Params(
             form=output.form,
@@ -502,13 +491,12 @@ async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload
             metadata=of_source,
         ),
     )
-    return outputs
 
 
 async def pack(run: Scope, exports: Exports, payloads: Mapping[str, Payload]) -> ArtifactRef:
     recipe = run.plan
     present = [spec for spec in recipe.specializations if spec.name in payloads]
-    outputs: Pack.Outputs = await run(
+    outputs = await run(
         Pack,
         Pack.Params(
             payloads=tuple(PackedPayload(name=spec.name, backends=spec.backends) for spec in present),
@@ -532,12 +520,11 @@ async def verify(run: Scope, exports: Exports, file: Serialize.Outputs) -> Artif
     )
     params = Verify.Params(bounds=run.plan.bounds, host=host_capability())
     try:
-        outputs: Verify.Outputs = await run(Verify, params, inputs)
+        return (await run(Verify, params, inputs)).figures
     except (StageFailed, VerificationFailed) as error:
         if methods := run.plan.calibrated_on_examples(exports, run.model.calibration):
             error.args = (f"{error.args[0]}; {_on_calibration(methods)}",)
         raise
-    return outputs.figures
 
 
 def _on_calibration(methods: Sequence[str]) -> str:
@@ -552,8 +539,7 @@ async def score(run: Scope, file: Serialize.Outputs) -> ArtifactRef | None:
     if run.plan.gate is None:
         return None
     bounds, scores = await make_scores(run, run.plan.gate, file)
-    outputs: Gate.Outputs = await run(Gate, bounds, Gate.Inputs(**scores))
-    return outputs.accuracy
+    return (await run(Gate, bounds, Gate.Inputs(**scores))).accuracy
 
 
 async def make_scores(
@@ -563,7 +549,9 @@ async def make_scores(
     model, host = run.model, host_capability()
     evaluator = fields_of(run, gate.evaluator)
     params = Evaluate.Params(evaluator=evaluator, seed=model.seed, host=host)
-    scoring = {"scores": run(Evaluate, params, Evaluate.Inputs(file=file.file, data=file.data))}
+    scoring: dict[str, Awaitable[Evaluate.Outputs | Baseline.Outputs]] = {
+        "scores": run(Evaluate, params, Evaluate.Inputs(file=file.file, data=file.data))
+    }
     if gate.max_drop is not None:
         exported = next(done.call.params for step, done in run.done.items() if step.stage == Export.name)
         source = exported.source
@@ -599,7 +587,7 @@ async def ladder(run: Scope, exports: Exports) -> Ladder.Outputs:
         rungs.append(rung)
         made |= {rung.role(method).removeprefix("rung/"): ref for method, ref in programs.items()}
     split = run.find(Compile.name) if recipe.recipe.output.payload_is_split else None
-    outputs: Ladder.Outputs = await run(
+    return await run(
         Ladder,
         Ladder.Params(
             rungs=tuple(rungs),
@@ -613,7 +601,6 @@ async def ladder(run: Scope, exports: Exports) -> Ladder.Outputs:
             data=split.outputs.data if split else None,
         ),
     )
-    return outputs
 
 
 def ladder_rungs(run: Scope, exports: Exports) -> Iterator[tuple[RungParams, Programs]]:
@@ -666,7 +653,7 @@ async def bisect_rung(run: Scope, before: RungParams, after: RungParams, method:
     exported_again = after.name == "transformed"
     transformed = RungParams(name="transformed").role(method)
     origin = transformed if transformed in inputs and not exported_again else RungParams(name="exported").role(method)
-    outputs: Bisect.Outputs = await run(
+    return await run(
         Bisect,
         Bisect.Params(exported_anew=exported_again, host=host_capability()),
         Bisect.Inputs(
@@ -678,7 +665,6 @@ async def bisect_rung(run: Scope, before: RungParams, after: RungParams, method:
         method=method,
         payload="+".join(after.specializations) or after.name,
     )
-    return outputs
 
 
 def debug_outputs(recipe: PlannedRecipe, payloads: Mapping[str, Payload]) -> dict[str, Compile.Outputs]:

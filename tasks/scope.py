@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from ..artifacts.digest import Digest
 from ..artifacts.ref import ArtifactRef
@@ -17,9 +17,26 @@ from .codecs.binding import REFUSED, bind, graph_of
 from .keys.search import ModuleSearch
 from .model import PlannedModel, PlannedRecipe
 from .runner import CutShort, Done, NotCached, Runner, StageCall, StageId, UserCode
-from .stage import Params, Roles, Stage, is_known, to_roles
-from .stages.edge import Edge
-from .stages.partition import Partition
+from .stage import Params, Roles, Stage, Workspace, is_known, to_roles
+
+Outputs_co = TypeVar("Outputs_co", covariant=True)
+
+
+class _Returns(Protocol[Outputs_co]):
+    """A stage, by the outputs that its body returns."""
+
+    name: ClassVar[str]
+
+    @staticmethod
+    def run(inputs: Any, params: Any, work: Workspace) -> Outputs_co: ...
+
+
+class _TakesGraphs(_Returns[Outputs_co], Protocol):
+    """A stage that can take a program without its weights."""
+
+    @classmethod
+    def takes_weights(cls, params: Any) -> str: ...
+
 
 _GONE = "nothing changed, but its outputs were not in the store any more"
 
@@ -65,14 +82,14 @@ class Scope:
 
     async def __call__(
         self,
-        stage: type[Stage],
+        stage: type[_Returns[Outputs_co]],
         params: Params,
         inputs: Roles | None = None,
         *,
         method: str = "",
         payload: str = "",
         user_code: UserCode | None = None,
-    ) -> Any:
+    ) -> Outputs_co:
         recipe = self.recipe
         if stage.name in self.skipped:
             raise CutShort
@@ -80,7 +97,7 @@ class Scope:
         call = StageCall(
             model=self.model.name,
             id=name,
-            stage=stage,
+            stage=cast("type[Stage]", stage),
             params=params,
             inputs=to_roles(inputs) if inputs else {},
             limits=self.model.limits,
@@ -98,11 +115,12 @@ class Scope:
         except Exception as error:
             self.failed[name] = error
             raise
-        return done.outputs
+        outputs: Outputs_co = done.outputs
+        return outputs
 
     async def on_graph(
-        self, stage: type[Edge | Partition], params: Any, inputs: Any, *, method: str, payload: str
-    ) -> Any:
+        self, stage: type[_TakesGraphs[Outputs_co]], params: Any, inputs: Any, *, method: str, payload: str
+    ) -> Outputs_co:
         """Calls a stage with the graph of its program, so that the result serves all weights of that graph.
 
         The weights are bound to the result, here and now. Where the stage cannot do without them, it takes the program
@@ -112,9 +130,10 @@ class Scope:
         why = stage.takes_weights(params)
         if not why and program.composite:
             if graph := graph_of(program, self.store):
-                outputs = await self(stage, params, replace(inputs, program=graph), method=method, payload=payload)
+                outputs: Any = await self(stage, params, replace(inputs, program=graph), method=method, payload=payload)
                 if outputs.program.kind != REFUSED:
-                    return self._bind(self._id(stage.name, method, payload), outputs.program, program)
+                    bound: Outputs_co = self._bind(self._id(stage.name, method, payload), outputs.program, program)
+                    return bound
                 self.store.fetch(outputs.program)
                 why = self.store.local.read_artifact(outputs.program).decode()
             else:
