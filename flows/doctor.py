@@ -31,10 +31,11 @@ class ModelDiagnosis:
 
     @property
     def well(self) -> bool:
-        return all(isinstance(found, Diagnosis) and found.well for found in self.methods.values())
+        return all(map(_is_well, self.methods.values()))
 
     def to_json(self) -> dict[str, Any]:
-        return {"well": self.well, "methods": {method: _to_json(found) for method, found in self.methods.items()}}
+        methods = {method: {"well": _is_well(found), **found.to_json()} for method, found in self.methods.items()}
+        return {"well": self.well, "methods": methods}
 
 
 def examine(session: Session) -> tuple[ModelDiagnosis, ...]:
@@ -78,14 +79,5 @@ async def _examine_model(model: PlannedModel, runner: Runner) -> ModelDiagnosis:
     )
 
 
-def _to_json(found: Diagnosis | Failure) -> dict[str, Any]:
-    if isinstance(found, Diagnosis):
-        return {"well": found.well, **found.to_json()}
-    return {
-        "well": False,
-        "step": found.step,
-        "problem": found.problem,
-        "bad_input": found.bad_input,
-        "log_tail": found.log_tail,
-        "findings": [finding.to_json() for finding in found.findings],
-    }
+def _is_well(found: Diagnosis | Failure) -> bool:
+    return isinstance(found, Diagnosis) and found.well

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ..artifacts.records import Record
 from ..errors import InputError, PteforgeError, StageError
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.causes import known_causes
@@ -19,7 +20,7 @@ Status = Literal["made", "cached", "failed", "not applicable"]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Record):
     """The step that failed, why, the end of its log, whether the user's input is the cause, and the ways out."""
 
     step: str
@@ -169,11 +170,7 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
     if failure := outcome.failure:
         return {
             "status": outcome.status,
-            "step": failure.step,
-            "problem": failure.problem,
-            "bad_input": failure.bad_input,
-            "findings": [finding.to_json() for finding in failure.findings],
-            "log_tail": failure.log_tail,
+            **failure.to_json(),
             "rejected": outcome.rejected and str(outcome.rejected),
             **numerics,
         }

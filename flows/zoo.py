@@ -15,7 +15,6 @@ from ..artifacts.runs import RunRecord, StageOutcome
 from ..errors import InputError, ObjectDamaged, ObjectMissing, StoreError
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.codecs.payload import payload_sha256
-from ..tasks.diagnosis import Finding
 from ..tasks.figures import Figures
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.layer_search import FoundLayers
@@ -157,8 +156,7 @@ def _failed_elsewhere(
     """A recipe that another run did not finish, from what that run's record says; it is not there if the run died."""
     if entry.get("status") != "failed":
         return RecipeOutcome(recipe, "failed", failure=Failure(scope.model.name, problem, "", bad_input=False))
-    told = str(entry["problem"])
-    rejected = None
+    failure, rejected = Failure.from_json(entry), None
     made = scope.recipes[recipe].find(Serialize.name) if recipe in scope.recipes else None
     if entry["rejected"] and made:
         rejected = keep_rejected(
@@ -169,9 +167,7 @@ def _failed_elsewhere(
             recipe,
             session.known_files,
         )
-        told = told.replace(entry["rejected"], str(rejected))
-    findings = tuple(Finding.from_json(found) for found in entry.get("findings", ()))
-    failure = Failure(entry["step"], told, entry["log_tail"], entry["bad_input"], findings)
+        failure = replace(failure, problem=failure.problem.replace(entry["rejected"], str(rejected)))
     return RecipeOutcome(recipe, "failed", failure=failure, rejected=rejected)
 
 
