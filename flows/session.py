@@ -50,7 +50,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # pathlib makes one slash of two
 _OF_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
 BLOCK = "block:"
 """Before the name of a Prefect block that has a store's URL and signing key."""
-_CHECK_OPERATORS = "pteforge.tasks.programs.entry:check_operators"
+_CHECK_OPERATORS = "pteforge.tasks.programs.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.programs.entry:check_transforms"
 
 

@@ -1,4 +1,4 @@
-"""The functions that worker processes call, from JSON to JSON, and the global state that they start from."""
+"""The global state that stages start from, and the check of torchao configs that runs in a worker process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .graphs import check_operators as check_operator_names
 from .module_transforms import make_config
 
 _REMEMBERED_CALLS = 5000  # of two kilobytes each
@@ -52,11 +51,6 @@ def forget_old_calls() -> None:
     """
     if len(FakeTensorMode.cache) > _REMEMBERED_CALLS:
         FakeTensorMode.cache_clear()
-
-
-def check_operators(names: Any) -> Any:
-    """Checks pairs of an operator's name and the field that has it; raises TargetError for an unknown one."""
-    check_operator_names(names)
 
 
 def check_transforms(transforms: Any) -> Any:

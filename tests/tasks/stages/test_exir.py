@@ -164,8 +164,7 @@ def test_operators_by_name(name):
     Whatever is not an operator is refused with a hint; also by the check that runs before any stage does.
     """
     import torch
-    from pteforge.tasks.programs.entry import check_operators
-    from pteforge.tasks.programs.graphs import find_operators
+    from pteforge.tasks.programs.graphs import check_operators, find_operators
 
     hardswish = torch.ops.aten.hardswish.default
     names = ["aten.hardswish", "aten.add.Tensor", "aten.hardswish.default"]
