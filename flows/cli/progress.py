@@ -19,7 +19,7 @@ from ...errors import first_line, printable
 from ...tasks.runner import Done, StageCall
 from ..outcome import ModelOutcome
 from ..pace import PAUSE, Pace, Throttle, samples_done
-from ..session import Session
+from ..session import NullZooObserver, Session
 from .terminal import guarded_streams, open_console
 
 _BAR = 14  # cells
@@ -42,7 +42,7 @@ def observe(session: Session, *, quiet: bool) -> Iterator[None]:
         yield
 
 
-class Bar:
+class Bar(NullZooObserver):
     """A live display: how many stages are done and how long the rest will take, and below, each stage that runs.
 
     It is as wide and as high as the terminal at most.
@@ -65,9 +65,6 @@ class Bar:
         if len(running) > room:
             yield Text(f"  and {len(running) - room} more", style="dim", no_wrap=True)
 
-    def started(self, call: StageCall) -> None:
-        """The pace knows."""
-
     def progressed(self, call: StageCall, done: int, total: int | None) -> None:
         self._samples[call.title] = done, total
 
@@ -77,9 +74,6 @@ class Bar:
     def failed(self, call: StageCall, error: Exception) -> None:
         self._samples.pop(call.title, None)
         self._console.print(f"{call.title} failed: {error}", style="red")
-
-    def completed(self, outcome: ModelOutcome) -> None:
-        """The pace knows."""
 
     def _heading(self) -> Table:
         pace = self._pace
@@ -115,16 +109,13 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-class Lines:
+class Lines(NullZooObserver):
     """One line per step that ran or failed, and per model; rate-limited lines for steps that count samples."""
 
     def __init__(self, pause: float = PAUSE) -> None:
         """Pauses so many seconds before each progress line of a step."""
         self._pause = pause
         self._throttles: dict[str, Throttle] = {}
-
-    def started(self, call: StageCall) -> None:
-        """Prints nothing: a line at the end is enough."""
 
     def progressed(self, call: StageCall, done: int, total: int | None) -> None:
         if self._throttles.setdefault(call.title, Throttle(self._pause)).due():
