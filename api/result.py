@@ -104,9 +104,8 @@ class Exported:
 
     @classmethod
     def of(cls, scope: Scope, source: LiveSource, stages: tuple[StageOutcome, ...], *, rejected: bool) -> Exported:
-        assert scope.recipe  # noqa: S101 - of a recipe's scope
         examples = {name: method.example_inputs for name, method in source.definition.methods.items()}
-        return cls(scope.model.name, scope.recipe.name, tuple(examples), stages, rejected, examples, scope)
+        return cls(scope.model.name, scope.plan.name, tuple(examples), stages, rejected, examples, scope)
 
     @property
     def _store(self) -> Store:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.ledger import RecipeRecord
+from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord, StageOutcome
 from ..errors import InputError, ObjectDamaged, ObjectMissing, StoreError
 from ..tasks.accuracy import AccuracyReport
@@ -23,6 +24,7 @@ from ..tasks.model import PlannedModel, PlannedRecipe
 from ..tasks.numerics import Ladder
 from ..tasks.runner import CutShort, LedgerRunner, NotCached, SharingRunner, run_without_loop
 from ..tasks.scope import History, Scope
+from ..tasks.stages.compile import Compile
 from ..tasks.stages.gate import Gate
 from ..tasks.stages.ladder import Ladder as LadderStage
 from ..tasks.stages.serialize import Serialize
@@ -64,7 +66,8 @@ async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner
         scope = Scope(runner, model)
         try:
             results = await lower_model(scope)
-            losers = {step for each in scope.all() for step in _lost_an_object(each)}
+            failed = [item for each in scope.all() for item in each.failed.items()]
+            losers = {str(step) for step, error in failed if isinstance(error, ObjectMissing | ObjectDamaged)}
             if not losers:
                 return await asyncio.to_thread(conclude, session, scope, results)
         except Exception as error:  # noqa: BLE001 - the boundary of a model: the others continue
@@ -111,7 +114,8 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
     if not is_published(folder, record.recipes, session.known_files):
         try:
             for recipe in model.recipes:
-                _publish_recorded(session, model, recipe, record.recipes[recipe.name])
+                made = record.recipes[recipe.name]
+                _publish_files(session, model, recipe, made, made.provenance, {})
         except (ObjectMissing, ObjectDamaged):
             return False
     recipes = tuple(_recorded(folder, name, made) for name, made in record.recipes.items())
@@ -175,11 +179,6 @@ def _all_failed(model: PlannedModel, error: Exception) -> Results:
     return {recipe.name: error for recipe in model.recipes}
 
 
-def _lost_an_object(scope: Scope) -> set[str]:
-    """Steps that missed an object, or found one damaged."""
-    return {str(step) for step, error in scope.failed.items() if isinstance(error, ObjectMissing | ObjectDamaged)}
-
-
 def _conclude_recipe(
     session: Session, model_scope: Scope, recipe: str, result: LoweredRecipe | Exception
 ) -> RecipeOutcome:
@@ -202,22 +201,17 @@ def _unwatched(scope: Scope, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
 
 
 def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe) -> RecipeOutcome:
-    store, folder = session.store, session.out / scope.model.name
-    assert scope.recipe  # noqa: S101 - there is a result
-    provenance = scope.read_json(lowered.report.provenance)
-    _add_run(session, scope.model, provenance)
-    path = publish(
-        store, lowered.file, lowered.data, provenance, folder, recipe, session.known_files, assets=lowered.assets
+    path, provenance = _publish_files(
+        session, scope.model, scope.plan, lowered, lowered.report.provenance, lowered.debugging
     )
     data = path.with_suffix(".ptd") if lowered.data else None
-    publish_debug_files(store, lowered.debugging, folder, recipe, [spec.name for spec in scope.recipe.specializations])
     return RecipeOutcome(
         recipe=recipe,
         status="made",
         path=path,
         data=data,
         size=path.stat().st_size + (data.stat().st_size if data else 0),
-        sha256=payload_sha256(lowered.file, store.local),
+        sha256=payload_sha256(lowered.file, session.store.local),
         figures=Figures.from_json(provenance["verification"]["figures"]),
         left_out=scope.why_left_out(provenance["left_out"]),
         accuracy=AccuracyReport.from_json(provenance["accuracy"]) if "accuracy" in provenance else None,
@@ -226,13 +220,24 @@ def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe
     )
 
 
-def _publish_recorded(session: Session, model: PlannedModel, recipe: PlannedRecipe, made: RecipeRecord) -> None:
+def _publish_files(
+    session: Session,
+    model: PlannedModel,
+    recipe: PlannedRecipe,
+    made: LoweredRecipe | RecipeRecord,
+    report: ArtifactRef,
+    debugging: Mapping[str, Compile.Outputs],
+) -> tuple[Path, dict[str, Any]]:
+    """Returns the path of the `.pte`, and the provenance in `report` with this run added."""
     store, folder = session.store, session.out / model.name
-    store.fetch(made.provenance)
-    provenance = json.loads(store.local.read_artifact(made.provenance))
-    _add_run(session, model, provenance)
-    publish(store, made.file, made.data, provenance, folder, recipe.name, session.known_files, assets=made.assets)
-    publish_debug_files(store, {}, folder, recipe.name, [spec.name for spec in recipe.specializations])
+    store.fetch(report)
+    provenance = json.loads(store.local.read_artifact(report))
+    provenance["run"] = {**session.identity, "request": session.request(model.name)}
+    path = publish(
+        store, made.file, made.data, provenance, folder, recipe.name, session.known_files, assets=made.assets
+    )
+    publish_debug_files(store, debugging, folder, recipe.name, [spec.name for spec in recipe.specializations])
+    return path, provenance
 
 
 def _recorded(folder: Path, recipe: str, made: RecipeRecord) -> RecipeOutcome:
@@ -252,10 +257,6 @@ def _recorded(folder: Path, recipe: str, made: RecipeRecord) -> RecipeOutcome:
         assets=tuple(made.published_assets),
         search=FoundLayers.from_json(made.search) if made.search else None,
     )
-
-
-def _add_run(session: Session, model: PlannedModel, provenance: dict[str, Any]) -> None:
-    provenance["run"] = {**session.identity, "request": session.request(model.name)}
 
 
 def _failed(session: Session, scope: Scope, recipe: str, error: Exception) -> RecipeOutcome:
