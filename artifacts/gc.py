@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,7 +179,7 @@ def collect(
     objects = list(store.objects())
     drop: set[Digest] = set()
     if older_than is not None:
-        drop = {record.key for record in records if _age(record, now) > older_than.total_seconds()}
+        drop = {record.key for record in records if now - seconds(record.finished) > older_than.total_seconds()}
     if keep_last is not None or max_bytes is not None:
         left = [record for record in records if record.key not in drop]
         unused = least_recently_used(left, store.runs, keep_last=keep_last or 0, since=since, now=now)
@@ -246,7 +245,7 @@ def usage(store: Store) -> Usage:
 
     kinds = sorted(set(artifacts.values()))
     of_kind = {
-        kind: [(r, [ref for ref in r.outputs.values() if ref.kind == kind]) for r in records if _has_kind(r, kind)]
+        kind: [(r, refs) for r in records if (refs := [ref for ref in r.outputs.values() if ref.kind == kind])]
         for kind in kinds
     }
     of_model = {
@@ -263,19 +262,9 @@ def usage(store: Store) -> Usage:
     )
 
 
-def _has_kind(record: StageRecord, kind: str) -> bool:
-    return any(ref.kind == kind for ref in record.outputs.values())
-
-
 def _objects(store: Store, record: StageRecord) -> set[Digest]:
     needed = {record.log.digest} if record.log else set()
     return needed.union(*(store.known_objects(ref) for ref in record.outputs.values()))
-
-
-def _age(record: StageRecord, now: float) -> float:
-    with contextlib.suppress(ValueError):
-        return now - datetime.fromisoformat(record.finished).replace(tzinfo=UTC).timestamp()
-    return float("inf")
 
 
 def _size(objects: Iterable[StoredObject]) -> int:
