@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, StrictBool, Tag, model_validator
 
 from .base import FrozenModel, MethodName, ObjectReference, by_key
+from .sources import NamedFunction
 
 _QUANTIZER = "Name of the target whose quantizer annotates the program."
 _OPTIONS = "The quantizer's own options, such as per_channel or dynamic for xnnpack; checked before any work starts."
@@ -28,14 +29,13 @@ class QuantizerChoice(FrozenModel):
     options: dict[str, JsonValue] = Field({}, description=_OPTIONS)
 
 
-class GraphPass(FrozenModel):
+class GraphPass(NamedFunction):
     """A function over the module that PT2E quantizes, named by where it is imported from."""
 
     callable: ObjectReference = Field(
         description="package.module:name of a function that takes a torch.fx.GraphModule and returns one. Importable "
         "from python_path or from the environment."
     )
-    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the function.")
 
 
 PASS_FIELDS = ("pre_prepare_passes", "post_prepare_passes", "pre_convert_passes", "post_convert_passes")

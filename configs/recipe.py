@@ -19,10 +19,11 @@ from pydantic import (
 from .base import TARGET_SEPARATOR, FrozenModel, MethodName, ObjectReference
 from .nodes import FieldPath
 from .quantize import Quantize, SourceTransform
+from .sources import NamedFunction
 from .verification import Accuracy, Verification
 
 
-class EdgePass(FrozenModel):
+class EdgePass(NamedFunction):
     """A pass over Edge programs, named by where it is imported from."""
 
     callable: ObjectReference = Field(
@@ -37,17 +38,16 @@ class EdgePass(FrozenModel):
     )
 
 
-class AtenPass(FrozenModel):
+class AtenPass(NamedFunction):
     """A function over ATen programs, named by where it is imported from."""
 
     callable: ObjectReference = Field(
         description="package.module:name of a function that takes a method's name and its ATen program "
         "(torch.export.ExportedProgram) and returns a program. Importable from python_path or from the environment."
     )
-    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the function.")
 
 
-class EdgeManagerPass(FrozenModel):
+class EdgeManagerPass(NamedFunction):
     """A function over the Edge programs of all methods, named by where it is imported from."""
 
     callable: ObjectReference = Field(
@@ -55,7 +55,6 @@ class EdgeManagerPass(FrozenModel):
         "methods and returns passes: a list, a mapping of methods to lists, or a pass manager. Importable from "
         "python_path or from the environment."
     )
-    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the function.")
     takes_program: StrictBool = Field(
         False, description="Call it for each method, with the method's name and its Edge program."
     )

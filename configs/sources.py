@@ -113,6 +113,18 @@ class Dataset(FrozenModel):
     samples: Annotated[int, Strict()] = Field(128, ge=1, description="Maximum number of samples to take.")
 
 
+class NamedFunction(FrozenModel):
+    """A function of the user's, named by where it is imported from."""
+
+    callable: ObjectReference
+    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the function.")
+
+    @property
+    def source(self) -> BuilderSource:
+        """The function as stages run it."""
+        return BuilderSource(builder=self.callable, kwargs=self.kwargs)
+
+
 _SCHEMES = {"hf": "huggingface", "timm": "timm", "torchvision": "torchvision"}
 """What a name begins with, and the key that it is short for: ``hf:org/name``."""
 

@@ -10,8 +10,9 @@ from pydantic import JsonValue
 
 from ..configs.nodes import FieldPath
 from ..configs.problems import raise_all
-from ..configs.quantize import GraphPass, TorchaoTransform
-from ..configs.recipe import AtenPass, EdgeManagerPass, EdgePass, Recipe, Specialization
+from ..configs.quantize import TorchaoTransform
+from ..configs.recipe import Recipe, Specialization
+from ..configs.sources import NamedFunction
 from ..configs.verification import ERROR_BOUNDS, AccuracyGate, VerifyBounds
 from ..errors import ConfigError, SourceError, TargetError
 from .keys.builder import find_builder, find_signature
@@ -143,7 +144,7 @@ def _check_passes(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> No
         check_callable(named.callable, named.kwargs, search, error_at, where, "callable", given=given)
 
 
-def _passes(recipe: Recipe) -> Iterator[tuple[FieldPath, AtenPass | EdgePass | EdgeManagerPass | GraphPass, int]]:
+def _passes(recipe: Recipe) -> Iterator[tuple[FieldPath, NamedFunction, int]]:
     """A recipe's own functions: field, function, and how many arguments it gets before its keyword arguments."""
     for position, own in enumerate(recipe.aten_passes):
         yield ("aten_passes", position), own, 2

@@ -111,18 +111,14 @@ def edge_params(recipe: PlannedRecipe, spec: PlannedSpecialization, method: str)
 def pass_params(run: Scope, method: str, passes: Any) -> Iterator[PassParams]:
     """The recipe's own passes over one method, with digests of their code."""
     for own in passes:
-        fields = fields_of(run, BuilderSource(builder=own.callable, kwargs=own.kwargs))
-        yield PassParams(source=fields, method=method if own.takes_program else None)
+        yield PassParams(source=fields_of(run, own.source), method=method if own.takes_program else None)
 
 
 def quantize_params(run: Scope) -> Quantize.Params:
     """The recipe's quantizers, and its functions between their steps, with digests of their code."""
     quantization = run.plan.recipe.quantize
     passes = {
-        field: tuple(
-            CallableParams(source=fields_of(run, BuilderSource(builder=own.callable, kwargs=own.kwargs)))
-            for own in made
-        )
+        field: tuple(CallableParams(source=fields_of(run, own.source)) for own in made)
         for field, made in (quantization.passes if quantization else {}).items()
     }
     return Quantize.Params(quantizers=run.plan.quantizers, exclude=run.plan.excluded, **passes)
@@ -130,19 +126,14 @@ def quantize_params(run: Scope) -> Quantize.Params:
 
 def aten_pass_params(run: Scope, method: str) -> AtenPasses.Params:
     """The recipe's functions over one method's ATen program, with digests of their code."""
-    sources = (BuilderSource(builder=own.callable, kwargs=own.kwargs) for own in run.plan.recipe.aten_passes)
-    return AtenPasses.Params(
-        method=method, passes=tuple(CallableParams(source=fields_of(run, source)) for source in sources)
-    )
+    passes = tuple(CallableParams(source=fields_of(run, own.source)) for own in run.plan.recipe.aten_passes)
+    return AtenPasses.Params(method=method, passes=passes)
 
 
 def manager_pass_params(run: Scope, before: str) -> tuple[ManagerPassParams, ...]:
     """The recipe's functions over the Edge programs of all methods before a stage, with digests of their code."""
     return tuple(
-        ManagerPassParams(
-            source=fields_of(run, BuilderSource(builder=own.callable, kwargs=own.kwargs)),
-            takes_program=own.takes_program,
-        )
+        ManagerPassParams(source=fields_of(run, own.source), takes_program=own.takes_program)
         for own in run.plan.recipe.edge_manager_passes
         if own.before == before
     )
