@@ -17,7 +17,7 @@ from ..tasks.codecs.payload import read_payload
 from ..tasks.figures import Worst
 from ..tasks.lowering import bisect_rung, lower_to_ladder
 from ..tasks.numerics import CLEAN_DB, Ladder, Loss, NodeLoss, NodeLosses, Rung, find_loss
-from ..tasks.runner import LedgerRunner, LocalRunner, NotCached, Runner, run_without_loop
+from ..tasks.runner import LedgerRunner, NotCached, Runner, run_without_loop
 from ..tasks.scope import Scope
 from ..tasks.stages.compile import Compile
 from ..tasks.stages.ladder import RungParams
@@ -65,8 +65,7 @@ def bisect(session: Session, drop_db: float) -> Bisection:
     except NotCached:
         session.workers.start()
         session.check_names()
-        runner = LocalRunner(session.executor, 2 * session.jobs + 2, session)
-        return asyncio.run(_bisect(session, runner, drop_db))
+        return asyncio.run(_bisect(session, session.local_runner(), drop_db))
 
 
 async def _bisect(session: Session, runner: Runner, drop_db: float) -> Bisection:

@@ -10,7 +10,7 @@ from typing import Any
 from ..tasks.diagnosis import Diagnosis
 from ..tasks.lowering import diagnose_methods
 from ..tasks.model import PlannedModel
-from ..tasks.runner import LedgerRunner, LocalRunner, NotCached, Runner, run_without_loop
+from ..tasks.runner import LedgerRunner, NotCached, Runner, run_without_loop
 from ..tasks.scope import Scope
 from .outcome import Failure
 from .session import Session
@@ -44,8 +44,7 @@ def examine(session: Session) -> tuple[ModelDiagnosis, ...]:
         return run_without_loop(_examine(session.models, LedgerRunner(session.executor)))
     except NotCached:
         session.workers.start()
-        runner = LocalRunner(session.executor, 2 * session.jobs + 2, session)
-        return asyncio.run(_examine(session.models, runner))
+        return asyncio.run(_examine(session.models, session.local_runner()))
 
 
 async def _examine(models: tuple[PlannedModel, ...], runner: Runner) -> tuple[ModelDiagnosis, ...]:

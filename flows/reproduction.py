@@ -22,7 +22,6 @@ from ..errors import InputError, StageFailed
 from ..tasks.executor import Executor
 from ..tasks.keys.versions import distribution_versions, host_capability
 from ..tasks.lowering import STAGES
-from ..tasks.runner import LocalRunner
 from ..tasks.workers import Workers
 from .difference import File, FileDifference, compare_files
 from .outcome import Failure
@@ -189,7 +188,7 @@ def _make(loaded: LoadedZoo, request: Request, name: str, folder: Path, observe:
         session = Session(loaded.zoo.name, models, executor, workers, folder / "out", workers.jobs)
         with observe(session):
             session.check_names()
-            asyncio.run(lower_rest(session, LocalRunner(executor, 2 * session.jobs + 2, session)))
+            asyncio.run(lower_rest(session, session.local_runner()))
     (outcome,) = session.outcome().models
     recipe = outcome.recipes[0]
     if recipe.path is None:

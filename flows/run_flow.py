@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from ..tasks.runner import LocalRunner
 from .interrupt import prompt_interrupt
 from .machines import check_place
 from .outcome import ZooOutcome
@@ -54,7 +53,7 @@ def run_flow(session: Session) -> ZooOutcome:
                 if session.complete:  # to end takes both the workers and Prefect's server a while
                     threading.Thread(target=session.workers.stop, name="stop-workers").start()
         if not session.complete:
-            asyncio.run(lower_rest(session, LocalRunner(session.executor, 2 * session.jobs + 2, session)))
+            asyncio.run(lower_rest(session, session.local_runner()))
     return session.outcome()
 
 

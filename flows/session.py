@@ -31,7 +31,7 @@ from ..tasks.executor import Executor
 from ..tasks.lowering import check_stage
 from ..tasks.model import PlannedModel
 from ..tasks.recipe_checks import torchao_calls
-from ..tasks.runner import Done, NullObserver, Observer, StageCall
+from ..tasks.runner import Done, LocalRunner, NullObserver, Observer, StageCall
 from ..tasks.workers import WorkerLimits, Workers, memory_for_calls
 from .outcome import ModelOutcome, ZooOutcome
 from .pace import Pace, expected_stages
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # pathlib makes one slash of two
-_OF_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
+_SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
 BLOCK = "block:"
 """Before the name of a Prefect block that has a store's URL and signing key."""
 _CHECK_OPERATORS = "pteforge.tasks.programs.graphs:check_operators"
@@ -115,7 +115,15 @@ class Session:
     def submitted_at_once(self) -> int:
         """Stages that are submitted at once: some more than can run, so that no process has to wait for its next."""
         processes = self.place.processes
-        return _OF_A_CLUSTER if processes is None else (2 * self.jobs + 2) * processes
+        return _SUBMITTED_TO_A_CLUSTER if processes is None else self._submitted_here * processes
+
+    @property
+    def _submitted_here(self) -> int:
+        return 2 * self.jobs + 2
+
+    def local_runner(self) -> LocalRunner:
+        """Runs stages in this machine's workers, without Prefect."""
+        return LocalRunner(self.executor, self._submitted_here, self)
 
     def add(self, outcome: ModelOutcome, stages: tuple[StageOutcome, ...]) -> None:
         self.outcomes[outcome.model] = outcome
