@@ -19,6 +19,7 @@ from ..formats.pte.contents import PteFile
 from ..formats.pte.reader import naming, open_pte
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.figures import Figures
+from .figures_text import format_db
 
 _log = logging.getLogger(__name__)
 
@@ -130,11 +131,6 @@ def regressions(before: FileFigures, after: FileFigures, gates: Sequence[Gate]) 
     A score is compared if there was one before, and the methods of a payload if both files have them.
     """
     return [f"{after.name}: {problem}" for gate in gates for problem in _CHECKS[gate.kind](before, after, gate.limit)]
-
-
-def format_db(sqnr_db: float | None) -> str:
-    """In dB, or ``exact`` for outputs that equal eager's."""
-    return "exact" if sqnr_db is None else f"{sqnr_db:.1f} dB"
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:

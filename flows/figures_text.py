@@ -39,9 +39,13 @@ def format_score(score: float) -> str:
     return f"{score:.4g}"
 
 
+def format_db(sqnr_db: float | None) -> str:
+    """In dB, or ``exact`` for outputs that equal eager's."""
+    return "exact" if sqnr_db is None else f"{sqnr_db:.1f} dB"
+
+
 def format_sqnr(worst: Worst) -> str:
-    """In dB, or ``exact`` if all outputs are equal."""
-    return "exact" if worst.sqnr_db is None else f"{worst.sqnr_db:.1f} dB"
+    return format_db(worst.sqnr_db)
 
 
 def format_figures(worst: Worst) -> tuple[str, str, str, str]:

@@ -19,7 +19,7 @@ from ..artifacts.opening import open_input, read_sidecar
 from ..artifacts.runs import RunRecord, Runs, StageOutcome
 from ..errors import InputError, first_line, printable
 from ..tasks.diagnosis import Finding
-from .figures_text import format_size
+from .figures_text import format_db, format_size
 from .file_map import Block, FileMap, PayloadMap, Tile, map_of, sparkline, treemap
 
 NAME = "index.html"
@@ -291,9 +291,8 @@ def _sqnr_change(entry: Mapping[str, Any], last: Mapping[str, Any]) -> Change:
 
 def _sqnr(entry: Mapping[str, Any]) -> str:
     """As the terminal shows it."""
-    if entry.get("sqnr_db") is None:
-        return "exact" if entry.get("max_abs_error") is not None else "not measured"
-    return f"{entry['sqnr_db']:.1f} dB"
+    measured = entry.get("sqnr_db") is not None or entry.get("max_abs_error") is not None
+    return format_db(entry.get("sqnr_db")) if measured else "not measured"
 
 
 def _share(payload: PayloadMap) -> str:

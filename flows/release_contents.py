@@ -18,7 +18,8 @@ from ..configs.base import NAME_PATTERN
 from ..configs.load import LoadedZoo
 from ..errors import InputError, convert_os_errors
 from .comparison import FileFigures
-from .release_records import Content, ReleasedFile, ReleasedModel
+from .figures_text import format_db, format_error, format_score
+from .release_records import Content, ReleasedFile, ReleasedModel, files_of
 from .select import select_models
 
 _RUN = ("id", "started", "host", "version", "commit", "zoo_digest")
@@ -39,9 +40,7 @@ class ReleaseContents:
     @property
     def files(self) -> Iterator[tuple[str, ReleasedFile]]:
         """``MODEL/RECIPE`` and its file."""
-        for model, released in self.models.items():
-            for recipe, file in released.recipes.items():
-                yield f"{model}/{recipe}", file
+        return files_of(self.models)
 
 
 def read_contents(zoo: str, found: Found, runs: Iterable[RunRecord]) -> ReleaseContents:
@@ -152,11 +151,10 @@ the model in PyTorch; figures are the worst over all inputs.
 
 def _cells(recipe: str, released: ReleasedFile) -> list[str]:
     figures, file = released.figures, released.provenance["file"]
-    sqnr = "exact" if figures.sqnr_db is None else f"{figures.sqnr_db:.1f} dB"
-    error = "" if figures.max_abs_error is None else f"{figures.max_abs_error:.2g}"
-    score = "" if figures.score is None else f"{figures.score:.4g}"
-    backends = ", ".join(file["backends"]) or "portable kernels"
-    return [f"`{recipe}`", backends, ", ".join(file["methods"]), f"{released.size} bytes", sqnr, error, score]
+    error = "" if figures.max_abs_error is None else format_error(figures.max_abs_error)
+    score = "" if figures.score is None else format_score(figures.score)
+    backends, methods = ", ".join(file["backends"]) or "portable kernels", ", ".join(file["methods"])
+    return [f"`{recipe}`", backends, methods, f"{released.size} bytes", format_db(figures.sqnr_db), error, score]
 
 
 def _read_file(path: Path) -> ReleasedFile:

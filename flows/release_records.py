@@ -82,6 +82,13 @@ class ReleasedModel(Record):
     assets: Mapping[_Name, Content] = field(default_factory=dict)
 
 
+def files_of(models: Mapping[str, ReleasedModel]) -> Iterator[tuple[str, ReleasedFile]]:
+    """``MODEL/RECIPE`` and its file."""
+    for model, released in models.items():
+        for recipe, file in released.recipes.items():
+            yield f"{model}/{recipe}", file
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest(Record):
     """One release.
@@ -102,9 +109,7 @@ class Manifest(Record):
     @property
     def files(self) -> Iterator[tuple[str, ReleasedFile]]:
         """``MODEL/RECIPE`` and its file."""
-        for model, released in self.models.items():
-            for recipe, file in released.recipes.items():
-                yield f"{model}/{recipe}", file
+        return files_of(self.models)
 
     @property
     def contents(self) -> Iterator[Content]:
