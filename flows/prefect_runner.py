@@ -27,6 +27,7 @@ from prefect.transactions import Transaction
 
 from ..artifacts.locations import open_store
 from ..artifacts.ref import ArtifactRef
+from ..artifacts.runs import differing_fields
 from ..errors import PteforgeError, StageError, StageFailed, StoreError, StoreUnusable, first_line, printable
 from ..tasks.codecs.binding import graph_of
 from ..tasks.executor import Executor
@@ -122,7 +123,7 @@ def run_stage_call(title: str, work: bytes) -> Any:
     runner = runner_of(site.run)
     executor = runner.session.executor if runner else _executor(site)
     try:
-        _check_key(executor.key(call), asked["fields"])
+        _check_key(executor.key(call), asked["key"], asked["fields"])
         done = executor.run(call, runner.session if runner else NullObserver(), _log_sometimes())
     except StoreUnusable:
         raise  # it may be back: Prefect tries again
@@ -332,17 +333,16 @@ def _from_json(call: StageCall, answer: dict[str, Any], key_of: Callable[[StageC
 
 def _comparable(key: StageKey) -> dict[str, Any]:
     """The fields of a key that the machine decides, for a message that names the one that differs."""
-    return {"digest": key.digest(), "code": key.code, "versions": dict(key.versions)}
+    return {"code": key.code, "versions": dict(key.versions)}
 
 
-def _check_key(here: StageKey, driver: dict[str, Any]) -> None:
-    """Raises StageFailed where this process would not do what the driver asked for."""
-    if here.digest() == driver["digest"]:
+def _check_key(here: StageKey, asked: str, driver: dict[str, Any]) -> None:
+    """Raises StageFailed where this process would not do what the driver asked for by a key with these fields."""
+    if here.digest() == asked:
         return
     differing = [
-        f"{name}: {driver['versions'].get(name)} there, {here.versions.get(name)} here"
-        for name in sorted({*driver["versions"], *here.versions})
-        if driver["versions"].get(name) != here.versions.get(name)
+        f"{change.field}: {change.before} there, {change.after} here"
+        for change in differing_fields(driver["versions"], here.versions)
     ]
     if here.code != driver["code"]:
         differing.append(f"pteforge's code of stage {here.stage!r}")
