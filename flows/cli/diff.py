@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError, printable
-from ..figures_text import markdown
+from ..figures_text import format_size, markdown
 from . import completion
 from .options import AS_JSON, STORE, open_existing_store
-from .terminal import format_size, open_console, print_json
+from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console

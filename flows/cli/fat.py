@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import FileFormatError, InputError, convert_os_errors, printable
+from ..figures_text import format_size
 from . import completion
 from .options import AS_JSON, DATA, DATA_OUT, OUT
 from .pte_files import check_output, data_files, open_fat_file, split_names
-from .terminal import format_size, print_json, quiet
+from .terminal import print_json, quiet
 
 if TYPE_CHECKING:
     from ...formats.nfat.container import Buffer, Container

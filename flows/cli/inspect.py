@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import printable
+from ..figures_text import format_size, open_table
 from .metadata import metadata_lines
 from .options import AS_JSON, DATA
 from .pte_files import data_files, open_fat_file
-from .terminal import format_size, open_console, print_json
+from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -155,8 +156,6 @@ def _count(number: int, noun: str) -> str:
 def _table(payloads: list[dict[str, Any]]) -> Table:
     from rich.text import Text
 
-    from ..figures_text import open_table
-
     table = open_table(("", "payload", "needs"), ("methods", "size", "adds", "shared"))
     table.add_column("ExecuTorch", overflow="fold")
     table.add_column("SHA-256", no_wrap=True)
@@ -200,8 +199,6 @@ def _print_file(console: Console, file: Path, description: dict[str, Any]) -> No
 
 def _print_method(console: Console, method: dict[str, Any]) -> None:
     from rich.text import Text
-
-    from ..figures_text import open_table
 
     name = printable(method["name"])
     if method["constant"]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ...errors import printable
+from ..figures_text import format_size
 from .options import AS_JSON, CHANGES, DEBUG, MODELS, RECIPES, REFRESH, STORE, UNTIL, ZOO_OR_BUILDER
-from .terminal import format_size, open_console, print_json
+from .terminal import open_console, print_json
 from .why import format_change
 
 if TYPE_CHECKING:

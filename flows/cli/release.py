@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError, printable
+from ..figures_text import format_size, open_table
 from ..interrupt import leave_interrupted
 from . import completion
 from .diff import print_differences
 from .options import AS_JSON, FOLDER, JOBS, STORE, open_existing_store
-from .terminal import format_size, open_console, print_json
+from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
     from ...configs.load import LoadedZoo
@@ -107,8 +108,6 @@ def _settings(zoos: Sequence[LoadedZoo], given: Mapping[str, Any]) -> PublishCon
 def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
     """Show all releases, the newest first, and the channels that name them."""
     from rich.text import Text
-
-    from ..figures_text import open_table
 
     releases = _open(url)
     channels, signed = releases.channels(), set(releases.signed())

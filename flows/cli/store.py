@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError, printable
+from ..figures_text import format_size
 from .options import AS_JSON, STORE, open_existing_store
-from .terminal import format_size, open_console, print_json
+from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress

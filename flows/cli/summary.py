@@ -11,11 +11,11 @@ from ...errors import first_line, printable
 from ...tasks.diagnosis import as_text, without_advice
 from ...tasks.figures import WHOLE_FILE
 from ...tasks.keys.inputs import ALL_VARIABLES
-from ..figures_text import format_error, format_score, format_sqnr, ladders_table, open_table
+from ..figures_text import format_error, format_score, format_size, format_sqnr, ladders_table, open_table
 from ..outcome import ModelOutcome, RecipeOutcome, ZooOutcome
 from ..publish import FOUND
 from ..release_records import Published
-from .terminal import format_size, open_console
+from .terminal import open_console
 
 _LOG_LINES = 15  # of a failed step that are printed
 _ROWS = 200  # of the table; in a longer one, files that were cached are left out

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from ...errors import printable
-from .. import figures_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _log = logging.getLogger(__name__)
-
-format_size = figures_text.format_size
 
 
 def open_console(*, stderr: bool = False) -> Console:

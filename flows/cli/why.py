@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError, first_line, printable
+from ..figures_text import format_size
 from . import completion
 from .options import AS_JSON, STORE, open_existing_store
-from .terminal import format_size, open_console, print_json
+from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -168,9 +169,11 @@ def _needed(stage: StageOutcome) -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
+    from ...artifacts.digest import is_digest
+
     if value is None:
         return "none"
     text = value if isinstance(value, str) else json.dumps(value)
-    if len(text) == 64 and all(c in "0123456789abcdef" for c in text):
+    if is_digest(text):
         return text[:12]
     return text if len(text) <= _LIMIT else text[:_LIMIT] + "..."

@@ -19,7 +19,8 @@ import pteforge as package
 import pytest
 import yaml
 from pteforge.artifacts.locations import open_store
-from pteforge.flows.cli.terminal import format_size, quiet
+from pteforge.flows.cli.terminal import quiet
+from pteforge.flows.figures_text import format_size
 from pteforge.formats.pte.reader import open_pte
 
 pytestmark = pytest.mark.timeout(600)
