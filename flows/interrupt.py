@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
@@ -65,11 +65,7 @@ def prompt_interrupt(session: Session) -> Iterator[None]:
     def interrupt(_signum: int, _frame: types.FrameType | None) -> None:
         interrupted.set()
         signal.signal(signal.SIGINT, lambda _signum, _frame: leave_interrupted())
-        timer = threading.Timer(_PATIENCE, leave_interrupted)
-        timer.daemon = True
-        timer.start()
-        threading.Thread(target=session.record, args=("interrupted",), daemon=True).start()
-        session.abort()
+        _abort(session, leave_interrupted)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, interrupt)
@@ -97,11 +93,7 @@ def prompt_termination(session: Session) -> Iterator[None]:
 
     def terminate(signum: int, frame: types.FrameType | None) -> None:
         signal.signal(signum, signal.SIG_DFL)
-        timer = threading.Timer(_PATIENCE, os.kill, (os.getpid(), signum))
-        timer.daemon = True
-        timer.start()
-        threading.Thread(target=session.record, args=("interrupted",), daemon=True).start()
-        session.abort()
+        _abort(session, lambda: os.kill(os.getpid(), signum))
         before(signum, frame)
 
     signal.signal(signal.SIGTERM, terminate)
@@ -110,6 +102,15 @@ def prompt_termination(session: Session) -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGTERM) == terminate:
             signal.signal(signal.SIGTERM, before)
+
+
+def _abort(session: Session, leave: Callable[[], None]) -> None:
+    """Stops the session's workers and records the run as interrupted; leaves the process if it does not end soon."""
+    timer = threading.Timer(_PATIENCE, leave)
+    timer.daemon = True
+    timer.start()
+    threading.Thread(target=session.record, args=("interrupted",), daemon=True).start()
+    session.abort()
 
 
 def leave_interrupted() -> NoReturn:
