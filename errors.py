@@ -165,6 +165,12 @@ class StageError(PteforgeError):
 class StageFailed(StageError):
     """The stage's body raised an exception."""
 
+    @classmethod
+    def of(cls, error: Exception) -> StageFailed:
+        """For what a body has raised in this process."""
+        lost_object = isinstance(error, ObjectMissing | ObjectDamaged)
+        return cls(f"{type(error).__name__}: {error}", bad_input=isinstance(error, InputError), lost_object=lost_object)
+
 
 class StageCrashed(StageError):
     """The stage's process ended without an answer: by a signal, or because it exited."""

@@ -22,7 +22,7 @@ from ..artifacts.local_store import LocalStore
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
 from ..configs.sources import BuilderSource
-from ..errors import InputError, ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
+from ..errors import ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
 from .keys.inputs import Observed
 from .keys.key import StageKey, stage_code_digest
 from .keys.search import ModuleSearch
@@ -180,9 +180,7 @@ class Executor:
         except StageError:
             raise
         except (PteforgeError, OSError, ValueError) as error:
-            lost_object = isinstance(error, ObjectMissing | ObjectDamaged)
-            problem, bad_input = f"{type(error).__name__}: {error}", isinstance(error, InputError)
-            raise StageFailed(problem, bad_input=bad_input, lost_object=lost_object) from error
+            raise StageFailed.of(error) from error
 
     def _commit(
         self,

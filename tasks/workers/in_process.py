@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...errors import InputError, ObjectDamaged, ObjectMissing, StageError, StageFailed
+from ...errors import StageError, StageFailed
 from ..stage import Progressed, no_progress, reporter
 from .pool import Chain, ignore_start
 from .protocol import WorkerLimits, WorkerReport
@@ -60,9 +60,7 @@ def call_in_process(body: Callable[[], Result]) -> tuple[Result, float]:
         except StageError:
             raise
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-            lost_object = isinstance(error, ObjectMissing | ObjectDamaged)
-            raise StageFailed(problem, bad_input=isinstance(error, InputError), lost_object=lost_object) from error
+            raise StageFailed.of(error) from error
         finally:
             forget_old_calls()
     return result, time.perf_counter() - started
