@@ -36,7 +36,7 @@ from .workers import Chain, StageRunner, WorkerLimits
 REFRESHED = "asked for with --refresh"
 """Why a stage ran that may have been in the ledger."""
 
-SWITCH = "PTEFORGE_PROCESSES"
+PROCESSES_VARIABLE = "PTEFORGE_PROCESSES"
 """Environment variable; with ``fresh``, no two stages share a worker process."""
 
 _NOBODY = NullObserver()
@@ -260,7 +260,7 @@ def run_stage(work: Any) -> Any:
 
 def _chain(call: StageCall) -> Chain | None:
     """The chain of the calls for one payload of a model, where all code that this one runs is ours."""
-    if os.environ.get(SWITCH) == "fresh" or not call.stage.shares_process(call.params):
+    if os.environ.get(PROCESSES_VARIABLE) == "fresh" or not call.stage.shares_process(call.params):
         return None
     targets = {link for name in call.params.target_names() for link in link_names(name)}
     if not all(find_target_class(target).__module__.startswith(f"{__package__}.") for target in targets):

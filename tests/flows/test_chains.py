@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from pteforge.tasks.executor import SWITCH
+from pteforge.tasks.executor import PROCESSES_VARIABLE
 from pteforge.tasks.workers import Workers
 from pteforge.tasks.workers.call import HeldProcess
 
@@ -28,7 +28,7 @@ def test_same_results_from_fewer_processes(tmp_path, make_project, lower, monkey
     made = []
     with Workers(jobs=4) as pool:
         for kind in ("shared", "fresh"):
-            monkeypatch.setenv(SWITCH, kind)
+            monkeypatch.setenv(PROCESSES_VARIABLE, kind)
             project = make_project(tmp_path / kind)
             project.write("zoo.yaml", STARTER.read_text())
             assert lower(project, pool=pool).outcome.exit_code == 0

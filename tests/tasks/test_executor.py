@@ -15,7 +15,7 @@ from pteforge.configs.model import Limits
 from pteforge.configs.recipe import CompileOptions
 from pteforge.errors import ObjectMissing
 from pteforge.tasks.accuracy import Score, Scores
-from pteforge.tasks.executor import SWITCH, Executor
+from pteforge.tasks.executor import PROCESSES_VARIABLE, Executor
 from pteforge.tasks.runner import StageCall, StageId
 from pteforge.tasks.stage import TargetParams
 from pteforge.tasks.stages.compile import Compile
@@ -69,7 +69,7 @@ def test_the_stages_of_a_payload_are_a_chain(chain, monkeypatch):
     assert chain(Edge, EDGE, method="encode") == chains[0]
     others = [chain(Edge, EDGE, recipe="small"), chain(Edge, EDGE, payload="vulkan")]
     assert len({each.name for each in (*others, chains[0])}) == 3
-    monkeypatch.setenv(SWITCH, "fresh")
+    monkeypatch.setenv(PROCESSES_VARIABLE, "fresh")
     assert chain(Edge, EDGE) is None
 
 
