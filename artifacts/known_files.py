@@ -13,7 +13,7 @@ from .digest import Digest, canonical_json, digest_file
 from .files import LocalFiles
 from .records import RecordFiles, Seal
 
-_SETTLING = 2 * 10**9  # ns: a file may be written again without another time within those of a file system's clock
+_SETTLING = 2 * 10**9  # ns: a second write within the clock's resolution may leave the same times
 
 _Known = tuple[int, int, int, int, Digest]  # what `_seen` says, and the digest
 _KNOWN: Any = dict[str, _Known]

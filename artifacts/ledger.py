@@ -23,7 +23,7 @@ class StageRecord(Record):
     Attributes:
         fields: what the key was computed from, by name; JSON values.
         outputs: artifacts by role.
-        peak_memory: largest resident set of its process in bytes; 0 if unknown.
+        peak_memory: bytes that its process used beyond the worker server's own; 0 if unknown.
         finished: when, ISO 8601 in UTC.
         log: the output of its process, None if there was none.
         refreshed_by: the run that was asked to make everything again and made this; empty for other runs.
