@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
-from executorch.examples.models.lstm import LSTMModel
 from executorch.examples.models.mlperf_tiny.resnet8 import ResNet8Model
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir.lowered_backend_module import LoweredBackendModule
@@ -19,18 +17,9 @@ from pteforge.tasks.upstream.lean import lean_lowering
 from pteforge.tests.zoo.networks import Branches, ConvNet, Function, Head, Reader
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 Programs = dict[str, ExportedProgram]
 Keep = Callable[[ExportedProgram, str], ExportedProgram]
-
-
-def _quantized() -> ExportedProgram:
-    model, inputs = ConvNet().eval(), (torch.randn(1, 3, 8, 8),)
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
-    prepared = prepare_pt2e(export(model, inputs).module(), quantizer)
-    prepared(*inputs)
-    return export(convert_pt2e(prepared), inputs)
 
 
 def _conv(batch: int = 1, **options: Any) -> ExportedProgram:
@@ -76,8 +65,7 @@ def _function(function: Callable[..., Any], *shape: int, **options: Any) -> Expo
 
 
 BATCH = {0: Dim("batch", min=2, max=8)}
-ONE_METHOD: dict[str, Callable[[], ExportedProgram]] = {
-    "convolutions": _conv,
+PROGRAMS: dict[str, Callable[[], ExportedProgram]] = {
     "dynamic": lambda: _conv(3, dynamic_shapes=(BATCH,)),
     "perceptron": lambda: _perceptron(dynamic_shapes=(BATCH,)),
     "bfloat16": lambda: _perceptron(dtype=torch.bfloat16),
@@ -88,22 +76,14 @@ ONE_METHOD: dict[str, Callable[[], ExportedProgram]] = {
     "numbers": lambda: _function(_numbers, 3, 4, dynamic_shapes=((BATCH,),)),
     "views": lambda: _function(_views, 4),
     "unbacked": lambda: _function(lambda x: torch.nonzero(x > 0).float(), 4),
-    "quantized": _quantized,
     "strict": lambda: _conv(strict=True),
-    "lstm": lambda: export(LSTMModel().get_eager_model().eval(), LSTMModel().get_example_inputs()),
     "resnet8": lambda: export(ResNet8Model().get_eager_model(), ResNet8Model().get_example_inputs()),
-}
-
-
-PROGRAMS: dict[str, Callable[[], Programs]] = {
-    **{name: lambda build=build: {"forward": build()} for name, build in ONE_METHOD.items()},
-    "two methods": lambda: {"see": _conv(), "think": _perceptron()},
 }
 
 
 QUICK = {
     "portable": ("dynamic", "cond", "cache", "numbers"),
-    "xnnpack": ("two methods",),
+    "xnnpack": ("dynamic",),
 }
 """All others are slow: together they take a minute."""
 
@@ -114,7 +94,6 @@ QUICK = {
         pytest.param(target, name, marks=() if name in QUICK[target] else pytest.mark.slow)
         for target in QUICK
         for name in PROGRAMS
-        if (target, name) != ("portable", "quantized")
     ],
 )
 def test_same_file(target, name, round_trip):
@@ -123,7 +102,7 @@ def test_same_file(target, name, round_trip):
     files = []
     for keep in (lambda program, _kind: program, round_trip):
         torch.manual_seed(0)
-        files.append(_lower(PROGRAMS[name](), partitioners, keep))
+        files.append(_lower({"forward": PROGRAMS[name]()}, partitioners, keep))
     assert files[0] == files[1]
 
 
@@ -144,7 +123,7 @@ def _lower(programs: Programs, partitioners: list[XnnpackPartitioner], keep: Kee
 def test_delegates_linked_later(round_trip):
     """Lowered modules without bytes can be saved under a placeholder's id; linked after loading, the file is equal."""
     config = EdgeCompileConfig(_check_ir_validity=False)
-    programs = PROGRAMS["convolutions"]()
+    programs = {"forward": _conv()}
     manager = _program._gen_edge_manager_for_partitioners({"forward": [XnnpackPartitioner()]}, programs, config, None)
     program = manager.to_backend(XnnpackPartitioner()).exported_program()
     expected = EdgeProgramManager({"forward": copy.deepcopy(program)}, None, config).to_executorch().buffer
