@@ -46,10 +46,8 @@ def with_public_functions(builder: str) -> bytes:
 
 @pytest.mark.parametrize("builder", ["conv_net", pytest.param("two_partitions", marks=pytest.mark.slow)])
 def test_as_public_functions(builder, stages):
-    """The file is the one that PT2E and ExecuTorch's public functions give, called one after another; also again."""
-    first, again = (stages.lower(f"builders:{builder}", int8()) for _ in range(2))
-    assert first.file == again.file == with_public_functions(builder)
-    assert first.outputs[FORWARD]["program"].identity == again.outputs[FORWARD]["program"].identity
+    """The file is the one that PT2E and ExecuTorch's public functions give, called one after another."""
+    assert stages.lower(f"builders:{builder}", int8()).file == with_public_functions(builder)
 
 
 @pytest.mark.slow
