@@ -1,8 +1,7 @@
-"""Models, methods and runs share equal work, and a change of one reruns no other."""
+"""Models and methods share equal work, and a change of one reruns no other."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -72,18 +71,6 @@ def test_models_of_one_builder_are_exported_at_once(project, workers):
         found = executor.find(again)
     assert found is not None
     assert found.roles == results[1].roles
-
-
-def test_two_runs_share_the_work(project, lower):
-    """Two runs of the same zoo and store at the same time run each stage once between them."""
-    project.write_zoo({"net": "nets:linear"}, ("portable-fp32",))
-    with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(lower, [project, project]))
-    assert [run.outcome.exit_code for run in runs] == [0, 0]
-    one, other = (run.ran("net") for run in runs)
-    stages = ("edge/forward", "compile", "serialize", "verify", "report")
-    assert one | other == {"export", *(f"{stage}/portable-fp32" for stage in stages)}
-    assert not one & other
 
 
 @pytest.mark.slow
