@@ -13,6 +13,7 @@ import pteforge
 import pytest
 from pteforge.artifacts.locations import open_store
 from pteforge.formats.pte.reader import open_pte
+from pteforge.tasks.executor import PROCESSES_VARIABLE
 from pteforge.tasks.workers import Workers
 from pteforge.tests.flows.conftest import delivered
 
@@ -148,11 +149,13 @@ def test_results_are_restored_without_work(warm, pteforge, name, damage):
 
 @pytest.mark.slow
 def test_bytes_do_not_depend_on_where_and_how(cold, make_project, lower, tmp_path, monkeypatch):
-    """Files and provenance are the same from a cold store in another folder, one stage at a time.
+    """Files and provenance are the same from a cold store in another folder, one stage at a time, in fresh processes.
 
-    The command line made the first ones, several stages at once, with another hash seed.
+    The command line made the first ones, several stages at once, with another hash seed; stages of one payload shared a
+    process.
     """
     monkeypatch.setenv("PYTHONHASHSEED", "4242")
+    monkeypatch.setenv(PROCESSES_VARIABLE, "fresh")
     project = make_project(tmp_path / "elsewhere" / "project")
     project.write("zoo.yaml", (cold.project.folder / "zoo.yaml").read_text())
     with Workers(jobs=1) as workers:

@@ -13,7 +13,7 @@ from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
 from pteforge.artifacts.store import LocalOnlyStore
 from pteforge.configs.model import Limits
 from pteforge.configs.recipe import CompileOptions
-from pteforge.errors import ObjectMissing
+from pteforge.errors import ObjectMissing, StageFailed
 from pteforge.tasks.accuracy import Score, Scores
 from pteforge.tasks.executor import PROCESSES_VARIABLE, Executor
 from pteforge.tasks.runner import StageCall, StageId
@@ -34,9 +34,13 @@ EXPORT = Export.Params(source={"builder": "nets:linear"})
 
 
 class Listening(InProcess):
-    """Remembers the chain of the last call."""
+    """Remembers the chain of the last call, and runs none."""
 
     chain: Chain | None = None
+
+    def run(self, *_: Any, chain: Chain | None, **__: Any) -> Any:
+        self.chain = chain
+        raise StageFailed("not run")
 
     def awaits(self, chain: Chain | None) -> bool:
         self.chain = chain
@@ -56,6 +60,18 @@ def chain(tmp_path):
         return runner.chain
 
     return of
+
+
+def test_calls_run_in_their_chains(tmp_path):
+    """The process that is asked for a call is the one of its chain."""
+    runner = Listening()
+    executor = Executor(LocalOnlyStore(tmp_path / "store"), runner)
+    call = StageCall("net", StageId("edge", recipe="fast"), Edge, EDGE, {}, Limits(), tmp_path)
+    assert not executor.awaited(call)
+    asked, runner.chain = runner.chain, None
+    with pytest.raises(StageFailed):
+        executor.run(call)
+    assert runner.chain == asked is not None
 
 
 def test_the_stages_of_a_payload_are_a_chain(chain, monkeypatch):
