@@ -74,15 +74,21 @@ for line in sys.stdin:
 """
 
 
+def make_scored_project(folder: Path) -> Project:
+    """One model, whose file is scored."""
+    project = make_project(folder)
+    gate = {"evaluator": "scoring:finite", "floor": 0.5}
+    project.write_zoo(
+        {"linear": "nets:linear"}, ("scored",), {"scored": {"extends": "portable-fp32", "accuracy": gate}}
+    )
+    return project
+
+
 class Exporter:
     """A process that exports a zoo again and again, on one Prefect server."""
 
     def __init__(self, project: Project, server: str) -> None:
-        """Writes the zoo file."""
-        gate = {"evaluator": "scoring:finite", "floor": 0.5}
-        project.write_zoo(
-            {"linear": "nets:linear"}, ("scored",), {"scored": {"extends": "portable-fp32", "accuracy": gate}}
-        )
+        """Starts it for a project of `make_scored_project`."""
         self._project, self._count, self._log = project, 0, project.folder / "log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
@@ -143,10 +149,10 @@ def prepare(folder: Path) -> Ready:
         server = stack.enter_context(prefect_server({"PREFECT_HOME": str(folder / "server")}))
         spoiler = Spoiler()
         proxy = stack.enter_context(run_proxy(Proxy(server.url.removesuffix("/api"), spoiler.choose)))
-        exporter = Exporter(make_project(folder / "project"), f"{proxy}/api")
+        project = make_scored_project(folder / "project")
+        exporter = Exporter(project, f"{proxy}/api")
         stack.callback(exporter.close)
         exporter.export()
-        project = Project(folder / "project")
         first = project.export(env={"PREFECT_HOME": str(folder / "home")})
         assert first.code == 0, first.err
         return Ready(exporter, spoiler, project, folder / "home", stack.pop_all())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
 from pteforge.tests.faults.campaign import run_campaign
-from pteforge.tests.faults.prefect_server import FILES, PREFECT, Spoiler, export_with_limit, prepare
+from pteforge.tests.faults.prefect_server import FILES, PREFECT, Spoiler, export_with_limit, make_scored_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -21,16 +20,16 @@ def test_failing_calls(tmp_path):
 @pytest.mark.parametrize("database", [True, False])
 def test_full_disk(tmp_path, database):
     """Without space under PREFECT_HOME, with or without a database there, one warning says so and files are made."""
-    ready = prepare(tmp_path)
-    ready.close()
-    home, space = ready.home, 400_000  # less than what a run writes ahead of its database
-    if not database:
-        shutil.rmtree(home)
+    project, home = make_scored_project(tmp_path / "project"), tmp_path / "home"
+    if database:
+        first = project.export(env={"PREFECT_HOME": str(home)})
+        assert first.code == 0, first.err
+    else:
         home.mkdir()
-    done = export_with_limit(ready.project, home, space)
+    done = export_with_limit(project, home, 400_000)  # less than what a run writes ahead of its database
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("WARNING: Prefect failed") == 1, done.stderr
-    assert sorted(os.fspath(path.relative_to(ready.project.out)) for path in ready.project.out.rglob("*.pte")) == FILES
+    assert sorted(os.fspath(path.relative_to(project.out)) for path in project.out.rglob("*.pte")) == FILES
 
 
 def test_kinds_of_calls():
