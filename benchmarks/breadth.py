@@ -1,11 +1,12 @@
 """How many architectures come out verified, ours beside ExecuTorch's own calls: small random weights, one file each.
 
-    python benchmarks/breadth.py [--only GLOB] [--recipes RECIPE,...] [--sides ours,direct] [--folder DIR] [--write]
+    python benchmarks/breadth.py [--only GLOB] [--kinds KIND,...] [--recipes RECIPE,...] [--sides ours,direct]
+                                 [--folder DIR] [--write]
 
 Models are those of transformers that a configuration alone makes, at small sizes, and, where timm is installed, some of
 timm. "Direct" exports the same module with the same example inputs, quantizes it as the recipe says, calls
 `to_edge_transform_and_lower` and `to_executorch`, runs the file, and compares with eager as the recipe asks for.
-Results stay in the folder: a run goes on where the last one stopped. `--write` puts the table into
+Results stay in the folder: a run goes on where the last one stopped. `--write` puts a table for each recipe into
 docs/models-by-name.md.
 """
 
@@ -28,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "models-by-name.md"
-BEGIN, END = "<!-- benchmarks/breadth.py --write: begin -->\n", "<!-- benchmarks/breadth.py --write: end -->\n"
 
 # By `model_type`. Not chosen by result: those that build at small sizes, one of each family.
 TRANSFORMERS = {
@@ -69,12 +69,13 @@ SIZES = {
     "vocab_size": 128,
 }
 
-RECIPES = {"xnnpack-fp32": 80, "portable-fp32": 80, "xnnpack-int8-dynamic": 20}  # least SQNR in dB
+# Least SQNR in dB.
+RECIPES = {"xnnpack-fp32": 80, "portable-fp32": 80, "xnnpack-int8-dynamic": 20}
 BATCH = 40  # models of one zoo
 LIMIT = 1800  # seconds of a stage or a direct call, on a machine that may be busy
 
 Results = dict[str, dict[str, str]]
-"""Column (recipe and side) to model to the problem, empty for a verified file."""
+"""Side to model to the problem, empty for a verified file."""
 
 
 def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,47 +242,51 @@ def measure(models: Mapping[str, Any], recipe: str, side: str, record: Record) -
                 record.add({name: problem})
 
 
-def table(kinds: Mapping[str, str], columns: Results) -> str:
-    """Verified of those that were run, by kind of model."""
-    rows = [["models", *columns], ["---", *("---:" for _ in columns)]]
+def section(recipe: str, kinds: Mapping[str, str], sides: Results) -> str:
+    """A recipe in docs/models-by-name.md: how many of those that were run came out verified, and the failures."""
+    rows = [["models", *sides], ["---", *("---:" for _ in sides)]]
     for kind in (*dict.fromkeys(kinds.values()), "all"):
         chosen = [name for name in kinds if kind in (kinds[name], "all")]
         cells = []
-        for column in columns.values():
-            run = [column[name] for name in chosen if name in column]
+        for problems in sides.values():
+            run = [problems[name] for name in chosen if name in problems]
             cells.append(f"{run.count('')} of {len(run)}" + (" run" if len(run) < len(chosen) else ""))
         rows.append([kind, *cells])
-    rates = [100 * [*column.values()].count("") / len(column) for column in columns.values()]
+    rates = [100 * [*problems.values()].count("") / len(problems) for problems in sides.values()]
     rows.append(["rate", *(f"{rate:.1f} %" for rate in rates)])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return f"### {recipe}\n\n{table}" + "".join(failures(side, problems, kinds) for side, problems in sides.items())
 
 
-def failures(columns: Results) -> str:
-    """The message for each file that was not made, shortened, and on our side its first cause."""
-    lines = []
-    for column, problems in columns.items():
-        for name, problem in problems.items():
-            message, _, causes = re.sub(r"[`|<>]", "", problem).partition("\n")
-            cause = causes.partition("\n")[0] if column.endswith("ours") else ""
-            if problem:
-                lines.append(f"- {name}, {column}: {message[:160]}\n" + (f"  - {cause}\n" if cause else ""))
-    return "".join(lines) or "None.\n"
+def failures(side: str, problems: Mapping[str, str], kinds: Mapping[str, str]) -> str:
+    """Which models fail with which message, shortened; on our side also the first cause of the first of them."""
+    alike: dict[str, list[str]] = {}
+    for name in kinds:
+        if problems.get(name):
+            alike.setdefault(problems[name] if side == "ours" else problems[name].partition("\n")[0], []).append(name)
+    lines = [f"\nFailures, {side}:\n\n"] if alike else []
+    for problem, names in sorted(alike.items(), key=lambda item: -len(item[1])):
+        message, _, causes = re.sub(r"[`|<>*]", "", problem).partition("\n")
+        lines.append(f"- {', '.join(names)}: {' '.join(message[:160].split())}\n")
+        lines += [f"  - {cause}\n" for cause in causes.splitlines()[:1]]
+    return "".join(lines)
 
 
 def main() -> None:
-    """Lowers everything that is not in the folder yet, and prints the table and the failures."""
+    """Lowers everything that is not in the folder yet, and prints a table and the failures for each recipe."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="*", help="models whose names match")
+    parser.add_argument("--kinds", default=",".join((*TRANSFORMERS, "timm")))
     parser.add_argument("--recipes", default=",".join(RECIPES))
     parser.add_argument("--sides", default="ours,direct")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "pteforge-breadth")
     parser.add_argument("--retry", action="store_true", help="run again what failed before")
     parser.add_argument("--table", action="store_true", help="run nothing; print what the folder has")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/models-by-name.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/models-by-name.md")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    known = list(sources(options.only))
-    columns: Results = {}
+    known = [source for source in sources(options.only) if source[0] in options.kinds.split(",")]
+    kinds = {name: kind for kind, name, _ in known}
     for recipe in options.recipes.split(","):
         records = {
             side: Record(options.folder, f"{recipe}, {side}", retry=options.retry) for side in options.sides.split(",")
@@ -290,14 +295,13 @@ def main() -> None:
             batch = {name: source for _, name, source in known[first : first + BATCH]}
             for side, record in () if options.table else records.items():
                 measure(batch, recipe, side, record)
-        columns |= {f"{recipe}, {side}": record.problems for side, record in records.items()}
-    kinds = {name: kind for kind, name, _ in known}
-    text = f"{table(kinds, columns)}\nFailures:\n\n{failures(columns)}"
-    print(text)
-    if options.write:
-        page = PAGE.read_text(encoding="utf-8")
-        before, _, rest = page.partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}", encoding="utf-8")
+        text = section(recipe, kinds, {side: record.problems for side, record in records.items()})
+        print(text)
+        if options.write:
+            begin, end = (f"<!-- benchmarks/breadth.py --write: {recipe}: {mark} -->\n" for mark in ("begin", "end"))
+            page = PAGE.read_text(encoding="utf-8")
+            before, _, rest = page.partition(begin)
+            PAGE.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":
