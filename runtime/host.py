@@ -129,7 +129,7 @@ class LoadedProgram:
             raise PteforgeError(problem) from error
         ready = time.perf_counter()
         try:
-            outputs = list(loaded.execute(inputs))
+            outputs = list(loaded.execute(signature.lay_out(inputs) if signature else inputs))
         except (RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
             if problem := self._past_context(inputs):
                 raise InputError(f"{self._file} cannot run {method!r}: {problem}") from error

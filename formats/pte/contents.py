@@ -5,10 +5,10 @@ Offsets count bytes from the start of the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from .schema_generated import ScalarType
 
@@ -89,6 +89,14 @@ class TensorSpec:
     dynamism: Literal["static", "bound", "unbound"]
     nbytes: int
     name: str = ""
+
+    def lay_out(self, tensor: Any) -> Any:
+        """A tensor of this rank with its dimensions in this order in memory; a view where they are already.
+
+        The runtime takes a tensor's bytes as they lie in memory, and does not compare the order.
+        """
+        places = [self.dim_order.index(dimension) for dimension in range(len(self.dim_order))]
+        return tensor.permute(self.dim_order).contiguous().permute(places)
 
 
 ScalarKind = Literal[
@@ -204,6 +212,16 @@ class Method:
     def constant(self) -> bool:
         """Whether it takes no inputs and runs no instructions: its outputs are constants."""
         return not self.inputs and self.instructions == InstructionCounts()
+
+    def lay_out(self, inputs: Sequence[Any]) -> list[Any]:
+        """Flat inputs for the runtime, see `TensorSpec.lay_out`. What does not fit the signature stays as it is."""
+        specs = [*self.inputs, *[None] * len(inputs)]
+        return [
+            spec.lay_out(value)
+            if isinstance(spec, TensorSpec) and len(getattr(value, "shape", ())) == len(spec.dim_order) > 0
+            else value
+            for value, spec in zip(inputs, specs, strict=False)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from executorch.runtime import Program, Runtime, Verification
@@ -28,9 +28,29 @@ from .compare import compare_all
 from .inputs import prepend_mutated_inputs, stored_cases
 
 
+class Call(NamedTuple):
+    """A call of a method, and what eager returns."""
+
+    method: str
+    inputs: Sequence[Any]  # flat
+    expected: Sequence[Any]  # flat
+    label: str  # for example `example 0`
+
+
+class Runnable(Protocol):
+    """A program that can be run, here or elsewhere."""
+
+    def run(self, calls: Sequence[Call]) -> Iterator[Sequence[Any]]:
+        """Flat outputs of each call. All are made on one loaded program: a method sees the state that others left.
+
+        Raises:
+            VerificationFailed: it cannot be loaded or run.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Loadable:
-    """A complete program."""
+    """A complete program, for the runtime of this process."""
 
     program: Path  # the `.pte` file
     data: Path | None = None  # the `.ptd` file with its external weights; None where it has none
@@ -43,43 +63,55 @@ class Loadable:
             self.program, verification=Verification.InternalConsistency, data_path=self.data
         )
 
+    def run(self, calls: Sequence[Call]) -> Iterator[Sequence[Any]]:
+        """As `Runnable`."""
+        loaded = _load_methods(self, (*_sharing_state(self), *(call.method for call in calls)))
+        for call in calls:
+            yield _execute(loaded, call._replace(inputs=self.lay_out(call.method, call.inputs)))
+
+    def lay_out(self, method: str, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Flat inputs of a method in the order in memory that the runtime takes them to be in."""
+        methods = {known.name: known for known in open_pte(self.program).methods}
+        return methods[method].lay_out(inputs) if method in methods else inputs
+
 
 def missing_backends(backends: Iterable[str]) -> tuple[str, ...]:
     """The backends that this machine's runtime lacks, sorted."""
     return tuple(sorted(set(backends) - set(Runtime.get().backend_registry.registered_backend_names)))
 
 
-def run_method(payload: Loadable, method: str, stored: Mapping[str, Any], drawn: int) -> Iterator[Case]:
-    """Runs a method of a `.pte` file on its examples.
+def run_method(program: Runnable, method: str, stored: Mapping[str, Any], drawn: int) -> Iterator[Case]:
+    """Runs a method on its examples. Each starts from the initial state.
 
     Raises:
-        VerificationFailed: the runtime cannot run it, or an output cannot be compared with eager's.
+        VerificationFailed: it cannot be run, or an output cannot be compared with eager's.
     """
-    stateful = _sharing_state(payload)
     for label, flat, expected in stored_cases(stored, drawn):
-        # Everything is loaded again, so that no state of an earlier execution is seen.
-        loaded = load_methods(payload, (*stateful, method))
-        outputs = execute(loaded, method, flat, label)
-        yield from compare_all(outputs, expected, method=method, label=label, rounding=stored.get("rounding", ""))
+        yield from _compared(program, [Call(method, flat, expected, label)], {method: stored.get("rounding", "")})
 
 
-def run_sequences(payload: Loadable, sequences: Sequence[Any], rounding: Mapping[str, str]) -> Iterator[Case]:
-    """Runs sequences of calls, each sequence on one loaded program: a method sees the state that others left.
-
-    `rounding` is that of the methods.
+def run_sequences(program: Runnable, sequences: Sequence[Any], rounding: Mapping[str, str]) -> Iterator[Case]:
+    """Runs sequences of calls, each from the initial state. `rounding` is that of the methods.
 
     Raises:
         VerificationFailed: see `run_method`.
     """
-    for number, calls in enumerate(sequences):
-        loaded = load_methods(payload, (*_sharing_state(payload), *(method for method, _, _ in calls)))
-        for position, (method, flat, expected) in enumerate(calls):
-            label = f"sequence {number}, call {position}"
-            outputs = execute(loaded, method, flat, label)
-            yield from compare_all(outputs, expected, method=method, label=label, rounding=rounding.get(method, ""))
+    for number, sequence in enumerate(sequences):
+        calls = [
+            Call(method, flat, expected, f"sequence {number}, call {position}")
+            for position, (method, flat, expected) in enumerate(sequence)
+        ]
+        yield from _compared(program, calls, rounding)
 
 
-def load_methods(payload: Loadable, methods: Sequence[str]) -> Mapping[str, Any]:
+def _compared(program: Runnable, calls: Sequence[Call], rounding: Mapping[str, str]) -> Iterator[Case]:
+    for call, outputs in zip(calls, program.run(calls), strict=True):
+        yield from compare_all(
+            outputs, call.expected, method=call.method, label=call.label, rounding=rounding.get(call.method, "")
+        )
+
+
+def _load_methods(payload: Loadable, methods: Sequence[str]) -> Mapping[str, Any]:
     """A file's methods, all loaded before any runs, since loading sets the initial values of shared state.
 
     Raises:
@@ -114,13 +146,15 @@ def _why_not_loaded(payload: Loadable, method: str, error: Exception) -> str:
     return f"{error}; its log says whether a backend or data is missing"
 
 
-def execute(loaded: Mapping[str, Any], method: str, flat: Sequence[Any], label: str) -> Sequence[Any]:
+def _execute(loaded: Mapping[str, Any], call: Call) -> Sequence[Any]:
     """Outputs of one execution; raises VerificationFailed where the runtime fails."""
     try:
-        outputs: Sequence[Any] = loaded[method].execute(flat)
+        outputs: Sequence[Any] = loaded[call.method].execute(call.inputs)
     except RuntimeError as error:
-        shapes = [tuple(value.shape) if hasattr(value, "shape") else value for value in flat]
-        raise VerificationFailed(f"method {method!r} fails on {label}, with inputs of {shapes}: {error}") from error
+        shapes = [tuple(value.shape) if hasattr(value, "shape") else value for value in call.inputs]
+        raise VerificationFailed(
+            f"method {call.method!r} fails on {call.label}, with inputs of {shapes}: {error}"
+        ) from error
     return outputs
 
 

@@ -94,7 +94,7 @@ def loaded_predict(payload: Loadable, what: str) -> Predict:
         try:
             if method not in methods:
                 methods[method] = program.load_method(method)
-            outputs = methods[method].execute(pytree.tree_leaves(inputs))
+            outputs = methods[method].execute(payload.lay_out(method, pytree.tree_leaves(inputs)))
         except RuntimeError as error:
             raise PteforgeError(
                 f"the runtime cannot run method {method!r} of {what} on {_describe_inputs(inputs)}: {error}"

@@ -14,7 +14,7 @@ from ...errors import VerificationFailed
 from ..figures import WHOLE_FILE, Case, Figures, summarize, violations, worst_of
 from .compare import compare_all
 from .inputs import stored_cases
-from .running import Loadable, StoredProgram, run_method, run_sequences, runnable_payloads
+from .running import Runnable, StoredProgram, run_method, run_sequences, runnable_payloads
 
 
 def verify_file(
@@ -58,10 +58,10 @@ def verify_programs(
 
 
 def _run_program(
-    program: Loadable, payload: str, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds
+    program: Runnable, payload: str, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds
 ) -> list[Case]:
     try:
-        cases = _bounded_cases(program, examples, bounds)
+        cases = run_cases(program, examples, bounds)
     except VerificationFailed as error:
         if not payload:
             raise
@@ -69,7 +69,8 @@ def _run_program(
     return [replace(case, payload=payload) for case in cases]
 
 
-def _bounded_cases(program: Loadable, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds) -> list[Case]:
+def run_cases(program: Runnable, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds) -> list[Case]:
+    """Runs a program on all examples, here or elsewhere; raises VerificationFailed as `verify_file`."""
     drawn = bounds.drawn_inputs
     cases = [case for method, stored in examples.items() for case in run_method(program, method, stored, drawn)]
     rounding = {method: stored.get("rounding", "") for method, stored in examples.items()}

@@ -184,3 +184,15 @@ def test_a_program_with_keyword_inputs(nets, store):
     )
     result = pteforge.export(program, recipe="portable-fp32", store=store)
     assert result.run_method()[0].tolist() == [2, 5]
+
+
+@pytest.mark.parametrize("traced", [torch.contiguous_format, torch.channels_last])
+def test_inputs_in_another_order_in_memory(traced, builders, store, tmp_path):
+    """A file computes the same of a tensor, however that lies in memory, here and in `pteforge.runtime`."""
+    net, (image,) = builders.conv_net()
+    made = pteforge.export(net.eval(), (image.to(memory_format=traced),), recipe="portable-fp32", store=store)
+    loaded = pteforge.runtime.load(made.save(tmp_path / "net.pte"))
+    transposed = image.mT.contiguous().mT
+    for given in (image, image.to(memory_format=torch.channels_last), transposed):
+        for (output,) in (made.run_method("forward", (given,)), loaded.run("forward", (given,))):
+            torch.testing.assert_close(output, net(image))

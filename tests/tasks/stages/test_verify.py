@@ -139,3 +139,8 @@ def test_what_this_machine_cannot_run(made, lower):
         verify(made("hardswish", edge={"preserve_operators": ["aten.hardswish.default"]}))
     with pytest.raises(VerificationFailed, match=r"needs VulkanBackend, which .* `output: {form: fat}`"):
         lower("builders:mlp", recipe("vulkan"))
+
+
+def test_examples_in_another_order_in_memory(stages):
+    """Examples are what they are to eager, whatever the order in memory of the one that was traced."""
+    assert stages.lower("builders:two_layouts", PORTABLE).figures["overall"]["sqnr_db"] > 100
