@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...artifacts.digest import Digest, digest_bytes, digest_json
-from ...errors import StoreError
+from ...errors import PteforgeError, StoreError
 from .pickler import lasting_operator, verifier_options
 from .storages import StorageTable
 
@@ -155,7 +155,7 @@ class CanonicalValues:
         if not (absent and isinstance(value, FakeTensor)):
             form = self.value(value)
         elif absent.slot(value.untyped_storage()) is None:
-            raise TypeError("a tensor that was computed from weights that are absent")
+            raise PteforgeError("it holds a tensor that was computed from weights that are absent")
         else:
             form = self._held(value)
         return [isinstance(value, torch.nn.Parameter), form]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.exc import UserError
+from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -123,10 +124,12 @@ def quantize(
     hide_integer_scalars(module)
     if knows_linear_only(quantizers):
         write_as_linear(module)
+    state = {name: buffer.clone() for name, buffer in module.named_buffers() if name in _written_buffers(module)}
     quantizer = make_quantizer(quantizers)
     if exclude:
         quantizer = ComposableQuantizer([LeftOut(exclude), quantizer])
     prepared = prepare_pt2e(module, quantizer)
+    _leave_state_in_floating_point(prepared, state.keys())
     if not any(isinstance(module, ObserverOrFakeQuantize) for module in prepared.modules()):
         names = " and ".join(dict.fromkeys(quantizer.name for quantizer in quantizers))
         raise TargetError(
@@ -141,6 +144,8 @@ def quantize(
             prepared(*args, **kwargs)
         prepared = run_graph_passes(passes, "pre_convert_passes", prepared)
         converted = convert_pt2e(prepared, fold_quantize=fold_weights(quantizers))
+        for name, value in state.items():  # samples have changed it, and so has folding, which runs operators
+            converted.get_buffer(name).copy_(value)
     restore_integer_scalars(converted)
     converted = run_graph_passes(passes, "post_convert_passes", converted)
     args, kwargs = pytree.tree_unflatten(list(example), program.call_spec.in_spec)
@@ -151,6 +156,46 @@ def quantize(
     except UserError:  # a guard that each `Dim` has to allow, and that `Dim.AUTO` did, when `program` was made
         shapes = _collection(example, [_guarded(dynamic) for dynamic in sizes])
         return torch.export.export(converted, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def _written_buffers(module: GraphModule) -> set[str]:
+    """Names of the buffers that a module's operators write to, also through views."""
+    written = set()
+    for node in module.graph.nodes:
+        if not isinstance(node.target, OpOverload):
+            continue
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):  # noqa: SLF001 - overloads have no public schema
+            if argument.alias_info and argument.alias_info.is_write:
+                written.add(_viewed(value))
+    return {str(node.target) for node in written if isinstance(node, Node) and node.op == "get_attr"}
+
+
+def _viewed(value: Any) -> Any:
+    """What a value is a view of, if it is one."""
+    while isinstance(value, Node) and isinstance(value.target, OpOverload):
+        if not any(returned.alias_info for returned in value.target._schema.returns):  # noqa: SLF001 - as above
+            break
+        value = value.args[0]
+    return value
+
+
+def _leave_state_in_floating_point(prepared: GraphModule, names: Collection[str]) -> None:
+    """Removes observers of buffers that are written to, and of what is computed from them and constants alone.
+
+    PT2E takes all buffers for constants, and would compute such values once, when it converts.
+    """
+    constant, stateful = set[Node](), set[Node]()
+    for node in list(prepared.graph.nodes):
+        inputs = node.all_input_nodes
+        if node.op == "get_attr" or (inputs and constant.issuperset(inputs)):
+            constant.add(node)
+        if node.target in names or not stateful.isdisjoint(inputs):
+            stateful.add(node)
+        observes = node.op == "call_module" and isinstance(prepared.get_submodule(node.target), ObserverOrFakeQuantize)
+        if observes and node in constant & stateful:
+            node.replace_all_uses_with(node.args[0])
+            prepared.graph.erase_node(node)
+    prepared.recompile()
 
 
 def export_for_any_batch(

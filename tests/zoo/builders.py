@@ -201,6 +201,29 @@ def conv_net():
     return networks.ConvNet(), (torch.randn(1, 3, 8, 8),)
 
 
+def channels_last():
+    """An input and outputs with channels last in memory."""
+    return nn.Conv2d(3, 4, 3), (torch.randn(1, 3, 8, 8).to(memory_format=torch.channels_last),)
+
+
+def two_layouts():
+    """Examples that lie in memory in different orders, of which the first one is traced."""
+    image = torch.randn(1, 3, 8, 8)
+    return networks.ConvNet(), [(image,), (image.to(memory_format=torch.channels_last),)]
+
+
+def streaming():
+    """A layer over a running mean of what it was given, which calibration changes."""
+    example = (torch.randn(2, 16),)
+    calls = [MethodCall("forward", inputs) for inputs in (example, *[(torch.zeros(2, 16),)] * 2)]
+    return ModelDefinition({"forward": MethodDefinition(networks.Streaming(), [example])}, sequences=[calls])
+
+
+def transposed_weight():
+    """A parameter that passes compute something from: its transpose."""
+    return networks.TransposedWeight(), (torch.randn(4, 6),)
+
+
 def images():
     """A convolution over batches of up to 64, traced with 2."""
     return dynamic(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(2, 3, 8, 8), high=64)

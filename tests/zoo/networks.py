@@ -237,6 +237,32 @@ class Layers(nn.Sequential):
 # State.
 
 
+class Streaming(nn.Module):
+    """A linear layer over a running mean, and the number of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 8)
+        self.register_buffer("mean", torch.full((2, 16), 0.25))
+        self.register_buffer("calls", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, values):
+        self.calls += 1
+        self.mean.mul_(0.5).add_(values)
+        return self.linear(self.mean), self.calls + 0
+
+
+class TransposedWeight(nn.Module):
+    """Multiplies by the transpose of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4))
+
+    def forward(self, values):
+        return values * self.weight.t()
+
+
 class Counter(nn.Module):
     """Counts its calls in a buffer and sums up its inputs in another."""
 

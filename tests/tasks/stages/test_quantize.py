@@ -50,6 +50,26 @@ def test_as_public_functions(builder, stages):
     assert stages.lower(f"builders:{builder}", int8()).file == with_public_functions(builder)
 
 
+def of_the_example(**options):
+    """In int8, verified with what quantizers have observed: others of so few values have larger sums."""
+    return {**int8(**options), "verify": {"min_sqnr_db": 15, "drawn_inputs": 0}}
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}], ids=["static", "dynamic"])
+def test_state(options, stages):
+    """A model with state keeps it from call to call, and starts with its own, not with what samples made of it."""
+    made = stages.lower("builders:streaming", of_the_example(**options))
+    state = made.program(FORWARD).state_dict
+    assert (state["calls"].item(), {*state["mean"].flatten().tolist()}) == (0, {0.25})
+    assert made.figures["overall"]["cases"] == 8
+    assert made.figures["overall"]["sqnr_db"] > 25
+
+
+def test_values_computed_from_weights(stages):
+    """What a pass computes from weights, on a graph without them, is computed with them then."""
+    assert stages.lower("builders:transposed_weight", of_the_example()).figures["overall"]["sqnr_db"] > 25
+
+
 @pytest.mark.slow
 def test_weights_are_small(stages):
     """In int8, weights take a quarter of what they take in fp32, all of them in XNNPACK's hands."""
