@@ -24,6 +24,8 @@ class Cause:
     in_log: bool = False  # whether the end of the stage's log has the pattern, and not the message
 
 
+_BISECT = "`pteforge bisect` says in which program it is lost, and at which operators"
+_LOWER_BOUND = "or, if the results are good enough, lower the bound: `verify: {{min_sqnr_db: ...}}` in the recipe"
 _TRACING = ("export", "source_transform", "quantize", "edge")
 
 CAUSES: tuple[Cause, ...] = (
@@ -216,16 +218,42 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         ("verify",),
-        r"output \d+: SQNR (?P<found>\S+) dB < (?P<bound>\S+) dB",
+        r"output \d+: SQNR (?P<found>-\S+|\d\.\d) dB < (?P<bound>\S+) dB",
+        "outputs of the file have little to do with eager's: {found} dB of {bound} dB",
+        (
+            _BISECT,
+            "where the recipe quantizes, give the model `calibration` samples of the kind that it will see",
+        ),
+    ),
+    Cause(
+        ("verify",),
+        r"output \d+: SQNR (?P<found>[67]\d\.\d) dB < (?P<bound>\S+) dB",
         "the file computes the same, but less exactly than the recipe asks for: {found} dB of {bound} dB",
         (
-            "`pteforge bisect` says in which program it is lost, and at which operators",
+            _BISECT,
             (
                 'where a model on XNNPACK has GELU with `approximate="tanh"`, use GELU without it (`hidden_act: gelu` '
                 "in transformers): XNNPACK leaves the approximation out, so that results agree to about 70 dB only"
             ),
-            "or, if the results are good enough, lower the bound: `verify: {{min_sqnr_db: ...}}` in the recipe",
+            _LOWER_BOUND,
         ),
+    ),
+    Cause(
+        ("verify",),
+        r"output \d+: SQNR (?P<found>\S+) dB < (?P<bound>\S+) dB",
+        "the file computes the same, but less exactly than the recipe asks for: {found} dB of {bound} dB",
+        (_BISECT, _LOWER_BOUND),
+    ),
+    # Layouts.
+    Cause(
+        ("partition", "edge", "preprocess"),
+        r"Expected (?P<weight>\w+) to be NCHW in channels last reshape pass",
+        "the weight {weight} is channels-last in memory, which XNNPACK's passes do not take",
+        (
+            "leave `.to(memory_format=torch.channels_last)` out of the builder: XNNPACK chooses layouts by itself",
+            "where a checkpoint has such weights, make them contiguous after it is loaded",
+        ),
+        in_log=True,
     ),
     # Quantization.
     Cause(

@@ -162,9 +162,34 @@ def signal_name(signum: int) -> str:
 
 
 def tail_lines(log: bytes, lines: int = 40) -> str:
-    """The last lines of a log, safe to print: unprintable characters are escaped, bad UTF-8 is replaced."""
-    text = log[-(16 << 10) :].decode("utf-8", errors="replace")
-    return "\n".join(printable(line, keep="\t") for line in text.rstrip().splitlines()[-lines:])
+    """The last lines of a log, safe to print: unprintable characters are escaped, bad UTF-8 is replaced.
+
+    Of tracebacks in it, calls between functions of installed packages are left out, so that what was printed before
+    them, and the exceptions that led to the last one, are among these lines.
+    """
+    text = log[-(64 << 10) :].decode("utf-8", errors="replace")
+    kept = _without_inner_calls(text.rstrip().splitlines())
+    return "\n".join(printable(line, keep="\t") for line in kept[-lines:])
+
+
+def _without_inner_calls(lines: Sequence[str]) -> list[str]:
+    """Leaves out of each traceback the calls in installed packages, but for the first and the last."""
+    kept: list[str] = []
+    inner: list[list[str]] = []  # consecutive calls in packages, each a line that names the file, and lines of code
+    for line in [*lines, ""]:
+        if line.startswith('  File "') and _PACKAGES in line:
+            inner.append([line])
+        elif inner and line.startswith("    "):
+            inner[-1].append(line)
+        else:
+            shown = inner if len(inner) < 4 else [inner[0], [f"  ... {len(inner) - 2} calls"], inner[-1]]
+            kept += [part for call in shown for part in call]
+            inner = []
+            kept.append(line)
+    return kept[:-1]
+
+
+_PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
 _RECORD = struct.Struct("=qq")  # far below PIPE_BUF, so that each is written whole or not at all

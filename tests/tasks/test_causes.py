@@ -50,6 +50,33 @@ def test_what_fails_today(stages, name, stage, recipe, problem, remedy):
     assert any(remedy in each for each in finding.remedies)
 
 
+@pytest.mark.parametrize(
+    ("found", "problem", "gelu"),
+    [
+        ("-36.3", "little to do", False),
+        ("2.6", "little to do", False),
+        ("12.5", "less exactly", False),
+        ("70.9", "less exactly", True),
+        ("120.0", "less exactly", False),
+    ],
+)
+def test_inexact_outputs(found, problem, gelu):
+    """What is far from eager's is not called less exact; advice about 70 dB is given at about 70 dB."""
+    (finding,) = known_causes("verify", f"method 'forward', example 0, output 0: SQNR {found} dB < 130.0 dB")
+    assert problem in finding.problem
+    assert f"{found} dB of 130.0 dB" in finding.problem
+    assert any("GELU" in remedy for remedy in finding.remedies) == gelu
+
+
+def test_weights_with_channels_last():
+    """The assertion of XNNPACK's pass is below what is raised, so only the log has it."""
+    log = "AssertionError: Expected p_0_weight to be NCHW in channels last reshape pass\n"
+    (finding,) = known_causes(
+        "partition", "An error occurred when running the 'ChannelsLastTaggedReshapePass' pass", log
+    )
+    assert "p_0_weight is channels-last" in finding.problem
+
+
 def test_logs():
     """What only the log says is looked for in the log; another stage's causes are not taken."""
     log = "[method.cpp:1483] KernelCall failed at instruction 0:0 in operator aten::convolution.out: 0x12\n"

@@ -81,3 +81,16 @@ def test_bounds_must_be_positive(limits):
     """A bound that nothing could keep is an error."""
     with pytest.raises(ValueError, match="must be more than 0"):
         WorkerLimits(*limits)
+
+
+def test_tails_show_what_led_to_a_traceback():
+    """Calls in installed packages are left out, so that there is room for causes, and for what was printed before."""
+    inner = "".join(f'  File "/x/site-packages/torch/a{number}.py", line 1, in f\n    f()\n' for number in range(30))
+    own = '  File "/x/nets.py", line 1, in build\n    g()\n'
+    traceback = f"Traceback (most recent call last):\n{own}{inner}{own}"
+    log = f"[kernel.cpp:1] refused\n{traceback}ValueError: first\n\nwhile handling\n\n{traceback}TypeError: second\n"
+    tail = tail_lines(log.encode()).splitlines()
+    assert tail[0] == "[kernel.cpp:1] refused"
+    assert {"ValueError: first", "TypeError: second", "  ... 28 calls"} < {*tail}
+    assert [tail.count(line) for line in own.splitlines()] == [4, 4]
+    assert [any(f"a{number}.py" in line for line in tail) for number in (0, 1, 28, 29)] == [True, False, False, True]
