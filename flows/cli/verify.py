@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
 def verify_file(
     file: Annotated[Path, typer.Argument(help="A .pte file that pteforge made.", show_default=False)],
     *,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Run it elsewhere: a command that takes the arguments of nfat_run, and does there what it does.",
+            metavar="COMMAND",
+            show_default=False,
+        ),
+    ] = "",
     store: STORE = None,
     as_json: AS_JSON = False,
 ) -> None:
@@ -35,17 +44,25 @@ def verify_file(
     from ...formats.pte.reader import open_pte
 
     open_pte(file)  # raises if it is not a .pte
+    command = _words(device)
     provenance = _provenance(file)
     data_files = []
     if provenance.data:
         data_files.append(file.with_suffix(".ptd"))
         check_digest(file, data_files[0], provenance.data)
     with open_existing_store(store) as opened, quiet():
-        figures = _verify(file, data_files, provenance, opened)
+        figures = _verify(file, data_files, provenance, opened, command)
     if as_json:
         print_json(figures.to_json())
     else:
         _print(figures)
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise InputError(f"--device {command!r}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +74,11 @@ class _Provenance:
     data: str | None
 
 
-def _verify(file: Path, data_files: Sequence[Path], provenance: _Provenance, store: Store) -> Figures:
+def _verify(
+    file: Path, data_files: Sequence[Path], provenance: _Provenance, store: Store, command: Sequence[str]
+) -> Figures:
     from ...tasks.codecs.values import load_value
+    from ...tasks.programs.device import verify_on_device
     from ...tasks.programs.verification import verify_file as verify_on_runtime
 
     examples: dict[str, Any] = {}
@@ -71,6 +91,8 @@ def _verify(file: Path, data_files: Sequence[Path], provenance: _Provenance, sto
                 "with --store, or export the model again"
             ) from error
         examples[method] = load_value(ref, store.local)
+    if command:
+        return verify_on_device(command, file, examples, provenance.bounds, data_files)
     try:
         return verify_on_runtime(file, examples, provenance.bounds, data_files)
     except (RuntimeError, ValueError, KeyError) as error:

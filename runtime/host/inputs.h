@@ -1,4 +1,4 @@
-// Inputs of a method, read from files.
+// Inputs of a method, read from arguments, and outputs, written as bytes.
 
 #pragma once
 
@@ -17,12 +17,17 @@ struct Inputs {
   std::vector<executorch::runtime::EValue> values;
 };
 
-/// Reads arguments like `2x8:INPUT.bin` (`:INPUT.bin` for a scalar), whose dtypes are the method's. Says what is wrong
-/// on the error stream and returns false if one is not what the method takes.
+/// Reads arguments: for a tensor like `2x8:INPUT.bin` (`:INPUT.bin` for a scalar), whose dtype and dimension order are
+/// the method's; for other inputs a number, 0 and 1 for a bool, anything for None. Says what is wrong on the error
+/// stream and returns false if one is not what the method takes.
 bool read_inputs(
     executorch::extension::Module& module,
     const std::string& method,
     const std::vector<std::string>& arguments,
     Inputs& inputs);
+
+/// Writes a tensor's elements in the order of its dimensions, whatever its order in memory; an int or double in 8
+/// bytes, a bool in one; nothing for other values.
+void write_output(const executorch::runtime::EValue& output);
 
 } // namespace nfat_host

@@ -1,15 +1,19 @@
-// Runs one method of a program, fat or plain, without Python:
+// Runs methods of a program, fat or plain, without Python:
 //
-//   nfat_run [--verify LEVEL] [--repeat COUNT] [--bench] MODEL.pte METHOD [SIZES:INPUT.bin ...] [> OUTPUTS.bin]
+//   nfat_run [--verify LEVEL] [--repeat COUNT] [--data WEIGHTS.ptd] [--bench]
+//            MODEL.pte METHOD [INPUT ...] [-- METHOD [INPUT ...]]... [> OUTPUTS.bin]
 //
-// SIZES are like 2x8 (empty for a scalar), INPUT.bin has the bytes of the tensor, whose dtype is the method's. Calls
-// the method COUNT times and writes the bytes of all output tensors one after another, and on the error stream what
-// became of each payload. With --bench it prints what loading and calling cost instead. LEVEL is the load option
+// A tensor is SIZES:INPUT.bin. SIZES are like 2x8 (empty for a scalar), INPUT.bin has the bytes of the tensor as it
+// lies in memory; its dtype and dimension order are the method's. Other inputs are numbers. Makes the calls one after
+// another on one loaded program, all COUNT times, and writes the elements of all outputs, and on the error stream what
+// became of each payload. With --bench it prints what loading and the only call cost instead. LEVEL is the load option
 // verify_digests.
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <executorch/runtime/backend/backend_options_map.h>
@@ -28,6 +32,7 @@ namespace {
 
 struct Options {
   std::string verify;
+  std::string data;
   size_t repeat = 1;
   bool bench = false;
 };
@@ -57,30 +62,83 @@ Error load(Module& module, const std::string& verify) {
   return module.load(of_backends);
 }
 
-int run(const Options& options, const std::string& path, const std::string& method,
-        const std::vector<std::string>& arguments) {
-  Module module(path, Module::LoadMode::Mmap);
+/// A method and its inputs.
+struct Call {
+  std::string method;
+  std::vector<std::string> arguments;
+  nfat_host::Inputs inputs;
+};
+
+/// Splits `METHOD [INPUT ...] [-- METHOD [INPUT ...]]...`.
+std::vector<Call> calls_of(const std::vector<std::string>& words) {
+  std::vector<Call> calls;
+  for (size_t start = 0; start < words.size();) {
+    const auto end = std::find(words.begin() + static_cast<std::ptrdiff_t>(start), words.end(), "--");
+    const auto first = words.begin() + static_cast<std::ptrdiff_t>(start);
+    if (first == end) {
+      return {};
+    }
+    calls.push_back({*first, {first + 1, end}, {}});
+    start = static_cast<size_t>(end - words.begin()) + 1;
+  }
+  return calls;
+}
+
+/// Loads the methods to call after those that share state, since loading sets the initial values.
+Error load_methods(Module& module, const std::vector<Call>& calls) {
+  const auto names = module.method_names();
+  if (!names.ok()) {
+    return names.error();
+  }
+  std::vector<std::string> methods;
+  for (const std::string& name : *names) {
+    const auto meta = module.method_meta(name);
+    if (meta.ok() && meta->num_memory_planned_buffers() > 1) {
+      methods.push_back(name);
+    }
+  }
+  for (const Call& call : calls) {
+    methods.push_back(call.method);
+  }
+  for (const std::string& method : methods) {
+    if (module.is_method_loaded(method)) {
+      continue;
+    }
+    const Error loaded = module.load_method(method);
+    print_report();
+    if (loaded != Error::Ok) {
+      return loaded;
+    }
+  }
+  return Error::Ok;
+}
+
+int run(const Options& options, const std::string& path, std::vector<Call> calls) {
+  std::vector<std::string> data_files;
+  if (!options.data.empty()) {
+    data_files.push_back(options.data);
+  }
+  constexpr bool kShareState = true;
+  Module module(path, data_files, Module::LoadMode::Mmap, nullptr, nullptr, nullptr, kShareState);
   if (const Error loaded = load(module, options.verify); loaded != Error::Ok) {
     return fail("the program does not load", loaded);
   }
-  const Error loaded = module.load_method(method);
-  print_report();
-  if (loaded != Error::Ok) {
+  if (const Error loaded = load_methods(module, calls); loaded != Error::Ok) {
     return fail("the method does not load", loaded);
   }
-  nfat_host::Inputs inputs;
-  if (!nfat_host::read_inputs(module, method, arguments, inputs)) {
-    return 2;
-  }
-  for (size_t call = 0; call < options.repeat; ++call) {
-    const auto outputs = module.execute(method, inputs.values);
-    if (!outputs.ok()) {
-      return fail("the method does not run", outputs.error());
+  for (Call& call : calls) {
+    if (!nfat_host::read_inputs(module, call.method, call.arguments, call.inputs)) {
+      return 2;
     }
-    for (const EValue& output : *outputs) {
-      if (output.isTensor()) {
-        const auto tensor = output.toTensor();
-        std::fwrite(tensor.const_data_ptr(), 1, tensor.nbytes(), stdout);
+  }
+  for (size_t repetition = 0; repetition < options.repeat; ++repetition) {
+    for (const Call& call : calls) {
+      const auto outputs = module.execute(call.method, call.inputs.values);
+      if (!outputs.ok()) {
+        return fail("the method does not run", outputs.error());
+      }
+      for (const EValue& output : *outputs) {
+        nfat_host::write_output(output);
       }
     }
   }
@@ -96,6 +154,8 @@ int main(int count, char** values) {
     const size_t taken = arguments[0] == "--bench" ? 1 : 2;
     if (arguments.size() >= 2 && arguments[0] == "--verify") {
       options.verify = arguments[1];
+    } else if (arguments.size() >= 2 && arguments[0] == "--data") {
+      options.data = arguments[1];
     } else if (arguments.size() >= 2 && arguments[0] == "--repeat") {
       options.repeat = std::strtoul(arguments[1].c_str(), nullptr, 10);
     } else if (arguments[0] == "--bench") {
@@ -106,22 +166,27 @@ int main(int count, char** values) {
     }
     arguments.erase(arguments.begin(), arguments.begin() + static_cast<std::ptrdiff_t>(taken));
   }
-  if (arguments.size() < 2) {
+  std::vector<Call> calls;
+  if (arguments.size() >= 2) {
+    calls = calls_of({arguments.begin() + 1, arguments.end()});
+  }
+  if (calls.empty() || (options.bench && calls.size() > 1)) {
     std::fputs(
-        "usage: nfat_run [--verify LEVEL] [--repeat COUNT] [--bench] MODEL.pte METHOD [SIZES:INPUT.bin ...]\n", stderr);
+        "usage: nfat_run [--verify LEVEL] [--repeat COUNT] [--data WEIGHTS.ptd] [--bench]\n"
+        "                MODEL.pte METHOD [SIZES:INPUT.bin | NUMBER ...] [-- METHOD ...]...\n",
+        stderr);
     return 2;
   }
   if (nfat_backend_status() != 0) {
     std::fputs("nfat_run: the backend is not registered\n", stderr);
     return 1;
   }
-  const std::vector<std::string> inputs(arguments.begin() + 2, arguments.end());
   if (!options.bench) {
-    return run(options, arguments[0], arguments[1], inputs);
+    return run(options, arguments[0], std::move(calls));
   }
   if (!options.verify.empty() && nfat_backend_verify_digests(options.verify.c_str()) != 0) {
     std::fputs("nfat_run: LEVEL is one of none, parsed, all\n", stderr);
     return 2;
   }
-  return nfat_host::bench(arguments[0], arguments[1], inputs, options.repeat);
+  return nfat_host::bench(arguments[0], calls[0].method, calls[0].arguments, options.repeat);
 }

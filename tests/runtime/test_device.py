@@ -1,0 +1,130 @@
+"""`pteforge verify --device`: files on another machine, which is a process here, or Arm cores that QEMU emulates."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),  # the first test builds the library and lowers the zoo
+    # torchao imports libraries that this torch does not have.
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+_TESTS = Path(__file__).parents[1]
+_PLAIN = ("two_methods_with_keywords", "mixed_inputs", "mixed_outputs", "other_types", "writes_to_inputs")
+_PLAIN += ("optional_input", "size_output", "counter", "channels_last")
+_RECIPES = {
+    "fat": {
+        "output": {"form": "fat"},
+        "specializations": [{"target": "mlx"}, {"target": "xnnpack"}, {"target": "portable"}],
+    },
+    "external": {"extends": "xnnpack-fp32", "output": {"external_data": True}},
+    "shared": {"extends": "portable-fp32", "compile": {"share_mutable_buffers": True}},
+}
+
+
+@pytest.fixture(scope="module")
+def lowered(tmp_path_factory) -> Path:
+    """A folder with a lowered zoo: inputs, outputs and state of all kinds."""
+    folder = tmp_path_factory.mktemp("zoo")
+    of_recipe = {"images": "fat", "wide_conv": "external", "cached": "shared", "conv_net": "xnnpack-int8-static"}
+    of_recipe |= dict.fromkeys(_PLAIN, "portable-fp32")
+    zoo = {
+        "version": 1,
+        "python_path": [os.path.relpath(_TESTS / "zoo", folder)],
+        "recipes": _RECIPES,
+        "models": {name: {"source": f"builders:{name}", "recipes": [recipe]} for name, recipe in of_recipe.items()},
+    }
+    (folder / "zoo.yaml").write_text(json.dumps(zoo))
+    command = [Path(sys.executable).with_name("pteforge"), "export", "zoo.yaml", "--store", "store"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def arm(made_once, cmake) -> str:
+    """Runs nfat_run on an emulated Arm core: ExecuTorch's wheel for Arm, and the library built for it."""
+
+    def fill(folder: Path) -> None:
+        wheel = ["--no-deps", "--only-binary=:all:", "--platform", "manylinux_2_28_aarch64", "--python-version", "3.11"]
+        wheel += [f"executorch=={version('executorch')}", "--dest", folder]
+        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", *wheel], check=True)
+        zipfile.ZipFile(next(folder.glob("*.whl"))).extractall(folder)
+        system = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
+        compiler = "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++"
+        package = f"-Dexecutorch_DIR={folder / 'executorch/share/cmake'}"
+        cmake(_TESTS.parent / "runtime", folder / "build", "-DNFAT_BUILD_HOST=ON", *system, compiler, package)
+
+    folder = made_once("arm", fill)
+    libraries = f"LD_LIBRARY_PATH={folder / 'executorch/lib'}"
+    words = ["qemu-aarch64-static", "-cpu", "cortex-a76", "-L", "/usr/aarch64-linux-gnu", "-E", libraries]
+    return shlex.join([*words, str(folder / "build/nfat_run")])
+
+
+@pytest.fixture
+def verify(run_here, lowered):
+    """Runs `pteforge verify` on a file of the folder."""
+    return lambda file, *options: run_here(lowered, "verify", file, "--store", "store", *options)
+
+
+def _figures(said):
+    assert said.code == 0, said.err  # libraries say there what they think of this machine
+    return json.loads(said.out)
+
+
+def test_what_is_compared_is_the_same(verify, lowered, build):
+    """For calls with all kinds of inputs and outputs, and sequences of them, figures are those of this process."""
+    files = [file for file in sorted(lowered.glob("out/*/*.pte")) if file.name != "fat.pte"]
+    assert len(files) == len(_PLAIN) + 3
+    for file in files:
+        there = _figures(verify(file, "--json", "--device", build / "nfat_run"))
+        assert there == _figures(verify(file, "--json")), file
+
+
+def test_fat_files(verify, build):
+    """The payload that the device chooses is the one that is compared."""
+    here = _figures(verify("out/images/fat.pte", "--json"))
+    there = _figures(verify("out/images/fat.pte", "--json", "--device", build / "nfat_run"))
+    assert list(there["payloads"]) == ["xnnpack"]
+    assert there["payloads"]["xnnpack"] == here["payloads"]["xnnpack"]
+
+
+def test_arm(verify, arm):
+    """On an Arm core, files compute what eager computes; in floating point the last digits are others'."""
+    for file in (
+        "conv_net/xnnpack-int8-static",
+        "images/fat",
+        "cached/shared",
+        "two_methods_with_keywords/portable-fp32",
+    ):
+        assert _figures(verify(f"out/{file}.pte", "--json", "--device", arm))["cases"], file
+
+
+def test_devices_that_fail(verify, build, tmp_path):
+    """What is wrong with the command, or with what it computes, is said."""
+    file = "out/wide_conv/external.pte"
+    other = tmp_path / "other"
+    other.write_text(f'#!/bin/sh\n{build}/nfat_run "$@" | tr "\\000-\\377" "\\001-\\377\\000"\n')
+    other.chmod(0o700)
+    for command, telling in (
+        (str(other), "does not compute what eager computes"),
+        ("echo", "the command wrote"),
+        (
+            "sh -c 'echo no phone >&2; exit 3'",
+            "method 'forward', example 0: the command ended with exit code 3:\nno phone",
+        ),
+    ):
+        said = verify(file, "--device", command)
+        assert (said.code, said.out) == (1, ""), command
+        assert telling in said.err
+    verify(file, "--device", "no-such-program").refused("the command 'no-such-program' cannot be run")
+    verify(file, "--device", "'nfat_run").refused("--device", "No closing quotation")
