@@ -235,10 +235,12 @@ def _print_named_data(console: Console, description: dict[str, Any]) -> None:
 
 
 def _value(value: dict[str, Any]) -> str:
-    """A tensor's dtype and shape, or the kind and value of a scalar."""
+    """A tensor's dtype, shape, and order in memory if it is another one, or the kind and value of a scalar."""
     if "shape" in value:
         bounds = "" if value["dynamism"] == "static" else f" ({value['dynamism']})"
-        return f"{value['dtype']} {value['shape']}{bounds}"
+        order = value["dim_order"]
+        memory = "" if order == sorted(order) else f", in memory by dimensions {order}"
+        return f"{value['dtype']} {value['shape']}{bounds}{memory}"
     content, kind = value["value"], value["kind"].replace("_", " ")
     if content is None:
         return "none"

@@ -168,3 +168,15 @@ def test_damaged_files(pteforge, fat, tmp_path):
         else:
             said.refused("changed.pte")
     assert 20 < shown < 100
+
+
+def test_order_in_memory(pteforge, tmp_path):
+    """An app has to pass inputs in the order of dimensions that the file was exported with, so it is said."""
+    import torch
+    from executorch.exir import to_edge_transform_and_lower
+
+    image = torch.ones(1, 3, 4, 4).to(memory_format=torch.channels_last)
+    program = torch.export.export(torch.nn.ReLU(), (image,))
+    file = tmp_path / "net.pte"
+    file.write_bytes(to_edge_transform_and_lower(program).to_executorch().buffer)
+    assert "input 0: float32 [1, 3, 4, 4], in memory by dimensions [0, 2, 3, 1]\n" in pteforge("inspect", file).out
