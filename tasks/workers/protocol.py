@@ -21,7 +21,7 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -165,14 +165,15 @@ def tail_lines(log: bytes, lines: int = 40) -> str:
     """The last lines of a log, safe to print: unprintable characters are escaped, bad UTF-8 is replaced.
 
     Of tracebacks in it, calls between functions of installed packages are left out, so that what was printed before
-    them, and the exceptions that led to the last one, are among these lines.
+    them, and the exceptions that led to the last one, are among these lines. So is what ExecuTorch says of every
+    processor that is not a phone's.
     """
     text = log[-(64 << 10) :].decode("utf-8", errors="replace")
-    kept = _without_inner_calls(text.rstrip().splitlines())
+    kept = _without_inner_calls(line for line in text.rstrip().splitlines() if not line.startswith(_NOISE))
     return "\n".join(printable(line, keep="\t") for line in kept[-lines:])
 
 
-def _without_inner_calls(lines: Sequence[str]) -> list[str]:
+def _without_inner_calls(lines: Iterable[str]) -> list[str]:
     """Leaves out of each traceback the calls in installed packages, but for the first and the last."""
     kept: list[str] = []
     inner: list[list[str]] = []  # consecutive calls in packages, each a line that names the file, and lines of code
@@ -189,6 +190,7 @@ def _without_inner_calls(lines: Sequence[str]) -> list[str]:
     return kept[:-1]
 
 
+_NOISE = "[cpuinfo_utils.cpp:"
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 

@@ -88,7 +88,8 @@ def test_tails_show_what_led_to_a_traceback():
     inner = "".join(f'  File "/x/site-packages/torch/a{number}.py", line 1, in f\n    f()\n' for number in range(30))
     own = '  File "/x/nets.py", line 1, in build\n    g()\n'
     traceback = f"Traceback (most recent call last):\n{own}{inner}{own}"
-    log = f"[kernel.cpp:1] refused\n{traceback}ValueError: first\n\nwhile handling\n\n{traceback}TypeError: second\n"
+    before = "[kernel.cpp:1] refused\n[cpuinfo_utils.cpp:71] Reading file\n"
+    log = f"{before}{traceback}ValueError: first\n\nwhile handling\n\n{traceback}TypeError: second\n"
     tail = tail_lines(log.encode()).splitlines()
     assert tail[0] == "[kernel.cpp:1] refused"
     assert {"ValueError: first", "TypeError: second", "  ... 28 calls"} < {*tail}
