@@ -54,12 +54,11 @@ class _DeviceProgram:
     """
 
     def __init__(self, command: Sequence[str], folder: Path, path: Path, data: Path | None) -> None:
-        files = {"--data": "weights.ptd"} if data else {}
+        words = (str(Path(word).absolute()) if "/" in word and Path(word).exists() else word for word in command)
         shutil.copyfile(path, folder / "model.pte")
         if data:
-            shutil.copyfile(data, folder / files["--data"])
-        words = (str(Path(word).absolute()) if "/" in word and Path(word).exists() else word for word in command)
-        self._command = [*words, *(word for option in files.items() for word in option), "model.pte"]
+            shutil.copyfile(data, folder / "weights.ptd")
+        self._command = [*words, *(["--data", "weights.ptd"] if data else []), "model.pte"]
         self._folder = folder
         self._loadable = Loadable(path, data)
         self.payload = ""
