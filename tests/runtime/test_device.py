@@ -36,7 +36,7 @@ def lowered(tmp_path_factory) -> Path:
     """A folder with a lowered zoo: inputs, outputs and state of all kinds."""
     folder = tmp_path_factory.mktemp("zoo")
     of_recipe = {"images": "fat", "wide_conv": "external", "cached": "shared", "conv_net": "xnnpack-int8-static"}
-    of_recipe |= dict.fromkeys(_PLAIN, "portable-fp32")
+    of_recipe |= dict.fromkeys(_PLAIN, "portable-fp32") | {"shared_input": "xnnpack-int8-dynamic"}
     zoo = {
         "version": 1,
         "python_path": [os.path.relpath(_TESTS / "zoo", folder)],
@@ -84,7 +84,7 @@ def _figures(said):
 def test_what_is_compared_is_the_same(verify, lowered, build):
     """For calls with all kinds of inputs and outputs, and sequences of them, figures are those of this process."""
     files = [file for file in sorted(lowered.glob("out/*/*.pte")) if file.name != "fat.pte"]
-    assert len(files) == len(_PLAIN) + 3
+    assert len(files) == len(_PLAIN) + 4
     for file in files:
         there = _figures(verify(file, "--json", "--device", build / "nfat_run"))
         assert there == _figures(verify(file, "--json")), file
@@ -102,6 +102,7 @@ def test_arm(verify, arm):
     """On an Arm core, files compute what eager computes; in floating point the last digits are others'."""
     for file in (
         "conv_net/xnnpack-int8-static",
+        "shared_input/xnnpack-int8-dynamic",
         "images/fat",
         "cached/shared",
         "two_methods_with_keywords/portable-fp32",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import networks
 import numpy as np
 import torch
-from networks import Function
+from networks import Function, FunctionOfLayers
 from pteforge.configs.definition import MethodCall, MethodDefinition, ModelDefinition
 from torch import nn
 from torch.export import Dim
@@ -222,6 +222,12 @@ def streaming():
 def transposed_weight():
     """A parameter that passes compute something from: its transpose."""
     return networks.TransposedWeight(), (torch.randn(4, 6),)
+
+
+def shared_input():
+    """Convolutions of two kinds that take the same input, which XNNPACK quantizes in different ways."""
+    layers = {"one": nn.Conv2d(8, 8, 1), "other": nn.Conv2d(8, 8, 3, padding=1)}
+    return FunctionOfLayers(lambda net, x: (net.one(x), net.other(x)), **layers), (torch.randn(2, 8, 16, 16),)
 
 
 def images():
