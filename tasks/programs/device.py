@@ -60,14 +60,14 @@ class _DeviceProgram:
             shutil.copyfile(data, folder / "weights.ptd")
         self._command = [*words, *(["--data", "weights.ptd"] if data else []), "model.pte"]
         self._folder = folder
-        self._loadable = Loadable(path, data)
+        self._signatures = Loadable(path, data).signatures()
         self.payload = ""
 
     def run(self, calls: Sequence[Call]) -> Iterator[Sequence[Any]]:
         arguments: list[str] = []
         for call in calls:
             number = len(arguments)
-            laid_out = self._loadable.lay_out(call.method, call.inputs)
+            laid_out = self._signatures[call.method].lay_out(call.inputs)
             inputs = [self._argument(value, number + position) for position, value in enumerate(laid_out)]
             arguments += [*(["--"] if arguments else []), call.method, *inputs]
         where = f"method {calls[-1].method!r}, {calls[-1].label}"

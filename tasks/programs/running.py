@@ -19,6 +19,7 @@ from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...errors import FileFormatError, VerificationFailed
 from ...formats.nfat.fat_file import is_fat, open_fat
+from ...formats.pte.contents import Method
 from ...formats.pte.ptd import check_external_weights
 from ...formats.pte.reader import open_pte
 from ..codecs.program import load_program
@@ -66,13 +67,13 @@ class Loadable:
     def run(self, calls: Sequence[Call]) -> Iterator[Sequence[Any]]:
         """As `Runnable`."""
         loaded = _load_methods(self, (*_sharing_state(self), *(call.method for call in calls)))
+        signatures = self.signatures()
         for call in calls:
-            yield _execute(loaded, call._replace(inputs=self.lay_out(call.method, call.inputs)))
+            yield _execute(loaded, call._replace(inputs=signatures[call.method].lay_out(call.inputs)))
 
-    def lay_out(self, method: str, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Flat inputs of a method in the order in memory that the runtime takes them to be in."""
-        methods = {known.name: known for known in open_pte(self.program).methods}
-        return methods[method].lay_out(inputs) if method in methods else inputs
+    def signatures(self) -> Mapping[str, Method]:
+        """The file's methods by name, whose `lay_out` makes inputs what the runtime takes them for."""
+        return {method.name: method for method in open_pte(self.program).methods}
 
 
 def missing_backends(backends: Iterable[str]) -> tuple[str, ...]:

@@ -86,6 +86,7 @@ def loaded_predict(payload: Loadable, what: str) -> Predict:
         program = payload.load()
     except RuntimeError as error:
         raise PteforgeError(f"the runtime cannot load {what}: {error}") from error
+    signatures = payload.signatures()
     methods: dict[str, Method] = {}
 
     def predict(*inputs: Any, method: str = "forward") -> Any:
@@ -94,7 +95,7 @@ def loaded_predict(payload: Loadable, what: str) -> Predict:
         try:
             if method not in methods:
                 methods[method] = program.load_method(method)
-            outputs = methods[method].execute(payload.lay_out(method, pytree.tree_leaves(inputs)))
+            outputs = methods[method].execute(signatures[method].lay_out(pytree.tree_leaves(inputs)))
         except RuntimeError as error:
             raise PteforgeError(
                 f"the runtime cannot run method {method!r} of {what} on {_describe_inputs(inputs)}: {error}"
