@@ -29,9 +29,10 @@ bool read_tensor(const std::string& argument, const executorch::runtime::TensorI
   for (std::string size; std::getline(text, size, 'x');) {
     sizes.push_back(static_cast<SizesType>(std::stol(size)));
   }
-  const auto order = described.dim_order();
-  if (order.size() != sizes.size()) {
-    return false;
+  const auto of_method = described.dim_order();
+  std::vector<DimOrderType> order;
+  if (of_method.size() == sizes.size()) { // else the runtime refuses the input
+    order.assign(of_method.begin(), of_method.end());
   }
   std::ifstream file(argument.substr(colon + 1), std::ios::binary);
   inputs.bytes.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
@@ -39,7 +40,7 @@ bool read_tensor(const std::string& argument, const executorch::runtime::TensorI
   inputs.tensors.push_back(executorch::extension::make_tensor_ptr(
       std::move(sizes),
       bytes.data(),
-      std::vector<DimOrderType>(order.begin(), order.end()),
+      std::move(order),
       {},
       described.scalar_type()));
   inputs.values.emplace_back(inputs.tensors.back());
