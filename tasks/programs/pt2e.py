@@ -124,7 +124,8 @@ def quantize(
     hide_integer_scalars(module)
     if knows_linear_only(quantizers):
         write_as_linear(module)
-    state = {name: buffer.clone() for name, buffer in module.named_buffers() if name in _written_buffers(module)}
+    written = _written_buffers(module)
+    state = {name: buffer.clone() for name, buffer in module.named_buffers() if name in written}
     quantizer = make_quantizer(quantizers)
     if exclude:
         quantizer = ComposableQuantizer([LeftOut(exclude), quantizer])
