@@ -121,6 +121,7 @@ class LoadedProgram:
         signature = self._signatures.get(method)
         if signature and (problem := inputs_problem(signature, inputs)):
             raise InputError(f"{self._file} cannot run {method!r}: {problem}")
+        laid_out = signature.lay_out(inputs) if signature else inputs
         began = time.perf_counter()
         try:
             loaded = self._programs[method].load_method(method)
@@ -129,7 +130,7 @@ class LoadedProgram:
             raise PteforgeError(problem) from error
         ready = time.perf_counter()
         try:
-            outputs = list(loaded.execute(signature.lay_out(inputs) if signature else inputs))
+            outputs = list(loaded.execute(laid_out))
         except (RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
             if problem := self._past_context(inputs):
                 raise InputError(f"{self._file} cannot run {method!r}: {problem}") from error

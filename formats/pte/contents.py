@@ -218,7 +218,7 @@ class Method:
         specs = [*self.inputs, *[None] * len(inputs)]
         return [
             spec.lay_out(value)
-            if isinstance(spec, TensorSpec) and len(getattr(value, "shape", ())) == len(spec.dim_order) > 0
+            if isinstance(spec, TensorSpec) and hasattr(value, "permute") and value.dim() == len(spec.dim_order)
             else value
             for value, spec in zip(inputs, specs, strict=False)
         ]

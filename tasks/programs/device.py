@@ -17,7 +17,7 @@ import torch
 from ...configs.verification import VerifyBounds
 from ...errors import InputError, VerificationFailed, printable
 from ..figures import Figures, summarize
-from .running import Call, Loadable
+from .running import ExpectedCall, Loadable
 from .verification import run_cases
 
 _CHOSEN = re.compile(r"^(\S+): chosen: ", re.MULTILINE)
@@ -63,7 +63,7 @@ class _DeviceProgram:
         self._signatures = Loadable(path, data).signatures()
         self.payload = ""
 
-    def run(self, calls: Sequence[Call]) -> Iterator[Sequence[Any]]:
+    def run(self, calls: Sequence[ExpectedCall]) -> Iterator[Sequence[Any]]:
         arguments: list[str] = []
         for call in calls:
             number = len(arguments)

@@ -29,8 +29,8 @@ from .compare import compare_all
 from .inputs import prepend_mutated_inputs, stored_cases
 
 
-class Call(NamedTuple):
-    """A call of a method, and what eager returns."""
+class ExpectedCall(NamedTuple):
+    """A call of a method, and what it has to return: what eager does."""
 
     method: str
     inputs: Sequence[Any]  # flat
@@ -41,7 +41,7 @@ class Call(NamedTuple):
 class Runnable(Protocol):
     """A program that can be run, here or elsewhere."""
 
-    def run(self, calls: Sequence[Call]) -> Iterator[Sequence[Any]]:
+    def run(self, calls: Sequence[ExpectedCall]) -> Iterator[Sequence[Any]]:
         """Flat outputs of each call. All are made on one loaded program: a method sees the state that others left.
 
         Raises:
@@ -64,7 +64,7 @@ class Loadable:
             self.program, verification=Verification.InternalConsistency, data_path=self.data
         )
 
-    def run(self, calls: Sequence[Call]) -> Iterator[Sequence[Any]]:
+    def run(self, calls: Sequence[ExpectedCall]) -> Iterator[Sequence[Any]]:
         """As `Runnable`."""
         loaded = _load_methods(self, (*_sharing_state(self), *(call.method for call in calls)))
         signatures = self.signatures()
@@ -88,7 +88,9 @@ def run_method(program: Runnable, method: str, stored: Mapping[str, Any], drawn:
         VerificationFailed: it cannot be run, or an output cannot be compared with eager's.
     """
     for label, flat, expected in stored_cases(stored, drawn):
-        yield from _compared(program, [Call(method, flat, expected, label)], {method: stored.get("rounding", "")})
+        yield from _compared(
+            program, [ExpectedCall(method, flat, expected, label)], {method: stored.get("rounding", "")}
+        )
 
 
 def run_sequences(program: Runnable, sequences: Sequence[Any], rounding: Mapping[str, str]) -> Iterator[Case]:
@@ -99,13 +101,13 @@ def run_sequences(program: Runnable, sequences: Sequence[Any], rounding: Mapping
     """
     for number, sequence in enumerate(sequences):
         calls = [
-            Call(method, flat, expected, f"sequence {number}, call {position}")
+            ExpectedCall(method, flat, expected, f"sequence {number}, call {position}")
             for position, (method, flat, expected) in enumerate(sequence)
         ]
         yield from _compared(program, calls, rounding)
 
 
-def _compared(program: Runnable, calls: Sequence[Call], rounding: Mapping[str, str]) -> Iterator[Case]:
+def _compared(program: Runnable, calls: Sequence[ExpectedCall], rounding: Mapping[str, str]) -> Iterator[Case]:
     for call, outputs in zip(calls, program.run(calls), strict=True):
         yield from compare_all(
             outputs, call.expected, method=call.method, label=call.label, rounding=rounding.get(call.method, "")
@@ -147,7 +149,7 @@ def _why_not_loaded(payload: Loadable, method: str, error: Exception) -> str:
     return f"{error}; its log says whether a backend or data is missing"
 
 
-def _execute(loaded: Mapping[str, Any], call: Call) -> Sequence[Any]:
+def _execute(loaded: Mapping[str, Any], call: ExpectedCall) -> Sequence[Any]:
     """Outputs of one execution; raises VerificationFailed where the runtime fails."""
     try:
         outputs: Sequence[Any] = loaded[call.method].execute(call.inputs)
