@@ -30,11 +30,17 @@ class DimRange(FrozenModel):
     name: str | None = Field(
         None, description="Python identifier; dimensions of one name are equal; null: independent."
     )
+    multiple_of: StrictInt = Field(
+        1, ge=1, exclude_if=lambda step: step == 1, description="All sizes are multiples of it, min and max too."
+    )
 
     @model_validator(mode="after")
     def _bounds_and_name(self) -> Self:
         if self.min > self.max:
             raise ValueError(f"min ({self.min}) is more than max ({self.max})")
+        for field, size in (("min", self.min), ("max", self.max)):
+            if size % self.multiple_of:
+                raise ValueError(f"{field} ({size}) is no multiple of {self.multiple_of}")
         if self.name is not None and not self.name.isidentifier():
             raise ValueError(f"name {self.name!r} is not a Python identifier")
         return self
@@ -68,8 +74,8 @@ class InputShape(RootModel[object]):
         Discriminator(
             _shape_kind,
             custom_error_type="input_shape",
-            custom_error_message="must be a mapping of dimension index to {min, max, name}, null for a static input, "
-            "or a list of these for an input that is a tuple",
+            custom_error_message="must be a mapping of dimension index to {min, max, name, multiple_of}, null for "
+            "a static input, or a list of these for an input that is a tuple",
         ),
     ]
 
@@ -100,9 +106,9 @@ DynamicShapes = dict[MethodName, MethodShapes]
 def _check_dim_names(shapes: DynamicShapes) -> DynamicShapes:
     for method, entries in shapes.items():
         inputs = entries.values() if isinstance(entries, dict) else entries
-        bounds: dict[str, tuple[int, int]] = {}
+        named: dict[str, DimRange] = {}
         for dim in (dim for shape in inputs for dim in shape.ranges()):
-            if dim.name and bounds.setdefault(dim.name, (dim.min, dim.max)) != (dim.min, dim.max):
+            if dim.name and named.setdefault(dim.name, dim) != dim:
                 raise ValueError(f"the dimension {dim.name!r} of {method} has different bounds in two places")
     return shapes
 
@@ -126,8 +132,8 @@ class ModelConfig(FrozenModel):
     dynamic_shapes: Annotated[DynamicShapes, AfterValidator(_check_dim_names)] | None = Field(
         None,
         description="Replaces the builder's dynamic shapes: method name to a list with one entry per input, or to a "
-        "mapping of inputs' names to entries. An entry is a mapping of dimension index to {min, max, name}, null for a "
-        "static input, or a list of entries for an input that is a tuple.",
+        "mapping of inputs' names to entries. An entry is a mapping of dimension index to {min, max, name, "
+        "multiple_of}, null for a static input, or a list of entries for an input that is a tuple.",
     )
     calibration: dict[str, Dataset] | None = Field(
         None, description="Method name to the dataset that calibrates quantizers; other methods use the example inputs."

@@ -307,6 +307,7 @@ def _mismatched_kernel(operator: str, reason: str) -> Finding:
 
 
 _FIX = re.compile(r"^  (\w+) = (.+)$", re.MULTILINE)
+_MULTIPLE = re.compile(r"(\d+)\*_\w+")
 _DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 
 
@@ -323,10 +324,16 @@ def _suggested(message: str) -> Iterator[str]:
             if not name.startswith("_"):  # torch's own name for a part of another
                 yield f"bound {name!r} in the dynamic shapes: {{{', '.join(limits)}}}"
         else:
-            parts = (
-                f"{part} = torch.export.{fixes.get(part, f'Dim({part!r})')}" for part in re.findall(r"_\w+", value)
-            )
-            yield f"make {name!r} `{value}` in the dynamic shapes that the builder returns, with {', '.join(parts)}"
+            parts = {part: fixes.get(part, f"Dim({part!r})") for part in re.findall(r"_\w+", value)}
+            made = ", ".join(f"{part} = torch.export.{dim}" for part, dim in parts.items())
+            multiple, part = _MULTIPLE.fullmatch(value), _DIM.fullmatch(next(iter(parts.values()), ""))
+            if multiple and part:
+                ends = zip(("min", "max"), part.groups(), strict=True)
+                limits = [f"{end}: {int(size) * int(multiple[1])}" for end, size in ends if size]
+                within = ", ".join([*limits, f"multiple_of: {multiple[1]}"])
+                yield f"bound {name!r} in the dynamic shapes: {{{within}}}; in a builder, `{value}` with {made}"
+            else:
+                yield f"make {name!r} `{value}` in the dynamic shapes that the builder returns, with {made}"
 
 
 def _graph_breaks(error: Exception, method: MethodDefinition, frames: Frames) -> Iterator[Finding]:

@@ -25,8 +25,8 @@ def to_dims(inputs: list[Any]) -> tuple[Any, ...]:
     """Bounds per positional input, as JSON, to `Dim`s.
 
     Args:
-        inputs: one entry per positional input: None, a mapping of dimension index to {min, max, name}, or a list of
-            such entries for an input that is a tuple.
+        inputs: one entry per positional input: None, a mapping of dimension index to {min, max, name, multiple_of}, or
+            a list of such entries for an input that is a tuple.
 
     Returns:
         The `dynamic_shapes` argument of `torch.export.export`. Dimensions of one name are one `Dim`.
@@ -79,9 +79,10 @@ def _shape(entry: Any, dims: dict[str, Any], free: Iterator[str]) -> Any:
 def _dim(bounds: dict[str, Any], dims: dict[str, Any], free: Iterator[str]) -> Any:
     if bounds["min"] == bounds["max"]:
         return bounds["min"]  # torch has no Dim of one size
-    name = bounds["name"] or next(free)
+    name, step = bounds["name"] or next(free), bounds.get("multiple_of", 1)
     if name not in dims:
-        dims[name] = Dim(name, min=bounds["min"], max=bounds["max"])
+        dim = Dim(name, min=bounds["min"] // step, max=bounds["max"] // step)
+        dims[name] = dim if step == 1 else step * dim
     return dims[name]
 
 

@@ -245,20 +245,29 @@ def _is_quantized(program: ExportedProgram) -> bool:
 
 
 def _dynamic_sizes(program: ExportedProgram) -> list[dict[int, Any]]:
-    """The dynamic sizes of a program's inputs, by dimension. Sizes of one symbol are one `Dim`."""
+    """The dynamic sizes of a program's inputs, by dimension. Sizes of one symbol are one `Dim`, or derived from it."""
     found, dims = [], dict[Any, Any]()
     for shape in input_shapes(program):
         sizes: dict[int, Any] = {}
         for index, expression in enumerate(shape or ()):
-            if expression.is_Symbol:
-                bounds = program.range_constraints[expression]
-                name = f"size{len(dims)}"
-                dims.setdefault(expression, Dim(name, min=_bound(bounds.lower), max=_bound(bounds.upper)))
-                sizes[index] = dims[expression]
-            elif expression.free_symbols:
-                sizes[index] = Dim.AUTO
+            symbols = sorted(expression.free_symbols, key=str)
+            for symbol in symbols:
+                bounds, name = program.range_constraints[symbol], f"size{len(dims)}"
+                dims.setdefault(symbol, Dim(name, min=_bound(bounds.lower), max=_bound(bounds.upper)))
+            if symbols:
+                polynomial = expression.as_poly(symbols[0]) if len(symbols) == 1 else None
+                sizes[index] = _derived(dims[symbols[0]], polynomial)
         found.append(sizes)
     return found
+
+
+def _derived(dim: Any, polynomial: Any) -> Any:
+    """The size that a polynomial gives for a dimension, if it is the dimension, a multiple, or longer by a number."""
+    step, *offset = map(int, polynomial.all_coeffs()) if polynomial else (0,)
+    if len(offset) != 1 or step < 1:
+        return Dim.AUTO
+    size = dim if step == 1 else step * dim
+    return size + offset[0] if offset[0] else size
 
 
 def _guarded(sizes: dict[int, Any]) -> dict[int, Any]:

@@ -97,6 +97,18 @@ def test_dynamic_shapes():
         ModelConfig(source="m:f", dynamic_shapes={"a": [small, [large]]})
 
 
+def test_multiples():
+    """A size that is no multiple is an error, as is a name for multiples of two numbers; 1 is left out of keys."""
+    shape = {"min": 8, "max": 32, "name": "n", "multiple_of": 4}
+    rows, others = DimRange(**shape), DimRange(**{**shape, "multiple_of": 2})
+    assert rows.model_dump() == shape
+    assert "multiple_of" not in DimRange(min=1, max=2).model_dump()
+    with pytest.raises(ValidationError, match=r"max \(30\) is no multiple of 4"):
+        DimRange(**{**shape, "max": 30})
+    with pytest.raises(ValidationError, match="'n' of a has different bounds"):
+        ModelConfig(source="m:f", dynamic_shapes={"a": [{0: rows}, {0: others}]})
+
+
 @pytest.mark.parametrize("value", [object(), {1, 2}])
 def test_kwargs_are_json(value):
     """Arguments that JSON cannot hold could not be part of a key, so they are errors."""

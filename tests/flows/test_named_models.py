@@ -176,8 +176,8 @@ def test_quantized_language_models(project, language_model):
     for recipe in recipes:
         score = made[recipe]["accuracy"]["file"]["scores"][0]["score"]
         assert -2 < score < -1
-    exported = made["xnnpack-llm-8da4w"]["numerics"][0]
-    assert exported["figures"]["sqnr_db"] > 80  # in torch, too, each example begins with an empty cache
+    ratio = made["xnnpack-llm-8da4w"]["numerics"][0]["figures"]["sqnr_db"]  # of the exported program; None: exact
+    assert ratio is None or ratio > 80  # in torch, too, each example begins with an empty cache
     sizes = [made[recipe]["size"] for recipe in recipes]
     assert sizes == sorted(sizes, reverse=True)
     folder = project.out / "own"

@@ -247,6 +247,12 @@ def sequences():
     return ModelDefinition({"forward": MethodDefinition(module, [(torch.randn(2, 4, 16),)], (dims,))})
 
 
+def skips(step: int | None = None):
+    """Images whose heights are multiples of a number, if one is given."""
+    shapes = ({2: step * Dim("rows", min=8 // step, max=32 // step)},) if step else None
+    return ModelDefinition({"forward": MethodDefinition(networks.Skips(), [(torch.randn(1, 3, 16, 8),)], shapes)})
+
+
 def heads():
     """Attention of two heads, for sequences and batches of several sizes."""
     dims = {0: Dim("batch", min=1, max=8), 1: Dim("length", min=2, max=32)}

@@ -48,6 +48,17 @@ class Heads(nn.Module):
         return mixed.transpose(1, 2).view(-1, 8)
 
 
+class Skips(nn.Module):
+    """Half the size and back, next to what it started with, as in a U-Net: [n, 3, h, w] to [n, 6, h, w], both even."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ConvTranspose2d(8, 3, 2, stride=2)
+
+    def forward(self, image):
+        return torch.cat([self.up(self.down(image).relu()), image], 1)
+
+
 class Rotary(nn.Module):
     """Two layers of the same input, and cosines, with sums between that XNNPACK leaves out: [n, t, 8] to the same."""
 

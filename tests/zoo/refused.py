@@ -129,6 +129,13 @@ class Reshapes(nn.Module):
         return x.reshape(2, 4) + 1
 
 
+class Pairs(nn.Module):
+    """Holds for even numbers of rows only."""
+
+    def forward(self, x):
+        return x.reshape(-1, 8) + 1
+
+
 class Bounded(nn.Module):
     """Holds for 16 rows at most, as it is traced."""
 
@@ -218,7 +225,7 @@ def model(name):
 
 def dynamic(kind, names=("rows",), largest=32):
     """A model whose inputs have a dynamic first dimension each."""
-    module = {"reshapes": Reshapes, "bounded": Bounded, "adds": Adds}[kind]()
+    module = {"reshapes": Reshapes, "bounded": Bounded, "adds": Adds, "pairs": Pairs}[kind]()
     example = tuple(torch.ones(2 if kind == "reshapes" else 8, 4) for _ in names)
     dims = {name: Dim(name, max=largest) for name in names}
     return ModelDefinition({"forward": MethodDefinition(module, [example], tuple({0: dims[name]} for name in names))})

@@ -128,6 +128,12 @@ def test_graph_breaks(diagnose):
             "bound 'rows' in the dynamic shapes: {max: 16",
         ),
         (
+            {"kind": "pairs"},
+            "return x.reshape(-1, 8) + 1",
+            "4 * x.shape[0] % 8 == 0",
+            "bound 'rows' in the dynamic shapes: {min: 2, max: 32, multiple_of: 2}; in a builder, `2*_rows` with _rows",
+        ),
+        (
             {"kind": "adds", "names": ["a", "b"]},
             "return x + y",
             "x.shape[0] == y.shape[0]",

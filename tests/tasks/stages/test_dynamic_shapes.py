@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tests.lowering import recipe
+from pteforge.tests.lowering import PORTABLE, recipe
 
 
 def dims(*inputs):
@@ -34,6 +34,28 @@ def test_one_name_is_one_dimension():
     assert first[0] is second[1]
     assert third[1] is not first[0]
     assert third[1].__name__ != first[0].__name__
+
+
+def test_multiples():
+    """Sizes that are multiples of a number are such of a Dim, whose bounds are lower; those of one name are equal."""
+    (first, second) = dims(
+        {"0": bounds(8, 64, "rows") | {"multiple_of": 8}, "1": bounds(3, 9) | {"multiple_of": 3}},
+        {"2": bounds(8, 64, "rows") | {"multiple_of": 8}},
+    )
+    assert first[0] is second[2]
+    assert [(dim.root.min, dim.root.max, dim.fn(1)) for dim in first.values()] == [(1, 8, 8), (1, 3, 3)]
+
+
+def test_a_file_takes_multiples(lower):
+    """The file is verified with such sizes only, at both bounds; as a builder gives them, or the zoo file."""
+    found = []
+    for source, shapes in (
+        ({"builder": "builders:skips", "kwargs": {"step": 4}}, None),
+        ("builders:skips", {"forward": {"image": {2: {"min": 8, "max": 32, "multiple_of": 4}}}}),
+    ):
+        lowered = lower(source, PORTABLE, dynamic_shapes=shapes)
+        found.append([flat[0].shape[2] for flat in lowered.value("export", "examples")["inputs"]])
+    assert found[0] == found[1] == [16, 8, 32]
 
 
 @pytest.mark.parametrize("named", [0, 1])

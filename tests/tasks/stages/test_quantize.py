@@ -99,6 +99,19 @@ def test_dynamic_shapes_are_kept(options, stages):
     assert bounds[0] == bounds[1] != []
 
 
+@pytest.mark.parametrize(
+    "options", [{"dynamic": True}, pytest.param({}, marks=pytest.mark.slow)], ids=["dynamic", "static"]
+)
+def test_multiples_are_kept(options, stages):
+    """Heights that are multiples of a number still are, within the same bounds."""
+    source = {"builder": "builders:skips", "kwargs": {"step": 4}}
+    lowered = stages.lower(source, int8(**options) | {"verify": {"min_sqnr_db": 10}})
+    bounds = [sorted(map(str, lowered.program(step).range_constraints.values())) for step in STEPS]
+    assert bounds[0] == bounds[1] == ["VR[2, 8]", "VR[8, 32]"]
+    (method,) = read_pte(lowered.file).methods
+    assert method.inputs[0].shape == (1, 3, 32, 8)
+
+
 def test_guarded_sizes_are_kept(stages):
     """Dynamic sizes with guards that torch took when it exported the model are taken again, within the same bounds."""
     lowered = stages.lower("builders:neighbors", int8(dynamic=True))
