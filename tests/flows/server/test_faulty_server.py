@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from pteforge.tests.faults.prefect_server import Exporter, Spoiler
+from pteforge.tests.faults.prefect_server import Exporter, Spoiler, make_scored_project
 from pteforge.tests.faulty_proxy import Proxy, run_proxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -21,10 +22,10 @@ def proxy(server) -> Iterator[tuple[Spoiler, str]]:
         yield made, f"{url}/api"
 
 
-def test_every_kind_of_call(project, proxy):
+def test_every_kind_of_call(tmp_path: Path, proxy):
     """Whatever kind of call is answered with 503, reset, never answered, or answered in vain: all files are there."""
     made, url = proxy
-    exporter = Exporter(project, url)
+    exporter = Exporter(make_scored_project(tmp_path / "project"), url)
     try:
         assert not exporter.export()
         kinds = sorted(made.kinds)
