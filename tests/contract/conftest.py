@@ -175,10 +175,11 @@ def run_python() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def lower_for_targets(tmp_path_factory: pytest.TempPathFactory, run_python: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs lower_for_targets.py with two hash seeds; returns the results of each, by target."""
+    """Runs tasks of lower_for_targets.py for targets, each with a hash seed of its own; returns results by target."""
     script = Path(__file__).with_name("lower_for_targets.py")
-    return lambda task, names: [
-        run_python(script, task, tmp_path_factory.mktemp(task), *names, PYTHONHASHSEED=seed) for seed in ("1", "2")
+    return lambda names, *tasks: [
+        run_python(script, task, tmp_path_factory.mktemp(task), *names, PYTHONHASHSEED=str(seed))
+        for seed, task in enumerate(tasks, 1)
     ]
 
 

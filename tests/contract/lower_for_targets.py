@@ -1,6 +1,6 @@
 """Lowers networks for targets, with their quantizers or without; prints the results by target as JSON.
 
-Arguments: `lower` or `quantize`, a folder, and the targets.
+Arguments: `lower`, `compare` or `quantize`, a folder, and the targets.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from executorch.runtime import Runtime
 from pteforge.artifacts.digest import digest_bytes
@@ -20,22 +21,32 @@ from pteforge.tests.lowering import Stages, lower_upstream, recipe
 OPTIONS = {"coreml": {"minimum_deployment_target": "iOS17", "take_over_mutable_buffers": False}}
 
 
+NETWORKS = ("builders:conv_net", "builders:stack")
+
+
 def lower(name: str, stages: Stages) -> dict[str, object]:
-    """Lowers two networks, up to verification if this machine has the backends, and compares them with upstream's."""
+    """Lowers two networks, up to verification if this machine has the backends."""
     target = find_target(name)
     registry = Runtime.get().backend_registry
     last = None if all(map(registry.is_available, target.backends)) else "serialize"
     one, other = target.partitioners(), target.partitioners()
-    made = recipe(name, verify={"min_sqnr_db": 30.0}, fold_batch_norms=False)  # upstream leaves folding to backends
-    networks = ("builders:conv_net", "builders:stack")
-    files = [stages.lower(network, made, until=last).file for network in networks]
+    files = [stages.lower(network, _recipe(name), until=last).file for network in NETWORKS]
     return {
         "backends": [read_pte(file).backends for file in files],
         "files": [digest_bytes(file) for file in files],
-        "upstream": [digest_bytes(bytes(lower_upstream(network, made).buffer)) for network in networks],
         "partitioners": len(one),
         "new partitioners": all(a is not b for a, b in zip(one, other, strict=True)),
     }
+
+
+def compare(name: str, stages: Stages) -> dict[str, object]:
+    """Lowers the networks, also with ExecuTorch's public call."""
+    upstream = [digest_bytes(bytes(lower_upstream(network, _recipe(name)).buffer)) for network in NETWORKS]
+    return lower(name, stages) | {"upstream": upstream}
+
+
+def _recipe(name: str) -> dict[str, Any]:
+    return recipe(name, verify={"min_sqnr_db": 30.0}, fold_batch_norms=False)  # upstream leaves folding to backends
 
 
 def quantize(name: str, stages: Stages) -> dict[str, object]:
@@ -52,6 +63,7 @@ def quantize(name: str, stages: Stages) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    task, folder, *names = sys.argv[1:]
+    name, folder, *names = sys.argv[1:]
+    task = {"lower": lower, "compare": compare, "quantize": quantize}[name]
     stages = Stages(LocalStore.open(Path(folder, "store")), Path(folder))
-    print(json.dumps({name: {"lower": lower, "quantize": quantize}[task](name, stages) for name in names}))  # noqa: T201
+    print(json.dumps({name: task(name, stages) for name in names}))  # noqa: T201

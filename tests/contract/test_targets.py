@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from importlib.metadata import metadata
+from typing import Any
 
 import pytest
 from pteforge.errors import TargetError
@@ -73,23 +74,28 @@ def test_decomposition_options(name):
     assert target.delegates or decomposition_options is None
 
 
+@pytest.fixture(scope="module")
+def lowered(lower_for_targets) -> list[dict[str, dict[str, Any]]]:
+    return lower_for_targets(AVAILABLE, "compare", "lower")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", AVAILABLE)
-def test_lowers_small_networks(name, lower_for_targets):
+def test_lowers_small_networks(name, lowered):
     """Payloads use exactly the target's backends, and equal those of ExecuTorch's public call, with any hash seed.
 
     A target that is not reproducible may produce other bytes; one for quantized operators only delegates nothing. No
     target keeps state: each call returns new partitioners, and only a target that delegates has any.
     """
     target = type(find_target(name))
-    results = [made[name] for made in lower_for_targets("lower", [name])]
+    results = [made[name] for made in lowered]
     for result in results:
         assert result["backends"] == [[] if target.quantized_only else sorted(target.backends)] * 2
         assert result["new partitioners"]
         assert bool(result["partitioners"]) == target.delegates
     if target.reproducible:
-        assert [result[by] for result in results for by in ("files", "upstream")] == [results[0]["files"]] * 4
+        assert results[0]["files"] == results[0]["upstream"] == results[1]["files"]
 
 
 @pytest.mark.parametrize("name", WITH_QUANTIZER)
@@ -115,8 +121,8 @@ def test_unavailable_quantizers(name):
 
 
 @pytest.fixture(scope="module")
-def quantized(lower_for_targets) -> list[dict[str, dict[str, object]]]:
-    return lower_for_targets("quantize", OWN)
+def quantized(lower_for_targets) -> list[dict[str, dict[str, Any]]]:
+    return lower_for_targets(OWN, "quantize", "quantize")
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from pteforge.tests.contract.conftest import run_s3_server
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ENTRYPOINT = Path(pteforge.__file__).parent / "docker" / "entrypoint"
-MODELS = 20
+MODELS = 8
 STAGES = 6  # of a model with one portable recipe
 
 # Each call of a builder leaves a line, which counts the exports of each model on all machines.
