@@ -136,7 +136,17 @@ def test_another_toolchain_is_refused(tmp_path, server):
 
 CACHED = """
 import asyncio, json, sys, time
+from prefect import flow, task
 from pteforge.flows import zoo_flow
+
+@task
+def bare(number):
+    return number
+
+@flow
+def bare_tasks(count):
+    for future in [bare.submit(number) for number in range(count)]:
+        future.result()
 
 def main():
     given = json.loads(sys.argv[1])
@@ -145,8 +155,11 @@ def main():
     asyncio.run(zoo_flow.export_zoo(**given, return_state=True))
     before = time.process_time()
     state = asyncio.run(zoo_flow.export_zoo(**given, return_state=True))
-    spent = time.process_time() - before
-    print(json.dumps({"spent": spent, **state.result()["stages"]}))
+    spent, stages = time.process_time() - before, state.result()["stages"]
+    bare_tasks(5)
+    before = time.process_time()
+    bare_tasks(stages["cached"])
+    print(json.dumps({"spent": spent, "bare": time.process_time() - before, **stages}))
 
 if __name__ == "__main__":
     main()
@@ -155,8 +168,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_cached_stages_cost_little(tmp_path, server, by_threads):
-    """What Prefect takes for showing a stage that is cached is at most 30 ms of CPU time, models' tasks included."""
+    """Showing a stage that is cached takes at most 2.5 times the CPU time of a Prefect task that does nothing."""
     done = run_driver(tmp_path, CACHED, server, store=str(by_threads / "store"))
     assert done["ran"] == 0
     assert done["cached"] == 82
-    assert done["spent"] / done["cached"] <= 0.030
+    assert done["spent"] <= 2.5 * done["bare"], done
