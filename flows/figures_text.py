@@ -80,11 +80,12 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
     """SQNR by rung, one row per file, method and path to a payload."""
     rows = [(file, {rung.name: rung for rung in path}) for file, ladder in ladders for path in ladder.paths()]
     rungs = [name for name in _RUNGS if any(name in path for _, path in rows)]
-    table = open_table(["SQNR against eager"], [*rungs, "top-1"])
-    for file, path in rows:
-        last = list(path.values())[-1]
+    top1 = [_format_top1(last.figures) if (last := list(path.values())[-1]).figures else "" for _, path in rows]
+    table = open_table(["SQNR against eager"], [*rungs, "top-1"] if any(top1) else rungs)
+    for (file, path), classified in zip(rows, top1, strict=True):
         ratios = (_format_ratio(path[name]) if name in path else "" for name in rungs)
-        table.add_row(f"{file}{_format_suffix(last)}", *ratios, _format_top1(last.figures) if last.figures else "")
+        suffix = _format_suffix(list(path.values())[-1])
+        table.add_row(f"{file}{suffix}", *ratios, *([classified] if any(top1) else []))
     return table
 
 

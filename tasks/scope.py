@@ -252,7 +252,7 @@ class History:
         return StageOutcome(
             slot=step.slot(self._model.name),
             stage=step.stage,
-            method=None,
+            method=step.method or None,
             recipes=self._recipes(step for step, _ in steps),
             status="cached" if done.cached else "ran",
             key=done.key.digest(),
@@ -269,7 +269,7 @@ class History:
         return StageOutcome(
             slot=step.slot(self._model.name),
             stage=step.stage,
-            method=None,
+            method=step.method or None,
             recipes=self._recipes(step for step, _ in steps),
             status="failed",
             key=None,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from ...errors import first_line, printable
@@ -20,6 +23,8 @@ from .terminal import open_console
 _LOG_LINES = 15  # of a failed step that are printed
 _ROWS = 200  # of the table; in a longer one, files that were cached are left out
 _FILES = 3  # that are not watched, of each model
+_LEAST = ((), ("cases",), ("max abs error",))  # columns that are left out of a narrow table, one after another
+_ANY_WIDTH = 10_000
 _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
 
 
@@ -29,14 +34,8 @@ def print_summary(outcome: ZooOutcome, page: Path | None = None) -> None:
     rows = list(outcome.recipes)
     if hidden := sum(recipe.status == "cached" for _, recipe in rows) if len(rows) > _ROWS else 0:
         rows = [(model, recipe) for model, recipe in rows if recipe.status != "cached"]
-    table = open_table(("model", "recipe", "status"), ("size", "max abs error", "SQNR", "cases"))
-    if scored := any(recipe.accuracy for _, recipe in outcome.recipes):
-        table.add_column("accuracy", justify="right", no_wrap=True)
-    for model, recipe in rows:
-        accuracy = [_accuracy(recipe)] if scored and recipe.path else []
-        table.add_row(model.model, recipe.recipe, _status(recipe), *_cells(recipe), *accuracy)
     if rows:
-        console.print(table)
+        console.print(_table(rows, console))
     if hidden:
         console.print(Text(f"{hidden} files that were cached are not listed", "dim"))
     if ladders := [(f"{model.model}/{recipe.recipe}", recipe.ladder) for model, recipe in rows if recipe.ladder]:
@@ -52,6 +51,22 @@ def print_summary(outcome: ZooOutcome, page: Path | None = None) -> None:
         f"{outcome.summary}{where}{others}; {outcome.ran} stages run, {outcome.cached} cached, "
         f"{outcome.seconds:.1f} s" + (f"; see {_relative(page)}" if page else ""),
     )
+
+
+def _table(rows: Sequence[tuple[ModelOutcome, RecipeOutcome]], console: Console) -> Table:
+    """A row per file, without the figures that matter least where all of them would not fit."""
+    numbers = ["size", "max abs error", "SQNR", "cases"]
+    if any(recipe.accuracy for _, recipe in rows):
+        numbers.append("accuracy")
+    for left_out in _LEAST:
+        numbers = [name for name in numbers if name not in left_out]
+        table = open_table(("model", "recipe", "status"), numbers)
+        for model, recipe in rows:
+            cells = _cells(recipe)
+            table.add_row(model.model, recipe.recipe, _status(recipe), *(cells[name] for name in numbers if cells))
+        if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
+            break
+    return table
 
 
 def _notes(outcome: ZooOutcome) -> Iterator[Text]:
@@ -142,11 +157,18 @@ def print_published(published: Published) -> None:
         console.print(Text(f"{len(published.removed)} old releases are removed"))
 
 
-def _cells(recipe: RecipeOutcome) -> tuple[str, ...]:
+def _cells(recipe: RecipeOutcome) -> dict[str, str]:
+    """The figures of a file by column; nothing without one."""
     if recipe.figures is None or recipe.path is None:
-        return ()
+        return {}
     worst = recipe.figures.overall
-    return (format_size(recipe.size), format_error(worst.max_abs_error), format_sqnr(worst), str(worst.cases))
+    return {
+        "size": format_size(recipe.size),
+        "max abs error": format_error(worst.max_abs_error),
+        "SQNR": format_sqnr(worst),
+        "cases": str(worst.cases),
+        "accuracy": _accuracy(recipe),
+    }
 
 
 def _accuracy(recipe: RecipeOutcome) -> str:
@@ -158,7 +180,7 @@ def _accuracy(recipe: RecipeOutcome) -> str:
 
 
 def _status(recipe: RecipeOutcome) -> Text:
-    at = f" at {recipe.failure.step}" if recipe.failure else ""
+    at = f" at {recipe.failure.step.partition('/')[0]}" if recipe.failure else ""  # all of it is above the table
     return Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
 
 

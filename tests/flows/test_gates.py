@@ -164,7 +164,7 @@ def test_from_the_command_line(made):
     """The message is on standard error, the exit code is 1, and the rejected file can be run."""
     done = made.export("--set", "recipes.plain.accuracy.floor=1.5")
     assert done.code == 1
-    assert "failed at gate/plain" in done.out
+    assert "failed at gate" in done.out
     assert "the file scores 1, 0.5 below the floor of 1.5" in done.err
     assert "out/net/plain.rejected.pte" in done.err
     run = made.run("run", "out/net/plain.rejected.pte")

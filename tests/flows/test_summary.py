@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from pteforge.flows.cli import summary
 from pteforge.flows.cli.summary import print_failures, print_summary
 from pteforge.flows.outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
+from pteforge.tasks.figures import Figures, Worst
+from rich.console import Console
 
 
 @pytest.fixture
@@ -44,6 +47,22 @@ def test_the_summary_names_the_page(failed, capsys, tmp_path, monkeypatch):
         print_summary(failed(""), page)
         last = capsys.readouterr().out.splitlines()[-1]
         assert last == f"0 files verified, 2 failed; 3 stages run, 1 cached, 2.0 s{end}"
+
+
+def test_narrow_terminals(failed, capsys, tmp_path, monkeypatch):
+    """Where all columns do not fit, those go that matter least, before names and steps are broken."""
+    figures = Figures(Worst(3, 1e-7, 1e-7, 140.2), {}, {}, {}, ())
+    recipe = RecipeOutcome("xnnpack-int8-dynamic", "made", path=tmp_path / "file.pte", size=2048, figures=figures)
+    outcome = failed("")
+    (model,) = outcome.models
+    outcome = replace(outcome, models=(replace(model, recipes=(*model.recipes, recipe)),))
+    for width, names in ((100, "size max abs error SQNR cases"), (95, "size max abs error SQNR"), (80, "size SQNR")):
+        monkeypatch.setattr(summary, "open_console", lambda width=width: Console(width=width))
+        print_summary(outcome)
+        out = capsys.readouterr().out
+        assert out.splitlines()[1].split() == ["model", "recipe", "status", *names.split()]
+        assert "failed at partition " in out
+        assert "xnnpack-int8-dynamic   made" in out
 
 
 def test_long_summaries_list_what_changed(capsys, tmp_path):
