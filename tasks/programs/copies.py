@@ -23,10 +23,11 @@ def copy_modules(
     """Copies that share with each other what the originals share, and the parameters with the originals.
 
     What a module keeps of an earlier call, as static caches and ``torch.nn.utils.weight_norm`` do, is copied without
-    gradients; torch would refuse. Attributes that cannot be copied, such as locks and open files, are shared.
+    gradients; torch would refuse. Attributes that cannot be copied, such as locks and open files, are shared, and
+    parameters that were made under ``torch.inference_mode`` are copied, since those cannot be traced.
     """
     parameters = [weight for module in modules.values() for weight in module.parameters() if share_parameters]
-    shared: dict[int, Any] = {id(weight): weight for weight in parameters}
+    shared: dict[int, Any] = {id(weight): weight for weight in parameters if not weight.is_inference()}
     with mock.patch.object(torch.Tensor, "__deepcopy__", _without_history):
         try:
             return copy.deepcopy(dict(modules), dict(shared))

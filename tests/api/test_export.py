@@ -82,6 +82,15 @@ def test_the_callers_torch_state_does_not_matter(net, example, exported, store, 
     assert again.pte == exported.pte
 
 
+def test_models_of_inference_mode(net, example, exported, store):
+    """Parameters that were made there cannot be traced; copies of them are, and the caller's model stays as it was."""
+    with torch.inference_mode():
+        made = copy.deepcopy(net)
+    again = pteforge.export(made, example, recipe="xnnpack-fp32", name="net", store=store)
+    assert again.pte == exported.pte
+    assert all(weight.is_inference() for weight in made.parameters())
+
+
 def test_several_methods(nets, store):
     """Methods of a mapping have inputs and shapes of their own; constants keep their values."""
     encoder = torch.nn.Embedding(16, 4)

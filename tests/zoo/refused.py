@@ -190,6 +190,9 @@ class Computes(nn.Module):
 
 ROWS = (torch.ones(2, 4),)
 COUNT = (torch.ones(8), torch.tensor(2))
+with torch.inference_mode():
+    INFERENCE = nn.Linear(4, 4)
+
 MODELS = {
     "branches": (Branches(), ROWS),
     "counts": (Counts(checked=False), COUNT),
@@ -215,6 +218,7 @@ MODELS = {
     "nothing": (Computes(lambda *_: None), ROWS),
     "constant": (Computes(lambda self, x: self.state.add_(x), state=torch.zeros(2, 4)), ROWS),
     "double": (Computes(lambda self, x: self.linear(x), linear=nn.Linear(4, 4).double()), (torch.ones(2, 4).double(),)),
+    "inference": (INFERENCE, ROWS),
     "masked": (Masked(), ROWS, {"scale": torch.tensor(2.0), "mask": torch.ones(2, 4, dtype=torch.bool)}),
 }
 
