@@ -135,7 +135,8 @@ def random_inputs(program: ExportedProgram, example: Sequence[Any], count: int) 
 
     The first ones have every dynamic dimension at its lower bound, the second ones at its upper bound (twice the
     example's size where there is none), the others anywhere between. Tensor values are drawn from the example's own
-    values, so that indices, masks and probabilities remain valid. Equal arguments give equal inputs.
+    values, so that indices, masks and probabilities remain valid. Offsets (a vector of ascending integers) ascend from
+    the same first one. Equal arguments give equal inputs.
     """
     shapes = input_shapes(program)
     hints = _hints(shapes, example)
@@ -180,9 +181,17 @@ def _like(value: Any, shape: Shape | None, sizes: dict[sympy.Symbol, int], gener
     for size in wanted:
         count *= size
     drawn = pool[torch.randint(pool.numel(), (count,), generator=generator)].reshape(wanted)
+    if _are_offsets(value):
+        drawn = drawn.sort().values
+        drawn[:1] = value[:1]
     if value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous():
         drawn = drawn.contiguous(memory_format=torch.channels_last)
     return drawn
+
+
+def _are_offsets(value: torch.Tensor) -> bool:
+    integers = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    return value.dim() == 1 and len(value) > 1 and integers and bool((value.diff() > 0).all())
 
 
 def prepend_mutated_inputs(flat: Sequence[Any], run: Callable[[], list[Any]]) -> list[Any]:

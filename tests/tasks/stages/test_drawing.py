@@ -122,6 +122,17 @@ def test_memory_format_and_empty_tensors_are_kept():
     assert drawn[1].shape == (0, 2)
 
 
+def test_offsets_ascend():
+    """Where bags begin, as `torch.nn.EmbeddingBag` takes it: in ascending order, from 0."""
+    import torch
+    from pteforge.tasks.programs.inputs import random_inputs
+
+    bags, example = torch.nn.EmbeddingBag(9, 4), (torch.tensor([5, 1, 8, 2, 3, 7]), torch.tensor([0, 2, 5]))
+    drawn = random_inputs(torch.export.export(bags, example), example, 20)
+    assert all(bags(*flat).shape == (3, 4) for flat in drawn)
+    assert len({tuple(offsets.tolist()) for _, offsets in drawn}) > 1
+
+
 @pytest.mark.parametrize(
     ("flat", "message"),
     [
