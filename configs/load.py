@@ -34,7 +34,7 @@ from .nodes import (
 from .presets import preset_names
 from .problems import check, raise_all
 from .recipe_lookup import RecipeLookup, read_preset
-from .sources import expand_source, is_folder, names_model
+from .sources import PROGRAM_SUFFIX, expand_source, is_folder, is_program, names_model
 from .zoo import Zoo, ZooFile
 
 
@@ -329,7 +329,7 @@ DEFAULT_RECIPE = "xnnpack-fp32"
 
 
 def split_source(path: Path) -> tuple[Path, str] | None:
-    """The folder and the source where a path is no file: ``package.module:builder``, or ``hf:org/name``.
+    """The folder and the source where a path is no zoo file: ``package.module:builder``, ``hf:org/name`` or ``x.pt2``.
 
     Modules are imported from that folder, and relative paths begin there.
     """
@@ -337,6 +337,8 @@ def split_source(path: Path) -> tuple[Path, str] | None:
         name = "/".join(path.parts[position:])
         if names_model(name):
             return Path(*path.parts[:position]), name
+    if is_program(path.name):
+        return path.parent, path.name
     try:
         check_object_reference(path.name)
     except ValueError:
@@ -345,8 +347,8 @@ def split_source(path: Path) -> tuple[Path, str] | None:
 
 
 def model_name(source: str) -> str:
-    """The name that a model gets: ``linear`` for ``nets:linear``, and ``name`` for ``hf:org/name``."""
-    last = source.rpartition(":")[2].rstrip("/").rpartition("/")[2]
+    """The name that a model gets: ``linear`` for ``nets:linear``, ``name`` for ``hf:org/name``, ``x`` for ``x.pt2``."""
+    last = source.removesuffix(PROGRAM_SUFFIX).rpartition(":")[2].rstrip("/").rpartition("/")[2]
     name = re.sub(r"[^A-Za-z0-9._-]", "-", last)
     return name.lstrip("._-")[:128] or "model"
 
@@ -370,7 +372,7 @@ def zoo_text(builder: str, recipes: Sequence[str], arguments: Sequence[str] = ()
     """A zoo file with one model, and comments that say how to go on.
 
     Args:
-        builder: ``package.module:name``, or the name of a model, such as ``hf:org/name``.
+        builder: ``package.module:name``, the name of a model, such as ``hf:org/name``, or the path of a program.
         recipes: names of shipped recipes.
         arguments: what the builder takes and need not get.
         needed: what it has to get.
@@ -379,7 +381,7 @@ def zoo_text(builder: str, recipes: Sequence[str], arguments: Sequence[str] = ()
     kwargs = f"      kwargs:\n{kwargs}" if kwargs else ""
     more = f"      # Arguments that it takes: {', '.join(arguments)}.\n" if arguments else ""
     more += "      # kwargs: {NAME: VALUE}\n" if arguments and not needed else ""
-    if names_model(builder):
+    if names_model(builder) or is_program(builder):
         source = f"    source: {json.dumps(builder)}\n"
     else:
         source = f"""\

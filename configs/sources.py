@@ -125,6 +125,7 @@ class NamedFunction(FrozenModel):
         return BuilderSource(builder=self.callable, kwargs=self.kwargs)
 
 
+PROGRAM_SUFFIX = ".pt2"
 _SCHEMES = {"hf": "huggingface", "timm": "timm", "torchvision": "torchvision"}
 """What a name begins with, and the key that it is short for: ``hf:org/name``."""
 
@@ -140,12 +141,17 @@ def names_model(text: str) -> bool:
     return bool(colon and name) and scheme in _SCHEMES
 
 
+def is_program(text: str) -> bool:
+    """Whether text is the path of a program that ``torch.export.save`` wrote."""
+    return text.endswith(PROGRAM_SUFFIX)
+
+
 def expand_source(text: str) -> tuple[str, str]:
     """The key that a source written as text is short for, and its value."""
     scheme, _, name = text.partition(":")
     if names_model(text):
         return _SCHEMES[scheme], name
-    return ("program" if text.endswith(".pt2") else "builder"), text
+    return ("program" if is_program(text) else "builder"), text
 
 
 _PROBLEM = (

@@ -100,6 +100,15 @@ CAUSES: tuple[Cause, ...] = (
     # Sizes and numbers that depend on data.
     Cause(
         _TRACING,
+        r"argument 'size' failed to unpack the object.+got FakeTensor",
+        "a size is the value of a tensor, as those of packed sequences are (torch.nn.utils.rnn.pack_padded_sequence)",
+        (
+            "give recurrent layers padded sequences, and mask or leave out what they return after the end of each",
+            "or make the size a Python number with `.item()`, and bound it with `torch._check(...)`",
+        ),
+    ),
+    Cause(
+        _TRACING,
         r"(Could not guard on|Could not extract specialized integer from) data-dependent expression "
         r"(?P<expression>.+?) \(unhinted",
         "a Python number or a size depends on the value of a tensor, and whether `{expression}` holds has to be known",
@@ -116,6 +125,18 @@ CAUSES: tuple[Cause, ...] = (
         r"Cannot evaluate a finite upper bound for symbolic expression",
         "a size depends on the value of a tensor and has no upper bound, so no memory can be planned for it",
         ("say in the model how large it can be, where it is made: `torch._check(n <= LARGEST)`",),
+    ),
+    Cause(
+        ("verify",),
+        r"eager draws random numbers \((?P<operators>[^)]+)\)",
+        "the model draws random numbers each time it runs ({operators}), so its outputs are not those of another run",
+        (
+            (
+                "where that is dropout, export in inference mode: `.eval()` before torch.export.export, and "
+                "`training=self.training` in calls of torch.nn.functional.dropout"
+            ),
+            "otherwise give the model the random numbers as an input",
+        ),
     ),
     Cause(
         ("verify",),

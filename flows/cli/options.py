@@ -18,7 +18,9 @@ ZOO = Annotated[Path, typer.Argument(help="The zoo file.", show_default=False)]
 ZOO_OR_BUILDER = Annotated[
     Path,
     typer.Argument(
-        metavar="ZOO", help="The zoo file; or package.module:builder, for one model without a file.", show_default=False
+        metavar="ZOO",
+        help="The zoo file; or, for one model, package.module:builder, hf:org/name or a .pt2 file.",
+        show_default=False,
     ),
 ]
 

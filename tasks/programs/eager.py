@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
 
     Returns:
         ``inputs`` and ``outputs``, the examples first; ``drawn``, the number of random inputs; ``rounding``, where the
-        program computes in a 16-bit dtype; ``sequences`` with the first method of a model that has any.
+        program computes in a 16-bit dtype; ``random``, operators that draw numbers, where there are any; ``sequences``
+        with the first method of a model that has any.
 
     Raises:
         SourceError: an input does not fit the program, or eager fails on it.
@@ -52,6 +54,8 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
     }
     if rounding := _rounding_of(program):
         stored["rounding"] = rounding
+    if drawing := sorted({str(node.target) for node in _calls(program) if _draws(node)}):
+        stored["random"] = drawing
     if model.definition.sequences and name == next(iter(model.definition.methods)):
         stored["sequences"] = run_sequences_in_eager(model.definition)
     return stored
@@ -70,13 +74,32 @@ def _rounding_of(program: ExportedProgram) -> str:
     """
     computed = {
         "int8" if str(node.target) == _QUANTIZE else _ROUNDED.get(str(node.meta["val"].dtype), "")
-        for module in program.graph_module.modules()
-        if isinstance(module, torch.fx.GraphModule)
-        for node in module.graph.nodes
-        if node.op == "call_function" and node.target not in _CONVERSIONS
-        if isinstance(node.meta.get("val"), torch.Tensor)
+        for node in _calls(program)
+        if node.target not in _CONVERSIONS and isinstance(node.meta.get("val"), torch.Tensor)
     }
     return next((name for name in _ORDER if name in computed), "")
+
+
+def _calls(program: ExportedProgram) -> Iterator[torch.fx.Node]:
+    """Calls of functions in a program, those in branches and loops included."""
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from (node for node in module.graph.nodes if node.op == "call_function")
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether an operator draws random numbers: dropout, for one, does so in training only."""
+    if not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - it has no public name
+        return False
+    arguments = node.target._schema.arguments  # noqa: SLF001 - overloads have no public schema
+    given = {each.name: value for each, value in zip(arguments, node.args, strict=False)} | node.kwargs
+    values = {each.name: given.get(each.name, each.default_value) for each in arguments}
+    if values.get("train") is False:
+        return False
+    shares = [values[name] for name in ("p", "dropout", "dropout_p") if name in values]
+    if "train" in values or "dropout_p" in values:
+        return any(shares)
+    return torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:

@@ -7,6 +7,7 @@ from dataclasses import field
 
 from ...artifacts.digest import canonical_json
 from ...configs.verification import VerifyBounds
+from ...errors import VerificationFailed
 from ...formats.pte.reader import open_pte
 from .. import kinds, stage
 from ..programs.delivery import write_delivered
@@ -44,9 +45,14 @@ class Verify(stage.Stage, name="verify"):
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         examples = {method: load_value(ref, work.store) for method, ref in inputs.examples.items()}
-        if inputs.edge and (missing := missing_backends(open_pte(path).backends)):
-            figures = verify_programs(inputs.edge, examples, params.bounds, missing, work.store)
-        else:
-            figures = verify_file(path, examples, params.bounds, data_files)
+        try:
+            if inputs.edge and (missing := missing_backends(open_pte(path).backends)):
+                figures = verify_programs(inputs.edge, examples, params.bounds, missing, work.store)
+            else:
+                figures = verify_file(path, examples, params.bounds, data_files)
+        except VerificationFailed as error:
+            if drawing := sorted({name for stored in examples.values() for name in stored.get("random", ())}):
+                error.args = (f"{error}; eager draws random numbers ({', '.join(drawing)})",)
+            raise
         check_constants(path, load_value(inputs.constants, work.store))
         return Verify.Outputs(figures=work.store.put_artifact("report/figures", canonical_json(figures.to_json())))

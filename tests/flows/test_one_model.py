@@ -31,6 +31,20 @@ def test_same_as_a_zoo(made, pteforge):
     assert (known["zoo"], known["recipes"]) == (f"{made.folder}/nets:linear", "xnnpack-fp32")
 
 
+def test_programs(project, pteforge):
+    """An exported program is a model by the path of its file, for `init`, too; a file that is not there is an error."""
+    import torch
+
+    torch.export.save(torch.export.export(torch.nn.Linear(4, 2), (torch.ones(1, 4),)), project.folder / "small.pt2")
+    said = project.run("export", "small.pt2", "--recipe", "portable-fp32")
+    assert said.code == 0, said.err
+    assert (project.out / "small" / "portable-fp32.pte").exists()
+    assert pteforge(project, "init", "small.pt2", "new.yaml", "--recipe", "portable-fp32").code == 0
+    assert pteforge(project, "plan", "new.yaml").code == 0
+    pteforge(project, "init", "large.pt2", "other.yaml").refused("'large.pt2' is no file")
+    pteforge(project, "export", "large.pt2").refused("there is no program file", "large.pt2")
+
+
 def test_mistakes(project, pteforge):
     """The error for an unknown builder or recipe suggests a close name, and has no position."""
     pteforge(project, "export", "nets:linaer").refused("error: nets:linaer: models.linaer.source: ", "mean 'linear'")
@@ -78,8 +92,8 @@ def test_names():
         *("linear", "Net.small", "hidden"),
         *("gr--e", "model"),
     ]
-    assert [model_name(name) for name in ("hf:org/small-1.5B", "hf:./models/tiny/", "timm:a.b_c")] == [
-        *("small-1.5B", "tiny", "a.b_c"),
+    assert [model_name(name) for name in ("hf:org/small-1.5B", "hf:./models/tiny/", "timm:a.b_c", "net.v2.pt2")] == [
+        *("small-1.5B", "tiny", "a.b_c", "net.v2"),
     ]
     assert recipe_names("*") == ("xnnpack-fp32",)
     assert recipe_names("portable-*,mine") == ("portable-fp32", "mine")
@@ -95,10 +109,11 @@ def test_names():
         ("/zoo/hf:./models/tiny", "/zoo", "hf:./models/tiny"),
         ("hf:/models/tiny", ".", "hf:/models/tiny"),
         ("torchvision:resnet18", ".", "torchvision:resnet18"),
+        ("/zoo/net.pt2", "/zoo", "net.pt2"),
     ],
 )
 def test_sources_in_place_of_files(path, folder, source):
-    """A builder or a model's name, after the folder that it is looked up from."""
+    """A builder, a model's name or a program's file, after the folder that it is looked up from."""
     assert split_source(Path(path)) == (Path(folder), source)
 
 

@@ -33,6 +33,11 @@ def test_entries_can_be_shown(cause):
         ("without_out", "compile", PORTABLE, "refused::plain", "NAME.out"),
         ("unbounded", "edge", PORTABLE, "no upper bound", "torch._check(n <= LARGEST)"),
         ("inverse", "edge", PORTABLE, "aten.linalg_inv_ex.default", "core_aten_ops_exception_list"),
+        pytest.param(
+            *("packed", "export", PORTABLE, "packed sequences", "padded"),
+            marks=pytest.mark.filterwarnings("ignore:The tensor attributes self.recurrent"),
+        ),
+        ("drops", "verify", PORTABLE, "random numbers each time it runs (aten.dropout.default)", "inference mode"),
         ("sorts", "verify", PORTABLE, "aten::sort.values", "use a target"),
         ("volume", "verify", PORTABLE, "a kernel refused its arguments", "target"),
         ("approximates", "verify", XNNPACK, "less exactly", "hidden_act: gelu"),

@@ -175,6 +175,18 @@ class Masked(nn.Module):
         return x
 
 
+class Packed(nn.Module):
+    """Sequences of different lengths: [n, t, 4] and [n] to [n, t, 8]."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.LSTM(4, 8, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.recurrent(packed)[0], batch_first=True, total_length=x.shape[1])[0]
+
+
 class Computes(nn.Module):
     """Exported, and refused later."""
 
@@ -218,6 +230,8 @@ MODELS = {
     "nothing": (Computes(lambda *_: None), ROWS),
     "constant": (Computes(lambda self, x: self.state.add_(x), state=torch.zeros(2, 4)), ROWS),
     "double": (Computes(lambda self, x: self.linear(x), linear=nn.Linear(4, 4).double()), (torch.ones(2, 4).double(),)),
+    "drops": (Computes(lambda _, x: nn.functional.dropout(x)), ROWS),
+    "packed": (Packed(), (torch.ones(3, 6, 4), torch.tensor([6, 4, 2]))),
     "inference": (INFERENCE, ROWS),
     "masked": (Masked(), ROWS, {"scale": torch.tensor(2.0), "mask": torch.ones(2, 4, dtype=torch.bool)}),
 }

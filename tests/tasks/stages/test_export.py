@@ -63,6 +63,33 @@ def test_methods(stages):
         stages.export("builders:definition", method="decode")
 
 
+@pytest.mark.parametrize(
+    ("function", "drawing"),
+    [
+        (lambda t, x: t.nn.functional.dropout(x), ["aten.dropout.default"]),
+        (lambda t, x: t.nn.functional.dropout(x, training=False), None),
+        (lambda t, x: t.nn.functional.scaled_dot_product_attention(x, x, x), None),
+        (
+            lambda t, x: t.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+            ["aten.scaled_dot_product_attention.default"],
+        ),
+        (lambda t, x: t.cond(x.sum() > 0, t.rand_like, t.zeros_like, (x,)), ["aten.rand_like.default"]),
+    ],
+    ids=["dropout", "no dropout", "attention", "attention with dropout", "branch"],
+)
+def test_random_numbers(function, drawing):
+    """Operators that draw numbers are known, unless they do so in training only."""
+    import torch
+    from pteforge.configs.definition import MethodDefinition, ModelDefinition
+    from pteforge.tasks.programs.eager import eager_examples
+    from pteforge.tasks.programs.model_source import BuiltModel
+    from pteforge.tests.zoo.networks import Function
+
+    module, example = Function(lambda x: function(torch, x)), (torch.ones(2, 3, 4),)
+    model = BuiltModel(ModelDefinition({"forward": MethodDefinition(module, [example])}))
+    assert eager_examples(model, "forward", torch.export.export(module, example), 0).get("random") == drawing
+
+
 def test_surroundings(stages):
     """A checkpoint is found by its path relative to the zoo file; local modules that were loaded are an output."""
     (stages.folder / "weight.txt").write_text("2.5")
