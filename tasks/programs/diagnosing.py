@@ -307,7 +307,7 @@ def _mismatched_kernel(operator: str, reason: str) -> Finding:
 
 
 _FIX = re.compile(r"^  (\w+) = (.+)$", re.MULTILINE)
-_MULTIPLE = re.compile(r"(\d+)\*_\w+")
+_MULTIPLE = re.compile(r"(?P<step>\d+)\*(?P<part>_\w+)")
 _DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 
 
@@ -320,20 +320,23 @@ def _suggested(message: str) -> Iterator[str]:
         elif value.isidentifier():
             yield f"give {name!r} and {value!r} one name in the dynamic shapes: they are always equal"
         elif bounds := _DIM.fullmatch(value):
-            limits = [f"{end}: {size}" for end, size in zip(("min", "max"), bounds.groups(), strict=True) if size]
             if not name.startswith("_"):  # torch's own name for a part of another
-                yield f"bound {name!r} in the dynamic shapes: {{{', '.join(limits)}}}"
+                yield f"bound {name!r} in the dynamic shapes: {{{_limits(bounds)}}}"
         else:
             parts = {part: fixes.get(part, f"Dim({part!r})") for part in re.findall(r"_\w+", value)}
             made = ", ".join(f"{part} = torch.export.{dim}" for part, dim in parts.items())
-            multiple, part = _MULTIPLE.fullmatch(value), _DIM.fullmatch(next(iter(parts.values()), ""))
-            if multiple and part:
-                ends = zip(("min", "max"), part.groups(), strict=True)
-                limits = [f"{end}: {int(size) * int(multiple[1])}" for end, size in ends if size]
-                within = ", ".join([*limits, f"multiple_of: {multiple[1]}"])
+            multiple = _MULTIPLE.fullmatch(value)
+            if multiple and (bounds := _DIM.fullmatch(parts[multiple["part"]])):
+                within = _limits(bounds, int(multiple["step"]))
                 yield f"bound {name!r} in the dynamic shapes: {{{within}}}; in a builder, `{value}` with {made}"
             else:
                 yield f"make {name!r} `{value}` in the dynamic shapes that the builder returns, with {made}"
+
+
+def _limits(bounds: re.Match[str], step: int = 1) -> str:
+    """The bounds of a `Dim`, or of a multiple of it, as a zoo file has them."""
+    sizes = {end: int(size) * step for end, size in zip(("min", "max"), bounds.groups(), strict=True) if size}
+    return ", ".join(f"{name}: {size}" for name, size in (sizes | ({"multiple_of": step} if step > 1 else {})).items())
 
 
 def _graph_breaks(error: Exception, method: MethodDefinition, frames: Frames) -> Iterator[Finding]:
