@@ -26,7 +26,7 @@ from .release import publish, reproduce_file
 from .run import run_file
 from .store import app as store_app
 from .terminal import guard_streams, guarded_streams, print_json
-from .verify import verify_file
+from .verify import verify_files
 from .why import runs, why
 
 _OBJECTS = 50_000
@@ -45,7 +45,7 @@ app.command()(init)
 app.command("inspect")(inspect_file)
 app.command("metadata")(show_metadata)
 app.command("run")(in_child(run_file))
-app.command("verify")(verify_file)
+app.command("verify")(verify_files)
 app.command("thin")(thin_file)
 app.command("extract")(extract_payload)
 app.command("merge")(merge_files)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from ...tasks.figures import Figures
 
 
-def verify_file(
-    file: Annotated[Path, typer.Argument(help="A .pte file that pteforge made.", show_default=False)],
+def verify_files(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help=".pte files that pteforge made, or folders of such.")
+    ],
     *,
     device: Annotated[
         str,
         typer.Option(
-            help="Run it elsewhere: a command that takes the arguments of nfat_run, and does there what it does.",
+            help="Run them elsewhere: a command that takes the arguments of nfat_run, and does there what it does.",
             metavar="COMMAND",
             show_default=False,
         ),
@@ -37,25 +39,64 @@ def verify_file(
     store: STORE = None,
     as_json: AS_JSON = False,
 ) -> None:
-    """Run a produced file again on the inputs it was verified with, and compare its outputs with eager's.
+    """Run produced files again on the inputs they were verified with, and compare their outputs with eager's.
 
-    The inputs and eager's outputs come from the store that the file was made with.
+    The inputs and eager's outputs come from the store that the files were made with. One that fails does not keep the
+    others from being verified.
     """
-    from ...formats.pte.reader import open_pte
-
-    open_pte(file)  # raises if it is not a .pte
     command = _words(device)
-    provenance = _provenance(file)
-    data_files = []
-    if provenance.data:
-        data_files.append(file.with_suffix(".ptd"))
-        check_digest(file, data_files[0], provenance.data)
-    with open_existing_store(store) as opened, quiet():
-        figures = _verify(file, data_files, provenance, opened, command)
+    several = len(files) > 1 or files[0].is_dir()
+    made = [_read(file) for file in _expanded(files)]
+    with open_existing_store(store) as opened:
+        for each in made:
+            _fetch(each, opened)
+        if several:
+            figures, failed = _verify_all(made, opened, command, show=not as_json)
+        else:
+            with quiet():
+                figures, failed = {"": _verify(made[0], opened, command)}, {}
+    done = {name: each.to_json() for name, each in figures.items()}
     if as_json:
-        print_json(figures.to_json())
+        print_json({"verified": done, "failed": failed} if several else done[""])
+    elif several:
+        typer.echo(f"{len(done)} files verified" + (f", {len(failed)} failed" if failed else ""))
     else:
-        _print(figures)
+        _print(figures[""])
+    if failed:
+        raise typer.Exit(1)
+
+
+def _verify_all(
+    made: Sequence[_Made], store: Store, command: Sequence[str], *, show: bool
+) -> tuple[dict[str, Figures], dict[str, str]]:
+    """Figures of files that pass, and messages of those that do not, by name; says so of each as soon as it ends."""
+    verified: dict[str, Figures] = {}
+    failed: dict[str, str] = {}
+    for each in made:
+        name = str(each.file)
+        try:
+            with quiet():
+                verified[name] = _verify(each, store, command)
+        except InputError:
+            raise
+        except PteforgeError as error:
+            failed[name] = str(error)
+            typer.echo(f"{name}: {error}", err=True)
+        else:
+            if show:
+                _print(verified[name], f"{name}: ")
+    return verified, failed
+
+
+def _expanded(paths: Sequence[Path]) -> list[Path]:
+    """Files, and the `.pte` files of folders in the order of their names; raises InputError if one has none."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.rglob("*.pte")) if path.is_dir() else [path]
+        if not inside:
+            raise InputError(f"there is no .pte file in {path}")
+        found += inside
+    return list(dict.fromkeys(found))
 
 
 def _words(command: str) -> list[str]:
@@ -66,40 +107,55 @@ def _words(command: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Provenance:
-    """A file's bounds, its examples (inputs and eager's outputs) by method, and the SHA-256 of its `.ptd`, if any."""
+class _Made:
+    """A file with its external data, its bounds, and its examples (inputs and eager's outputs) by method."""
 
+    file: Path
+    data_files: Sequence[Path]
     bounds: VerifyBounds
     examples: Mapping[str, ArtifactRef]
-    data: str | None
 
 
-def _verify(
-    file: Path, data_files: Sequence[Path], provenance: _Provenance, store: Store, command: Sequence[str]
-) -> Figures:
-    from ...tasks.codecs.values import load_value
-    from ...tasks.programs.device import verify_on_device
-    from ...tasks.programs.verification import verify_file as verify_on_runtime
+def _read(file: Path) -> _Made:
+    """A file that pteforge made, as its provenance describes it; raises InputError or FileFormatError."""
+    from ...formats.pte.reader import open_pte
 
-    examples: dict[str, Any] = {}
-    for method, ref in provenance.examples.items():
+    open_pte(file)  # raises if it is not a .pte
+    bounds, examples, data = _provenance(file)
+    if data is None:
+        return _Made(file, (), bounds, examples)
+    check_digest(file, file.with_suffix(".ptd"), data)
+    return _Made(file, (file.with_suffix(".ptd"),), bounds, examples)
+
+
+def _fetch(made: _Made, store: Store) -> None:
+    """Gets the examples of a file; raises InputError if the store lacks them."""
+    for ref in made.examples.values():
         try:
             store.fetch(ref)
         except ObjectMissing as error:
             raise InputError(
-                f"the inputs that {file} was verified with are not in the store {store.url}; name its store "
+                f"the inputs that {made.file} was verified with are not in the store {store.url}; name its store "
                 "with --store, or export the model again"
             ) from error
-        examples[method] = load_value(ref, store.local)
+
+
+def _verify(made: _Made, store: Store, command: Sequence[str]) -> Figures:
+    from ...tasks.codecs.values import load_value
+    from ...tasks.programs.device import verify_on_device
+    from ...tasks.programs.verification import verify_file
+
+    examples = {method: load_value(ref, store.local) for method, ref in made.examples.items()}
     if command:
-        return verify_on_device(command, file, examples, provenance.bounds, data_files)
+        return verify_on_device(command, made.file, examples, made.bounds, made.data_files)
     try:
-        return verify_on_runtime(file, examples, provenance.bounds, data_files)
+        return verify_file(made.file, examples, made.bounds, made.data_files)
     except (RuntimeError, ValueError, KeyError) as error:
-        raise PteforgeError(f"the runtime cannot run {file}: {error}") from error
+        raise PteforgeError(f"the runtime cannot run {made.file}: {error}") from error
 
 
-def _provenance(file: Path) -> _Provenance:
+def _provenance(file: Path) -> tuple[VerifyBounds, Mapping[str, ArtifactRef], str | None]:
+    """Bounds, examples, and the SHA-256 of the `.ptd`, if there is any."""
     from ...artifacts.digest import parse_digest
     from ...artifacts.opening import read_sidecar
     from ...artifacts.ref import ArtifactRef
@@ -108,15 +164,13 @@ def _provenance(file: Path) -> _Provenance:
     path = file.with_suffix(".json")
     try:
         written = json.loads(read_sidecar(path))
-        return _Provenance(
-            bounds=VerifyBounds.model_validate(written["verification"]["bounds"]),
-            examples={
-                role.removeprefix("examples/"): ArtifactRef.from_json(value)
-                for role, value in written["artifacts"].items()
-                if role.startswith("examples/")
-            },
-            data=written["data"] and parse_digest(written["data"]["sha256"]),
-        )
+        bounds = VerifyBounds.model_validate(written["verification"]["bounds"])
+        examples = {
+            role.removeprefix("examples/"): ArtifactRef.from_json(value)
+            for role, value in written["artifacts"].items()
+            if role.startswith("examples/")
+        }
+        return bounds, examples, written["data"] and parse_digest(written["data"]["sha256"])
     except FileNotFoundError as error:
         raise InputError(
             f"there is no {path}: verify needs the provenance that `pteforge export` writes next to a file"
@@ -125,13 +179,13 @@ def _provenance(file: Path) -> _Provenance:
         raise InputError(f"{path} is not a provenance that `pteforge export` wrote: {error}") from error
 
 
-def _print(figures: Figures) -> None:
+def _print(figures: Figures, prefix: str = "") -> None:
     from ..figures_text import format_sqnr
 
     for name, worst in (figures.payloads or figures.methods).items():
         typer.echo(
-            f"{name}: verified on {worst.cases} outputs; max abs error {worst.max_abs_error:.3g}, "
+            f"{prefix}{name}: verified on {worst.cases} outputs; max abs error {worst.max_abs_error:.3g}, "
             f"max relative error {worst.max_relative_error:.3g}, SQNR {format_sqnr(worst)}"
         )
     for name, reason in figures.not_run.items():
-        typer.echo(f"{name}: not run: it {reason}")
+        typer.echo(f"{prefix}{name}: not run: it {reason}")

@@ -105,6 +105,24 @@ def test_verify(made, pteforge):
     assert pteforge(made, "verify", FILE, "--json").json == provenance["verification"]["figures"]
 
 
+def test_verify_folders(own, pteforge):
+    """Folders and several files: each passes or fails by itself, also as JSON, and what is missing is said before."""
+    said = pteforge(own, "verify", "out")
+    assert (said.code, said.err) == (0, "")
+    assert f"{FILE}: forward: verified on 3 outputs; " in said.out
+    assert said.out.splitlines()[-1] == "4 files verified"
+    change_weights(own.out / "linear" / "portable-fp32.pte")
+    said = pteforge(own, "verify", "out/linear", "out/twice/portable-fp32.pte", FILE)
+    assert (said.code, said.out.splitlines()[-1]) == (1, "2 files verified, 1 failed")
+    assert said.err.startswith("out/linear/portable-fp32.pte: the file does not compute what eager computes: ")
+    said = pteforge(own, "verify", "out/linear", "--json")
+    found = json.loads(said.out)
+    assert (said.code, list(found["verified"]), list(found["failed"])) == (1, [FILE], ["out/linear/portable-fp32.pte"])
+    (own.out / "twice" / "portable-fp32.json").unlink()
+    pteforge(own, "verify", "out").refused("there is no out/twice/portable-fp32.json")
+    pteforge(own, "verify", own.store).refused("there is no .pte file in")
+
+
 @pytest.mark.slow
 def test_verify_is_quiet(made):
     """In a process of its own, messages of libraries that are being loaded are not shown."""

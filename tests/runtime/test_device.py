@@ -72,8 +72,8 @@ def arm(made_once, cmake) -> str:
 
 @pytest.fixture
 def verify(run_here, lowered):
-    """Runs `pteforge verify` on a file of the folder."""
-    return lambda file, *options: run_here(lowered, "verify", file, "--store", "store", *options)
+    """Runs `pteforge verify` on files of the folder."""
+    return lambda *arguments: run_here(lowered, "verify", "--store", "store", *arguments)
 
 
 def _figures(said):
@@ -85,9 +85,9 @@ def test_what_is_compared_is_the_same(verify, lowered, build):
     """For calls with all kinds of inputs and outputs, and sequences of them, figures are those of this process."""
     files = [file for file in sorted(lowered.glob("out/*/*.pte")) if file.name != "fat.pte"]
     assert len(files) == len(_PLAIN) + 4
-    for file in files:
-        there = _figures(verify(file, "--json", "--device", build / "nfat_run"))
-        assert there == _figures(verify(file, "--json")), file
+    there = _figures(verify(*files, "--json", "--device", build / "nfat_run"))
+    assert there == _figures(verify(*files, "--json"))
+    assert len(there["verified"]) == len(files)
 
 
 def test_fat_files(verify, build):
@@ -100,14 +100,14 @@ def test_fat_files(verify, build):
 
 def test_arm(verify, arm):
     """On an Arm core, files compute what eager computes; in floating point the last digits are others'."""
-    for file in (
-        "conv_net/xnnpack-int8-static",
-        "shared_input/xnnpack-int8-dynamic",
-        "images/fat",
-        "cached/shared",
-        "two_methods_with_keywords/portable-fp32",
-    ):
-        assert _figures(verify(f"out/{file}.pte", "--json", "--device", arm))["cases"], file
+    files = (
+        "out/conv_net/xnnpack-int8-static.pte",
+        "out/shared_input/xnnpack-int8-dynamic.pte",
+        "out/images/fat.pte",
+        "out/cached/shared.pte",
+        "out/two_methods_with_keywords/portable-fp32.pte",
+    )
+    assert list(_figures(verify(*files, "--json", "--device", arm))["verified"]) == list(files)
 
 
 def test_devices_that_fail(verify, build, tmp_path):
