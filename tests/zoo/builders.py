@@ -253,6 +253,13 @@ def skips(step: int | None = None):
     return ModelDefinition({"forward": MethodDefinition(networks.Skips(), [(torch.randn(1, 3, 16, 8),)], shapes)})
 
 
+def leads():
+    """A layer of all rows but the first, next to others, which are fewer by one: [n + 1, 8] and [n, 8] to [n, 8]."""
+    module = FunctionOfLayers(lambda self, rows, others: self.linear(rows)[1:] + others, linear=nn.Linear(8, 8))
+    example, rows = (torch.randn(5, 8), torch.randn(4, 8)), Dim("rows", min=2, max=8)
+    return ModelDefinition({"forward": MethodDefinition(module, [example], (({0: rows + 1}, {0: rows}),))})
+
+
 def heads():
     """Attention of two heads, for sequences and batches of several sizes."""
     dims = {0: Dim("batch", min=1, max=8), 1: Dim("length", min=2, max=32)}

@@ -102,14 +102,21 @@ def test_dynamic_shapes_are_kept(options, stages):
 @pytest.mark.parametrize(
     "options", [{"dynamic": True}, pytest.param({}, marks=pytest.mark.slow)], ids=["dynamic", "static"]
 )
-def test_multiples_are_kept(options, stages):
-    """Heights that are multiples of a number still are, within the same bounds."""
-    source = {"builder": "builders:skips", "kwargs": {"step": 4}}
+@pytest.mark.parametrize(
+    ("source", "bounds", "shape"),
+    [
+        ({"builder": "builders:skips", "kwargs": {"step": 4}}, ["VR[2, 8]", "VR[8, 32]"], (1, 3, 32, 8)),
+        ("builders:leads", ["VR[2, 8]", "VR[3, 9]"], (9, 8)),
+    ],
+    ids=["multiple", "longer"],
+)
+def test_derived_sizes_are_kept(source, bounds, shape, options, stages):
+    """Sizes that are multiples of a dimension, or longer by a number, still are, within the same bounds."""
     lowered = stages.lower(source, int8(**options) | {"verify": {"min_sqnr_db": 10}})
-    bounds = [sorted(map(str, lowered.program(step).range_constraints.values())) for step in STEPS]
-    assert bounds[0] == bounds[1] == ["VR[2, 8]", "VR[8, 32]"]
+    for step in STEPS:
+        assert sorted(map(str, lowered.program(step).range_constraints.values())) == bounds
     (method,) = read_pte(lowered.file).methods
-    assert method.inputs[0].shape == (1, 3, 32, 8)
+    assert method.inputs[0].shape == shape
 
 
 def test_guarded_sizes_are_kept(stages):
