@@ -381,7 +381,7 @@ def zoo_text(builder: str, recipes: Sequence[str], arguments: Sequence[str] = ()
     kwargs = f"      kwargs:\n{kwargs}" if kwargs else ""
     more = f"      # Arguments that it takes: {', '.join(arguments)}.\n" if arguments else ""
     more += "      # kwargs: {NAME: VALUE}\n" if arguments and not needed else ""
-    if names_model(builder) or is_program(builder):
+    if expand_source(builder)[0] != "builder":
         source = f"    source: {json.dumps(builder)}\n"
     else:
         source = f"""\

@@ -28,13 +28,12 @@ def init(
 ) -> None:
     """Write a zoo file for a builder, the name of a model or a .pt2 file, with comments that say how to go on."""
     from ...configs.load import DEFAULT_RECIPE, zoo_text
-    from ...configs.sources import is_program, names_model
+    from ...configs.sources import expand_source
 
-    folder = file.absolute().parent
-    if is_program(builder) and not (folder / builder).is_file():
+    folder, (kind, _) = file.absolute().parent, expand_source(builder)
+    if kind == "program" and not (folder / builder).is_file():
         raise InputError(f"{builder!r} is no file in {folder}")
-    named = names_model(builder) or is_program(builder)
-    optional, needed = ([], []) if named else _arguments(builder, folder)
+    optional, needed = _arguments(builder, folder) if kind == "builder" else ([], [])
     text = zoo_text(builder, recipe or [DEFAULT_RECIPE], optional, needed)
     if file.exists():
         raise InputError(f"{file} is there already, and is not overwritten; name another file")
