@@ -94,11 +94,8 @@ def _draws(node: torch.fx.Node) -> bool:
     arguments = node.target._schema.arguments  # noqa: SLF001 - overloads have no public schema
     given = {each.name: value for each, value in zip(arguments, node.args, strict=False)} | node.kwargs
     values = {each.name: given.get(each.name, each.default_value) for each in arguments}
-    if values.get("train") is False:
-        return False
-    shares = [values[name] for name in ("p", "dropout", "dropout_p") if name in values]
     if "train" in values or "dropout_p" in values:
-        return any(shares)
+        return values.get("train") is not False and any(values.get(name) for name in ("p", "dropout", "dropout_p"))
     return torch.Tag.nondeterministic_seeded in node.target.tags
 
 

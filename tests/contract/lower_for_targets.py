@@ -19,8 +19,6 @@ from pteforge.tests.lowering import Stages, lower_upstream, recipe
 
 # Older Core ML has no int8.
 OPTIONS = {"coreml": {"minimum_deployment_target": "iOS17", "take_over_mutable_buffers": False}}
-
-
 NETWORKS = ("builders:conv_net", "builders:stack")
 
 
@@ -63,7 +61,7 @@ def quantize(name: str, stages: Stages) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    name, folder, *names = sys.argv[1:]
-    task = {"lower": lower, "compare": compare, "quantize": quantize}[name]
+    task, folder, *names = sys.argv[1:]
+    run = {"lower": lower, "compare": compare, "quantize": quantize}[task]
     stages = Stages(LocalStore.open(Path(folder, "store")), Path(folder))
-    print(json.dumps({name: task(name, stages) for name in names}))  # noqa: T201
+    print(json.dumps({name: run(name, stages) for name in names}))  # noqa: T201
