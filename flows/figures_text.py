@@ -78,14 +78,17 @@ def rungs_table(ladder: Ladder) -> Table:
 
 def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
     """SQNR by rung, one row per file, method and path to a payload."""
-    rows = [(file, {rung.name: rung for rung in path}) for file, ladder in ladders for path in ladder.paths()]
-    rungs = [name for name in _RUNGS if any(name in path for _, path in rows)]
-    top1 = [_format_top1(last.figures) if (last := list(path.values())[-1]).figures else "" for _, path in rows]
-    table = open_table(["SQNR against eager"], [*rungs, "top-1"] if any(top1) else rungs)
-    for (file, path), classified in zip(rows, top1, strict=True):
-        ratios = (_format_ratio(path[name]) if name in path else "" for name in rungs)
-        suffix = _format_suffix(list(path.values())[-1])
-        table.add_row(f"{file}{suffix}", *ratios, *([classified] if any(top1) else []))
+    rows: list[tuple[str, dict[str, str]]] = []
+    for file, ladder in ladders:
+        for path in ladder.paths():
+            last = path[-1]
+            top1 = _format_top1(last.figures) if last.figures else ""
+            cells = {rung.name: _format_ratio(rung) for rung in path} | ({"top-1": top1} if top1 else {})
+            rows.append((f"{file}{_format_suffix(last)}", cells))
+    columns = [name for name in (*_RUNGS, "top-1") if any(name in cells for _, cells in rows)]
+    table = open_table(["SQNR against eager"], columns)
+    for name, cells in rows:
+        table.add_row(name, *(cells.get(column, "") for column in columns))
     return table
 
 

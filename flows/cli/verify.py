@@ -50,18 +50,20 @@ def verify_files(
     with open_existing_store(store) as opened:
         for each in made:
             _fetch(each, opened)
-        if several:
-            figures, failed = _verify_all(made, opened, command, show=not as_json)
-        else:
+        if not several:
             with quiet():
-                figures, failed = {"": _verify(made[0], opened, command)}, {}
-    done = {name: each.to_json() for name, each in figures.items()}
+                figures = _verify(made[0], opened, command)
+            if as_json:
+                print_json(figures.to_json())
+            else:
+                _print(figures)
+            return
+        verified, failed = _verify_all(made, opened, command, show=not as_json)
     if as_json:
-        print_json({"verified": done, "failed": failed} if several else done[""])
-    elif several:
-        typer.echo(f"{len(done)} files verified" + (f", {len(failed)} failed" if failed else ""))
+        done = {name: each.to_json() for name, each in verified.items()}
+        print_json({"verified": done, "failed": failed})
     else:
-        _print(figures[""])
+        typer.echo(f"{len(verified)} files verified" + (f", {len(failed)} failed" if failed else ""))
     if failed:
         raise typer.Exit(1)
 
