@@ -55,7 +55,7 @@ class EmbeddedServer:
         logging.getLogger(_UVICORN_LOG).addHandler(self._problems)
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-        # Prefect 3.8's queue of background tasks polls several times a second while the run lasts. Its tasks are for
+        # Prefect's queue of background tasks polls several times a second while the run lasts. Its tasks are for
         # servers that stay, apart from those in `_VACUUMS`.
         api_server.background_worker = _no_worker  # type: ignore[attr-defined]  # imported there
         app = api_server.create_app(ephemeral=True, final=True)
