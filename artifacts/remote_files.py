@@ -6,9 +6,11 @@ import contextlib
 import errno
 import functools
 import json
+import logging
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,10 +25,18 @@ from fsspec.implementations.dirfs import DirFileSystem
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 from tenacity.stop import stop_base
 
-from ..errors import StoreUnusable
-from .files import RECORD_LIMIT, NamedFiles, at_most
+from ..errors import StoreUnusable, first_line
+from .files import RECORD_LIMIT, WAIT_UNTOLD, NamedFiles, at_most
+
+_log = logging.getLogger(__name__)
 
 OPTIONS_VARIABLE = "PTEFORGE_STORE_OPTIONS"
+
+OUTAGE_VARIABLE = "PTEFORGE_STORE_OUTAGE"
+"""Names the environment variable with the longest outage, in seconds, that runs wait for."""
+
+_OUTAGE = 600.0
+"""Its default."""
 
 _Result = TypeVar("_Result")
 
@@ -51,7 +61,7 @@ _SLOWEST = 64 * 2**10
 """Bytes per second of the slowest connection that is waited for."""
 
 _DELAY = 5.0
-"""Seconds of failed attempts after which there is no other one."""
+"""Seconds of failed attempts after which a store that never answered is given up."""
 
 _BLOCK = 8 * 2**20
 """Bytes that `RemoteFiles.blocks` reads at a time."""
@@ -80,6 +90,7 @@ class RemoteFiles(NamedFiles):
     def __init__(self, url: str) -> None:
         """Finds the file system for `url`, without using it yet; raises StoreUnusable if there is none."""
         self.url = public_url(url)
+        self._outages = _Outages(self.url)
         options = _options_from_environment()
         self._secrets = _secrets_in(url, options)
         self._protocol = url.partition("://")[0]
@@ -231,28 +242,83 @@ class RemoteFiles(NamedFiles):
         return value.timestamp() if isinstance(value, datetime) else float(value)
 
     def _call(self, participle: str, action: Callable[[], _Result], expected: type[OSError] | None = None) -> _Result:
-        """Runs an operation and retries transient errors; errors other than `expected` become StoreUnusable."""
+        """Runs an operation and retries transient errors; errors other than `expected` become StoreUnusable.
+
+        A store that has answered before may be away for as long as `OUTAGE_VARIABLE` says.
+        """
+        outages = self._outages
         retrying = Retrying(
             retry=retry_if_exception(_is_transient),
-            stop=stop_after_attempt(3) | _TookLong(),
+            stop=outages.give_up,
             wait=wait_random_exponential(multiplier=0.2, max=5),
+            before_sleep=lambda attempt: outages.note(self._describe(_error_of(attempt))),
             reraise=True,
         )
         try:
-            return retrying(action)
+            result = retrying(action)
         except Exception as error:
             if expected and isinstance(error, expected):
+                outages.over()
                 raise
+            outages.may_end = False
             raise StoreUnusable(
                 f"the store {self.url} cannot be {participle}: {self._describe(error)}; "
                 f"check its address, credentials and network ({OPTIONS_VARIABLE} holds options for it)"
             ) from None  # the cause may hold secrets
+        outages.over()
+        return result
 
-    def _describe(self, error: Exception) -> str:
+    def _describe(self, error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+
+class _Outages:
+    """Times when a store does not answer, and how long they may last; for all threads that use the store."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._longest = _longest_outage()
+        self._without_answer = stop_after_attempt(3) | _TookLong()
+        self._since: float | None = None
+        self._logged = False
+        self.may_end = False  # whether the store has answered, and has not been given up since
+
+    def note(self, problem: str) -> None:
+        """Notes a failed attempt; logs the outage once, when it has lasted for some seconds."""
+        now = time.monotonic()
+        self._since = since = self._since or now
+        if self.may_end and not self._logged and now - since > WAIT_UNTOLD:
+            self._logged = True
+            _log.warning("the store %s does not answer, waiting up to %.0f s: %s", self._url, self._longest, problem)
+
+    def over(self) -> None:
+        """Notes that the store has answered."""
+        if self._logged:
+            _log.warning("the store %s answers again after %.0f s", self._url, time.monotonic() - (self._since or 0.0))
+        self._since, self._logged, self.may_end = None, False, True
+
+    def give_up(self, attempt: RetryCallState) -> bool:
+        """Whether an attempt was the last one: a store that has answered before may be away for longer."""
+        if not (self.may_end and _is_outage(_error_of(attempt))):
+            return self._without_answer(attempt)
+        return time.monotonic() - (self._since or time.monotonic()) > self._longest
+
+
+def _longest_outage() -> float:
+    """Seconds; raises StoreUnusable if the environment has no number of them."""
+    text = os.environ.get(OUTAGE_VARIABLE) or str(_OUTAGE)
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        raise StoreUnusable(f"{OUTAGE_VARIABLE} is not a number of seconds: {first_line(text)!r}; write 600") from None
+
+
+def _error_of(attempt: RetryCallState) -> BaseException:
+    error = attempt.outcome.exception() if attempt.outcome else None
+    return error or TimeoutError()
 
 
 class _TookLong(stop_base):
@@ -292,6 +358,13 @@ def _options_from_environment() -> dict[str, Any]:
     if not isinstance(options, dict):
         raise StoreUnusable(f"{OPTIONS_VARIABLE} is not a JSON object of options for the store's fsspec file system")
     return options
+
+
+def _is_outage(error: BaseException) -> bool:
+    """Whether a transient error comes from a server in trouble, or from none, and not from what was asked of it."""
+    response = getattr(error.__cause__, "response", None)  # botocore's
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
+    return status is None or status >= 500 or status == 429
 
 
 def _is_transient(error: BaseException) -> bool:

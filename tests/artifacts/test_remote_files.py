@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +14,8 @@ from pteforge.artifacts.ref import BlobRef
 from pteforge.artifacts.remote_files import RemoteFiles
 from pteforge.artifacts.remote_store import PublishingNotes
 from pteforge.errors import StoreUnusable
+from pteforge.tests.contract.conftest import s3_server as s3_server  # noqa: PLC0414 - a fixture
+from pteforge.tests.faulty_proxy import Proxy, run_proxy
 
 
 @pytest.fixture
@@ -130,3 +133,42 @@ def test_a_server_that_says_nothing(monkeypatch):
         with pytest.raises(StoreUnusable, match="cannot be written: FSTimeoutError"):
             RemoteFiles("s3://bucket/store").write("record", b"content")
         assert 1 < time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+def test_an_outage_is_waited_for(s3_server, monkeypatch, caplog):
+    """A store that has answered may be away, for as long as is set, and is told once; one that never has fails soon."""
+    away = threading.Event()
+    with run_proxy(Proxy(s3_server.endpoint, lambda *_: "unavailable" if away.is_set() else "")) as url:
+        impatient_client = {"config_kwargs": {"retries": {"max_attempts": 1}}}  # botocore itself retries for 10 s
+        options = s3_server.options | {"client_kwargs": {"endpoint_url": url}} | impatient_client
+        monkeypatch.setenv("PTEFORGE_STORE_OPTIONS", json.dumps(options))
+        monkeypatch.setattr(remote_files, "WAIT_UNTOLD", 1.0)
+        monkeypatch.setenv("PTEFORGE_STORE_OUTAGE", "60")
+        files = RemoteFiles("s3://zoo/outage")
+        assert files.create("record", b"content")
+        away.set()
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(files.read, "record")
+            while not caplog.records and not reading.done():
+                time.sleep(0.1)
+            away.clear()
+            assert reading.result() == b"content"
+        gone, returned = (record.message for record in caplog.records)
+        assert gone.startswith(f"the store {files.url} does not answer, waiting up to 60 s: ")
+        assert returned.startswith(f"the store {files.url} answers again after ")
+
+        monkeypatch.setenv("PTEFORGE_STORE_OUTAGE", "0")
+        impatient = RemoteFiles(files.url)
+        assert impatient.read("record") == b"content"
+        away.set()
+        for store in (impatient, RemoteFiles(files.url)):
+            with pytest.raises(StoreUnusable, match="cannot be read"):
+                store.read("record")
+
+
+def test_the_length_of_an_outage_is_a_number(tmp_path, monkeypatch):
+    """What is no number of seconds is refused before the store is used."""
+    monkeypatch.setenv("PTEFORGE_STORE_OUTAGE", "ten minutes")
+    with pytest.raises(StoreUnusable, match=r"PTEFORGE_STORE_OUTAGE.*'ten minutes'"):
+        RemoteFiles(f"file://{tmp_path}")

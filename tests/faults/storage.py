@@ -270,6 +270,7 @@ def _impatient() -> Iterator[None]:
     with (
         mock.patch.object(lease, "LeaseTiming", return_value=_TIMING),
         mock.patch.object(remote_files, "PATIENCE", 2.0),
+        mock.patch.object(remote_files, "_OUTAGE", 5.0),
     ):
         yield
 
