@@ -336,6 +336,22 @@ def public_url(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
+def missing_bucket(url: str) -> str:
+    """The bucket of an S3 URL, if it surely does not exist; otherwise an empty text."""
+    protocol, _, path = url.partition("://")
+    bucket = path.partition("/")[0]
+    if protocol not in {"s3", "s3a"}:
+        return ""
+    try:
+        files, _ = fsspec.core.url_to_fs(url, **_options_from_environment())
+        files.call_s3("head_bucket", Bucket=bucket)
+    except FileNotFoundError:
+        return bucket
+    except Exception:  # noqa: BLE001 - no permission, no network, no package: the workers may have what is missing here
+        return ""
+    return ""
+
+
 def _secrets_in(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Values that must not appear in messages: passwords in the URL, and every text option except addresses."""
     values = [urlsplit(url).password, os.environ.get("AWS_SECRET_ACCESS_KEY"), os.environ.get("AWS_SESSION_TOKEN")]

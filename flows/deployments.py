@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,25 @@ from typing import Any
 import prefect
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import DeploymentScheduleCreate
-from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, WorkPool
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
+from prefect.client.schemas.objects import WorkPool
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.types.entrypoint import EntrypointType
 from prefect.utilities.callables import ParameterSchema
 from pydantic import ValidationError
 
+from ..artifacts.remote_files import missing_bucket, public_url
 from ..configs.load import LoadedZoo, load_zoo
 from ..configs.zoo import Place
 from ..errors import InputError, PteforgeError
 from ..tasks.lowering import STAGES
+from .alerts import apply_alerts
 from .pool import model_deployment
 from .publish import publication_of
 from .select import select_models
+from .server_health import wait_for_schedule
 from .session import absolute_location
 from .zoo_flow import export_model, export_zoo
 
@@ -41,6 +45,7 @@ class Deployed:
 
     name: str  # with the flow's: ``export-zoo/nightly``
     change: str  # ``created``, ``updated`` or ``unchanged``
+    alerts: tuple[str, ...] = ()  # automations
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class ZooDeployment:
     on: Place | None = None
     overrides: tuple[str, ...] = ()
     publish: str | None = None
+    alerts: str | None = None  # TYPE/NAME of a block that sends notifications
 
     @cached_property
     def _loaded(self) -> LoadedZoo:
@@ -120,20 +126,32 @@ class ZooDeployment:
 
         Raises:
             InputError: the zoo or the schedule cannot be used, or there is no such work pool.
-            PteforgeError: the server cannot be reached, or refuses the deployment.
+            PteforgeError: the server cannot be reached, refuses the deployment, or does not schedule its runs.
         """
         wanted = self.settings() | {"work_pool_name": pool, "entrypoint": ENTRYPOINT}
+        self._check_buckets()
         with _server_errors(), get_client(sync_client=True) as client:
             _check_pool(client, pool)
             if self.model_pool:
                 _deploy_models(client, self.model_pool)
-            return _apply(
-                client,
-                f"{export_zoo.name}/{self.name}",
-                wanted,
-                concurrency_limit=1,
-                concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
-            )
+            deployed = _apply(client, f"{export_zoo.name}/{self.name}", wanted)
+            deployment = client.read_deployment_by_name(deployed.name)
+            if self.alerts:
+                made = apply_alerts(client, deployment, self._loaded.zoo.name, self.alerts)
+                deployed = replace(deployed, alerts=made)
+            if wanted["schedules"]:
+                wait_for_schedule(client, deployment)
+            return deployed
+
+    def _check_buckets(self) -> None:
+        """Raises InputError for buckets of store and releases that do not exist; what cannot be asked may exist."""
+        publication = self._loaded.zoo.publish
+        for url in (self.store, self.publish or (publication and publication.url)):
+            if url and (bucket := missing_bucket(url)):
+                raise InputError(
+                    f"the bucket {bucket!r} of {public_url(url)} does not exist; create it first, for example with: "
+                    f"aws s3 mb s3://{bucket}"
+                )
 
 
 def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
@@ -156,20 +174,24 @@ def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
     _apply(client, model_deployment(pool), wanted)
 
 
-def _apply(client: SyncPrefectClient, full_name: str, wanted: dict[str, Any], **limits: Any) -> Deployed:
+def _apply(client: SyncPrefectClient, full_name: str, wanted: dict[str, Any]) -> Deployed:
     flow, _, name = full_name.partition("/")
-    before = _read(client, full_name, wanted)
-    if before == _comparable(wanted):
-        return Deployed(full_name, "unchanged")
-    client.create_deployment(
-        flow_id=client.create_flow_from_name(flow),
-        name=name,
-        pull_steps=[],
-        enforce_parameter_schema=True,
-        **limits,
-        **wanted,
-    )
-    return Deployed(full_name, "updated" if before else "created")
+    before = _read(client, full_name)
+    limited = before is not None and before.global_concurrency_limit is not None
+    if before and not limited and _comparable({name: getattr(before, name) for name in wanted}) == _comparable(wanted):
+        change = "unchanged"
+    else:
+        change = "updated" if before else "created"
+        client.create_deployment(
+            flow_id=client.create_flow_from_name(flow),
+            name=name,
+            pull_steps=[],
+            enforce_parameter_schema=True,
+            **wanted,
+        )
+    if before and limited:  # by an earlier version: see `deployed.take_turn`
+        client.update_deployment(before.id, DeploymentUpdate(concurrency_limit=None))
+    return Deployed(full_name, change)
 
 
 def serve(deployment: ZooDeployment) -> None:
@@ -210,13 +232,11 @@ def _check_pool(client: SyncPrefectClient, pool: str) -> WorkPool:
         ) from error
 
 
-def _read(client: SyncPrefectClient, full_name: str, names: Iterable[str]) -> Mapping[str, Any] | None:
-    """Some settings of the deployment that is there, if there is one."""
+def _read(client: SyncPrefectClient, full_name: str) -> DeploymentResponse | None:
     try:
-        found = client.read_deployment_by_name(full_name)
+        return client.read_deployment_by_name(full_name)
     except ObjectNotFound:
         return None
-    return _comparable({name: getattr(found, name) for name in names})
 
 
 def _comparable(settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -74,6 +74,7 @@ def _import_prefect(session: Session) -> tuple[Flow[..., Any], EmbeddedServer | 
         with warnings.catch_warnings(action="ignore"):  # such as a read-only home: failures are reported
             from .zoo_flow import export_zoo  # noqa: PLC0415 - slow
 
+        export_zoo = export_zoo.with_options(retries=0)  # those are for deployments
         if not embedded:
             return export_zoo, None
         from .embedded_server import EmbeddedServer  # noqa: PLC0415 - slow

@@ -40,17 +40,23 @@ def find_models(session: Session) -> None:
     """Concludes every model whose stages are all in the ledger. Needs no event loop, no torch and no Prefect."""
     searches = {path: ModuleSearch(path) for path in {model.python_path for model in session.models}}
     for model in session.models:
-        if model.name in session.outcomes or conclude_whole(session, model):
-            continue
-        scope = Scope(LedgerRunner(session.executor), model, search=searches[model.python_path])
-        try:
-            results = run_without_loop(lower_model(scope))
-            if not any(isinstance(result, NotCached | StoreError) for result in results.values()):
-                conclude(session, scope, results)
-        except (NotCached, ObjectMissing, ObjectDamaged):
-            continue  # some stages have to run
-        except InputError as error:
-            conclude(session, scope, _all_failed(model, error))
+        find_model(session, model, searches[model.python_path])
+
+
+def find_model(session: Session, model: PlannedModel, search: ModuleSearch | None = None) -> bool:
+    """Concludes a model if all of its stages are in the ledger; returns whether it has an outcome."""
+    if model.name in session.outcomes or conclude_whole(session, model):
+        return True
+    scope = Scope(LedgerRunner(session.executor), model, search=search or ModuleSearch(model.python_path))
+    try:
+        results = run_without_loop(lower_model(scope))
+        if not any(isinstance(result, NotCached | StoreError) for result in results.values()):
+            conclude(session, scope, results)
+    except (NotCached, ObjectMissing, ObjectDamaged):
+        return False  # some stages have to run
+    except InputError as error:
+        conclude(session, scope, _all_failed(model, error))
+    return model.name in session.outcomes
 
 
 async def lower_rest(session: Session, runner: SharingRunner) -> None:

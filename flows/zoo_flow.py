@@ -20,8 +20,9 @@ from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from ..configs.zoo import Place
-from ..errors import InputError, ReleaseHeldBack, ZooFailed, first_line, printable
+from ..errors import InputError, ReleaseHeldBack, StoreUnusable, ZooFailed, first_line, printable
 from ..tasks.model import PlannedModel
+from .deployed import take_turn, wait_for_server
 from .interrupt import prompt_termination
 from .machines import check_place, cluster_of
 from .pool import lower_in_pool
@@ -76,57 +77,20 @@ async def _export_zoo(  # noqa: PLR0913 - one parameter per option of the comman
         InputError: the zoo or an argument cannot be used. Prefect's retries do not apply.
         ReleaseHeldBack: the files are worse than the present release by more than the gates allow. Nor do they here.
     """
-    async with AsyncExitStack() as stack:
-        stack.push_async_exit(_refuse_to_retry)
-        session = prepared.get()
-        own = session is None
-        if session is None:
-            session = stack.enter_context(
-                open_session(
-                    Path(zoo),
-                    models=models,
-                    recipes=recipes,
-                    store=store,
-                    out=Path(out),
-                    overrides=overrides,
-                    jobs=jobs,
-                    until=until,
-                    debug=debug,
-                    on=on,
-                    publish=publish,
-                    refresh=refresh,
-                )
-            )
-            session.id = UUID(flow_run.id).hex
-            if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
-                session.executor.refresh = session.id
-            await asyncio.to_thread(stack.enter_context, session.recorded())
-            await asyncio.to_thread(find_models, session)
-            check_place(session)
-            await asyncio.to_thread(session.check_names)
-        elif flow_run.run_count > 1:
-            session.forget_failures()
-        await _tag_run(session)
-        with nullcontext() if own else prompt_termination(session):
-            async with progress_shown(session):
-                await _lower(session)
-        outcome = session.outcome()
-        with session.without_prefect_if_it_fails():
-            await show_zoo(outcome)
-        if outcome.failures:
-            raise ZooFailed(
-                f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
-                bad_input=outcome.exit_code == 2,
-            )
-        message = f"{outcome.summary}; {outcome.ran} stages run, {outcome.cached} cached"
-        # The command line publishes its own session, whatever becomes of Prefect.
-        if own and (published := await asyncio.to_thread(session.publish)):
-            with session.without_prefect_if_it_fails():
-                announce(session.zoo, published)
-            if published.regressions:
-                raise ReleaseHeldBack(published.describe())
-            message += f"; {published.describe()}"
-        return Completed(name=None if outcome.ran else "Cached", message=printable(message), data=outcome.to_json())
+    return await _run(
+        zoo,
+        models=models,
+        recipes=recipes,
+        store=store,
+        out=out,
+        overrides=overrides,
+        jobs=jobs,
+        until=until,
+        debug=debug,
+        on=on,
+        publish=publish,
+        refresh=refresh,
+    )
 
 
 async def _export_model(  # noqa: PLR0913 - as above
@@ -143,9 +107,13 @@ async def _export_model(  # noqa: PLR0913 - as above
     on: Place | None = None,
     refresh: bool = False,
 ) -> Any:
-    """Lowers one model of a zoo with its recipes, and verifies the files. All else is as in `export_zoo`."""
-    return await _export_zoo(
+    """Lowers one model of a zoo with its recipes, and verifies the files, for a run of `export_zoo` on a work pool.
+
+    All else is as there, but nothing is published.
+    """
+    return await _run(
         zoo,
+        part=True,
         models=model,
         recipes=recipes,
         store=store,
@@ -157,6 +125,52 @@ async def _export_model(  # noqa: PLR0913 - as above
         on=on,
         refresh=refresh,
     )
+
+
+async def _run(zoo: Path, *, part: bool = False, out: Path, **options: Any) -> Any:
+    """The body of both flows. `part` is whether another run publishes, and shows, what this one makes."""
+    async with AsyncExitStack() as stack:
+        stack.push_async_exit(_refuse_to_retry)
+        session = prepared.get()
+        own = session is None
+        if session is None:
+            stack.push_async_exit(wait_for_server)
+            session = stack.enter_context(open_session(Path(zoo), out=Path(out), **options))
+            session.id = UUID(flow_run.id).hex
+            if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
+                session.executor.refresh = session.id
+            if part:
+                session.publication = None
+            else:
+                await take_turn(session, stack)
+            await asyncio.to_thread(stack.enter_context, session.recorded())
+            await asyncio.to_thread(find_models, session)
+            check_place(session)
+            await asyncio.to_thread(session.check_names)
+        elif flow_run.run_count > 1:
+            session.forget_failures()
+        await _tag_run(session)
+        with nullcontext() if own else prompt_termination(session):
+            async with progress_shown(session):
+                await _lower(session)
+        outcome = session.outcome()
+        if not part:
+            with session.without_prefect_if_it_fails():
+                await show_zoo(outcome)
+        if outcome.failures:
+            raise ZooFailed(
+                f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
+                bad_input=outcome.exit_code == 2,
+            )
+        message = f"{outcome.summary}; {outcome.ran} stages run, {outcome.cached} cached"
+        # The command line publishes its own session, whatever becomes of Prefect.
+        if own and (published := await asyncio.to_thread(session.publish)):
+            with session.without_prefect_if_it_fails():
+                announce(session.zoo, published)
+            if published.regressions:
+                raise ReleaseHeldBack(published.describe())
+            message += f"; {published.describe()}"
+        return Completed(name=None if outcome.ran else "Cached", message=printable(message), data=outcome.to_json())
 
 
 async def _lower(session: Session) -> None:
@@ -244,7 +258,8 @@ async def _tag_run(session: Session) -> None:
 
 async def _refuse_to_retry(_type: Any, error: BaseException | None, _traceback: Any) -> None:
     """Takes the flow run's retries away where trying again cannot help: bad input, a release that is held back."""
-    if not (isinstance(error, InputError | ReleaseHeldBack) or (isinstance(error, ZooFailed) and error.bad_input)):
+    in_vain = isinstance(error, InputError | ReleaseHeldBack) and not isinstance(error, StoreUnusable)
+    if not (in_vain or (isinstance(error, ZooFailed) and error.bad_input)):
         return
     with suppress(Exception):  # Prefect's: then it tries again in vain
         async with get_client() as client:
@@ -266,6 +281,8 @@ export_zoo = flow(
     flow_run_name=_run_name,
     task_runner=ThreadPoolTaskRunner(max_workers=_TASKS_AT_ONCE),  # type: ignore[arg-type]  # Prefect's own example
     persist_result=False,
+    retries=2,  # go on from what is cached; the command line sets none
+    retry_delay_seconds=60,
 )(_export_zoo)
 export_model = flow(
     name="export-model",

@@ -34,12 +34,23 @@ def deploy(  # noqa: PLR0913 - one parameter per option
     jobs: JOBS = None,
     on: ON = None,
     publish: PUBLISH = None,
+    alerts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE/NAME",
+            help="Notification block of Prefect that reports failed, crashed and missing runs, and releases that were "
+            "held back, such as slack-webhook/nights.",
+            show_default="no alerts",
+        ),
+    ] = None,
 ) -> None:
     """Create or update a deployment of a zoo on your Prefect server; it runs one at a time, later runs wait."""
     overrides = (f"run.pool={pool}",) if on == "pool" else ()
     deployment = _deployment(zoo, name, cron, timezone, store, out, jobs, publish)
-    deployed = replace(deployment, on=on, overrides=overrides).apply(pool)
+    deployed = replace(deployment, on=on, overrides=overrides, alerts=alerts).apply(pool)
     typer.echo(f"{deployed.change}: {deployed.name}; start a run with: prefect deployment run {deployed.name}")
+    for alert in deployed.alerts:
+        typer.echo(f"alert: {alert}")
 
 
 def serve(

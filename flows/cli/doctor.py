@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...errors import first_line, printable
+from ...errors import InputError, first_line, printable
 from ..interrupt import leave_interrupted
-from .options import AS_JSON, CHANGES, JOBS, MODELS, REFRESH, STORE, ZOO_OR_BUILDER
+from ..prefect_settings import quiet_console, server_configured
+from .options import AS_JSON, CHANGES, JOBS, MODELS, REFRESH, STORE, ZOO_ARGUMENT
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
@@ -22,8 +24,11 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    zoo: ZOO_OR_BUILDER,
+    zoo: Annotated[Path | None, ZOO_ARGUMENT] = None,
     *,
+    server: Annotated[
+        bool, typer.Option("--server", help="Look at the Prefect server, its schedules and workers instead of a zoo.")
+    ] = False,
     model: MODELS = None,
     store: STORE = None,
     set_: CHANGES = None,
@@ -35,6 +40,11 @@ def doctor(
 
     Makes no files. Only what is not cached runs. Exits with 1 if a method cannot be exported as its model is set.
     """
+    if server == (zoo is not None):
+        raise InputError("give either a zoo, or --server")
+    if zoo is None:
+        _check_server(as_json=as_json)
+        return
     from ..doctor import examine
     from ..session import open_session
     from .progress import observe
@@ -55,6 +65,25 @@ def doctor(
     else:
         _print(open_console(), found)
     raise typer.Exit(0 if well else 1)
+
+
+def _check_server(*, as_json: bool) -> None:
+    """Looks at the configured server; exits with 1 if something is wrong."""
+    from rich.text import Text
+
+    if not server_configured():
+        raise InputError("there is no Prefect server to look at; set PREFECT_API_URL")
+    quiet_console()
+    from ..server_health import check_server
+
+    checks = check_server()
+    if as_json:
+        print_json({"well": all(check.well for check in checks), "checks": [vars(check) for check in checks]})
+    else:
+        for check in checks:
+            style = "green" if check.well else "bold red"
+            open_console().print(Text(printable(f"{check.name}: {check.found}"), style), soft_wrap=True)
+    raise typer.Exit(0 if all(check.well for check in checks) else 1)
 
 
 def _print(console: Console, found: Sequence[ModelDiagnosis]) -> None:

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 ZOO = Annotated[Path, typer.Argument(help="The zoo file.", show_default=False)]
 
-ZOO_OR_BUILDER = Annotated[
-    Path,
-    typer.Argument(
-        metavar="ZOO",
-        help="The zoo file; or, for one model, package.module:builder, hf:org/name or a .pt2 file.",
-        show_default=False,
-    ),
-]
+ZOO_ARGUMENT = typer.Argument(
+    metavar="ZOO",
+    help="The zoo file; or, for one model, package.module:builder, hf:org/name or a .pt2 file.",
+    show_default=False,
+)
+
+ZOO_OR_BUILDER = Annotated[Path, ZOO_ARGUMENT]
 
 FOLDER = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")]
 

@@ -27,16 +27,20 @@ def test_a_worker_runs_a_deployment(project, prefect, on_server):
     project.write_zoo({"linear": "nets:linear", "conv": "nets:conv"})
     prefect("work-pool", "create", "forge", "--type", "process")
     nightly = ("--name", "by-worker", "--cron", "0 2 * * *", "--timezone", "Europe/Berlin")
-    for change in ("created", "unchanged"):
+    for change in ("created", "unchanged", "updated"):
         done = deploy(project, *nightly, env=on_server)
         assert (done.code, done.err) == (0, "")
         assert done.out.startswith(f"{change}: export-zoo/by-worker")
+        known = inspect(prefect, "by-worker")
+        assert known["global_concurrency_limit"] is None
+        if change == "unchanged":  # earlier versions set Prefect's limit, which ends runs when the server restarts
+            url = f"{on_server['PREFECT_API_URL']}/deployments/{known['id']}"
+            assert httpx.patch(url, json={"concurrency_limit": 1}).status_code == 204
     done = deploy(project, "--name", "by-worker", "--jobs", "1", env=on_server)
     assert done.out.startswith("updated: ")
     known = inspect(prefect, "by-worker")
     assert known["schedules"] == []
     assert known["entrypoint"] == "pteforge.flows.zoo_flow.export_zoo"
-    assert known["concurrency_options"]["collision_strategy"] == "ENQUEUE"
     assert known["tags"] == ["zoo:zoo"]
     form = known["parameter_openapi_schema"]["properties"]
     assert form["models"]["anyOf"][1]["items"]["enum"] == ["linear", "conv"]
