@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -10,7 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,18 +64,55 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_ROOM].cleanup()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that CI uses to run some of the nightly tests at each push, and all of them in four."""
+    parser.addoption("--quarter", type=int, choices=(1, 2, 3, 4), help="leave out nightly tests of the other quarters")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts the files first that may take longest, so that no process is left alone with one of them at the end."""
     of_file: dict[Path, list[pytest.Item]] = {}
     for item in items:
         of_file.setdefault(item.path, []).append(item)
     items[:] = [item for found in sorted(of_file.values(), key=_weight, reverse=True) for item in found]
+    if quarter := config.getoption("quarter"):
+        others = {item for number, nightly in quarters(items).items() if number != quarter for item in nightly}
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
+
+
+def quarters(items: Iterable[pytest.Item]) -> dict[int, list[pytest.Item]]:
+    """Deals the nightly tests, by file, into quarters whose time limits have about the same sum."""
+    of_file: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            of_file.setdefault(item.path, []).append(item)
+    dealt: dict[int, list[pytest.Item]] = {number: [] for number in (1, 2, 3, 4)}
+    limits = dict.fromkeys(dealt, 0.0)
+    for path in sorted(of_file, key=lambda path: (_weight(of_file[path]), path), reverse=True):
+        lightest = min(limits, key=limits.__getitem__)
+        dealt[lightest] += of_file[path]
+        limits[lightest] += _weight(of_file[path])[0]
+    return dealt
 
 
 def _weight(items: list[pytest.Item]) -> tuple[float, int]:
-    """What a file may take: the time limit that it asks for, if it does, and the number of its tests."""
+    """What a file may take: the time limit that it asks for, or pyproject.toml's, and the number of its tests."""
     limits = (mark.args[0] for item in items for mark in item.iter_markers("timeout"))
-    return max(limits, default=0), len(items)
+    return max(limits, default=300), len(items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Where ``--durations`` asks for the longest tests, prints the longest files, too: they are what is dealt."""
+    if config.option.durations is None:
+        return
+    seconds: Counter[str] = Counter()
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section("slowest files")
+    for path, total in seconds.most_common(config.option.durations or None):
+        terminalreporter.line(f"{total:8.1f} s  {path}")
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def test_every_recipe_is_gated():
         assert [spec.target for spec in digits.recipes[recipe].specializations] == ["xnnpack", "portable"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_accuracy_and_size():
     """Each int8 payload loses at most 0.5 % accuracy, 8da4w 1 %; XNNPACK's int8 has at most 0.35 of the fp32 size."""
@@ -81,7 +81,7 @@ def test_every_recipe_of_the_embedder_is_gated():
     assert embedder.recipes["fat"].source_transforms == embedder.recipes["embedding-int8"].source_transforms
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_embedder_with_real_weights(tmp_path):
     """With quantized linear layers and embeddings, files have at most 0.3 of the fp32 size, and rank pairs as eager.
@@ -112,7 +112,7 @@ def test_embedder_with_real_weights(tmp_path):
         assert all(eager - scored["score"] <= most for scored in scores)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_embeddings_are_stored_once(example, tmp_path):
     """Both methods use one table, and so does the decoder's head, which runs on the portable kernels."""
     torch.manual_seed(0)
@@ -142,7 +142,7 @@ def greedy(step, prompt):
     return tokens
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_greedy_tokens(example, tmp_path):
     """Prefill and 32 decode steps of the XNNPACK payload compute eager's tokens, also for a second conversation."""
     torch.manual_seed(0)

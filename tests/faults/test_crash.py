@@ -8,7 +8,7 @@ from pteforge.tests.faults.crash import CRASH
 
 
 @pytest.mark.parametrize(
-    ("first", "trials"), [pytest.param(0, 1, id="short"), pytest.param(1, 1, marks=pytest.mark.slow, id="long")]
+    ("first", "trials"), [pytest.param(0, 1, id="short"), pytest.param(1, 1, marks=pytest.mark.nightly, id="long")]
 )
 def test_kills(tmp_path, first, trials):
     """After each, the next run makes what an undisturbed one makes, and nothing else is left."""

@@ -31,7 +31,7 @@ def run(whole, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("first", "trials"), [pytest.param(0, 30, id="short"), pytest.param(30, 270, marks=pytest.mark.slow, id="long")]
+    ("first", "trials"), [pytest.param(0, 30, id="short"), pytest.param(30, 270, marks=pytest.mark.nightly, id="long")]
 )
 def test_damage(run, first, trials):
     """None is believed: what was damaged counts as absent, is found by `store verify`, and is made again."""

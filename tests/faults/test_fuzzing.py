@@ -11,10 +11,10 @@ from pteforge.tests.faults.fuzzing import FUZZ, READERS, collect, run_command, t
 
 @pytest.mark.parametrize(
     ("first", "trials", "commands"),
-    [(0, 1500, 0), pytest.param(1500, 3000, 16, marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
+    [(0, 1500, 0), pytest.param(1500, 3000, 16, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])],
 )
 def test_changed_bytes(small_zoo, tmp_path, first, trials, commands):
-    """All readers of this package; the slow form also runs changed files."""
+    """All readers of this package; the nightly form also runs changed files."""
     corpus = collect(small_zoo)
 
     def run(trial, number, first=0):

@@ -42,7 +42,7 @@ def test_hostile_input(target, tmp_path):
         run(target, tmp_path / f"{number}", once, trials=1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_much_hostile_input(target, tmp_path):
     """Any kind of attack, and command lines in between."""
     report = run(target, tmp_path / "trials", try_any, trials=20)

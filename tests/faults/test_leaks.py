@@ -17,7 +17,7 @@ def test_few_models(tmp_path):
     held[-1].check(held[1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_models(tmp_path):
     """Nor do dozens of models leave anything in the process."""
     report = run_campaign(LEAKS, tmp_path / "leaks", seed=3, trials=1)

@@ -8,7 +8,7 @@ import pytest
 from pteforge.tests.faults.campaign import run_campaign
 from pteforge.tests.faults.prefect_server import FILES, PREFECT, Spoiler, export_with_limit, make_scored_project
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 
 def test_failing_calls(tmp_path):

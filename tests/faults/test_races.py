@@ -8,7 +8,7 @@ from pteforge.tests.faults.races import RACES
 
 
 @pytest.mark.parametrize(
-    ("first", "trials"), [pytest.param(0, 1, id="short"), pytest.param(1, 1, marks=pytest.mark.slow, id="long")]
+    ("first", "trials"), [pytest.param(0, 1, id="short"), pytest.param(1, 1, marks=pytest.mark.nightly, id="long")]
 )
 def test_races(tmp_path, first, trials):
     """Each stage runs once, in one of the processes; all succeed, and make what one process alone makes."""

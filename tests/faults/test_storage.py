@@ -1,4 +1,4 @@
-"""Storage that fails: a few trials of each place in the default suite, more in the slow tests."""
+"""Storage that fails: a few trials of each place in the default suite, more in the nightly tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pteforge.tests.faults.storage import STORAGE
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("trials", [6, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [6, pytest.param(12, marks=pytest.mark.nightly)])
 def test_nothing_wrong_is_believed(tmp_path, monkeypatch, trials):
     """Disks and buckets that fail: each run is right or says what is wrong, and the next one is right."""
     if trials == 6:  # servers take seconds

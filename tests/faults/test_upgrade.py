@@ -66,7 +66,7 @@ def command(upgraded, run_here, monkeypatch):
 
 
 EACH = pytest.mark.parametrize(
-    "upgraded", [pytest.param("before_whole_models", marks=pytest.mark.slow), "before_digested_reads"], indirect=True
+    "upgraded", [pytest.param("before_whole_models", marks=pytest.mark.nightly), "before_digested_reads"], indirect=True
 )
 
 

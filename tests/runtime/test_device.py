@@ -98,6 +98,7 @@ def test_fat_files(verify, build):
     assert there["payloads"]["xnnpack"] == here["payloads"]["xnnpack"]
 
 
+@pytest.mark.nightly
 def test_arm(verify, arm):
     """On an Arm core, files compute what eager computes; in floating point the last digits are others'."""
     files = (

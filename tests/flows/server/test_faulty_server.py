@@ -10,7 +10,7 @@ import pytest
 from pteforge.tests.faults.prefect_server import Exporter, Spoiler, make_scored_project
 from pteforge.tests.faulty_proxy import Proxy, run_proxy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 FAULTS = ("unavailable", "lost reply", "reset", "stall")
 

@@ -12,7 +12,7 @@ import pteforge
 import pytest
 from pteforge.artifacts.locations import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 ROOT = Path(pteforge.__file__).parent
 PTEFORGE = Path(sys.executable).with_name("pteforge")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pteforge.tests.flows.server.site import MODELS, STAGES, Site, eventually, run_site
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture

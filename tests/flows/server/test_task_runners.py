@@ -104,7 +104,7 @@ def by_threads(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("program", "on"), [(PROCESSES, "local"), (DASK, "dask")], ids=["process pool", "dask"])
 def test_other_processes_make_the_same_files(tmp_path, server, by_threads, program, on):
     """Under a process pool and under Dask, files and provenance are byte for byte those that threads make.
@@ -169,7 +169,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_cached_stages_cost_little(tmp_path, server, by_threads):
     """Showing a stage that is cached takes at most three times the CPU time of a Prefect task that does nothing."""
     done = run_driver(tmp_path, CACHED, server, store=str(by_threads / "store"))
