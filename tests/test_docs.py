@@ -51,9 +51,8 @@ ROWS = [
 def test_two_commands_come_first():
     """The first two commands set everything up and run the tests; CI takes them from here."""
     install, run_tests = "".join(blocks(README, "bash")).splitlines()[:2]
-    assert re.fullmatch(
-        r'pip install torch==\S+ -e "\.\[test\]" && pteforge export examples/zoo/starter\.yaml', install
-    )
+    packages = r'torch==\S+ -e "\.\[test\]" -c requirements/lock\.txt'
+    assert re.fullmatch(f"pip install {packages} && pteforge export examples/zoo/starter\\.yaml", install)
     assert run_tests == "scripts/test"
 
 

@@ -24,19 +24,20 @@ _LIMIT = 240.0  # seconds for a server to start or to record an event, on a busy
 @pytest.fixture(scope="session")
 def server(tmp_path_factory) -> Iterator[str]:
     """URL of the API of a server with a database of its own."""
-    with _running_server(tmp_path_factory.mktemp("server")) as (url, _):
+    with running_server(tmp_path_factory.mktemp("server")) as (url, _):
         yield url
 
 
 @pytest.fixture
 def mortal_server(tmp_path_factory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A server that the test may kill: the URL of its API, and its process."""
-    with _running_server(tmp_path_factory.mktemp("mortal")) as running:
+    with running_server(tmp_path_factory.mktemp("mortal")) as running:
         yield running
 
 
 @contextlib.contextmanager
-def _running_server(home: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def running_server(home: Path, python: str | Path = sys.executable) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server that a Python starts: the URL of its API, and its process."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     url = f"http://127.0.0.1:{port}/api"
@@ -46,13 +47,13 @@ def _running_server(home: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_UI_API_URL": url,
     }
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    command = [python, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     with (
         (home / "log").open("wb") as log,
         subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process,
     ):
         try:
-            _eventually(lambda: process.poll() is None and _answers(url))
+            eventually(lambda: process.poll() is None and _answers(url))
             yield url, process
         finally:
             process.terminate()
@@ -120,7 +121,7 @@ class Recorded:
                 runs = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.START_TIME_DESC)
             return next((run for run in runs if run.parameters.get("out") == tag), None)
 
-        return _eventually(find)
+        return eventually(find)
 
     def task_runs(self, count: int) -> dict[str, Any]:
         """Its task runs by name, once `count` of them have ended: the server writes them with a delay."""
@@ -133,7 +134,7 @@ class Recorded:
                 runs = client.read_task_runs(flow_run_filter=wanted)
             return {run.name: run for run in runs} if sum(run.state.is_final() for run in runs) == count else None
 
-        return _eventually(find)
+        return eventually(find)
 
     def table(self, key: str) -> Any:
         """The rows of an artifact of the run."""
@@ -162,7 +163,7 @@ class Recorded:
                 listed = client._client.post("/events/filter", json=wanted).raise_for_status().json()["events"]
             return {event["event"]: event["payload"] for event in listed} if len(listed) == count else None
 
-        return _eventually(find)
+        return eventually(find)
 
     def logged(self) -> list[str]:
         """The messages of the run's log and of those of its tasks, once there are any: they come with a delay."""
@@ -174,7 +175,7 @@ class Recorded:
                 listed = client._client.post("/logs/filter", json=wanted).raise_for_status().json()
             return [line["message"] for line in listed]
 
-        return _eventually(find)
+        return eventually(find)
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[Any]:
@@ -185,7 +186,7 @@ class Recorded:
             yield client
 
 
-def _eventually(find: Callable[[], Any]) -> Any:
+def eventually(find: Callable[[], Any]) -> Any:
     """Polls until the result is true."""
     deadline = time.monotonic() + _LIMIT
     while not (found := find()):
