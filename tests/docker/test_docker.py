@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,7 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 from pteforge.artifacts.records import signing_key
+from pteforge.flows.release_records import sign_manifest, verify_manifest
 
 ROOT = Path(pteforge.__file__).parent
 DOCKER = ROOT / "docker"
@@ -68,10 +70,40 @@ def test_image_is_for_this_package():
     assert bases == {"python:3.11.14-slim-bookworm"}
     assert project["requires-python"] == ">=3.11,<3.12"
     (torch,) = (wanted for wanted in project["dependencies"] if wanted.startswith("torch=="))
-    assert f"pip install --no-cache-dir {torch} " in DOCKERFILE
+    assert f"pip install --no-cache-dir --no-deps {torch} " in DOCKERFILE
     assert int(instructions("USER")[-1]) > 0
     final = DOCKERFILE.rpartition("\nFROM ")[2]
     assert not re.search(r"\b(gcc|g\+\+|make|build-essential|pip install)\b", final)
+
+
+def test_dependencies_come_before_the_source():
+    """A change of the source builds no layer of dependencies again; these have the versions of the lock file."""
+    source = DOCKERFILE.index("COPY . .")
+    installs = [found.start() for found in re.finditer("pip install", DOCKERFILE)]
+    assert [start > source for start in installs] == [False, False, False, True]
+    assert "pip install --no-cache-dir --no-deps --no-build-isolation ." in DOCKERFILE[source:]
+    assert all("--constraint lock.txt" in DOCKERFILE[start:].partition("\n")[0] for start in installs[1:3])
+
+
+def test_dependencies(tmp_path):
+    """What is installed before the source is there is what pyproject.toml asks for, with the extras that are named."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+
+    def dependencies(extras: str) -> subprocess.CompletedProcess[str]:
+        command = [DOCKER / "dependencies", extras]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    (extras,) = (build.partition("=")[2] for build in instructions("ARG") if build.startswith("EXTRAS="))
+    for named in (extras, "s3,signing", ""):
+        done = subprocess.run(
+            [DOCKER / "dependencies", named], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        wanted = [line for extra in named.split(",") if extra for line in project["optional-dependencies"][extra]]
+        assert done.stdout.splitlines() == project["dependencies"] + wanted
+    done = dependencies("s4")
+    assert done.returncode == 1
+    assert "no extra 's4'" in done.stderr
 
 
 def test_build_context_has_what_is_needed():
@@ -122,14 +154,14 @@ def test_the_parser_is_strict(good: str, bad: str):
 def test_services(compose):
     """All images are pinned, all services restart, and what another service waits for has a health check."""
     services = compose["services"]
-    assert set(services) == {"database", "store", "server", "deploy", "worker"}
+    assert set(services) == {"database", "store", "server", "setup", "deploy", "worker"}
     for name, service in services.items():
         tag = service["image"].partition(":")[2]
         assert tag, name
         assert tag != "latest", name
         assert service["restart"] in {"unless-stopped", "on-failure"}, name
     assert [name for name in services if "healthcheck" not in services[name]] == ["worker"]  # has the image's
-    assert services["deploy"]["restart"] == "on-failure"  # ends
+    assert [name for name in services if services[name]["restart"] == "on-failure"] == ["setup", "deploy"]  # they end
     waited = {
         (name, other, wait["condition"])
         for name, service in services.items()
@@ -137,10 +169,10 @@ def test_services(compose):
     }
     assert waited == {
         ("server", "database", "service_healthy"),
-        ("deploy", "server", "service_healthy"),
-        ("deploy", "store", "service_healthy"),
-        ("worker", "server", "service_healthy"),
-        ("worker", "deploy", "service_completed_successfully"),
+        ("setup", "server", "service_healthy"),
+        ("setup", "store", "service_healthy"),
+        ("deploy", "setup", "service_completed_successfully"),
+        ("worker", "setup", "service_completed_successfully"),  # and not for a zoo that cannot be deployed
     }
 
 
@@ -148,6 +180,37 @@ def test_number_of_workers():
     """An installation of any size comes from one variable."""
     tree = parse(interpolated({"WORKERS": "7"}))
     assert tree["services"]["worker"]["deploy"]["replicas"] == 7
+
+
+def test_limits_of_workers():
+    """Each worker has its share of the machine, and runs as many stages at once as it has cores."""
+    services = parse(interpolated({"WORKER_CPUS": "4", "WORKER_MEMORY": "12g"}))["services"]
+    limits = services["worker"]["deploy"]["resources"]["limits"]
+    assert (str(limits["cpus"]), limits["memory"]) == ("4.0", "12gb")
+    assert "--jobs=4" in services["deploy"]["command"]
+
+
+def test_settings_of_the_server(compose):
+    """Prefect knows the settings: old runs are deleted, and leases are in a volume, so that a restart loses none."""
+    server = compose["services"]["server"]
+    environment = {name: str(value) for name, value in server["environment"].items() if not name.endswith("_FILE")}
+    home = re.search(r"PREFECT_HOME=(\S+)", DOCKERFILE)[1]
+    program = """if True:
+        import json
+        from prefect.server.concurrency.lease_storage import get_concurrency_lease_storage
+        from prefect.settings import get_current_settings
+        vacuum = get_current_settings().server.services.db_vacuum
+        leases = str(get_concurrency_lease_storage().storage_path)
+        print(json.dumps([sorted(vacuum.enabled), vacuum.retention_period.days, leases]))
+    """
+    environment |= {"PREFECT_HOME": home, "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    enabled, days, leases = json.loads(done.stdout)
+    assert (enabled, days) == (["events", "flow_runs"], 30)
+    assert f"leases:{leases}" in server["volumes"]
+    made = DOCKERFILE.replace("\\\n", "")
+    assert re.search(rf"install -d -o pteforge -g pteforge [^&]*{leases}\b", made)  # a new volume takes its owner
 
 
 def test_ports_are_private(compose):
@@ -167,19 +230,19 @@ def test_data_is_in_named_volumes(compose):
 def test_secrets_are_files(compose, tmp_path):
     """No secret is a value: each is a file that docker/make-secrets makes, mounted where it is read."""
     subprocess.run([DOCKER / "make-secrets", tmp_path / "secrets"], check=True)
-    made = {path.name for path in (tmp_path / "secrets").iterdir()}
+    made = {path.name for path in (tmp_path / "secrets").iterdir()} - {"release_key.pub"}  # for others
     assert {name: Path(secret["file"]).name for name, secret in compose["secrets"].items()} == {n: n for n in made}
     for service in compose["services"].values():
         given = service.get("secrets", [])
         texts = [str(value) for value in service.get("environment", {}).values()] + service.get("command", [])
         read = {text.partition(MOUNTED)[2] for text in texts if MOUNTED in text}
-        assert read == set(given)
+        assert read == set(given) - {"release_key"}  # which zoo files name
         for name in service.get("environment", {}):
             assert name.endswith("_FILE") or not re.search("PASSWORD|SECRET|AUTH|_KEY", name), name
 
 
 def test_make_secrets(tmp_path, monkeypatch):
-    """Both sides of the store get one key; others on this machine see nothing; a second call changes nothing."""
+    """Keys come in pairs that fit; others on this machine see nothing; a second call changes nothing."""
     folder = tmp_path / "secrets"
     subprocess.run([DOCKER / "make-secrets", folder], check=True)
     made = {path.name: path.read_text() for path in folder.iterdir()}
@@ -188,6 +251,8 @@ def test_make_secrets(tmp_path, monkeypatch):
     assert identity["credentials"][0]["secretKey"] in made["aws_credentials"]
     monkeypatch.setenv("PTEFORGE_SIGNING_KEY", made["signing_key"].strip())
     assert signing_key("s3://pteforge/store")
+    signature = sign_manifest(b"{}", folder / "release_key")
+    verify_manifest(b"{}", signature, folder / "release_key.pub", "a release")
     subprocess.run([DOCKER / "make-secrets", folder], check=True)
     assert made == {path.name: path.read_text() for path in folder.iterdir()}
 
