@@ -10,10 +10,11 @@ from datetime import timedelta
 from typing import Any
 
 from prefect import get_client
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import Pause
-from prefect.states import Scheduled
+from prefect.states import Crashed, Scheduled
 from prefect.types._datetime import now
 
 from ..artifacts.digest import Digest, digest_json
@@ -53,11 +54,23 @@ async def take_turn(session: Session, stack: AsyncExitStack) -> None:
                 since = time.monotonic()
             await asyncio.sleep(_LOOK)
         await asyncio.to_thread(stack.enter_context, session.store.leases.hold(lease, "another run of the deployment"))
+        await _report_lost_runs(session, run)
+
+
+async def _report_lost_runs(session: Session, run: FlowRun) -> None:
+    """Marks runs of the deployment as crashed that died with their machine: whoever lives has its turn."""
+    running = {"state": {"type": {"any_": [StateType.RUNNING]}}, "deployment_id": {"any_": [run.deployment_id]}}
+    lost: State[Any] = Crashed(message="its process is gone, maybe with its machine; the next run has taken its turn")
+    with session.without_prefect_if_it_fails():
+        async with get_client() as client:
+            for other in await client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(running)):
+                if other.id != run.id:
+                    await client.set_flow_run_state(other.id, lost, force=True)
 
 
 async def _come_back_later(session: Session, run: FlowRun) -> None:
     """Schedules the flow run again, and ends this process by raising Prefect's `Pause`; returns if Prefect fails."""
-    state: Any = Scheduled(
+    state: State[Any] = Scheduled(
         name="AwaitingConcurrencySlot",
         scheduled_time=now("UTC") + _LATER,
         message="another run of this deployment is at work",

@@ -1,0 +1,190 @@
+"""What goes wrong at night: each drill on deployed runs, with PostgreSQL, S3 and three workers.
+
+Whatever it is, all files are made, nothing is computed twice but what was in flight, states are right, nothing is left
+running, and the next night is normal. `DRILL_SECONDS` says how long servers are away.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pteforge.tests.faults.faulty_files import small_disk
+from pteforge.tests.flows.server.site import FINAL, MODELS, NAMES, Site, eventually, run_site
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3000)]
+
+AWAY = float(os.environ.get("DRILL_SECONDS", "60"))
+SECONDS = 5.0  # of each model's builder
+WORKERS = {"one": 2, "two": 2, "three": 2}
+
+
+@pytest.fixture
+def site(project) -> Iterator[Site]:
+    with run_site(project, WORKERS) as site:
+        site.write_zoo(seconds=SECONDS)
+        yield site
+
+
+def check_night(site: Site, night: str, *, twice: set[str] = frozenset()) -> None:
+    """All files are made and released, each model was built once, or `twice` at most, and nothing is left."""
+    state = site.wait_for(night)
+    assert state["type"] == "COMPLETED", state
+    assert site.files() == NAMES
+    assert {name for name, count in site.built().items() if count > 1} <= twice
+    assert len(site.releases()["releases"]) == 1
+    eventually(lambda: not site.unfinished())
+    eventually(lambda: not any(worker.runs() for worker in site.workers.values()))
+
+
+def check_next_night(site: Site) -> None:
+    """A run with nothing to do: it has its turn at once, and no stage runs."""
+    before = site.built()
+    night = site.start_night()
+    state = site.wait_for(night)
+    assert (state["type"], state["name"]) == ("COMPLETED", "Cached"), state
+    assert site.built() == before
+    assert state["message"].endswith("already")
+    assert site.record(night)["status"] == "completed"
+
+
+@pytest.mark.parametrize("models", [None, 1, MODELS], ids=["at the start", "in the middle", "at the end"])
+def test_server_is_restarted(site, models):
+    """The run goes on while the server is away, and says afterwards how it ended."""
+    night = site.start_night()
+    site.wait_for(night, models, begun=models is None)
+    site.stop_server()
+    time.sleep(AWAY)
+    site.start_server()
+    check_night(site, night)
+    check_next_night(site)
+
+
+def test_server_is_restarted_during_a_run_of_one_worker(site):
+    """The same for a run that lowers all models itself."""
+    site.deploy("--name", "alone")
+    night = site.start_night("alone")
+    eventually((site.project.folder / "built").exists)
+    site.stop_server()
+    time.sleep(AWAY)
+    site.start_server()
+    check_night(site, night)
+
+
+def test_server_is_gone(site):
+    """A server that does not come back costs its record of the run: files and release are there."""
+    night = site.start_night()
+    site.wait_for(night, 1)
+    site.stop_server()
+    eventually(lambda: site.files() == NAMES, 900)
+    eventually(lambda: len(site.releases()["releases"]) == 1)
+    assert site.record(night)["status"] == "completed"
+
+
+def test_run_is_killed(site):
+    """The next run adopts the runs of models that are going on or wait, and builds no model again."""
+    night = site.start_night()
+    site.wait_for(night, 1)
+    (parent,) = (runs[night] for worker in site.workers.values() if night in (runs := worker.runs()))
+    parent.kill()
+    assert site.wait_for(night)["type"] == "CRASHED"
+    second = site.start_night()
+    check_night(site, second)
+    assert len(site.runs_of_models(night)) == MODELS  # those of the first night
+    check_next_night(site)
+
+
+def test_runs_that_are_not_needed_any_more_are_cancelled(site):
+    """Runs of models that a dead run has left with other settings are cancelled, and do not delay the next night."""
+    night = site.start_night(overrides=["models.net00.limits.timeout=10m"])
+    site.wait_for(night, 1)
+    (parent,) = (runs[night] for worker in site.workers.values() if night in (runs := worker.runs()))
+    parent.kill()
+    assert site.wait_for(night)["type"] == "CRASHED"
+    check_night(site, site.start_night(), twice=set(NAMES))
+    ends = Counter(run["state"]["type"] for run in site.runs_of_models(night))
+    assert ends["CANCELLED"]
+    assert set(ends) == {"CANCELLED", "COMPLETED"}
+
+
+def test_machine_dies(site):
+    """A machine that dies with the zoo's run and runs of models: the next night makes what is missing."""
+    night = site.start_night()
+    site.wait_for(night, 1)
+    victim = next(worker for worker in site.workers.values() if night in worker.runs())
+    lost = {run["parameters"]["model"] for run in site.runs_of_models(night) if run["id"] in victim.runs()}
+    victim.kill()
+    second = site.start_night()
+    check_night(site, second, twice=lost)
+    assert site.run(night)["state"]["type"] == "CRASHED"
+    check_next_night(site)
+
+
+def test_store_is_away(site):
+    """Runs wait for the store, as long as PTEFORGE_STORE_OUTAGE says."""
+    night = site.start_night()
+    site.wait_for(night, 1)
+    site.store_away.set()
+    time.sleep(AWAY)
+    site.store_away.clear()
+    check_night(site, night, twice=set(NAMES))  # a lease that could not be renewed is another's
+    check_next_night(site)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_disk_is_full(site):
+    """A machine whose disk is full fails models with a message that says so; with room again, they are made."""
+    home = site.project.folder / "four"
+    home.mkdir()
+    for worker in site.workers.values():
+        worker.kill()
+    site.workers.clear()
+    with small_disk(home, 2 << 20) as enlarge:
+        site.start_worker("four", 4)
+        night = site.start_night()
+        state = site.wait_for(night)
+        assert state["type"] in {"FAILED", "CRASHED"}, state
+        enlarge()
+        check_night(site, site.start_night(), twice=set(NAMES))
+        check_next_night(site)
+        site.workers["four"].kill()
+
+
+def test_no_worker_takes_models(project):
+    """Workers that take one run at a time are all busy with zoos' runs: these lower their models themselves."""
+    with run_site(project, {"one": 1, "two": 1}) as site:
+        site.write_zoo(name="other.yaml")
+        site.deploy("--on", "pool", zoo="other.yaml", name="other")
+        site.write_zoo()
+        nights = [site.start_night(), site.start_night("other")]
+        for night in nights:
+            state = site.wait_for(night)
+            assert state["type"] == "COMPLETED", state
+        for worker in site.workers.values():
+            assert "has taken no model for 60 s (workers online: 2" in worker.log.read_text()
+        assert site.built() == dict.fromkeys(NAMES, 1)  # of equal models, in both zoos
+        assert not site.unfinished()
+
+
+def test_two_nights_by_cron(site):
+    """The server's scheduler starts runs, and a worker takes them, without anybody's help; one each time."""
+    for night in range(2):
+        begin = datetime.now(UTC).replace(second=0, microsecond=0) + timedelta(minutes=2)
+        site.deploy("--on", "pool", "--cron", f"{begin.minute} {begin.hour} * * *", "--timezone", "UTC")
+        run = eventually(lambda begin=begin: scheduled(site, begin), 300)
+        state = site.wait_for(run["id"])
+        assert state["type"] == "COMPLETED", state
+        assert (state["name"] == "Cached") == (night == 1)
+    assert site.files() == NAMES
+    assert site.built() == dict.fromkeys(NAMES, 1)
+
+
+def scheduled(site: Site, begin: datetime) -> dict[str, object] | None:
+    """The run of the deployment that was scheduled by itself for that time, once it has started."""
+    runs = site.read("flow_runs/filter", flow_runs={"tags": {"all_": ["auto-scheduled"]}})
+    started = [run for run in runs if run["state"]["type"] in (*FINAL, "RUNNING")]
+    return next((run for run in started if datetime.fromisoformat(run["expected_start_time"]) == begin), None)
