@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -147,7 +148,7 @@ class _Pool:
         return await arun_deployment(
             model_deployment(self.name),
             parameters=self._parameters(model),
-            flow_run_name=printable(f"export {session.zoo} {model.name}"),
+            flow_run_name=printable(f"export {Path(session.parameters['zoo']).name} {model.name}"),
             tags=[f"zoo:{session.zoo}", f"model:{model.name}", _OF.format(_deployment())],
             timeout=0,
         )

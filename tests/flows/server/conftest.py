@@ -35,6 +35,14 @@ def mortal_server(tmp_path_factory) -> Iterator[tuple[str, subprocess.Popen[byte
         yield running
 
 
+@pytest.fixture
+def server_without_scheduler(tmp_path_factory, monkeypatch) -> Iterator[str]:
+    """URL of the API of a server that creates no runs for schedules."""
+    monkeypatch.setenv("PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED", "false")
+    with running_server(tmp_path_factory.mktemp("unscheduled")) as (url, _):
+        yield url
+
+
 @contextlib.contextmanager
 def running_server(home: Path, python: str | Path = sys.executable) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A server that a Python starts: the URL of its API, and its process."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
 import re
 import signal
+import subprocess
+import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import psutil
 import pytest
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -50,6 +58,114 @@ def test_a_worker_runs_a_deployment(project, prefect, on_server):
     prefect("deployment", "run", "export-zoo/by-worker", "--param", 'models=["linear"]', "--param", "recipes=port*")
     prefect("worker", "start", "--pool", "forge", "--run-once")
     assert set(project.files()) == {"linear/portable-fp32.pte", "linear/portable-fp32.json"}
+
+
+@contextlib.contextmanager
+def running_worker(project, env, pool):
+    """A worker of a pool, which looks for runs each second."""
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
+    environment = project.environment(env) | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+    with (
+        (project.folder / "worker.log").open("wb") as log,
+        subprocess.Popen(command, cwd=project.folder, env=environment, stdout=log, stderr=log) as process,
+    ):
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def runs_of(server, deployment):
+    """A deployment's flow runs that have ended."""
+    ended = {"state": {"type": {"any_": ["COMPLETED", "FAILED", "CRASHED"]}}}
+    wanted = {"flow_runs": ended, "deployments": {"name": {"any_": [deployment]}}}
+    return httpx.post(f"{server}/flow_runs/filter", json=wanted).raise_for_status().json()
+
+
+def test_a_schedule_starts_runs(project, prefect, server, on_server):
+    """The server's scheduler creates a run of the schedule by itself, a worker takes it, and it completes.
+
+    `doctor --server` finds nothing wrong.
+    """
+    project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
+    prefect("work-pool", "create", "cron", "--type", "process")
+    done = project.run(
+        "deploy", "zoo.yaml", "--pool", "cron", "--name", "minutely", "--cron", "*/1 * * * *", env=on_server
+    )
+    assert done.code == 0, done.err
+    with running_worker(project, on_server, "cron"):
+        deadline = time.monotonic() + 300
+        while not (runs := runs_of(server, "minutely")):
+            assert time.monotonic() < deadline
+            time.sleep(1)
+        looked = project.run("doctor", "--server", "--json", env=on_server)
+    assert runs[-1]["auto_scheduled"]
+    assert runs[-1]["state"]["type"] == "COMPLETED", runs[-1]["state"]
+    checks = {check["name"]: check for check in looked.json["checks"]}
+    assert checks["deployment minutely"]["found"].startswith("next run at ")
+    assert checks["work pool cron"]["well"]
+    prefect("deployment", "delete", "export-zoo/minutely")
+
+
+def test_a_server_without_a_scheduler(project, server_without_scheduler, monkeypatch):
+    """`deploy` and `doctor --server` say that the server schedules nothing."""
+    from pteforge.errors import PteforgeError
+    from pteforge.flows import server_health
+    from pteforge.flows.deployments import ZooDeployment
+
+    env = {"PREFECT_API_URL": server_without_scheduler}
+    project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
+    pool = {"name": "forge", "type": "process"}
+    assert httpx.post(f"{server_without_scheduler}/work_pools/", json=pool).status_code == 201
+    monkeypatch.setattr(server_health, "_SCHEDULED_WITHIN", 8)
+    deployment = ZooDeployment(project.folder / "zoo.yaml", "nightly", cron="0 2 * * *")
+    with (
+        temporary_settings({PREFECT_API_URL: server_without_scheduler}),
+        pytest.raises(PteforgeError, match="its scheduler does not work"),
+    ):
+        deployment.apply("forge")
+    looked = project.run("doctor", "--server", env=env)
+    assert looked.code == 1
+    assert "deployment nightly: has a schedule and no scheduled run" in looked.out
+    assert "work pool forge: workers online: none" in looked.out
+
+
+def test_alerts(project, prefect, server, on_server):
+    """A block of the user's reports a run that failed; deploying again changes the alerts in place."""
+    told = queue.Queue()
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_POST(self):
+            told.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Nothing."""
+
+    project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
+    prefect("work-pool", "create", "alerts", "--type", "process")
+    with HTTPServer(("127.0.0.1", 0), Listener) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.server_port}"
+        with temporary_settings({PREFECT_API_URL: server}):
+            webhook = {"name": "nights", "url": url, "json_data": {"subject": "{{subject}}", "body": "{{body}}"}}
+            CustomWebhookNotificationBlock(**webhook, allow_private_urls=True).save("nights")
+        deployed = ("deploy", "zoo.yaml", "--pool", "alerts", "--name", "alerting", "--out", "out")
+        unknown = project.run(*deployed, "--alerts", "slack-webhook/none", env=on_server)
+        assert (unknown.code, "there is no block 'slack-webhook/none'" in unknown.err) == (2, True)
+        for _ in range(2):
+            done = project.run(*deployed, "--alerts", "custom-webhook/nights", env=on_server)
+            assert done.code == 0, done.err
+            assert done.out.count("alert: pteforge alerting: ") == 5
+        automations = httpx.post(f"{server}/automations/filter", json={}).json()
+        assert len([found for found in automations if found["name"].startswith("pteforge alerting: ")]) == 5
+        prefect("deployment", "run", "export-zoo/alerting", "--param", "models=none")
+        prefect("worker", "start", "--pool", "alerts", "--run-once")
+        message = told.get(timeout=240)
+        listener.shutdown()
+    assert message["subject"] == "pteforge alerting: failed"
+    assert message["body"].startswith("export zoo.yaml none: ")
 
 
 def test_serve(project, prefect, server, on_server, recorded):

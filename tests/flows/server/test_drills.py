@@ -92,6 +92,7 @@ def test_run_is_killed(site):
     (parent,) = (runs[night] for worker in site.workers.values() if night in (runs := worker.runs()))
     parent.kill()
     assert site.wait_for(night)["type"] == "CRASHED"
+    assert {run["name"] for run in site.runs_of_models(night)} == {f"export zoo.yaml {name}" for name in NAMES}
     second = site.start_night()
     check_night(site, second)
     assert len(site.runs_of_models(night)) == MODELS  # those of the first night

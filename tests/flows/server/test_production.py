@@ -38,6 +38,8 @@ def test_two_nights(site):
     assert len(site.files()) == MODELS
 
     ended = site.runs_of_models(night)
+    assert "nothing is published" not in "".join(worker.log.read_text() for worker in site.workers.values())
+    assert len(site.read("artifacts/filter", artifacts={"key": {"any_": ["zoo-zoo"]}})) == 1
     crashed = {run["parameters"]["model"] for run in ended if run["state"]["type"] == "CRASHED"}
     assert crashed <= {run["parameters"]["model"] for run in ended if run["id"] in lost}
     counts = {name: Counter(found) for name, found in site.record(night)["models"].items()}
