@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import StringConstraints
 
-from ..artifacts.digest import Digest
+from ..artifacts.digest import Digest, digest_json
 from ..artifacts.records import Record
 from ..configs.base import NAME_PATTERN
 from ..errors import InputError, ReleaseDamaged, first_line
@@ -89,6 +89,13 @@ def files_of(models: Mapping[str, ReleasedModel]) -> Iterator[tuple[str, Release
             yield f"{model}/{recipe}", file
 
 
+def digest_files(models: Mapping[str, ReleasedModel]) -> Digest:
+    """SHA-256 of which files a release consists of: equal where all bytes are, whichever run made them, and when."""
+    assets = {f"{model}/{name}": asset for model, of in models.items() for name, asset in of.assets.items()}
+    files = {f"{name}.pte": [content.sha256 for content in file.contents] for name, file in files_of(models)}
+    return digest_json({**files, **{name: asset.sha256 for name, asset in assets.items()}})
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest(Record):
     """One release.
@@ -134,12 +141,19 @@ class Channel(Record):
         sha256: of its manifest.
         moved: when the channel began to name it, ISO 8601 in UTC.
         previous: releases that the channel named before, the newest first.
+        withdrawn: releases that somebody moved the channel back from, with the digest of their files (`digest_files`),
+            empty where it is not known. Publishing never moves the channel to these files again.
     """
 
     release: _Name
     sha256: Digest
     moved: str
     previous: tuple[_Name, ...] = ()
+    withdrawn: Mapping[_Name, Digest | Literal[""]] = field(default_factory=dict)
+
+    def withdrew(self, release: str, files: Digest) -> bool:
+        """Whether somebody moved the channel back from a release, or from another one with the same files."""
+        return release in self.withdrawn or files in self.withdrawn.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +163,9 @@ class Published(Record):
     Attributes:
         new: whether the release was made now; if not, just these files had been released before.
         moved: whether the channel names it because of this attempt.
+        current: the release that the channel names now; empty in records of versions that did not write it.
         regressions: why the channel stays where it is: a sentence per file and gate.
+        withdrawn: whether the channel stays where it is because somebody moved it back from these files.
         missing: ``MODEL/RECIPE`` in the channel's release before this attempt that this release lacks.
         removed: old releases.
     """
@@ -162,12 +178,26 @@ class Published(Record):
     regressions: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    current: str = ""
+    withdrawn: bool = False
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the channel does not name this release; empty if it does."""
+        withdrawn = f"these files were rolled back from; to release them all the same: {self.acceptance}"
+        return (*self.regressions, *([withdrawn] if self.withdrawn else []))
+
+    @property
+    def acceptance(self) -> str:
+        """The command that moves the channel to this release."""
+        return f"pteforge release promote {self.url} {self.release} --channel {self.channel}"
 
     def describe(self) -> str:
-        """What became of it on one line, with the regressions if there are any."""
+        """What became of it on one line, with the reasons if the channel stays where it is."""
         where = f"{self.release} at {self.url}"
-        if self.regressions:
-            return f"{where} is not {self.channel!r}, which stays where it is: {'; '.join(self.regressions)}"
+        if self.reasons:
+            place = f"at {self.current}" if self.current else "where it is"
+            return f"{where} is not {self.channel!r}, which stays {place}: {'; '.join(self.reasons)}"
         return f"{where} is {self.channel!r}{'' if self.moved else ' already'}"
 
 

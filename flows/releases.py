@@ -22,9 +22,9 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 
-from ..artifacts.digest import canonical_json, digest_bytes, digest_file
+from ..artifacts.digest import Digest, canonical_json, digest_bytes, digest_file
 from ..artifacts.files import staging_file
 from ..artifacts.lease import LocalLeases, RemoteLeases
 from ..artifacts.locations import cache_folder
@@ -42,6 +42,7 @@ from .release_records import (
     Published,
     ReleasedFile,
     ReleasedModel,
+    digest_files,
     sign_manifest,
     split_release,
     verify_manifest,
@@ -123,10 +124,11 @@ class Releases:
         gates: Sequence[Gate] = (),
         key: Path | None = None,
     ) -> Published:
-        """Makes a release, and moves the channel to it unless it is worse than the gates allow.
+        """Makes a release, and moves the channel to it unless it is worse than the gates allow, or was rolled back from.
 
-        Where the channel's release or the newest one has just these files, no other is made. In the end, all but the
-        newest `keep` releases are removed, except those that channels name. The private `key` signs the release.
+        Where the channel's release or the newest one has just these files, or one that was rolled back from, no other
+        is made. In the end, all but the newest `keep` releases are removed, except those that channels name. The
+        private `key` signs the release.
 
         Raises:
             InputError: the channel's name or the key cannot be used.
@@ -140,9 +142,11 @@ class Releases:
             known = self._same(contents, present, signed=key is not None)
             release = known or self._add(contents, key)
             problems = _regressions(before, contents, gates)
-            moved = not problems and not (present and present.release == release)
+            named = present is not None and present.release == release
+            withdrawn = present is not None and not named and present.withdrew(release, digest_files(contents.models))
+            moved = not (problems or withdrawn or named)
             if moved:
-                self._move(channel, release, _history(present))
+                present = self._move(channel, release, _history(present), present.withdrawn if present else {})
             missing = {name for name, _ in before.files} - {name for name, _ in contents.files} if before else set()
             try:
                 removed = self._remove_old(keep, release)
@@ -150,21 +154,38 @@ class Releases:
                 _log.warning("old releases at %s are not removed: %s", self.url, error)
                 removed = ()
         return Published(
-            self.url, release, channel, known is None, moved, tuple(problems), tuple(sorted(missing)), removed
+            self.url,
+            release,
+            channel,
+            new=known is None,
+            moved=moved,
+            regressions=tuple(problems),
+            missing=tuple(sorted(missing)),
+            removed=removed,
+            current=present.release if present else "",
+            withdrawn=withdrawn,
         )
 
     def promote(self, release: str, channel: str) -> Channel:
-        """Makes a channel name a release, given as for `find`. Raises as `manifest`, or if one of its files is gone."""
+        """Makes a channel name a release, given as for `find`. Raises as `manifest`, or if one of its files is gone.
+
+        A release that the channel named before it named the present one is a way back: it withdraws the present one.
+        """
         check_channel(channel)
         with self._leases.hold(_LEASE):
             name, present = self.find(release), self.channel(channel)
             if present and present.release == name:
                 return present
             self._check_whole(name)
-            return self._move(channel, name, _history(present))
+            back = present is not None and name in present.previous and name < present.release
+            return self._move(channel, name, _history(present), self._withdrawn(present, name, back=back))
 
     def roll_back(self, channel: str) -> Channel:
-        """Makes a channel name the release that it named before; raises InputError if there is none."""
+        """Makes a channel name the release that it named before, and withdraws the one that it names now.
+
+        Publishing does not move the channel to a release that was withdrawn, nor to another one with the same files.
+        Raises InputError if there is none to go back to.
+        """
         with self._leases.hold(_LEASE):
             present = self.channel(channel)
             if present is None:
@@ -178,7 +199,7 @@ class Releases:
                     f"{present.release}; choose one with: pteforge release promote {self.url} RELEASE"
                 )
             self._check_whole(earlier[0])
-            return self._move(channel, earlier[0], earlier[1:])
+            return self._move(channel, earlier[0], earlier[1:], self._withdrawn(present, earlier[0], back=True))
 
     def fetch(self, release: str, pattern: str, folder: Path, *, public_key: Path | None = None) -> list[Path]:
         """Downloads ``MODEL/RECIPE`` (a name or a glob) as `pteforge export` lays files out, with assets and cards.
@@ -254,9 +275,13 @@ class Releases:
         return {PurePosixPath(file.name).name: file.size for file in self._files.list("files")}
 
     def _same(self, contents: ReleaseContents, present: Channel | None, *, signed: bool) -> str | None:
-        """The channel's release or the newest one, if it has just these files, and a signature if one is asked for."""
-        wanted = _comparable(contents.models)
-        for name in dict.fromkeys([*([present.release] if present else []), *self.names()[-1:]]):
+        """The release with just these files, and a signature if one is asked for; None if there is none.
+
+        It is the channel's, the newest one, or one that the channel was moved back from.
+        """
+        wanted, names = _comparable(contents.models), self.names()
+        known = [present.release, *(name for name in names if name in present.withdrawn)] if present else []
+        for name in dict.fromkeys([*known, *names[-1:]]):
             try:
                 same = _comparable(self.manifest(name).models) == wanted
             except ReleaseDamaged:
@@ -275,9 +300,30 @@ class Releases:
         self._files.write(f"releases/{name}.json", content)
         return name
 
-    def _move(self, channel: str, release: str, previous: Sequence[str]) -> Channel:
+    def _withdrawn(self, present: Channel | None, target: str, *, back: bool) -> dict[str, Digest | Literal[""]]:
+        """What stays withdrawn once somebody moves a channel to a release; its present one, too, if that is back."""
+        if present is None:
+            return {}
+        found = dict(present.withdrawn)
+        if back:
+            found[present.release] = self._files_of(present.release)
+        files = self._files_of(target)
+        return {name: digest for name, digest in found.items() if name != target and (digest != files or not digest)}
+
+    def _files_of(self, release: str) -> Digest | Literal[""]:
+        """The digest of a release's files; empty if its manifest is gone or damaged."""
+        try:
+            return digest_files(self.manifest(release).models)
+        except StoreUnusable:
+            raise
+        except (InputError, ReleaseDamaged):
+            return ""
+
+    def _move(
+        self, channel: str, release: str, previous: Sequence[str], withdrawn: Mapping[str, Digest | Literal[""]]
+    ) -> Channel:
         moved = datetime.now(UTC).isoformat(timespec="milliseconds")
-        named = Channel(release, digest_bytes(self._read(release)), moved, tuple(previous)[:_PREVIOUS])
+        named = Channel(release, digest_bytes(self._read(release)), moved, tuple(previous)[:_PREVIOUS], withdrawn)
         self._files.write(f"channels/{channel}.json", named.encode())
         return named
 

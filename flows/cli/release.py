@@ -109,9 +109,15 @@ def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
     """Show all releases, the newest first, and the channels that name them."""
     from rich.text import Text
 
+    from ..release_records import digest_files
+
     releases = _open(url)
     channels, signed = releases.channels(), set(releases.signed())
     found = {name: releases.manifest(name) for name in reversed(releases.names())}
+    withdrawn = {
+        name: [label for label, of in channels.items() if of.withdrew(name, digest_files(manifest.models))]
+        for name, manifest in found.items()
+    }
     if as_json:
         listed = [
             {
@@ -122,6 +128,7 @@ def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
                 "files": [file for file, _ in manifest.files],
                 "size": manifest.size,
                 "signed": name in signed,
+                "withdrawn": withdrawn[name],
             }
             for name, manifest in found.items()
         ]
@@ -129,8 +136,11 @@ def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
         return
     table = open_table(("release", "zoo", "commit", "channels", "signed"), ("files", "size"))
     for name, manifest in found.items():
-        named = ", ".join(channel for channel, of in channels.items() if of.release == name)
-        cells = [name, manifest.zoo, manifest.run.get("commit", "")[:12], named, "yes" if name in signed else ""]
+        commit, dirty, _ = manifest.run.get("commit", "").partition("-dirty")
+        named = [channel for channel, of in channels.items() if of.release == name]
+        named += [f"rolled back from {channel}" for channel in withdrawn[name]]
+        signature = "yes" if name in signed else ""
+        cells = [name, manifest.zoo, commit[:12] + dirty, ", ".join(named), signature]
         table.add_row(*map(Text, cells), str(sum(1 for _ in manifest.files)), format_size(manifest.size))
     open_console().print(table)
 
@@ -157,9 +167,16 @@ def promote(
 
 @app.command()
 def rollback(url: URL, *, channel: CHANNEL = "latest") -> None:
-    """Make a channel name the release that it named before."""
+    """Make a channel name the release that it named before; exports will not move it to the present one again."""
     releases = _open(url)
+    before = releases.channel(channel)
     typer.echo(f"{channel} is {releases.roll_back(channel).release}")
+    if before:
+        typer.echo(
+            f"only a command moves {channel} to {before.release} again: "
+            f"pteforge release promote {url} {before.release} --channel {channel}",
+            err=True,
+        )
 
 
 @app.command()

@@ -141,18 +141,16 @@ def print_published(published: Published) -> None:
         errors.print(Text(f"{published.channel!r} at {published.url} stays where it is:", "bold red"), soft_wrap=True)
         for regression in published.regressions:
             errors.print(Text(f"  {regression}", "red"), soft_wrap=True)
-        errors.print(
-            Text(
-                f"to accept this: pteforge release promote {published.url} {published.release} "
-                f"--channel {published.channel}"
-            ),
-            soft_wrap=True,
-        )
+        errors.print(Text(f"to accept this: {published.acceptance}"), soft_wrap=True)
     for name in published.missing:
         console.print(Text(f"{name} was in {published.channel!r}, and is not in this release", "yellow"))
     made = "released" if published.new else "nothing new to release:"
-    state = "is kept" if published.regressions else f"is {published.channel!r}{'' if published.moved else ' already'}"
+    state = "is kept" if published.reasons else f"is {published.channel!r}{'' if published.moved else ' already'}"
     console.print(Text(f"{made} {published.release} at {published.url}, which {state}"), soft_wrap=True)
+    if published.withdrawn:
+        rolled_back = f"{published.channel!r} stays at {published.current}: it was rolled back from these files"
+        accept = f"to release them all the same: {published.acceptance}"
+        console.print(Text(f"{rolled_back}; {accept}", "yellow"), soft_wrap=True)
     if published.removed:
         console.print(Text(f"{len(published.removed)} old releases are removed"))
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -165,8 +166,87 @@ def test_gates_hold_a_release_back(made, grown, pteforge):
         assert pteforge(made, "release", "rollback", "shared").out == f"latest is {expected}\n"
     pteforge(made, "release", "rollback", "shared").refused("named no release that is still there", first)
     pteforge(made, "release", "rollback", "shared", "--channel", "beta").refused("no channel 'beta'", "latest, stable")
-    allowed = pteforge(made, "publish", str(grown.out), "--to", "shared", "--gate", "growth=900%", "--json").json
+    pteforge(made, "release", "promote", "shared", second, "--channel", "beta")
+    pteforge(made, "release", "promote", "shared", first, "--channel", "beta")
+    again = ("publish", str(grown.out), "--to", "shared", "--channel")
+    allowed = pteforge(made, *again, "nightly", "--gate", "growth=900%", "--json").json
     assert (allowed["release"], allowed["new"], allowed["moved"]) == (second, False, True)
+
+
+def test_rollback_stays(made, grown, pteforge):
+    """Publishing never moves a channel to what was rolled back from: only `promote` does, and each command says so.
+
+    Another channel is not affected. A channel that was moved back with `promote` stays there, too.
+    """
+    good, bad = ("publish", "out", "--to", "shared"), ("publish", str(grown.out), "--to", "shared")
+    first, second = (pteforge(made, *night, "--json").json["release"] for night in (good, bad))
+    back = pteforge(made, "release", "rollback", "shared")
+    promote = f"pteforge release promote shared {second} --channel latest"
+    assert back.out == f"latest is {first}\n"
+    assert promote in back.err
+    for night in (bad, good, bad):
+        done = pteforge(made, *night)
+        assert done.code == 0
+        assert ("rolled back from" in done.out) == (promote in done.out) == (night is bad)
+        assert f"latest is {first}" in pteforge(made, "release", "promote", "shared", "latest", "--channel", "latest").out
+    said = pteforge(made, *bad, "--json").json
+    assert (said["release"], said["withdrawn"], said["current"], said["moved"]) == (second, True, first, False)
+    assert pteforge(made, *bad, "--channel", "beta", "--json").json["moved"]
+    assert "beta, rolled back from latest" in " ".join(pteforge(made, "release", "list", "shared").out.split())
+    listed = pteforge(made, "release", "list", "shared", "--json").json["releases"]
+    assert {entry["release"]: entry["withdrawn"] for entry in listed} == {first: [], second: ["latest"]}
+
+    pteforge(made, "release", "promote", "shared", second, "--channel", "latest")
+    assert not pteforge(made, *bad, "--json").json["withdrawn"]
+    pteforge(made, "release", "promote", "shared", first, "--channel", "latest")
+    assert pteforge(made, *bad, "--json").json["current"] == first
+
+
+def test_what_was_rolled_back_from(contents, releases):
+    """It counts by its files: also when another run made them, when its release is removed, and for all time.
+
+    A better release moves the channel as ever, and `promote` of either release with the files lifts it.
+    """
+    good, bad = contents
+    first, second = releases.publish(good).release, releases.publish(bad).release
+    assert releases.roll_back("latest").release == first
+    for run in range(3):
+        net = bad.models["net"]
+        files = {name: replace(file, provenance={"run": {"id": str(run)}}) for name, file in net.recipes.items()}
+        again = replace(bad, models={"net": replace(net, recipes=files)})
+        published = releases.publish(again, keep=1)
+        assert (published.new, published.moved, published.withdrawn, published.current) == (True, False, True, first)
+        assert f"stays at {first}: these files were rolled back from" in published.describe()
+    assert second not in releases.names()
+    better = replace(good, zoo="better", models={**good.models, "more": good.models["net"]})
+    assert releases.publish(better).moved
+    assert releases.publish(again).withdrawn
+    assert releases.promote(published.release, "latest").withdrawn == {}
+    assert (releases.publish(better).moved, releases.publish(again).moved) == (True, True)
+    assert releases.roll_back("latest").withdrawn.keys() == {releases.names()[-1]}
+
+
+def test_channels_of_earlier_versions(contents, releases, stored):
+    """A channel that an earlier version has written can be read; nothing was rolled back from it."""
+    first = releases.publish(contents[0]).release
+    path = stored / "channels" / "latest.json"
+    written = json.loads(path.read_text())
+    assert written.pop("withdrawn") == {}
+    path.write_text(json.dumps(written))
+    assert releases.channel("latest").release == first
+    assert releases.publish(contents[1]).moved
+
+
+def test_rolled_back_from_a_damaged_release(contents, releases, stored):
+    """A release whose manifest cannot be read can be rolled back from, and does not come back by its name."""
+    first, second = (releases.publish(content).release for content in contents)
+    manifest = stored / "releases" / f"{second}.json"
+    intact = manifest.read_bytes()
+    manifest.write_bytes(b"{}")
+    assert releases.roll_back("latest").release == first
+    manifest.write_bytes(intact)
+    assert releases.publish(contents[1]).withdrawn
+    assert releases.channel("latest").release == first
 
 
 def test_a_crash_leaves_a_whole_release(contents, releases, stored, tmp_path, monkeypatch):
