@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from .digest import Digest
 from .ledger import StageRecord
 from .object_folder import StoredObject
 from .ref import ArtifactRef, BlobRef
-from .runs import RunRecord, Runs
+from .runs import RunRecord, Runs, run_lease
 from .store import Store
 
 Progress = Callable[[int, int], None]
 """Called with the number of processed objects and of all objects."""
 
 _DAY = timedelta(days=1)
-"""How young a stage is that is kept, and after how long a run that never ended is taken for dead."""
+"""How young a stage is that is kept."""
 
 
 def seconds(time: str) -> float:
@@ -35,29 +35,55 @@ def keys_of(run: RunRecord) -> set[Digest]:
     return {stage.key for stages in run.models.values() for stage in stages if stage.key}
 
 
-def least_recently_used(
-    records: Iterable[StageRecord], runs: Runs, *, keep_last: int, since: float, now: float
-) -> list[Digest]:
-    """Keys of the stages that may be forgotten, the one that was not used for the longest time first.
+def lives(run: RunRecord, held: Container[str]) -> bool:
+    """Whether a run goes on: it holds its lease. One that was killed stays ``running`` in its record, and is lost."""
+    return run.status == "running" and run_lease(run.id) in held
 
-    Never those that were used at or after `since`, by the newest `keep_last` runs of any zoo, or by any run of a zoo
-    that is being lowered now: what such a run has found so far is known at its end only.
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What is not forgotten.
+
+    Attributes:
+        since: seconds since the epoch from which on everything is kept.
+        why: why that is, as a reason.
+        keep_last: runs of each zoo.
+        held: the leases that somebody holds.
+    """
+
+    since: float
+    why: str
+    keep_last: int
+    held: Container[str]
+
+
+def least_recently_used(
+    records: Iterable[StageRecord], runs: Runs, bounds: _Bounds
+) -> tuple[list[Digest], dict[Digest, str]]:
+    """Keys of the stages that may be forgotten, the one that was not used for the longest time first; why others stay.
+
+    Never those that were used at or after `since`, by the newest `keep_last` runs of any zoo that came to their end or
+    later ones, or by any run of a zoo that is being lowered now: such a run may be about to use them.
     """
     used = {record.key: seconds(record.finished) for record in records}
-    kept: set[Digest] = set()
+    kept: dict[Digest, str] = {}
     seen: Counter[str] = Counter()
     known = list(runs)  # the newest first
-    under_way = {
-        run.zoo for run in known if run.status == "running" and now - seconds(run.started) < _DAY.total_seconds()
-    }
+    under_way = {run.zoo: run for run in known if lives(run, bounds.held)}
     for run in known:
         keys = keys_of(run)
-        if keys and (seen[run.zoo] < keep_last or run.zoo in under_way):
-            kept |= keys
-        seen[run.zoo] += bool(keys)
+        if keys and seen[run.zoo] < bounds.keep_last:
+            newest = "run" if bounds.keep_last == 1 else f"{bounds.keep_last} runs"
+            kept |= dict.fromkeys(keys - kept.keys(), f"used by the newest {newest} of {run.zoo}")
+        elif run.zoo in under_way:
+            reason = f"used by earlier runs of {run.zoo}, which run {under_way[run.zoo].id[:8]} is lowering now"
+            kept |= dict.fromkeys(keys - kept.keys(), reason)
+        seen[run.zoo] += bool(keys) and run.ended
         ended = seconds(run.started) + run.seconds
         used |= {key: max(used[key], ended) for key in keys & used.keys()}
-    return sorted((key for key in used if key not in kept and used[key] < since), key=lambda key: (used[key], key))
+    kept |= {key: f"used {bounds.why}" for key, last in used.items() if key not in kept and last >= bounds.since}
+    free = sorted((key for key in used if key not in kept), key=lambda key: (used[key], key))
+    return free, {key: reason for key, reason in kept.items() if key in used}
 
 
 def until_it_fits(
@@ -86,6 +112,10 @@ class GcReport:
     """The result of a collection or, with `dry_run`, what it would have been.
 
     Leftovers are staging files and leases of dead processes, and quarantined objects.
+
+    Attributes:
+        kept: why objects stay: each reason, with what is kept for it. An object counts for one reason only.
+        reasons: the reason of each object that is kept.
     """
 
     dry_run: bool
@@ -95,6 +125,16 @@ class GcReport:
     objects_kept: int
     bytes_kept: int
     leftovers_removed: int
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+    reasons: Mapping[Digest, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Objects that are kept for one reason, and their bytes."""
+
+    objects: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,42 +205,67 @@ def collect(
 
     Dropped are records `older_than` this, if given. `keep_last` drops what the newest so many runs of each zoo did not
     use; with `max_bytes`, only as much of it as has to go for the rest to fit, what was not used for the longest time
-    first. These two drop nothing that was used within the grace period, or by a zoo that is being lowered.
+    first. These two drop nothing that was used within the grace period, or by a zoo that is being lowered. A run that
+    was killed is not lowering its zoo: it holds no lease any more.
 
     Objects that a running job has published are safe: all objects are kept for the grace period `keep_newer_than`, and
     those published since the oldest current lease are kept regardless of it.
     """
     now = store.clock()
-    since = now - keep_newer_than.total_seconds()
-    if (held := store.leases.oldest()) is not None:
-        since = min(since, held)
+    held = store.leases.held(now)
+    since, why = now - keep_newer_than.total_seconds(), "within the grace period (--keep-newer-than)"
+    if held and min(held.values()) < since:
+        since, why = min(held.values()), "since the oldest stage or run that is going on began"
     records = list(store.ledger)
     needs = {record.key: _objects(store, record) for record in records}
     objects = list(store.objects())
     drop: set[Digest] = set()
+    stays: dict[Digest, str] = {}
     if older_than is not None:
         drop = {record.key for record in records if now - seconds(record.finished) > older_than.total_seconds()}
     if keep_last is not None or max_bytes is not None:
         left = [record for record in records if record.key not in drop]
-        unused = least_recently_used(left, store.runs, keep_last=keep_last or 0, since=since, now=now)
+        unused, stays = least_recently_used(left, store.runs, _Bounds(since, why, keep_last or 0, held))
         if max_bytes is not None:
             sizes = {stored.digest: stored.size for stored in objects if stored.changed < since}
             most = max_bytes - sum(stored.size for stored in objects if stored.digest not in sizes)
-            unused = list(until_it_fits(unused, {r.key: needs[r.key] for r in left}, sizes, most))
+            free, unused = unused, list(until_it_fits(unused, {r.key: needs[r.key] for r in left}, sizes, most))
+            stays |= dict.fromkeys(free, "in no such run, and fits into --max-bytes")
         drop |= set(unused)
     if not dry_run:
         store.ledger.forget(*drop)
-    needed = set().union(*(digests for key, digests in needs.items() if key not in drop))
+    needed = _needed({key: digests for key, digests in needs.items() if key not in drop}, stays)
     removed: list[StoredObject] = []
-    kept: list[StoredObject] = []
+    kept: dict[str, list[StoredObject]] = defaultdict(list)  # by reason
     for done, stored in enumerate(objects, 1):
-        unneeded = stored.digest not in needed and stored.changed < since
-        gone = unneeded and (dry_run or store.discard(stored.digest, since))
-        (removed if gone else kept).append(stored)
+        reason = needed.get(stored.digest) or ("" if stored.changed < since else f"needed by no stage, written {why}")
+        if not reason and not (dry_run or store.discard(stored.digest, since)):
+            reason = "needed by no stage, and written while this ran"
+        (kept[reason] if reason else removed).append(stored)
         if progress:
             progress(done, len(objects))
     leftovers = store.sweep_leftovers(since, dry_run=dry_run)
-    return GcReport(dry_run, len(drop), len(removed), _size(removed), len(kept), _size(kept), leftovers)
+    stayed = [stored for group in kept.values() for stored in group]
+    return GcReport(
+        dry_run,
+        len(drop),
+        len(removed),
+        _size(removed),
+        len(stayed),
+        _size(stayed),
+        leftovers,
+        {reason: Kept(len(group), _size(group)) for reason, group in sorted(kept.items())},
+        {stored.digest: reason for reason, group in kept.items() for stored in group},
+    )
+
+
+def _needed(needs: Mapping[Digest, set[Digest]], stays: Mapping[Digest, str]) -> dict[Digest, str]:
+    """Why each object is needed, from the objects of stages that stay, and why those do if that was asked."""
+    found: dict[Digest, str] = {}
+    for key, digests in needs.items():
+        reason = stays.get(key, "needed by finished stages that no option forgets")
+        found |= dict.fromkeys(digests - found.keys(), reason)
+    return found
 
 
 def verify_store(store: Store, *, progress: Progress | None = None) -> VerifyReport:

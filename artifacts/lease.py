@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 _POLL = 0.002
 _POLL_MAXIMUM = 0.1
 
-_ABANDONED = 24 * 3600.0
-"""Seconds after which a lease that nobody waits for no longer delays gc."""
+_ABANDONED = 90.0
+"""Seconds without a heartbeat after which the holder of a lease counts as dead, where nobody waits for the lease."""
 
 _CLOCK_STEP = 1.0
 """Seconds by which servers round modification times down."""
@@ -71,8 +71,15 @@ class Leases(ABC):
         """A function that says whether somebody holds the key, as far as heartbeats tell by the time it is called."""
 
     @abstractmethod
+    def held(self, now: float | None = None) -> dict[str, float]:
+        """The keys that somebody holds, and since when, in seconds since the epoch on the store's clock.
+
+        `now` is the time on that clock; by default, this machine's is taken for it.
+        """
+
     def oldest(self) -> float | None:
-        """When the oldest current lease was taken, in seconds since the epoch on the store's clock; None if none is."""
+        """When the oldest current lease was taken; None if there is none."""
+        return min(self.held().values(), default=None)
 
 
 class LocalLeases(Leases):
@@ -98,10 +105,11 @@ class LocalLeases(Leases):
     def watch(self, key: Digest) -> Callable[[], bool]:
         return lambda: self._taken(self._folder / key) is not None
 
-    def oldest(self) -> float | None:
+    def held(self, now: float | None = None) -> dict[str, float]:
+        del now  # locks tell
         with read_errors(self._folder.parent):
             paths = list(self._folder.iterdir()) if self._folder.is_dir() else []
-        return min((taken for path in paths if (taken := self._taken(path)) is not None), default=None)
+        return {path.name: taken for path in paths if (taken := self._taken(path)) is not None}
 
     def _taken(self, path: Path) -> float | None:
         """When a lease was taken; None if nobody holds it. Raises StoreUnusable if that cannot be told."""
@@ -238,13 +246,12 @@ class RemoteLeases(Leases):
         changes = _LeaseChanges(self._timing.expiry)
         return lambda: bool(self._find(f"leases/{key}", changes)[1])
 
-    def oldest(self) -> float | None:
-        times = []
+    def held(self, now: float | None = None) -> dict[str, float]:
+        now, found = time.time() if now is None else now, {}
         for file in self._files.list("leases"):
-            heartbeat = self._read(file.name)
-            if heartbeat and time.time() - file.modified < _ABANDONED:
-                times.append(file.modified - heartbeat.held - _CLOCK_STEP)
-        return min(times, default=None)
+            if now - file.modified < _ABANDONED and (heartbeat := self._read(file.name)):
+                found[file.name.split("/")[1]] = file.modified - heartbeat.held - _CLOCK_STEP
+        return found
 
     def _acquire(self, folder: str, holder: str, what: str) -> str:
         changes = _LeaseChanges(self._timing.expiry)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from .digest import Digest, canonical_json
+from .digest import Digest, canonical_json, digest_bytes, digest_json
 from .files import NamedFiles
 from .records import Record, RecordFiles, Seal
 
 RETAINED = 200
-"""How many runs are kept; writing another one removes the oldest."""
+"""How many runs of each zoo are kept; writing another one removes the oldest."""
 
 _CALL = 0.05  # seconds
 
@@ -81,12 +82,44 @@ class StageOutcome(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseOutcome(Record):
+    """What became of a run's release.
+
+    Attributes:
+        url: of the releases.
+        channel: that was to name it.
+        release: its name; empty if none was made.
+        reasons: why the channel does not name it, or why none was made; empty if the channel names it.
+        held_back: whether gates are the reason.
+    """
+
+    url: str
+    channel: str
+    release: str = ""
+    reasons: tuple[str, ...] = ()
+    held_back: bool = False
+
+    @property
+    def summary(self) -> str:
+        """What became of it, without the reasons."""
+        if not self.release:
+            return f"nothing is released at {self.url} for {self.channel!r}"
+        held = " and is held back" if self.held_back else ""
+        return f"{self.release} at {self.url} is {'not ' if self.reasons else ''}{self.channel!r}{held}"
+
+    def describe(self) -> str:
+        """What became of it on one line."""
+        return ": ".join(filter(None, (self.summary, "; ".join(self.reasons))))
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord(Record):
-    """One run, written when it begins and again when it ends.
+    """One run, written when it begins, while it runs, and when it ends.
 
     Attributes:
         started: when, ISO 8601 in UTC.
-        models: model name to its stages, in the order in which they finished.
+        models: model name to its stages, in the order in which they finished; until a model is in `files`, those that
+            have finished so far.
         status: ``running`` stays where a run was killed; empty in records of versions that wrote finished runs only.
         parameters: what was asked for, as parameters of the flow `export-zoo`.
         host: name of the machine.
@@ -95,6 +128,7 @@ class RunRecord(Record):
         zoo_digest: SHA-256 of the zoo after includes and overrides.
         files: model name -> recipe name -> the file, as in ``pteforge export --json``.
         pid: of the process on the host; 0 in records of versions that did not write it.
+        release: what became of its release; None if it was to make none.
     """
 
     id: str
@@ -110,21 +144,64 @@ class RunRecord(Record):
     zoo_digest: str = ""
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     pid: int = 0
+    release: ReleaseOutcome | None = None
+
+    @property
+    def zoo_file(self) -> str:
+        """Path of the zoo's file, or the builder; empty where that is not recorded."""
+        return str(self.parameters.get("zoo") or "")
+
+    @property
+    def ended(self) -> bool:
+        """Whether it came to its end, well or not, so that `models` has all of its stages."""
+        return self.status not in ("running", "interrupted")
+
+    @property
+    def ending(self) -> str:
+        """The status, or ``held back`` of a run whose files were all made and whose release gates hold back."""
+        failed = any(entry.get("status") == "failed" for recipes in self.files.values() for entry in recipes.values())
+        return "held back" if self.release and self.release.held_back and not failed else self.status
+
+
+def run_lease(run: str) -> Digest:
+    """The lease that a run holds in its store as long as it lives, by the run's id."""
+    return digest_json({"run": run})
 
 
 class Runs:
-    """The newest `RETAINED` run records."""
+    """The newest `RETAINED` run records of each zoo. A zoo is known by its name."""
 
     def __init__(self, files: NamedFiles, seal: Seal | None = None) -> None:
-        """Keeps records in `files` as ``runs/<time>-<id>.json``, wrapped by `seal`, by default with a checksum."""
+        """Keeps records in `files`, wrapped by `seal`, by default with a checksum.
+
+        They are ``runs/<time>-<zoo>-<id>.json``; the zoo is the first digits of the SHA-256 of its name and of its
+        file's path, eight of each. Earlier versions wrote names without it.
+        """
         self._files = files
         self._records = RecordFiles(files, seal or Seal(None, unsealed=True))
 
     def write(self, record: RunRecord) -> None:
         name = _file(record)
         self._records.write(name, name, record.encode())
-        for name in self._files.names("runs")[:-RETAINED]:
-            self._files.delete(name)
+        names, of_zoo = self._files.names("runs"), _tag(record)[:_DIGITS]
+        for group in ([each for each in names if _tag_in(each)[:_DIGITS] == tag] for tag in (of_zoo, "")):
+            for old in group[:-RETAINED]:
+                self._files.delete(old)
+
+    def of_zoo(self, zoo: str) -> Iterator[RunRecord]:
+        """The runs of a zoo, the newest first."""
+        wanted = ("", digest_bytes(zoo.encode())[:_DIGITS])
+        names = [name for name in self._files.names("runs") if _tag_in(name)[:_DIGITS] in wanted]
+        return (run for run in map(self._read, reversed(names)) if run and run.zoo == zoo)
+
+    def namesakes(self, record: RunRecord) -> Iterator[RunRecord]:
+        """The newest run of each other zoo file with the same name as a run's."""
+        own, seen = _tag(record), {""}
+        for name in reversed(self._files.names("runs")):
+            tag = _tag_in(name)
+            if tag[:_DIGITS] == own[:_DIGITS] and tag != own and tag not in seen and (run := self._read(name)):
+                seen.add(tag)
+                yield run
 
     def latest(self, model: str | None = None) -> RunRecord | None:
         return next((run for run in self if model is None or model in run.models), None)
@@ -166,4 +243,18 @@ def differing_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tup
 def _file(record: RunRecord) -> str:
     """Names sort by time."""
     started = datetime.fromisoformat(record.started).astimezone(UTC)
-    return f"runs/{started:%Y%m%dT%H%M%S.%f}-{record.id}.json"
+    return f"runs/{started:%Y%m%dT%H%M%S.%f}-{_tag(record)}-{record.id}.json"
+
+
+_DIGITS = 8
+_TAGGED = re.compile(rf"runs/[0-9T.]+-([0-9a-f]{{{2 * _DIGITS}}})-[^/]+")
+
+
+def _tag(record: RunRecord) -> str:
+    return "".join(digest_bytes(text.encode())[:_DIGITS] for text in (record.zoo, record.zoo_file))
+
+
+def _tag_in(name: str) -> str:
+    """What the name of a record says about its zoo; empty in names of earlier versions."""
+    found = _TAGGED.fullmatch(name)
+    return found[1] if found else ""

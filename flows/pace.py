@@ -43,6 +43,8 @@ class Pace:
         self.asked = False
         self._running: dict[str, tuple[str, float]] = {}  # by title: slot, and start
         self._rest: dict[str, dict[str, ExpectedStage]] = {}  # by model, by slot: what is expected and not done
+        self._expected: dict[str, tuple[ExpectedStage, ...]] = {}  # by model: all that was
+        self._due: frozenset[str] = frozenset()  # models of which stages will be expected
         self._done: Counter[str] = Counter()  # stages, by model
         self._slots: set[str] = set()  # of stages that are done
         self._completed: set[str] = set()  # models
@@ -66,9 +68,14 @@ class Pace:
         with self._lock:
             return {title: now - start for title, (_, start) in self._running.items()}
 
+    def ask(self, models: Iterable[str]) -> None:
+        """Notes the models that `expect` will be called for, which may take a while."""
+        self._due = frozenset(models)
+
     def expect(self, model: str, stages: Mapping[str, ExpectedStage]) -> None:
         """Notes which stages a model will probably have, by slot."""
         with self._lock:
+            self._expected[model] = (*stages.values(),)
             if model not in self._completed:
                 self._rest[model] = {slot: stage for slot, stage in stages.items() if slot not in self._slots}
             for stage in stages.values():
@@ -99,20 +106,30 @@ class Pace:
             self.cached += min(missing, outcome.cached)
 
     def left(self, at_once: int) -> float | None:
-        """Seconds until the stages that are known are done, so many at once; None if nothing is known of any."""
+        """Seconds until all models are done, so many stages at once; None as long as there is no base for it.
+
+        Models of which no stage is expected yet count as much as the others do on average. There is a base when it is
+        known what most of the stages take, by their name.
+        """
         now = time.monotonic()
         with self._lock:
-            if not (typical := {stage: fmean(seconds) for stage, seconds in self._seconds.items()}):
+            typical = {stage: fmean(seconds) for stage, seconds in self._seconds.items()}
+            rest = [stage for slots in self._rest.values() for stage in slots.values()]
+            unknown = self._due - self._completed - self._expected.keys()
+            if not typical or (unknown and not self._expected):
+                return None
+            if 2 * sum(stage.seconds is None and stage.stage not in typical for stage in rest) > len(rest):
                 return None
             usual = fmean(typical.values())
-            seconds = {
-                slot: typical.get(stage.stage, usual) if stage.seconds is None else stage.seconds
-                for slots in self._rest.values()
-                for slot, stage in slots.items()
-            }
+
+            def cost(stage: ExpectedStage) -> float:
+                return typical.get(stage.stage, usual) if stage.seconds is None else stage.seconds
+
+            seconds = {slot: cost(stage) for slots in self._rest.values() for slot, stage in slots.items()}
             for slot, start in self._running.values():
                 seconds[slot] = max(0.0, seconds.get(slot, 0.0) - (now - start))
-        return max(sum(seconds.values()) / at_once, max(seconds.values(), default=0.0))
+            average = fmean(sum(map(cost, stages)) for stages in self._expected.values()) if unknown else 0.0
+        return max((sum(seconds.values()) + len(unknown) * average) / at_once, max(seconds.values(), default=0.0))
 
     def _end(self, call: StageCall) -> None:
         with self._lock:
@@ -130,8 +147,8 @@ def expected_stages(
     `zoo` is whose runs count, None for no run. Asks the store, which may take seconds.
     """
     due = {model.name: model for model in models}
-    for run in islice(executor.store.runs, _RUNS_READ if due and zoo is not None else 0):
-        for name in [name for name in due if run.zoo == zoo and name in run.models]:
+    for run in islice(executor.store.runs.of_zoo(zoo or ""), _RUNS_READ if due and zoo else 0):
+        for name in [name for name in due if name in run.models and (run.ended or name in run.files)]:
             if stages := _of_run(run, due[name]):
                 yield name, stages
                 del due[name]

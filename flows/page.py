@@ -132,7 +132,7 @@ def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
         OSError: the page cannot be written.
         StoreUnusable: earlier runs cannot be read.
     """
-    others = (run for run in islice(runs, _RUNS_READ) if run.zoo == record.zoo and run.id != record.id)
+    others = (run for run in islice(runs.of_zoo(record.zoo), _RUNS_READ) if run.id != record.id)
     earlier = list(others) if _of_a_part(record) else []
     record = with_the_rest(record, earlier)
     page, mark = out / NAME, _MARK.format(content_digest(record))
@@ -156,7 +156,7 @@ def with_the_rest(record: RunRecord, earlier: Iterable[RunRecord]) -> RunRecord:
     stages: dict[str, tuple[StageOutcome, ...]] = {}
     for run in reversed(parts):
         files |= {model: {**files.get(model, {}), **recipes} for model, recipes in run.files.items()}
-        stages |= run.models
+        stages |= {model: outcomes for model, outcomes in run.models.items() if model in run.files}
     return replace(record, files=files, models=stages)
 
 
@@ -169,7 +169,8 @@ def content_digest(record: RunRecord) -> str:
     files = {
         model: {recipe: _lasting(entry) for recipe, entry in recipes.items()} for model, recipes in record.files.items()
     }
-    return digest_json([record.zoo, record.version, record.commit, record.status, files])
+    release = record.release and record.release.to_json()
+    return digest_json([record.zoo, record.version, record.commit, record.status, files, release])
 
 
 def _lasting(entry: Mapping[str, Any]) -> dict[str, Any]:

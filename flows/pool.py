@@ -23,9 +23,10 @@ from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Cancelling, Crashed
 
+from ..artifacts.runs import run_lease
 from ..errors import InputError, printable
 from ..tasks.model import PlannedModel
-from .session import BLOCK, Session, run_lease
+from .session import BLOCK, Session
 from .zoo import conclude_elsewhere, find_model
 
 _log = logging.getLogger(__name__)

@@ -32,6 +32,7 @@ from .prefect_settings import local_run, send_what_is_queued
 from .session import Session
 
 if TYPE_CHECKING:
+    from ..artifacts.runs import ReleaseOutcome
     from .release_records import Published
 
 
@@ -43,10 +44,10 @@ def artifact_key(kind: str, name: str) -> str:
     return f"{kind}-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}"
 
 
-async def show_zoo(outcome: ZooOutcome) -> None:
-    """Adds the summary of a zoo to the current run: a table of models by recipes, and what failed."""
+async def show_zoo(outcome: ZooOutcome, release: ReleaseOutcome | None) -> None:
+    """Adds the summary of a zoo to the current run: what became of its release, a table of files, and what failed."""
     key, description = artifact_key("zoo", outcome.zoo), f"The files of {markdown(outcome.zoo)}"
-    await acreate_markdown_artifact("\n".join(_summary(outcome)), key=key, description=description)
+    await acreate_markdown_artifact("\n".join(_summary(outcome, release)), key=key, description=description)
 
 
 def announce(zoo: str, published: Published) -> None:
@@ -126,10 +127,14 @@ def show_bisection(found: Bisection, plot: bytes | None) -> None:
         send_what_is_queued()
 
 
-def _summary(outcome: ZooOutcome) -> Iterator[str]:
+def _summary(outcome: ZooOutcome, release: ReleaseOutcome | None) -> Iterator[str]:
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
     yield f"# {markdown(outcome.zoo)}\n"
     yield f"{outcome.summary}{failed}; {outcome.ran} stages run, {outcome.cached} cached.\n"
+    if release:
+        yield f"{'**Held back**: ' if release.held_back else ''}{markdown(release.summary)}\n"
+        yield from (f"- {markdown(reason)}" for reason in release.reasons)
+        yield ""
     yield "For each file: status, size, SQNR against eager.\n"
     recipes = dict.fromkeys(recipe.recipe for _, recipe in outcome.recipes)
     yield from _table(

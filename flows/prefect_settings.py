@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ _EMBEDDED = {
 
 
 _SEND_LIMIT = 5.0  # seconds
+_OURS = "pteforge."  # what entry points of our flows begin with
 
 _QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL"}
 """Prefect logs to its server; the terminal shows our own progress."""
@@ -163,6 +166,20 @@ def _one_certificate() -> str:
     if not (file.is_file() and file.read_bytes() == content):
         replace_file(file, content, file.parent)
     return str(file)
+
+
+def redact_workspaces() -> None:
+    """Removes the environment, with its secrets, from the files that Prefect's process workers keep of their runs.
+
+    A worker writes the environment of each run to a temporary folder, for hooks, and leaves it there if it is killed.
+    Our flows have no hooks. What other workers have left of our flows is redacted, too.
+    """
+    for path in Path(tempfile.gettempdir()).glob("prefect-workspace-attempt-*/workspace.json"):
+        with suppress(OSError, ValueError, AttributeError):  # another user's, or gone
+            manifest = json.loads(path.read_bytes())
+            if manifest.get("environment") and str(manifest.get("runtime_entrypoint")).startswith(_OURS):
+                content = json.dumps(manifest | {"environment": {}, "hook_command": None}).encode()
+                replace_file(path, content, path.parent)
 
 
 def send_what_is_queued() -> None:

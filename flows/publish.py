@@ -19,7 +19,7 @@ from ..artifacts.known_files import KnownFiles
 from ..artifacts.ledger import RecipeRecord
 from ..artifacts.opening import open_file
 from ..artifacts.ref import ArtifactRef
-from ..artifacts.runs import RunRecord
+from ..artifacts.runs import ReleaseOutcome, RunRecord
 from ..artifacts.store import Store
 from ..configs.load import LoadedZoo
 from ..configs.zoo import PublishConfig
@@ -40,6 +40,7 @@ FOUND = "found.yaml"
 
 _log = logging.getLogger(__name__)
 
+_INCOMPLETE = "not all files were made"
 _MAPS = ("debug_handles", "delegate_map", "debug_sources")
 
 
@@ -271,9 +272,20 @@ class Publication:
         releases = Releases(self.url)
         return releases.publish(contents, channel=self.channel, keep=self.keep, gates=self.gates, key=self.key)
 
+    def outcome(self, published: Published | None) -> ReleaseOutcome | None:
+        """What a run's record says of its release; None for a run that was to make none."""
+        if published:
+            held_back = bool(published.regressions)
+            return ReleaseOutcome(self.url, self.channel, published.release, published.reasons, held_back)
+        return None if self.skipped else self.failed(_INCOMPLETE)
+
+    def failed(self, reason: str) -> ReleaseOutcome:
+        """The same, where none could be made."""
+        return ReleaseOutcome(self.url, self.channel, reasons=(reason,))
+
     def publish_results(self, outcome: ZooOutcome, record: RunRecord) -> Published | None:
         """Releases the files of a run that made all of them, else logs why not. Raises as `publish`."""
-        if reason := self.skipped or (outcome.failures and "not all files were made"):
+        if reason := self.skipped or (outcome.failures and _INCOMPLETE):
             _log.warning("nothing is published: %s", reason)
             return None
         from .release_contents import read_contents  # noqa: PLC0415 - see above

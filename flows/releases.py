@@ -124,7 +124,7 @@ class Releases:
         gates: Sequence[Gate] = (),
         key: Path | None = None,
     ) -> Published:
-        """Makes a release, and moves the channel to it unless it is worse than the gates allow, or was rolled back from.
+        """Makes a release, and moves the channel to it unless gates forbid it, or it was rolled back from.
 
         Where the channel's release or the newest one has just these files, or one that was rolled back from, no other
         is made. In the end, all but the newest `keep` releases are removed, except those that channels name. The

@@ -151,9 +151,15 @@ def _other_sources(recorded: _Run, folder: Path) -> Iterator[str]:
     if not present:
         yield f"git commit {commit}: {folder} is in no repository; check it out, and name its folder with --source"
         return
+    here, changed, _ = present.partition("-dirty")
     changes = " with changes that were not committed, which have to be made again" if dirty else ""
-    here = f"{present.removesuffix('-dirty')}{' with changes' if present.endswith('-dirty') else ''}"
-    yield f"git commit {commit}{changes}: here is {here}; git -C {folder} checkout {commit}"
+    if commit != here:
+        where = f"{here} with changes" if changed else here
+        yield f"git commit {commit}{changes}: here is {where}; git -C {folder} checkout {commit}"
+    elif dirty:
+        yield f"git commit {commit}{changes}: it is checked out, and no tracked file is changed"
+    else:
+        yield f"git commit {commit}: it is checked out, and tracked files are changed; git -C {folder} stash"
 
 
 def _other_versions(recorded: _Run, toolchain: Mapping[str, str]) -> Iterator[str]:

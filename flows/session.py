@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import __version__
-from ..artifacts.digest import Digest, digest_json
+from ..artifacts.digest import digest_json
 from ..artifacts.files import remove_abandoned_files
 from ..artifacts.known_files import KnownFiles
 from ..artifacts.locations import open_store
-from ..artifacts.runs import RunRecord, RunStatus, StageOutcome
+from ..artifacts.runs import ReleaseOutcome, RunRecord, RunStatus, StageOutcome, run_lease
 from ..artifacts.store import Store
 from ..configs.load import LoadedZoo, load_source, load_zoo, recipe_names, split_source
 from ..configs.zoo import Place, RunConfig
@@ -32,6 +33,7 @@ from ..tasks.lowering import check_stage
 from ..tasks.model import PlannedModel
 from ..tasks.recipe_checks import torchao_calls
 from ..tasks.runner import Done, LocalRunner, NullObserver, Observer, StageCall
+from ..tasks.scope import outcome_of, outcome_of_failure
 from ..tasks.workers import WorkerLimits, Workers, memory_for_calls
 from .outcome import ModelOutcome, ZooOutcome
 from .pace import Pace, expected_stages
@@ -48,15 +50,11 @@ _log = logging.getLogger(__name__)
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # pathlib makes one slash of two
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
+_RECORDED_EVERY = 15.0  # seconds between two records of a run that goes on
 BLOCK = "block:"
 """Before the name of a Prefect block that has a store's URL and signing key."""
 _CHECK_OPERATORS = "pteforge.tasks.programs.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.programs.entry:check_transforms"
-
-
-def run_lease(run: str) -> Digest:
-    """The lease that a flow run holds in its store as long as it lives, by the run's id."""
-    return digest_json({"run": run})
 
 
 class ZooObserver(Observer, Protocol):
@@ -91,12 +89,18 @@ class Session:
     pace: Pace = field(default_factory=Pace)
     outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # by model, in order of completion
     stages: dict[str, tuple[StageOutcome, ...]] = field(default_factory=dict)
+    unfinished: dict[str, dict[str, StageOutcome]] = field(default_factory=dict)  # by model without outcome, by slot
     start: float = field(default_factory=time.monotonic)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     server_lost: bool = False  # Prefect failed; the run continues without it
     aborted: bool = False
     recordable: bool = True  # as far as is known: the store could not take its record before
     page: Path | None = None  # about the run, once it is there
+    release: ReleaseOutcome | None = None  # what became of the release, once that is known
+    _published: Published | PteforgeError | None = None  # what `publish` returned or raised
+    _tried_to_publish: bool = False
+    _recording: Lock = field(default_factory=Lock)
+    _ended: Event = field(default_factory=Event)  # set before the last record is written
 
     @property
     def store(self) -> Store:
@@ -128,6 +132,7 @@ class Session:
     def add(self, outcome: ModelOutcome, stages: tuple[StageOutcome, ...]) -> None:
         self.outcomes[outcome.model] = outcome
         self.stages[outcome.model] = stages
+        self.unfinished.pop(outcome.model, None)
         self.pace.completed(outcome)
         self.observer.completed(outcome)
 
@@ -137,6 +142,7 @@ class Session:
             return
         self.pace.asked = True
         due = [model for model in self.models if model.name not in self.outcomes]
+        self.pace.ask(model.name for model in due)
         with suppress(Exception):  # an estimate must not end a run
             zoo = None if self.parameters.get("until") else self.zoo
             for model, stages in expected_stages(due, self.executor, zoo):
@@ -177,11 +183,19 @@ class Session:
 
     def finished(self, done: Done) -> None:
         self.pace.finished(done)
+        self._note(outcome_of(done))
         self.observer.finished(done)
 
     def failed(self, call: StageCall, error: Exception) -> None:
         self.pace.failed(call)
+        self._note(outcome_of_failure(call, error))
         self.observer.failed(call, error)
+
+    def _note(self, outcome: StageOutcome) -> None:
+        """Keeps the outcome of a stage for the record of a run that ends before the model does."""
+        model = outcome.slot.partition("/")[0]
+        if model not in self.outcomes and not self.aborted:
+            self.unfinished.setdefault(model, {})[outcome.slot] = outcome
 
     def abort(self) -> None:
         """Stops all worker processes, and reports nothing about the stages that they were running."""
@@ -193,6 +207,8 @@ class Session:
         """Makes models with failed recipes due again."""
         for model in [name for name, outcome in self.outcomes.items() if any(r.failure for r in outcome.recipes)]:
             del self.outcomes[model], self.stages[model]
+        self.release = self._published = None
+        self._tried_to_publish = False
 
     @contextmanager
     def without_prefect_if_it_fails(self) -> Iterator[None]:
@@ -220,21 +236,25 @@ class Session:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Keeps a record of the run in the store: written now, and again when the context ends.
+        """Keeps a record of the run in the store: written now, from time to time, and when the context ends.
 
-        Meanwhile the run holds a lease: `gc` keeps what it publishes, which may be between two stages and in no record.
-        What runs that were killed, or whose disk failed, have left half written among the results is removed.
+        Meanwhile the run holds a lease, by which it is known to live: `gc` keeps what it publishes, which may be
+        between two stages and in no record. What runs that were killed, or whose disk failed, have left half written
+        among the results is removed. The page is written at the end, and has what `publish` did in the context.
         """
         status: RunStatus = "interrupted"
         try:
-            self.record("running")
-            for folder in (self.out, *(self.out / model.name for model in self.models)):
-                remove_abandoned_files(folder)
             with ExitStack() as stack:
                 with suppress(StoreError):  # a store that cannot be written can still serve what it has
                     stack.enter_context(self.store.leases.hold(run_lease(self.id)))
+                record = self.record("running")
+                self._warn_of_namesakes(record)
+                for folder in (self.out, *(self.out / model.name for model in self.models)):
+                    remove_abandoned_files(folder)
+                Thread(target=self._keep_recording, name="record", daemon=True).start()
                 yield
-            status = "failed" if self.outcome().failures or not self.complete else "completed"
+            held_back = bool(self.release and self.release.held_back) or isinstance(self._published, Exception)
+            status = "failed" if self.outcome().failures or not self.complete or held_back else "completed"
         except Exception:
             status = "failed"
             raise
@@ -245,9 +265,12 @@ class Session:
 
     def record(self, status: RunStatus) -> RunRecord:
         """Writes the run's record, in place of an earlier one; a store that cannot take it is a warning."""
+        if status != "running":
+            self._ended.set()
         record = self.describe(status)
         try:
-            self.store.runs.write(record)
+            with self._recording:
+                self.store.runs.write(record)
             self.known_files.save()
             self.store.inputs.save()
             self.whole_models.save()
@@ -257,23 +280,71 @@ class Session:
             self.recordable = False
         return record
 
+    def _keep_recording(self) -> None:
+        """Writes the record from time to time, so that what a killed run has done is known."""
+        pause, recorded = _RECORDED_EVERY, 0
+        while not self._ended.wait(pause):
+            if recorded == (recorded := self.pace.done):
+                continue
+            began = time.monotonic()
+            with self._recording, suppress(StoreError):  # the last record says so
+                if not self._ended.is_set():
+                    self.store.runs.write(self.describe("running"))
+            pause = max(_RECORDED_EVERY, 20 * (time.monotonic() - began))  # of a large zoo, it takes a while
+
+    def _warn_of_namesakes(self, record: RunRecord) -> None:
+        """Warns where another zoo that uses the store has the name of this one."""
+        if not record.zoo_file:
+            return
+        with suppress(StoreError, OSError):
+            for other in self.store.runs.namesakes(record):
+                if self._is_another_zoo(other):
+                    _log.warning(
+                        "%s and %s (on %s) are both named %r, so they share runs, history and what `gc --keep-last` "
+                        "keeps in this store; give one of them another name: `name: ...` in the zoo file",
+                        record.zoo_file,
+                        other.zoo_file,
+                        other.host,
+                        self.zoo,
+                    )
+                    return
+
+    def _is_another_zoo(self, other: RunRecord) -> bool:
+        """Whether a run was of another zoo, and not of a checkout of this one on another machine or removed since."""
+        if other.host == platform.node():
+            return Path(other.zoo_file).is_file() and not Path(other.zoo_file).samefile(self.parameters["zoo"])
+        models = {*other.models, *other.files}
+        known = {*self.loaded.zoo.models} if self.loaded else {model.name for model in self.models}
+        return bool(models) and not models & known
+
     def describe(self, status: RunStatus) -> RunRecord:
         """The run's record as of now."""
         return RunRecord(
             **self.identity,
             pid=os.getpid(),
             seconds=time.monotonic() - self.start,
-            models=dict(self.stages),
+            models={name: tuple(stages.values()) for name, stages in list(self.unfinished.items())} | dict(self.stages),
             status=status,
             parameters=self.parameters,
             files=self.outcome().to_json()["models"],
+            release=self.release,
         )
 
     def publish(self) -> Published | None:
-        """Releases the files if the run is to, and made all of them. Raises as `releases.Releases.publish`."""
-        if self.publication is None:
-            return None
-        return self.publication.publish_results(self.outcome(), self.describe("completed"))
+        """Releases the files if the run is to, and made all of them; the first time only.
+
+        Returns or raises (as `releases.Releases.publish`) the same again afterwards.
+        """
+        if self.publication and not self._tried_to_publish:
+            self._tried_to_publish = True
+            try:
+                self._published = self.publication.publish_results(self.outcome(), self.describe("completed"))
+                self.release = self.publication.outcome(self._published)
+            except PteforgeError as error:
+                self._published, self.release = error, self.publication.failed(first_line(error))
+        if isinstance(self._published, PteforgeError):
+            raise self._published
+        return self._published
 
     def _write_page(self, record: RunRecord) -> None:
         """Writes the page about the run next to its files, if it was to make files; a failure is a warning."""

@@ -28,6 +28,7 @@ from .machines import check_place, cluster_of
 from .pool import lower_in_pool
 from .prefect_pages import announce, progress_shown, show_findings, show_ladders, show_scores, show_zoo
 from .prefect_runner import PrefectRunner, add_tags, runner_of
+from .prefect_settings import redact_workspaces
 from .session import Session, joined, open_session, prepared
 from .zoo import find_models, lower_one, lower_rest
 
@@ -135,6 +136,7 @@ async def _run(zoo: Path, *, part: bool = False, out: Path, **options: Any) -> A
         own = session is None
         if session is None:
             stack.push_async_exit(wait_for_server)
+            redact_workspaces()
             session = stack.enter_context(open_session(Path(zoo), out=Path(out), **options))
             session.id = UUID(flow_run.id).hex
             if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
@@ -154,17 +156,19 @@ async def _run(zoo: Path, *, part: bool = False, out: Path, **options: Any) -> A
             async with progress_shown(session):
                 await _lower(session)
         outcome = session.outcome()
-        if not part:
-            with session.without_prefect_if_it_fails():
-                await show_zoo(outcome)
+        try:
+            published = await asyncio.to_thread(session.publish)
+        finally:
+            if not part:
+                with session.without_prefect_if_it_fails():
+                    await show_zoo(outcome, session.release)
         if outcome.failures:
             raise ZooFailed(
                 f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
                 bad_input=outcome.exit_code == 2,
             )
         message = f"{outcome.summary}; {outcome.ran} stages run, {outcome.cached} cached"
-        # The command line publishes its own session, whatever becomes of Prefect.
-        if own and (published := await asyncio.to_thread(session.publish)):
+        if published:
             with session.without_prefect_if_it_fails():
                 announce(session.zoo, published)
             if published.regressions:

@@ -196,6 +196,29 @@ class Scope:
         return {str(step): first_line(error) for step, error in self.failed.items()}
 
 
+def outcome_of(done: Done) -> StageOutcome:
+    """What is known of a stage as soon as it was run or found; `History` knows why it ran."""
+    call = done.call
+    return StageOutcome(
+        slot=call.slot,
+        stage=call.stage.name,
+        method=call.id.method or None,
+        recipes=call.recipes,
+        status="cached" if done.cached else "ran",
+        key=done.key.digest(),
+        seconds=done.seconds,
+        queued=done.queued,
+        peak_memory=done.peak_memory,
+        predicted_memory=done.predicted_memory,
+    )
+
+
+def outcome_of_failure(call: StageCall, error: Exception) -> StageOutcome:
+    """The same of a stage that failed."""
+    method = call.id.method or None
+    return StageOutcome(call.slot, call.stage.name, method, call.recipes, "failed", key=None, message=str(error))
+
+
 class History:
     """What a run's record says of one model's stages: why each ran. Compares keys with those of the slots' last use."""
 
@@ -249,19 +272,14 @@ class History:
     def _outcome(self, key: str, steps: list[tuple[StageId, Done]]) -> StageOutcome:
         step, done = steps[0]
         differs, reason = self._reasons.get(key, ((), ""))
-        return StageOutcome(
+        return replace(
+            outcome_of(done),
             slot=step.slot(self._model.name),
             stage=step.stage,
             method=step.method or None,
             recipes=self._recipes(step for step, _ in steps),
-            status="cached" if done.cached else "ran",
-            key=done.key.digest(),
             differs=differs,
-            seconds=done.seconds,
             message=reason,
-            queued=done.queued,
-            peak_memory=done.peak_memory,
-            predicted_memory=done.predicted_memory,
         )
 
     def _failure(self, steps: list[tuple[StageId, Exception]]) -> StageOutcome:

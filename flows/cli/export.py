@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ...errors import PteforgeError
 from ..interrupt import leave, leave_interrupted
 from ..prefect_settings import server_configured
 from .options import (
@@ -91,6 +93,8 @@ def export(  # noqa: PLR0913 - one parameter per option
 
                 with observe(session, quiet=as_json):
                     outcome = run_flow(session)
+            with suppress(PteforgeError):  # raised again below, after what was made
+                session.publish()  # unless the flow did
     except KeyboardInterrupt:
         leave_interrupted()
     if not as_json:

@@ -185,6 +185,9 @@ def collect_garbage(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also say why objects are kept; with --json, of each object.")
+    ] = False,
     as_json: AS_JSON = False,
 ) -> None:
     """Remove objects that no finished stage needs."""
@@ -198,13 +201,15 @@ def collect_garbage(
             opened, keep_newer_than=young, older_than=old, keep_last=keep_last, max_bytes=most, dry_run=dry_run
         )
     if as_json:
-        print_json(asdict(report))
+        print_json({name: value for name, value in asdict(report).items() if explain or name != "reasons"})
         return
     verb = "would remove" if dry_run else "removed"
     typer.echo(
         f"{verb} {report.objects_removed} objects ({format_size(report.bytes_removed)}) and {report.records_dropped} "
         f"records; kept {report.objects_kept} objects ({format_size(report.bytes_kept)})"
     )
+    for reason, kept in sorted(report.kept.items(), key=lambda item: -item[1].size) if explain else ():
+        typer.echo(f"  {kept.objects:>6} objects  {format_size(kept.size):>10}  {printable(reason)}")
 
 
 def parse_size(text: str) -> int:

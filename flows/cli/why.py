@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import InputError, first_line, printable
+from ...errors import InputError, StoreError, first_line, printable
 from ..figures_text import format_size
 from . import completion
 from .options import AS_JSON, STORE, open_existing_store
@@ -25,10 +23,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ...artifacts.runs import FieldChange, RunRecord, StageOutcome
+    from ...artifacts.store import Store
 
 _STYLES = {"ran": "green", "cached": "cyan", "failed": "bold red"}
 _LIMIT = 60
-_CLOCK_STEP = 60.0  # seconds by which the clock may have been set since the machine was started
 
 
 def why(
@@ -83,8 +81,10 @@ def runs(
 
     with open_existing_store(store) as opened:
         known = list(islice(opened.runs, limit))
+        statuses = _statuses(opened, known)
     if as_json:
-        print_json({"runs": [{**run.to_json(), "status": _status(run), "models": _counts(run)} for run in known]})
+        shown = [{**run.to_json(), "status": statuses[run.id], "models": _counts(run)} for run in known]
+        print_json({"runs": shown})
         return
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("run", "started (UTC)", "zoo", "status"):
@@ -95,21 +95,26 @@ def runs(
         total = Counter(dict.fromkeys(_STYLES, 0))
         for count in _counts(run).values():
             total.update(count)
-        cells = [run.id[:8], run.started[:16].replace("T", " "), run.zoo, _status(run) or "ended", f"{run.seconds:.1f}"]
+        started, status = run.started[:16].replace("T", " "), statuses[run.id] or "ended"
+        cells = [run.id[:8], started, run.zoo, status, f"{run.seconds:.1f}"]
         table.add_row(*map(printable, cells), *(str(total[status]) for status in _STYLES))
-    open_console().print(table)
+    console = open_console()
+    console.print(table)
+    for run in known:
+        if run.release and run.release.reasons:
+            console.print(printable(f"{run.id[:8]}: {run.release.describe()}"), soft_wrap=True)
 
 
-def _status(run: RunRecord) -> str:
-    """As recorded; `lost` if the run was killed on this machine, which leaves its record as it was at the start."""
-    if run.status != "running" or not run.pid or run.host != platform.node():
-        return run.status
-    import psutil
+def _statuses(store: Store, known: Sequence[RunRecord]) -> dict[str, str]:
+    """How runs ended, by id; `lost` if one was killed, which leaves its record as it was the last time."""
+    from ...artifacts.gc import lives
 
-    with suppress(psutil.NoSuchProcess):  # a process that began after the run has the same id by chance
-        if psutil.Process(run.pid).create_time() < datetime.fromisoformat(run.started).timestamp() + _CLOCK_STEP:
-            return "running"
-    return "lost"
+    found = {run.id: run.ending for run in known}
+    if "running" in found.values():
+        with suppress(StoreError):  # a store that cannot be written does not tell
+            held = store.leases.held(store.clock())
+            found |= {run.id: "lost" for run in known if run.status == "running" and not lives(run, held)}
+    return found
 
 
 def _counts(run: RunRecord) -> dict[str, Counter[str]]:

@@ -13,7 +13,7 @@ from pteforge.artifacts.gc import collect, usage, verify_store
 from pteforge.artifacts.ledger import StageRecord
 from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef
-from pteforge.artifacts.runs import RunRecord, StageOutcome
+from pteforge.artifacts.runs import RunRecord, StageOutcome, run_lease
 from pteforge.artifacts.store import Store
 
 NOW = timedelta(0)
@@ -254,16 +254,72 @@ def test_what_fits(place):
 
 
 def test_runs_under_way(place):
-    """While a zoo is lowered, nothing that any of its runs used goes: it may be in use. Dead runs do not count."""
+    """While a zoo is lowered, nothing that any of its runs used goes: it may be in use.
+
+    A run that was killed does not count, from the moment on at which nobody holds its lease.
+    """
     with place.open() as store:
         records = [_old(store, number) for number in range(2)]
         _run(store, 500, records[0])
         _run(store, 400, records[1])
-        _run(store, 300, status="running")  # killed long ago
-        assert collect(store, keep_newer_than=AT_ONCE, keep_last=1, dry_run=True).records_dropped == 1
-        _run(store, 1, status="running")
-        for bounds in ({"keep_last": 0}, {"max_bytes": 0}):
-            assert collect(store, keep_newer_than=AT_ONCE, **bounds).records_dropped == 0
+        _run(store, 0.1, status="running")
+        with store.leases.hold(run_lease("zoo0.1")):
+            for bounds in ({"keep_last": 0}, {"max_bytes": 0}):
+                report = collect(store, keep_newer_than=AT_ONCE, **bounds)
+                assert report.records_dropped == 0
+                assert list(report.kept) == ["used by earlier runs of zoo, which run zoo0.1 is lowering now"]
+        assert collect(store, keep_newer_than=AT_ONCE, keep_last=1).records_dropped == 1
+        assert [record.key for record in store.ledger] == [records[1].key]
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_leases_of_other_machines(place):
+    """The lease of a machine that died expires within minutes, by the server's clock."""
+    with place.open() as store, store.leases.hold(run_lease("run")):
+        now = store.clock()
+        assert set(store.leases.held(now + 60)) == {run_lease("run")}
+        assert store.leases.held(now + 120) == {}
+
+
+def test_incomplete_runs(place):
+    """A run that did not come to its end takes no other's place among those that `keep_last` keeps, and is kept."""
+    with place.open() as store:
+        records = [_old(store, number) for number in range(3)]
+        _run(store, 500, records[0])
+        _run(store, 400, records[1])
+        _run(store, 300, records[2], status="interrupted")
+        _run(store, 200, records[2], status="running")  # and killed
+        assert collect(store, keep_newer_than=AT_ONCE, keep_last=1).records_dropped == 1
+        assert {record.key for record in store.ledger} == {record.key for record in records[1:]}
+
+
+def test_each_kept_object_has_a_reason(place):
+    """The reasons say what keeps each object, which counts once; those of a dry run are the same."""
+    with place.open() as store:
+        used, other, recent = (_old(store, number) for number in range(3))
+        _run(store, 500, used)
+        _run(store, 300, other, zoo="other")
+        _run(store, 1, recent)
+        litter = _litter(store)
+        for options in (
+            {},
+            {"keep_last": 1},
+            {"keep_last": 0, "keep_newer_than": timedelta(hours=400)},
+            {"keep_newer_than": AT_ONCE, "keep_last": 0, "max_bytes": 10**6},
+            {"keep_newer_than": AT_ONCE, "keep_last": 0},
+        ):
+            tried = collect(store, **options, dry_run=True)
+            assert sum(kept.objects for kept in tried.kept.values()) == tried.objects_kept == len(tried.reasons)
+            assert sum(kept.size for kept in tried.kept.values()) == tried.bytes_kept
+            assert {*tried.reasons.values()} == tried.kept.keys()
+        assert collect(store, keep_last=1).reasons[other.log.digest] == "used by the newest run of other"
+        report = collect(store, keep_newer_than=timedelta(hours=400), keep_last=0)
+        assert report.reasons[recent.log.digest] == "used within the grace period (--keep-newer-than)"
+        assert report.reasons[litter.root.digest].startswith("needed by no stage, written within the grace period")
+        with store.leases.hold(digest_json("a stage")):
+            again = _litter(store)
+            report = collect(store, keep_newer_than=timedelta(seconds=-60))
+        assert "since the oldest stage or run that is going on began" in report.reasons[again.root.digest]
 
 
 def _flip_unnoticed(place, store: Store, digest: str) -> None:

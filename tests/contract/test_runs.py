@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -41,12 +42,45 @@ def test_latest_run(place):
 
 
 def test_old_runs_go(place, monkeypatch):
-    """Old runs are dropped."""
+    """Old runs of a zoo are dropped, and those of others stay, however many there are of this one."""
+    monkeypatch.setattr(runs, "RETAINED", 3)
+    with place.open() as store:
+        other = replace(_run(0, "lstm"), zoo="other")
+        store.runs.write(other)
+        for number in range(1, 6):
+            store.runs.write(_run(number, "resnet8"))
+        assert [run.id for run in store.runs] == ["run-5", "run-4", "run-3", "run-0"]
+        assert list(store.runs.of_zoo("other")) == [other]
+        assert [run.id for run in store.runs.of_zoo("starter.yaml")] == ["run-5", "run-4", "run-3"]
+        assert store.runs.take("run-4") == _run(4, "resnet8")
+        assert [run.id for run in store.runs] == ["run-5", "run-3", "run-0"]
+
+
+def test_runs_of_earlier_versions(place, monkeypatch):
+    """Records whose names say nothing of the zoo are found by it, and no more of them are kept than of a zoo."""
     monkeypatch.setattr(runs, "RETAINED", 3)
     with place.open() as store:
         for number in range(5):
-            store.runs.write(_run(number, "resnet8"))
-        assert [run.id for run in store.runs] == ["run-4", "run-3", "run-2"]
+            run = replace(_run(number, "lstm"), id=f"{number:032x}")
+            name = f"runs/20260102T03040{number}.000000-{run.id}.json"
+            store.runs._records.write(name, name, run.encode())
+        store.runs.write(_run(9, "resnet8"))
+        assert [run.id[-1] for run in store.runs.of_zoo("starter.yaml")] == ["9", "4", "3", "2"]
+
+
+def test_namesakes(place):
+    """The newest run of each other file whose zoo has the same name is found."""
+
+    def run(number, file, zoo="starter.yaml"):
+        return replace(_run(number, "resnet8"), zoo=zoo, parameters={"zoo": file})
+
+    with place.open() as store:
+        for number, (file, zoo) in enumerate(
+            [("/a/z.yaml", "z"), ("/a/z.yaml", "z"), ("/b/z.yaml", "z"), ("/c/z.yaml", "other"), ("/d/z.yaml", "z")]
+        ):
+            store.runs.write(run(number, file, zoo))
+        assert [found.id for found in store.runs.namesakes(run(9, "/d/z.yaml", "z"))] == ["run-2", "run-1"]
+        assert list(store.runs.namesakes(run(9, "/c/z.yaml", "other"))) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b"\xff", b'{"id": 1}', b"[" * 100_000, b" " * 5000])

@@ -15,7 +15,7 @@ import pteforge as package
 import pytest
 import typer
 from pteforge.artifacts.locations import open_store
-from pteforge.artifacts.runs import FieldChange
+from pteforge.artifacts.runs import FieldChange, ReleaseOutcome
 from pteforge.errors import printable
 from pteforge.flows.cli.doctor import _print as print_diagnoses
 from pteforge.flows.cli.main import app
@@ -180,7 +180,8 @@ def test_outcome(lowered, capfd):
 def test_pages(lowered, page):
     """Prefect's page about a zoo, and the page in the folder of results, have text of others as text."""
     project, outcome = lowered
-    text = "\n".join(_summary(outcome)) if page == "prefect" else (project.out / NAME).read_text()
+    release = ReleaseOutcome(HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), held_back=True)
+    text = "\n".join(_summary(outcome, release)) if page == "prefect" else (project.out / NAME).read_text()
     check(text)
     assert "\x1b" not in text
     assert (r"x\[/b\]y\\x1b\]0;title" if page == "prefect" else r"x[/b]y\x1b]0;title") in text

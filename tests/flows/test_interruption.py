@@ -105,6 +105,8 @@ def test_ended_runs_leave_nothing_behind(paused, lower, pteforge, capfd, moment,
         (paused.folder / pipe).unlink()
     recorded = {run["status"] for run in pteforge(paused, "runs", "--json").json["runs"]}
     assert recorded <= ({"lost"} if signum == signal.SIGKILL else {"interrupted"})
+    if moment in ("first stage done", "first model done"):
+        assert "export" in pteforge(paused, "why", "prompt").out, "what was done is recorded"
     finished = len(list((paused.store / "ledger" / "stages").glob("*/*")))
     again = lower(paused)
     assert again.outcome.exit_code == 0

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.runs import ReleaseOutcome
 from pteforge.flows.page import NAME, render, with_the_rest, write_page
 
 RECIPES = ("portable-fp32", "xnnpack-fp32", "fat")
@@ -149,6 +150,29 @@ def test_failures_come_with_their_log(made, record):
     assert "1 failed" in page.text
 
 
+def test_what_became_of_the_release(made, record):
+    """A release that is held back says so where the status is, with the channel and the reasons; so does no release."""
+    url, name, reason = (
+        "s3://zoo/releases",
+        "20260102T030405-abc",
+        "net/fat: the file grew by 9 %, at most 2 % is allowed",
+    )
+    held = replace(record, status="failed", release=ReleaseOutcome(url, "latest", name, (reason,), held_back=True))
+    page = Page(render(held, [], made.out))
+    for text in ("held back", f"{name} at {url} is not 'latest'"):
+        assert text in page.of_class("bad")
+    assert reason in page.of_class("failure")
+    assert "completed" not in page.text
+    fine = Page(render(replace(record, release=ReleaseOutcome(url, "latest", name)), [], made.out))
+    assert name in fine.text
+    assert (fine.of_class("failure"), fine.of_class("bad")) == ("", "")
+    none = replace(record, status="failed", release=ReleaseOutcome(url, "latest", reasons=("the bucket is gone",)))
+    assert "the bucket is gone" in Page(render(none, [], made.out)).of_class("failure")
+    with open_store(str(made.store)) as store:
+        assert write_page(held, store.runs, made.out)
+        assert not write_page(held, store.runs, made.out)
+
+
 def test_a_missing_or_damaged_file_is_told(made, record):
     """A file that is not there, or is none, does not keep the page from being made."""
     (made.out / "net" / "fat.pte").unlink()
@@ -172,6 +196,7 @@ def test_all_text_is_escaped(made, record):
         id=HOSTILE,
         version=HOSTILE,
         parameters={"models": HOSTILE},
+        release=ReleaseOutcome(HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), held_back=True),
         files={HOSTILE: entries, "net": record.files["net"]},
         models={HOSTILE: stages, "net": stages},
     )

@@ -131,6 +131,26 @@ def test_the_time_left_is_estimated():
     assert pace.known == 5
 
 
+def test_an_estimate_has_a_base():
+    """A large cold run shows none until it is known what most stages take, and then counts models not planned yet.
+
+    The first stage of a model says nothing about the others.
+    """
+    pace = Pace()
+    pace.ask(f"net_{number}" for number in range(150))
+    stages = ("quantize", "edge", "partition", "verify")
+    pace.started(call("net_0"))
+    pace.finished(done(call("net_0"), seconds=2.0))
+    assert pace.left(2) is None
+    for model in ("net_0", "net_1"):
+        pace.expect(model, {f"{model}/{stage}/forward": ExpectedStage(stage, None) for stage in stages})
+    assert pace.left(2) is None
+    pace.expect("net_2", {"net_2/edge": ExpectedStage("edge", 8.0), "net_2/verify": ExpectedStage("verify", 30.0)})
+    estimate = pace.left(2)
+    assert estimate is not None
+    assert 150 * 38 / 2 < estimate < 150 * 56 / 2
+
+
 def test_stages_are_known_before_they_run(lower, warm):
     """Of models that were lowered before, the last run says which stages they have; of others, their plan does."""
     before = lower(warm, models="linear")

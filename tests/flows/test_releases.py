@@ -188,7 +188,8 @@ def test_rollback_stays(made, grown, pteforge):
         done = pteforge(made, *night)
         assert done.code == 0
         assert ("rolled back from" in done.out) == (promote in done.out) == (night is bad)
-        assert f"latest is {first}" in pteforge(made, "release", "promote", "shared", "latest", "--channel", "latest").out
+        named = pteforge(made, "release", "list", "shared", "--json").json["channels"]["latest"]["release"]
+        assert named == first
     said = pteforge(made, *bad, "--json").json
     assert (said["release"], said["withdrawn"], said["current"], said["moved"]) == (second, True, first, False)
     assert pteforge(made, *bad, "--channel", "beta", "--json").json["moved"]
@@ -224,6 +225,16 @@ def test_what_was_rolled_back_from(contents, releases):
     assert releases.promote(published.release, "latest").withdrawn == {}
     assert (releases.publish(better).moved, releases.publish(again).moved) == (True, True)
     assert releases.roll_back("latest").withdrawn.keys() == {releases.names()[-1]}
+
+
+def test_uncommitted_changes_are_listed(contents, made, pteforge):
+    """The list says of a commit whether there were changes that were not committed."""
+    releases = Releases(str(made.folder / "shared"))
+    for content, commit in zip(contents, ("a" * 40, "b" * 40 + "-dirty"), strict=True):
+        releases.publish(replace(content, run={**content.run, "commit": commit}))
+    said = pteforge(made, "release", "list", "shared").out
+    assert "b" * 12 + "-dirty" in said
+    assert "a" * 12 + " " in said
 
 
 def test_channels_of_earlier_versions(contents, releases, stored):
@@ -425,6 +436,36 @@ def test_an_export_publishes(grown, tmp_path, pteforge):
     assert "'nightly'" in held.err
     assert "the file grew by" in held.err
     assert "2 files verified" in held.out
+    newest, *_ = pteforge(made, "runs", "--json").json["runs"]
+    assert (newest["status"], newest["release"]["channel"]) == ("held back", "nightly")
+    assert newest["release"]["release"] in held.out
+    listed = pteforge(made, "runs").out
+    assert "held back" in listed
+    assert "the file grew by" in listed
+    page = (made.out / "index.html").read_text()
+    assert "held back" in page
+    assert "net/portable-fp32: the file grew by" in page
+    again = pteforge(made, "export", "zoo.yaml", "--json")
+    assert again.code == 0
+    page = (made.out / "index.html").read_text()
+    assert "held back" not in page
+    assert again.json["published"]["release"] in page
+
+
+def test_an_export_that_cannot_publish(made, pteforge):
+    """Its files are there and listed; exit code, record and page say why nothing was released."""
+    zoo = (made.folder / "zoo.yaml").read_text()
+    made.write("zoo.yaml", f"{zoo}publish: {{url: shared/file}}\n")
+    made.write("shared", "no folder")
+    done = pteforge(made, "export", "zoo.yaml")
+    assert done.code == 2
+    assert "2 files verified" in done.out
+    (run, *_) = pteforge(made, "runs", "--json").json["runs"]
+    assert run["status"] == "failed"
+    (reason,) = run["release"]["reasons"]
+    assert "shared/file" in reason
+    assert reason in done.err
+    assert "shared/file" in (made.out / "index.html").read_text()
 
 
 @pytest.mark.parametrize(

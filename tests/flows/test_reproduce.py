@@ -94,6 +94,18 @@ def test_refused(made, pteforge):
     change_provenance(made, commit=f"{commit}-dirty")
     pteforge(made, "publish", "out", "--to", "shared")
     pteforge(made, *again).refused(f"git commit {commit} with changes that were not committed", f"here is {later}")
+    change_provenance(made, commit=f"{later}-dirty")
+    pteforge(made, "publish", "out", "--to", "shared")
+    same = pteforge(made, *again)
+    same.refused(f"git commit {later} with changes that were not committed", "is checked out")
+    assert " checkout " not in same.err
+    change_provenance(made, commit=later)
+    pteforge(made, "publish", "out", "--to", "shared")
+    made.write("nets.py", (made.folder / "nets.py").read_text() + "\n")
+    changed = pteforge(made, *again)
+    changed.refused(f"git commit {later}: it is checked out, and tracked files are changed", "stash")
+    assert " checkout " not in changed.err
+    git(made.folder, "checkout", "nets.py")
     change_provenance(made, request=None)
     pteforge(made, "publish", "out", "--to", "shared")
     pteforge(made, *again).refused("does not record what it was made from", "publish it again")

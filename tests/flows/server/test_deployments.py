@@ -26,8 +26,8 @@ def inspect(prefect, name):
     return json.loads(prefect("deployment", "inspect", f"export-zoo/{name}", "--output", "json"))
 
 
-def deploy(project, *args, env):
-    return project.run("deploy", "zoo.yaml", "--pool", "forge", *args, "--out", "out", env=env)
+def deploy(project, *args, env, pool="forge"):
+    return project.run("deploy", "zoo.yaml", "--pool", pool, *args, "--out", "out", env=env)
 
 
 def test_a_worker_runs_a_deployment(project, prefect, on_server):
@@ -206,6 +206,48 @@ def test_serve(project, prefect, server, on_server, recorded):
 
         process.send_signal(signal.SIGINT)
         assert process.wait(60) in (0, 130)
+
+
+def test_a_killed_deployment(project, prefect, on_server, tmp_path):
+    """When worker and run are killed, the store knows at once: the run is lost, `why` has its stages, `gc` is free.
+
+    No file that they leave behind has a secret of theirs.
+    """
+    project.write_zoo({"prompt": "waiting:prompt", "patient": "waiting:patient"}, ("portable-fp32",))
+    project.make_pipes()
+    prefect("work-pool", "create", "killed", "--type", "process")
+    done = deploy(project, "--name", "killed", env=on_server, pool="killed")
+    assert done.code == 0, done.err
+    prefect("deployment", "run", "export-zoo/killed")
+    (tmp_path / "left").mkdir()
+    secrets = {
+        "PTEFORGE_SIGNING_KEY": "a signing key of the worker's, which is secret",
+        "PREFECT_API_KEY": "s3cr3t-word",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "prefect", "worker", "start", "--pool", "killed"],
+        cwd=project.folder,
+        env=project.environment({**on_server, **secrets, "TMPDIR": str(tmp_path / "left")}),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as worker:
+        assert int((project.folder / "running").read_text()) > 0
+        processes = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
+        deadline = time.monotonic() + 120
+        while not (runs := json.loads(project.run("runs", "--json").out)["runs"]) or not runs[0]["models"]:
+            assert time.monotonic() < deadline
+        assert runs[0]["status"] == "running"
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    left = [path for path in (tmp_path / "left").rglob("*") if path.is_file()]
+    assert any(path.name == "workspace.json" for path in left)
+    assert not [path for path in left for secret in secrets.values() if secret.encode() in path.read_bytes()]
+    psutil.wait_procs(processes, timeout=60)
+    assert json.loads(project.run("runs", "--json").out)["runs"][0]["status"] == "lost"
+    assert "export" in project.run("why", "prompt").out
+    collected = project.run("store", "gc", "--keep-last", "0", "--keep-newer-than", "0s", "--explain", "--json")
+    assert (json.loads(collected.out)["objects_kept"], json.loads(collected.out)["reasons"]) == (0, {})
 
 
 @pytest.mark.parametrize(

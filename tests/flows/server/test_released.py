@@ -107,7 +107,7 @@ def test_the_flow_publishes(project, on_server, recorded, notifications):
     assert first[2].endswith(f" cached; {latest} at {releases.url} is 'latest'")
     assert second[:2] == ["Failed", 1]
     assert (
-        f"{held} at {releases.url} is not 'latest', which stays where it is: net/portable-fp32: the file" in second[2]
+        f"{held} at {releases.url} is not 'latest', which stays at {latest}: net/portable-fp32: the file" in second[2]
     )
     assert releases.find("latest") == latest
     announced = {name: payload["release"] for name, payload in recorded(project).events(2).items()}
@@ -121,3 +121,52 @@ def test_the_flow_publishes(project, on_server, recorded, notifications):
     project.edit("zoo.yaml", "growth=2%", "most")
     with pytest.raises(InputError, match=r"zoo\.yaml:\d+:\d+: publish: 'most' is not a limit"):
         ZooDeployment(project.folder / "zoo.yaml", "nightly").settings()
+
+
+def test_deployed_nights(project, prefect, on_server, recorded):
+    """What becomes of the release of a deployed run is in its state, its artifact, `pteforge runs` and the page.
+
+    A release that gates hold back fails the run. What was rolled back from does not come back, night after night.
+    """
+    prefect("work-pool", "create", "nights", "--type", "process")
+    project.edit("zoo.yaml", ", gates: growth=2%", "")
+    done = project.run("deploy", "zoo.yaml", "--pool", "nights", "--name", "nights", "--out", "out", env=on_server)
+    assert done.code == 0, done.err
+
+    def night(*overrides):
+        """A run of the deployment: its state, its artifact, its entry in `pteforge runs`, and the page."""
+        before = len(json.loads(project.run("runs", "--json").out)["runs"])
+        given = json.dumps(list(overrides))
+        prefect("deployment", "run", "export-zoo/nights", "--param", f"overrides={given}")
+        prefect("worker", "start", "--pool", "nights", "--run-once")
+        runs = json.loads(project.run("runs", "--json").out)["runs"]
+        assert len(runs) == before + 1
+        page = (project.out / "index.html").read_text()
+        return recorded(project).flow_run().state, recorded(project).artifact("zoo-zoo"), runs[0], page
+
+    releases = Releases(str(project.folder / "shared"))
+    for overrides in ((), (WIDER,)):
+        state, artifact, run, page = night(*overrides)
+        assert state.is_completed()
+        assert (run["status"], run["release"]["release"]) == ("completed", releases.find("latest"))
+        assert releases.find("latest") in artifact.replace("\\", "")
+        assert releases.find("latest") in page
+    good, bad = releases.names()
+    releases.roll_back("latest")
+    for _ in range(2):
+        state, artifact, run, page = night(WIDER)
+        assert state.is_completed()
+        assert "these files were rolled back from" in state.message
+        assert releases.find("latest") == good
+        for text in (" ".join(run["release"]["reasons"]), artifact, page):
+            assert "rolled back from" in text
+        assert run["release"]["release"] == bad
+
+    state, artifact, run, page = night(WIDER.replace("64", "99"), "publish.gates=growth=2%")
+    assert state.is_failed()
+    assert run["status"] == "held back"
+    for text in (state.message, " ".join(run["release"]["reasons"]), artifact, page):
+        assert "the file grew by" in text
+        assert "2 %" in text
+    assert "Held back" in artifact
+    assert "held back" in page
