@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -152,12 +153,22 @@ class StageError(PteforgeError):
     """One stage produced no outputs. Other models and specializations are not affected.
 
     `log_tail` is the end of the stage's log; `bad_input` means that the user's builder, inputs or file is the cause,
-    `lost_object` that an object of the store was missing or damaged.
+    `user_code` that it is an exception that the user's code raised, `lost_object` that an object of the store was
+    missing or damaged.
     """
 
-    def __init__(self, problem: str, *, log_tail: str = "", bad_input: bool = False, lost_object: bool = False) -> None:
+    def __init__(
+        self,
+        problem: str,
+        *,
+        log_tail: str = "",
+        bad_input: bool = False,
+        user_code: bool = False,
+        lost_object: bool = False,
+    ) -> None:
         self.log_tail = log_tail
         self.bad_input = bad_input
+        self.user_code = user_code
         self.lost_object = lost_object
         super().__init__(problem)
 
@@ -169,7 +180,12 @@ class StageFailed(StageError):
     def of(cls, error: Exception) -> StageFailed:
         """For what a body has raised in this process."""
         lost_object = isinstance(error, ObjectMissing | ObjectDamaged)
-        return cls(f"{type(error).__name__}: {error}", bad_input=isinstance(error, InputError), lost_object=lost_object)
+        return cls(
+            f"{type(error).__name__}: {error}",
+            bad_input=isinstance(error, InputError),
+            user_code=from_user_code(error),
+            lost_object=lost_object,
+        )
 
 
 class StageCrashed(StageError):
@@ -220,6 +236,22 @@ class ZooFailed(PteforgeError):
     def __init__(self, problem: str, *, bad_input: bool = False) -> None:
         self.bad_input = bad_input
         super().__init__(problem)
+
+
+def from_user_code(error: BaseException) -> bool:
+    """Whether the cause of an error is an exception that went through the user's code: a builder, a model's `forward`.
+
+    Neither inputs that torch or a library does not accept, nor a module that cannot be imported.
+    """
+    import sysconfig  # noqa: PLC0415 - only failures need these
+    import traceback  # noqa: PLC0415 - as above
+
+    package = Path(__file__).parent
+    ours = (f"{package}/{folder}/" for folder in ("api", "evaluators", "flows", "tasks"))
+    others = (*ours, sysconfig.get_path("stdlib"), "<")
+    cause = error.__cause__ if isinstance(error, InputError) else None
+    files = [frame.filename for frame in traceback.extract_tb(cause.__traceback__)] if cause else ()
+    return any(not (file.startswith(others) or "/site-packages/" in file) for file in files)
 
 
 def first_line(problem: str | BaseException) -> str:

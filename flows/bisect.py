@@ -103,7 +103,7 @@ def _params(rung: Rung) -> RungParams:
 def _failure(scope: Scope, error: Exception) -> PteforgeError:
     failure = Failure.of(scope.step_of(error), error)
     problem = f"{scope.model.name} {failure.step}: {failure.problem}"
-    if failure.bad_input:
+    if failure.unusable:
         return InputError(problem)
     return StageFailed(f"{problem}\n{failure.log_tail.rstrip()}" if failure.log_tail else problem)
 

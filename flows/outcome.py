@@ -21,13 +21,17 @@ Status = Literal["made", "cached", "failed", "not applicable"]
 
 @dataclass(frozen=True, slots=True)
 class Failure(Record):
-    """The step that failed, why, the end of its log, whether the user's input is the cause, and the ways out."""
+    """The step that failed, why, the end of its log, whether the user's input is the cause, and the ways out.
+
+    `user_code` means that the user's code raised an exception.
+    """
 
     step: str
     problem: str
     log_tail: str
     bad_input: bool
     findings: tuple[Finding, ...] = ()
+    user_code: bool = False
 
     @classmethod
     def of(cls, step: str, error: Exception) -> Failure:
@@ -36,7 +40,12 @@ class Failure(Record):
         log = error.log_tail if isinstance(error, StageError) else ""
         bad_input = error.bad_input if isinstance(error, StageError) else isinstance(error, InputError)
         findings = findings or known_causes(step.partition("/")[0].partition(".")[0], problem, log)
-        return cls(step, problem, log, bad_input, findings)
+        return cls(step, problem, log, bad_input, findings, isinstance(error, StageError) and error.user_code)
+
+    @property
+    def unusable(self) -> bool:
+        """Whether the input cannot be used: the exit code is 2. Where the user's code raises, its stage failed."""
+        return self.bad_input and not self.user_code
 
     @property
     def diagnosed(self) -> bool:
@@ -147,10 +156,10 @@ class ZooOutcome:
 
     @property
     def exit_code(self) -> int:
-        """0: everything that applies was made and verified. 2: all failures are due to the user's input. 1: others."""
+        """0: everything that applies was made and verified. 2: all failures are unusable input. 1: others."""
         if not self.failures:
             return 0
-        return 2 if all(failure.bad_input for failure in self.failures) else 1
+        return 2 if all(failure.unusable for failure in self.failures) else 1
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -203,7 +203,7 @@ def _make(loaded: LoadedZoo, request: Request, name: str, folder: Path, observe:
 
 
 def _error(name: str, failure: Failure | None, reason: str) -> InputError | StageFailed:
-    if failure is None or failure.bad_input:
+    if failure is None or failure.unusable:
         return InputError(f"{name}: {failure.problem if failure else reason}")
     return StageFailed(f"{name} {failure.step}: {failure.problem}\n{failure.log_tail.rstrip()}".rstrip())
 

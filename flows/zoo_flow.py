@@ -165,7 +165,7 @@ async def _run(zoo: Path, *, part: bool = False, out: Path, **options: Any) -> A
         if outcome.failures:
             raise ZooFailed(
                 f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
-                bad_input=outcome.exit_code == 2,
+                bad_input=all(failure.bad_input for failure in outcome.failures),
             )
         message = f"{outcome.summary}; {outcome.ran} stages run, {outcome.cached} cached"
         if published:

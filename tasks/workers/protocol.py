@@ -101,6 +101,7 @@ class Answer:
         result: JSON value; None with an error.
         error: ``ExceptionType: message``; None with a result.
         lost_object: the error is that an object of the store was missing or damaged.
+        user_code: the error is an exception that the user's code raised.
         memory: bytes of anonymous memory that the process held at its end.
     """
 
@@ -109,6 +110,7 @@ class Answer:
     bad_input: bool
     memory: int
     lost_object: bool = False
+    user_code: bool = False
 
     def encode(self) -> bytes:
         return json.dumps(vars(self)).encode()

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from ...errors import InputError, ObjectDamaged, ObjectMissing
+from ...errors import InputError, ObjectDamaged, ObjectMissing, from_user_code
 from ..stage import reporter
 from .process_memory import children, own_memory
 from .protocol import CALL_FDS, PROCESS_FDS, READY, Answer, Ended, ProgressWriter, Request, Started
@@ -161,6 +161,7 @@ def _answer(request_fd: int) -> tuple[bytes, float]:
             bad_input=isinstance(error, InputError),
             memory=own_memory(os.getpid()),
             lost_object=isinstance(error, ObjectMissing | ObjectDamaged),
+            user_code=from_user_code(error),
         )
         return answer.encode(), 0.0
 

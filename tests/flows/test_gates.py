@@ -127,10 +127,10 @@ def test_a_drop(made, lower):
 
 
 def test_an_evaluator_that_fails(made, lower):
-    """It is bad input with the evaluator's own error; no file is kept as rejected."""
+    """It is a failed stage with the evaluator's own error; no file is kept as rejected."""
     made.write_zoo(*zoo(evaluator="scoring:raising"))
     run = lower(made)
-    assert run.outcome.exit_code == 2
+    assert run.outcome.exit_code == 1
     problem = run.outcome.models[0].recipes[0].failure.problem
     assert "scoring:raising on the produced file failed: OSError: the labels are not there (scoring.py:" in problem
     assert not list(made.out.rglob("*.rejected.*"))

@@ -195,7 +195,7 @@ def test_text_of_others_is_escaped(project, recorded, on_server):
     models = {"bad": {"source": "hostile:fails", "recipes": ["portable-fp32"]}}
     zoo = project.write("\u202ezoo.yaml", json.dumps({"version": 1, "name": hostile, "models": models}))
     done = project.run("export", zoo.name, "--out", str(project.out), env=on_server)
-    assert done.code == 2, done.err
+    assert done.code == 1, done.err
     known = recorded(project)
     run, tasks = known.flow_run(), known.task_runs(2)
     page, logs = known.artifact("zoo-x-b-http-evil-0-title-b"), known.logged()

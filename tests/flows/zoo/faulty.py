@@ -14,6 +14,17 @@ def raises() -> None:
     raise ZeroDivisionError("no such width")
 
 
+class Raising(torch.nn.Module):
+    """Raises an exception of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"no such mode for {x.dim()} dimensions")
+
+
+def raising_model() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
+    return Raising(), (torch.ones(1, 4),)
+
+
 def crashes() -> None:
     os.write(2, b"last words\n")
     os.kill(os.getpid(), 11)
