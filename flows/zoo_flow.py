@@ -278,8 +278,23 @@ def _run_name() -> str:
     return printable(" ".join(["export", Path(given["zoo"]).name, *(text for text in chosen if text != "*")]))
 
 
+def _never(_task: Any, _run: Any, _state: Any) -> bool:
+    """No retry of a model's task: its stages have their own.
+
+    Without any retries, Prefect 3.9 logs each failed state once more, with the traceback of no exception.
+    """
+    return False
+
+
 # Flows and tasks have other names than their bodies, so that pickles name the bodies and do not carry them.
-model_task = task(name="model", cache_policy=NO_CACHE, persist_result=False, retries=0)(_lower_model)
+model_task = task(
+    name="model",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=1,
+    retry_delay_seconds=0,
+    retry_condition_fn=_never,
+)(_lower_model)
 export_zoo = flow(
     name="export-zoo",
     flow_run_name=_run_name,

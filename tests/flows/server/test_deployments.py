@@ -208,6 +208,33 @@ def test_serve(project, prefect, server, on_server, recorded):
         assert process.wait(60) in (0, 130)
 
 
+def test_what_a_failed_deployment_prints(project, prefect, on_server):
+    """A worker's output names the cause of a failure, and has no empty traceback."""
+    project.write_zoo({"bad": "faulty:raises"}, ("portable-fp32",))
+    prefect("work-pool", "create", "failing", "--type", "process")
+    done = deploy(project, "--name", "failing", env=on_server, pool="failing")
+    assert done.code == 0, done.err
+    prefect("deployment", "run", "export-zoo/failing")
+    worker = subprocess.run(
+        [sys.executable, "-m", "prefect", "worker", "start", "--pool", "failing", "--run-once"],
+        cwd=project.folder,
+        env=project.environment(on_server),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert "NoneType: None" not in worker.stdout
+    lines = [line for line in worker.stdout.splitlines() if "| ERROR" in line and "no such width" in line]
+    assert sorted(line.partition("| ERROR   | ")[2].partition(" - ")[0] for line in lines) == [
+        "Flow run 'export zoo.yaml'",
+        "Flow run 'export zoo.yaml'",
+        "Task run 'bad export'",
+        "Task run 'model bad'",
+    ]
+
+
 def test_a_killed_deployment(project, prefect, on_server, tmp_path):
     """When worker and run are killed, the store knows at once: the run is lost, `why` has its stages, `gc` is free.
 
