@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..artifacts.records import Record
-from ..errors import InputError, PteforgeError, StageError
+from ..errors import InputError, PteforgeError, StageError, StoreUnusable
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.causes import known_causes
 from ..tasks.diagnosis import Finding
@@ -38,7 +38,8 @@ class Failure(Record):
         problem = str(error) or type(error).__name__
         findings = error.findings if isinstance(error, PteforgeError) else ()
         log = error.log_tail if isinstance(error, StageError) else ""
-        bad_input = error.bad_input if isinstance(error, StageError) else isinstance(error, InputError)
+        input_error = isinstance(error, InputError) and not isinstance(error, StoreUnusable)  # that may be back
+        bad_input = error.bad_input if isinstance(error, StageError) else input_error
         findings = findings or known_causes(step.partition("/")[0].partition(".")[0], problem, log)
         return cls(step, problem, log, bad_input, findings, isinstance(error, StageError) and error.user_code)
 
