@@ -51,9 +51,13 @@ async def show_zoo(outcome: ZooOutcome, release: ReleaseOutcome | None) -> None:
 
 
 def announce(zoo: str, published: Published) -> None:
-    """Emits the event `pteforge.published`, or `pteforge.regression` if gates hold the release back."""
+    """Emits the event `pteforge.published`, or what holds the release back: `pteforge.regression`, `pteforge.held-back`.
+
+    The latter is for files that the channel was rolled back from.
+    """
+    held_back = "pteforge.regression" if published.regressions else "pteforge.held-back" if published.withdrawn else ""
     emit_event(
-        "pteforge.regression" if published.regressions else "pteforge.published",
+        held_back or "pteforge.published",
         resource={"prefect.resource.id": f"pteforge.zoo.{printable(zoo)}", "prefect.resource.name": printable(zoo)},
         payload=json.loads(published.encode()),
     )

@@ -173,6 +173,17 @@ class Recorded:
 
         return eventually(find)
 
+    def event(self, name: str) -> Any:
+        """Payload of the server's newest event of that name: it comes with a delay."""
+        wanted = {"filter": {"event": {"name": [name]}}}
+
+        def find() -> Any:
+            with self._client() as client:
+                listed = client._client.post("/events/filter", json=wanted).raise_for_status().json()["events"]
+            return listed and listed[0]["payload"]
+
+        return _eventually(find)
+
     def logged(self) -> list[str]:
         """The messages of the run's log and of those of its tasks, once there are any: they come with a delay."""
         run = str(self.flow_run().id)

@@ -161,6 +161,7 @@ def test_deployed_nights(project, prefect, on_server, recorded):
         for text in (" ".join(run["release"]["reasons"]), artifact, page):
             assert "rolled back from" in text
         assert run["release"]["release"] == bad
+    assert recorded(project).event("pteforge.held-back")["release"] == bad
 
     state, artifact, run, page = night(WIDER.replace("64", "99"), "publish.gates=growth=2%")
     assert state.is_failed()
