@@ -51,9 +51,9 @@ async def show_zoo(outcome: ZooOutcome, release: ReleaseOutcome | None) -> None:
 
 
 def announce(zoo: str, published: Published) -> None:
-    """Emits the event `pteforge.published`, or what holds the release back: `pteforge.regression`, `pteforge.held-back`.
+    """Emits the event `pteforge.published`, or why the release is held back: `pteforge.regression` if gates do that.
 
-    The latter is for files that the channel was rolled back from.
+    `pteforge.held-back` is for files that the channel was rolled back from.
     """
     held_back = "pteforge.regression" if published.regressions else "pteforge.held-back" if published.withdrawn else ""
     emit_event(

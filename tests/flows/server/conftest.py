@@ -182,7 +182,7 @@ class Recorded:
                 listed = client._client.post("/events/filter", json=wanted).raise_for_status().json()["events"]
             return listed and listed[0]["payload"]
 
-        return _eventually(find)
+        return eventually(find)
 
     def logged(self) -> list[str]:
         """The messages of the run's log and of those of its tasks, once there are any: they come with a delay."""
