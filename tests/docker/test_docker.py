@@ -82,7 +82,7 @@ def test_dependencies_come_before_the_source():
     installs = [found.start() for found in re.finditer("pip install", DOCKERFILE)]
     assert [start > source for start in installs] == [False, False, False, True]
     assert "pip install --no-cache-dir --no-deps --no-build-isolation ." in DOCKERFILE[source:]
-    assert all("--constraint lock.txt" in DOCKERFILE[start:].partition("\n")[0] for start in installs[1:3])
+    assert all('--constraint "requirements/$LOCK"' in DOCKERFILE[start:].partition("\n")[0] for start in installs[1:3])
 
 
 def test_dependencies(tmp_path):
@@ -94,7 +94,8 @@ def test_dependencies(tmp_path):
         command = [DOCKER / "dependencies", extras]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    (extras,) = (build.partition("=")[2] for build in instructions("ARG") if build.startswith("EXTRAS="))
+    extras, lock = (build.partition("=")[2] for build in instructions("ARG") if build.startswith(("EXTRAS=", "LOCK=")))
+    assert (ROOT / "requirements" / lock).is_file()
     for named in (extras, "s3,signing", ""):
         done = subprocess.run(
             [DOCKER / "dependencies", named], cwd=tmp_path, capture_output=True, text=True, check=True
