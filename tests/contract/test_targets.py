@@ -79,7 +79,7 @@ def lowered(lower_for_targets) -> list[dict[str, dict[str, Any]]]:
     return lower_for_targets(AVAILABLE, "compare", "lower")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_lowers_small_networks(name, lowered):
@@ -125,7 +125,7 @@ def quantized(lower_for_targets) -> list[dict[str, dict[str, Any]]]:
     return lower_for_targets(OWN, "quantize", "quantize")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", OWN)
 def test_quantizes_and_lowers(name, quantized):

@@ -14,7 +14,7 @@ from pteforge.artifacts.digest import digest_bytes
 from pteforge.formats.pte.metadata import read_metadata
 from pteforge.formats.pte.reader import open_pte
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 CONTEXT = 96
 TEXT = "the cat sat on the mat. the dog ran to the cat. a bird flew over the mat, and the dog sat on it. "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test builds
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]  # the first test builds
 
 _BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "fat_runtime.py"
 

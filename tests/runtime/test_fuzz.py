@@ -4,7 +4,7 @@ import pytest
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.faults.fuzzing import build_fuzzer, fuzz_containers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # it builds first
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]  # it builds first
 
 _RUNS = 100_000
 

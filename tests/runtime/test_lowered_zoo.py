@@ -15,7 +15,7 @@ from pteforge.formats.pte.reader import open_pte
 from pteforge.runtime import load
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(1800),  # the first test builds the library and lowers the zoo
     # torchao imports libraries that this torch does not have, when torch.load finds it.
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -199,7 +199,7 @@ def made_upstream(recipe):
         return upstream.export(network(), [EXAMPLE], recipe()).get_pte_buffer()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("field", CASES)
 def test_the_file_is_upstreams(field, store):
     """Both make one file of a recipe, and another one without the field."""
@@ -211,7 +211,7 @@ def test_the_file_is_upstreams(field, store):
         assert file != made_upstream(case.without)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:Function _TORCH_OPS_REGISTRY", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_core_ml(store):
     """The programs with delegates are equal; Core ML's files never are, since each has a random identifier."""
@@ -226,7 +226,7 @@ def test_core_ml(store):
     assert any("aten.relu.default" in name for name in names[0])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training(store):
     """A module that was prepared and trained as upstream does it becomes the file that upstream makes of `train_fn`."""
     train, quantizer = functions().train, quantizing().quantization_recipe.quantizers[0]

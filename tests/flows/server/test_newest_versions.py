@@ -13,7 +13,7 @@ import pteforge
 import pytest
 from pteforge.tests.flows.server.conftest import eventually, running_server
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 ROOT = Path(pteforge.__file__).parent
 STARTER = ROOT / "examples" / "zoo" / "starter.yaml"

@@ -98,7 +98,7 @@ _MANY = int(os.environ.get("NFAT_MUTATIONS", "4000"))
 
 
 @pytest.mark.parametrize(
-    "examples", [300, pytest.param(_MANY, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(0)])]
+    "examples", [300, pytest.param(_MANY, id="many", marks=[pytest.mark.nightly, pytest.mark.timeout(0)])]
 )
 def test_mutations_found_by_search(examples):
     """What Hypothesis makes of containers is read or refused, and none takes long: as many as NFAT_MUTATIONS says."""
