@@ -35,7 +35,7 @@ _POLLS_PER_SECOND = 10  # of all runs together: the server is asked for each
 _GONE = 30.0  # seconds without a lease until a run counts as crashed: it ends soon after it has released its lease
 _NEVER_SEEN = 120.0  # the same from when a worker has taken it, until it holds its lease
 _NO_TAKER = 60.0  # seconds without a worker that takes a run, until this run lowers models itself
-_SERVER_OUTAGE = 300.0  # seconds without an answer of the server, until it is given up
+_SERVER_OUTAGE = 120.0  # seconds without an answer of the server, until it is given up
 _PAGE = 200
 _UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 
