@@ -273,6 +273,8 @@ class Exported:
         yield "size", f"{file['size'] + (provenance['data'] or {'size': 0})['size']:,} bytes"
         yield "backends", ", ".join(file["backends"]) or "portable kernels only"
         yield "SQNR", "exact" if overall.sqnr_db is None else f"{overall.sqnr_db:.1f} dB"
+        if overall.agreement is not None:
+            yield "equal integers", f"{100 * overall.agreement:.1f} %"
         yield "max abs error", f"{overall.max_abs_error:.2g}"
         yield "SHA-256", file["sha256"]
         for name, reason in self.left_out.items():

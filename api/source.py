@@ -18,6 +18,7 @@ from ..tasks.keys.search import ModuleSearch
 from ..tasks.keys.source import check_program_file
 from ..tasks.model import PlannedRecipe
 from ..tasks.programs.copies import copy_modules
+from ..tasks.programs.inputs import own_tensors
 from ..tasks.programs.model_source import BuiltModel, checked_definition
 
 Model: TypeAlias = torch.nn.Module | ExportedProgram | ModelDefinition | str | Path
@@ -251,5 +252,5 @@ def _keywords(name: str, given: Any) -> list[Mapping[str, Any]]:
 def _own_inputs(name: str, program: ExportedProgram) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if program.example_inputs is None:
         raise SourceError(f"the program of method {name!r} holds no example inputs, so nothing could be verified")
-    positional, keywords = program.example_inputs
+    positional, keywords = own_tensors(program.example_inputs)
     return tuple(positional), keywords

@@ -14,7 +14,7 @@ Number = Annotated[float, Strict()]
 """A number; text that looks like one is not."""
 
 
-ERROR_BOUNDS = ("max_abs_error", "max_relative_error", "min_sqnr_db")
+ERROR_BOUNDS = ("max_abs_error", "max_relative_error", "min_sqnr_db", "min_agreement")
 """Fields that say how far outputs may be from eager's."""
 
 
@@ -37,11 +37,30 @@ class VerifyBounds(FrozenModel):
         description="Smallest signal-to-quantization-noise ratio of any output, in decibels; null: not checked. "
         "Relaxed to at most 40 for float16 outputs and at most 22 for bfloat16 ones.",
     )
+    min_agreement: Number | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Smallest share of integers and booleans in an output that equal eager's, over all its cases: they "
+        "have no SQNR. null: 0.99, or 0.5 where min_sqnr_db is below 60, as where a recipe quantizes.",
+    )
     drawn_inputs: Annotated[int, Strict()] = Field(
         2,
         ge=0,
-        description="Random inputs to try per method after the examples, within the bounds of its dynamic shapes.",
+        description="Random inputs to try per method after the examples, within the bounds of its dynamic shapes; if "
+        "it has any, at least three, where this is not 0 or 1: both bounds, and sizes between them.",
     )
+
+    @property
+    def least_agreement(self) -> float | None:
+        """The bound for agreement; None where none is checked."""
+        if self.min_agreement is not None or self.min_sqnr_db is None:
+            return self.min_agreement
+        return 0.99 if self.min_sqnr_db >= _EXACT_DB else 0.5
+
+
+_EXACT_DB = 60.0
+"""What no recipe asks for that quantizes."""
 
 
 class Verification(VerifyBounds):

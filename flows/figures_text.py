@@ -45,6 +45,8 @@ def format_db(sqnr_db: float | None) -> str:
 
 
 def format_sqnr(worst: Worst) -> str:
+    if worst.sqnr_db is None and worst.agreement is not None and worst.agreement < 1:
+        return f"{100 * worst.agreement:.1f} % equal"
     return format_db(worst.sqnr_db)
 
 

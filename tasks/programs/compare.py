@@ -11,27 +11,45 @@ import torch
 
 from ...errors import VerificationFailed
 from ..figures import Case
+from .inputs import StoredCase
 
 _COARSE = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _ORDER = ("bfloat16", "int8", "float16")  # the coarsest first
 _SILENT_DB = -300.0  # stands for minus infinity: eager returns zeros and the runtime does not
 
 
-def compare_all(
-    outputs: Sequence[Any], references: Sequence[Any], *, method: str, label: str, rounding: str = ""
-) -> Iterator[Case]:
+def compare_all(outputs: Sequence[Any], stored: StoredCase, *, method: str, rounding: str = "") -> Iterator[Case]:
     """Figures of all outputs of one execution, against eager's; `rounding` is that of the program.
 
     Raises:
         VerificationFailed: their number is not that of eager's, or one cannot be compared.
     """
+    label, references = stored.label, stored.expected
     if len(outputs) != len(references):
         raise VerificationFailed(
             f"method {method!r} gives {len(outputs)} outputs on {label}, eager gives {len(references)}"
         )
-    for position, (output, reference) in enumerate(zip(outputs, references, strict=True)):
+    exact = stored.exact if stored.exact and len(stored.exact) == len(outputs) else [None] * len(outputs)
+    for position, (output, reference, wide) in enumerate(zip(outputs, references, exact, strict=True)):
         case = compare(output, reference, method=method, label=label, output_position=position)
-        yield replace(case, rounded_to=_coarser(case.rounded_to, rounding))
+        rounded_to = _coarser(case.rounded_to, rounding)
+        lost = _lost(output, reference, wide) if rounded_to in _COARSE.values() else None
+        yield replace(case, rounded_to=rounded_to, lost_db=lost)
+
+
+def _lost(output: Any, reference: Any, exact: Any) -> float | None:
+    """By how many decibels the noise of an output is above that of eager's, both against the output in float32."""
+    values = (output, reference, exact)
+    if not all(isinstance(value, torch.Tensor) and value.shape == output.shape for value in values):
+        return None
+    ours, eager, wide = (value.to(torch.float64) for value in values)
+    finite = wide.isfinite()
+    noise, eager_noise = ((value - wide)[finite].square().sum().item() for value in (ours, eager))
+    if not math.isfinite(noise + eager_noise):
+        return None
+    if not noise or not eager_noise:
+        return -_SILENT_DB if noise else _SILENT_DB
+    return 10 * math.log10(noise / eager_noise)
 
 
 def _coarser(*names: str) -> str:
@@ -64,7 +82,15 @@ def compare(output: Any, reference: Any, *, method: str, label: str, output_posi
     classified, agreeing = _top1(output, reference)
     rounded_to = _COARSE.get(reference.dtype, "")
     case = replace(case, classified=classified, agreeing=agreeing, rounded_to=rounded_to)
-    return _figures(ours[finite], eager[finite], case)
+    case = _figures(ours[finite], eager[finite], case)
+    if reference.is_floating_point() or reference.is_complex():
+        return case
+    counted = replace(case, counted=reference.numel(), equal=int((output == reference).sum()))
+    return counted if reference.dtype in _PIXELS else replace(counted, sqnr_db=None)
+
+
+_PIXELS = (torch.uint8, torch.int8)
+"""Integers that may be amounts; others are indices, classes and numbers of things."""
 
 
 def _top1(output: torch.Tensor, reference: torch.Tensor) -> tuple[int, int]:

@@ -32,6 +32,7 @@ from ..diagnosis import Attempt, Diagnosis, Finding, Mode, without_advice
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding
 from .copies import copy_module
 from .eager import run_eager
+from .inputs import check_bounded
 from .method import Shapes, export_method
 from .model_source import BuiltModel
 
@@ -78,21 +79,23 @@ def diagnose_method(
 
 
 def _exported(name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool) -> ExportedProgram | Exception:
-    """A program, or what torch raised; tracing may leave fake tensors in a module, so each call has a copy.
+    """A program, or what torch raised.
 
     Raises:
-        SourceError: the dynamic shapes do not have the structure of the inputs, or a prepared module was never trained.
+        SourceError: the dynamic shapes do not have the structure of the inputs, or no upper bound, or a prepared module
+            was never trained.
     """
     reset()
-    fresh = replace(method, module=copy_module(method.module))
     try:
-        return export_method(name, fresh, shapes, strict=strict)
+        program = export_method(name, method, shapes, strict=strict)
     except SourceError as error:
         if isinstance(error.__cause__, Exception):
             return error.__cause__
         raise
     except Exception as error:  # noqa: BLE001 - whatever torch raises is what is to be explained
         return error
+    check_bounded(program, name)
+    return program
 
 
 def _draft(name: str, method: MethodDefinition, shapes: Shapes) -> ExportedProgram | Exception:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ...configs.definition import ModelDefinition
 from ...errors import SourceError
 from .copies import copy_module, copy_modules
-from .inputs import check_fits, prepend_mutated_inputs, random_inputs
+from .inputs import DRAWS, check_fits, draw_count, draw_inputs, input_shapes, prepend_mutated_inputs
 from .model_source import BuiltModel
 from .prepared import for_inference
 
@@ -25,9 +26,10 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
     """Flat inputs and outputs; each run starts from the state that the model was built with.
 
     Returns:
-        ``inputs`` and ``outputs``, the examples first; ``drawn``, the number of random inputs; ``rounding``, where the
-        program computes in a 16-bit dtype; ``random``, operators that draw numbers, where there are any; ``sequences``
-        with the first method of a model that has any.
+        ``inputs`` and ``outputs``, the examples first; ``drawn``, the number of random inputs; ``dynamic``, whether
+        sizes may vary; ``rounding``, where the program computes in a 16-bit dtype, and then ``exact``, the outputs in
+        float32, where there are any; ``random``, operators that draw numbers, where there are any; ``sequences`` with
+        the first method of a model that has any.
 
     Raises:
         SourceError: an input does not fit the program, or eager fails on it.
@@ -36,29 +38,77 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
     calls: list[Call] = [(example, dict(model.keyword_inputs or {})) for example in method.example_inputs]
     for number, call in enumerate(calls):
         check_fits(program, pytree.tree_leaves(call), f"example {number} of method {name!r}")
-    flat, spec = pytree.tree_flatten(calls[0])
-    drawn: list[Call] = [pytree.tree_unflatten(draw, spec) for draw in random_inputs(program, flat, drawn_inputs)]
-    outputs = []
-    for number, call in enumerate((*calls, *drawn)):
-        what = f"example {number} of method {name!r}"
-        if number >= len(calls):
-            what = (
-                f"inputs drawn for method {name!r} within its dynamic shapes, with values of its first example "
-                "(narrow the shapes, or set verify.drawn_inputs to 0)"
-            )
-        outputs.append(run_eager(method.module, call, what))
-    stored = {
-        "inputs": [pytree.tree_leaves(call) for call in (*calls, *drawn)],
-        "outputs": outputs,
-        "drawn": len(drawn),
+    cases = [
+        (pytree.tree_leaves(call), run_eager(method.module, call, f"example {number} of method {name!r}"))
+        for number, call in enumerate(calls)
+    ]
+    dynamic = any(expression.free_symbols for shape in input_shapes(program) for expression in shape or ())
+    _, spec = pytree.tree_flatten(calls[0])
+
+    def run(flat: Sequence[Any]) -> list[Any]:
+        what = (
+            f"inputs drawn for method {name!r} within its dynamic shapes, with values of its examples "
+            "(narrow the shapes, or set verify.drawn_inputs to 0)"
+        )
+        return run_eager(method.module, pytree.tree_unflatten(list(flat), spec), what)
+
+    cases += _drawn_cases(run, program, cases, draw_count(drawn_inputs, dynamic=dynamic))
+    stored: dict[str, Any] = {
+        "inputs": [inputs for inputs, _ in cases],
+        "outputs": [outputs for _, outputs in cases],
+        "drawn": len(cases) - len(calls),
+        "dynamic": dynamic,
     }
     if rounding := _rounding_of(program):
         stored["rounding"] = rounding
+        if exact := outputs_in_float32(method.module, [pytree.tree_unflatten(inputs, spec) for inputs, _ in cases]):
+            stored["exact"] = exact
     if drawing := sorted({str(node.target) for node in _calls(program) if _draws(node)}):
         stored["random"] = drawing
     if model.definition.sequences and name == next(iter(model.definition.methods)):
         stored["sequences"] = run_sequences_in_eager(model.definition)
     return stored
+
+
+Flat = tuple[list[Any], list[Any]]
+"""Flat inputs, and eager's flat outputs."""
+
+
+def _drawn_cases(
+    run: Callable[[Sequence[Any]], list[Any]], program: ExportedProgram, examples: Sequence[Flat], count: int
+) -> Iterator[Flat]:
+    """Random inputs with outputs of `run`, with values as different from the examples' as the model allows.
+
+    Inputs of the examples' sizes are left out where it allows none.
+
+    Raises:
+        SourceError: the model takes none of other sizes, although its dynamic shapes say so.
+    """
+    inputs = [flat for flat, _ in examples]
+    finite = all(_is_finite(outputs) for _, outputs in examples)
+    for number in range(count):
+        failure = None
+        for values in DRAWS:
+            flat = draw_inputs(program, inputs, number, values)
+            try:
+                outputs = run(flat)
+            except SourceError as error:
+                failure = error
+                continue
+            if values != "varied" or _is_finite(outputs) or not finite:
+                yield flat, outputs
+                break
+        else:
+            if failure and list(map(_size, flat)) != list(map(_size, inputs[0])):
+                raise failure
+
+
+def _size(value: Any) -> Any:
+    return value.shape if isinstance(value, torch.Tensor) else None
+
+
+def _is_finite(outputs: Sequence[Any]) -> bool:
+    return all(bool(value.isfinite().all()) for value in outputs if isinstance(value, torch.Tensor))
 
 
 _ROUNDED = {"torch.bfloat16": "bfloat16", "torch.float16": "float16"}
@@ -99,6 +149,44 @@ def _draws(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in node.target.tags
 
 
+@contextmanager
+def as_traced() -> Iterator[None]:
+    """Eager computes what torch.export traces: without gradients, and without the fast path of attention layers.
+
+    That one returns zeros for padding (torch.nn.TransformerEncoder).
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+_MOST_IN_FLOAT32 = 1 << 30  # bytes of parameters
+
+
+def outputs_in_float32(module: torch.nn.Module, calls: Sequence[Call]) -> list[list[Any]]:
+    """Flat outputs of each call of a module in 16 bits, as they are without the rounding.
+
+    None of a model that is too large for a copy, or does not compute in float32.
+    """
+    if 4 * sum(weight.numel() for weight in module.parameters()) > _MOST_IN_FLOAT32:
+        return []
+    try:
+        wide = copy_module(module, share_parameters=False)
+        wide._apply(_widened)  # noqa: SLF001 - `float` would make float64 less exact
+        return [run_eager(wide, pytree.tree_map(_widened, call), "its inputs in float32") for call in calls]
+    except Exception:  # noqa: BLE001 - whatever a module raises that asks for its own dtype
+        return []
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in _SIXTEEN_BITS else value
+
+
 def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:
     """Flat outputs, preceded by the inputs that the module writes to; neither it nor the arguments are changed.
 
@@ -108,7 +196,7 @@ def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:
     args, kwargs = copy.deepcopy(call)
     fresh = copy_module(module)  # the module's state must stay what it was built with
     try:
-        with torch.no_grad():
+        with as_traced():
             leaves = pytree.tree_leaves((args, kwargs))
             outputs = prepend_mutated_inputs(leaves, lambda: pytree.tree_leaves(fresh(*args, **kwargs)))
     except Exception as error:
@@ -136,7 +224,7 @@ def _run(definition: ModelDefinition, number: int) -> list[tuple[str, list[Any],
         if call.method not in fresh:
             raise SourceError(f"sequence {number} calls {call.method!r}; the model's methods are {list(modules)}")
         try:
-            with torch.no_grad():
+            with as_traced():
                 outputs = _called(fresh[call.method], copy.deepcopy(call.inputs))
         except Exception as error:
             raise SourceError(

@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ...errors import SourceError
 from ..stage import Progressed
 
 
-def stored_cases(stored: Mapping[str, Any], drawn: int) -> Iterator[tuple[str, Sequence[Any], Sequence[Any]]]:
-    """Label, flat inputs and eager's flat outputs of all examples, and then of some of the random inputs."""
+def own_tensors(inputs: Any) -> Any:
+    """A tree of inputs in which each tensor has memory of its own, in the order that its shape says.
+
+    torch.export takes one tensor in two places for one input. Memory is contiguous, or channels-last where it was.
+    """
+    with torch.inference_mode(mode=False):  # else the copies could not be traced
+        return pytree.tree_map(_own, inputs)
+
+
+def _own(value: Any) -> Any:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
+        return value
+    order = torch.channels_last if _is_channels_last(value) else torch.contiguous_format
+    return value.detach().clone(memory_format=order)
+
+
+def _is_channels_last(value: torch.Tensor) -> bool:
+    """Whether a tensor is that and nothing else: with one channel, or one pixel, it is contiguous as well."""
+    return value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
+
+
+def draw_count(asked: int, *, dynamic: bool) -> int:
+    """How many random inputs to try: of dynamic sizes both ends and one between, where several are asked for."""
+    return max(asked, 3) if dynamic and asked > 1 else asked
+
+
+class StoredCase(NamedTuple):
+    """Flat inputs of a method, and what eager makes of them."""
+
+    label: str  # ``example 0``, ``drawn 1``
+    inputs: Sequence[Any]
+    expected: Sequence[Any]  # eager's flat outputs
+    exact: Sequence[Any] | None = None  # those in float32, of a model that rounds to 16 bits
+
+
+def stored_cases(stored: Mapping[str, Any], drawn: int) -> Iterator[StoredCase]:
+    """All examples, and then some of the random inputs."""
     real = len(stored["inputs"]) - stored["drawn"]
-    pairs = list(zip(stored["inputs"], stored["outputs"], strict=True))[: real + drawn]
-    for number, (flat, expected) in enumerate(pairs):
-        yield f"example {number}" if number < real else f"drawn {number - real}", flat, expected
+    exact = stored.get("exact") or [None] * len(stored["inputs"])
+    cases = list(zip(stored["inputs"], stored["outputs"], exact, strict=True))
+    for number, case in enumerate(cases[: real + draw_count(drawn, dynamic=stored["dynamic"])]):
+        yield StoredCase(f"example {number}" if number < real else f"drawn {number - real}", *case)
 
 
 _UNBOUNDED = 1 << 31  # torch.export writes "no upper bound" as a number beyond any real size
@@ -109,12 +147,9 @@ def _shape(value: Any) -> Shape | None:
 
 def _unsuitable(value: Any) -> str | None:
     """Why the runtime does not take an input, if it does not (extension/pybindings/pybindings.cpp)."""
-    if not isinstance(value, torch.Tensor):
-        fits = value is None or isinstance(value, int | float | bool)
-        return None if fits else f"is a {type(value).__name__}; ExecuTorch takes tensors, numbers, bool and None"
-    if value.is_contiguous() or (value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)):
+    if value is None or isinstance(value, torch.Tensor | int | float | bool):
         return None
-    return f"has the strides {value.stride()}; ExecuTorch takes contiguous and channels-last tensors"
+    return f"is a {type(value).__name__}; ExecuTorch takes tensors, numbers, bool and None"
 
 
 def _misfit(program: ExportedProgram, expression: sympy.Expr, size: int, sizes: dict[sympy.Symbol, int]) -> str | None:
@@ -130,22 +165,41 @@ def _misfit(program: ExportedProgram, expression: sympy.Expr, size: int, sizes: 
     return None
 
 
-def random_inputs(program: ExportedProgram, example: Sequence[Any], count: int) -> list[list[Any]]:
-    """Random flat inputs for a program.
+Draw = Literal["varied", "kept", "least"]
+DRAWS: tuple[Draw, ...] = get_args(Draw)
+"""Which values random inputs have, the most different ones first."""
 
-    The first ones have every dynamic dimension at its lower bound, the second ones at its upper bound (twice the
-    example's size where there is none), the others anywhere between. Tensor values are drawn from the example's own
-    values, so that indices, masks and probabilities remain valid. Offsets (a vector of ascending integers) ascend from
-    the same first one. Equal arguments give equal inputs.
+_MOST_EXAMPLES = 16  # that values are drawn from
+
+
+def draw_inputs(program: ExportedProgram, examples: Sequence[Sequence[Any]], number: int, values: Draw) -> list[Any]:
+    """Random flat inputs for a program. Equal arguments give equal inputs.
+
+    Number 0 has every dynamic dimension at its lower bound, number 1 at its upper bound (twice the example's size where
+    there is none), all others between them. Offsets (a vector of ascending integers) ascend from the same first one.
+
+    Args:
+        program: that the inputs are for.
+        examples: flat inputs; the program was traced with the first ones.
+        number: of the draw.
+        values: with ``varied`` every input differs from the example's: numbers are those of the examples, those of an
+            input that is all the same lie between 0 and it, and booleans are either. Integers may have to be in order,
+            and booleans and infinities to be where they are: with ``kept`` they stay there. Integers may have to be
+            less than a size: with ``least`` all are the least one.
     """
-    shapes = input_shapes(program)
-    hints = _hints(shapes, example)
-    draws = []
-    for number in range(count):
-        generator = torch.Generator().manual_seed(number)
-        sizes = {symbol: _size(program, symbol, hint, number) for symbol, hint in hints.items()}
-        draws.append([_like(value, shape, sizes, generator) for value, shape in zip(example, shapes, strict=True)])
-    return draws
+    shapes, example = input_shapes(program), examples[0]
+    generator = torch.Generator().manual_seed(number)
+    sizes = {symbol: _size(program, symbol, hint, number) for symbol, hint in _hints(shapes, example).items()}
+    drawn = []
+    for position, (value, shape) in enumerate(zip(example, shapes, strict=True)):
+        if shape is None or not isinstance(value, torch.Tensor):
+            drawn.append(value)
+            continue
+        wanted = [int(expression.subs(sizes)) for expression in shape]
+        pool = torch.cat([each[position].detach().reshape(-1) for each in examples[:_MOST_EXAMPLES]])
+        made = _like(value, pool, wanted, generator, values) if value.numel() else value.new_zeros(wanted)
+        drawn.append(made.contiguous(memory_format=torch.channels_last) if _is_channels_last(value) else made)
+    return drawn
 
 
 def _hints(shapes: Sequence[Shape | None], example: Sequence[Any]) -> dict[sympy.Symbol, int]:
@@ -167,31 +221,53 @@ def _size(program: ExportedProgram, symbol: sympy.Symbol, hint: int, number: int
     upper = int(bounds.upper) if _has_upper(bounds) else max(lower, 2 * hint)
     if number < 2:
         return (lower, upper)[number]
+    if upper - lower > 1:
+        lower, upper = lower + 1, upper - 1
     return random.Random(f"{symbol}/{number}").randint(lower, upper)  # noqa: S311 - test inputs, not secrets
 
 
-def _like(value: Any, shape: Shape | None, sizes: dict[sympy.Symbol, int], generator: torch.Generator) -> Any:
-    if shape is None or not isinstance(value, torch.Tensor):
-        return value
-    wanted = [int(expression.subs(sizes)) for expression in shape]
-    pool = value.detach().reshape(-1)
-    if not pool.numel():
-        return torch.zeros(wanted, dtype=value.dtype)
-    count = 1
-    for size in wanted:
-        count *= size
-    drawn = pool[torch.randint(pool.numel(), (count,), generator=generator)].reshape(wanted)
+def _like(
+    value: torch.Tensor, pool: torch.Tensor, wanted: Sequence[int], generator: torch.Generator, values: Draw
+) -> torch.Tensor:
+    """A tensor like an example's, of another size and with values from a pool."""
+    drawn = pool[torch.randint(len(pool), (math.prod(wanted),), generator=generator)].reshape(wanted)
     if _are_offsets(value):
         drawn = drawn.sort().values
         drawn[:1] = value[:1]
-    if value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous():
-        drawn = drawn.contiguous(memory_format=torch.channels_last)
+    elif values == "varied":
+        if value.dtype == torch.bool:
+            return torch.randint(2, wanted, generator=generator).bool()
+        return _below(drawn, generator) if bool((pool == pool[0]).all()) else drawn
+    elif values == "least" and _are_integers(value):
+        return torch.full(wanted, int(pool[pool.long().abs().argmin()]), dtype=value.dtype)
+    elif not value.is_floating_point() or not value.isfinite().all():
+        return _repeated(value.detach(), wanted)
     return drawn
 
 
+def _repeated(value: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
+    """The same values in the same places, over again where there are more, and cut off where there are fewer."""
+    for dimension, size in enumerate(wanted):
+        value = value.index_select(dimension, torch.arange(size) % value.shape[dimension])
+    return value.clone()
+
+
+def _below(same: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Numbers between zero and that of a tensor of equal ones, which differ; of zeros those below one, if floating."""
+    share = torch.rand(same.shape, generator=generator)
+    if same.is_floating_point():
+        return torch.where(same == 0, share, same * (1 + share) / 2).to(same.dtype)
+    if same.is_complex():
+        return same * (1 + share) / 2
+    return (share * (same.double().abs() + 1)).floor().mul(same.sign()).to(same.dtype)
+
+
 def _are_offsets(value: torch.Tensor) -> bool:
-    integers = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    return value.dim() == 1 and len(value) > 1 and integers and bool((value.diff() > 0).all())
+    return value.dim() == 1 and len(value) > 1 and _are_integers(value) and bool((value.diff() > 0).all())
+
+
+def _are_integers(value: torch.Tensor) -> bool:
+    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
 def prepend_mutated_inputs(flat: Sequence[Any], run: Callable[[], list[Any]]) -> list[Any]:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ...artifacts.digest import Digest, digest_bytes
 from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
+from .copies import copy_module
 from .eager import run_eager
 from .keyword_inputs import by_name
 from .model_source import BuiltModel
@@ -132,8 +133,8 @@ def export_method(
 ) -> ExportedProgram:
     """Exports a method with its first example. A module that PT2E has prepared is converted before.
 
-    Observers and fake quantization could not be converted after the export. `state` is the module's, for messages:
-    `` after source_transforms``.
+    Observers and fake quantization could not be converted after the export. Traced is a copy: what a module keeps of a
+    call would be fake from then on. `state` is the module's, for messages: `` after source_transforms``.
 
     Raises:
         SourceError: it does not take its example inputs or its dynamic shapes, or was prepared and never trained.
@@ -147,8 +148,7 @@ def export_method(
         check_entries(entries, example, f"method {name!r}")
         dynamic = to_dims(entries)
     module = method.module
-    if is_prepared(module):
-        module = convert_prepared(module, f"method {name!r}")
+    module = convert_prepared(module, f"method {name!r}") if is_prepared(module) else copy_module(module)
     try:
         with torch.no_grad():  # as ExecuTorch's examples do: state that is written to gets no gradients
             return _with_plain_trees(torch.export.export(module, example, dynamic_shapes=dynamic, strict=strict))

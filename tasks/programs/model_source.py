@@ -11,14 +11,14 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from pydantic import ValidationError
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, ShapesCollection
 
 from ...artifacts.ref import ArtifactRef
 from ...configs.base import NAME_PATTERN, describe_errors
@@ -29,6 +29,7 @@ from ..keys.inputs import Recorder, recording
 from ..keys.source import loaded_files, observed_distributions, observed_modules
 from ..stage import Workspace
 from ..upstream.mapped_files import mapping_heard
+from .inputs import own_tensors
 from .keyword_inputs import by_position
 
 _OWN_CODE = Path(__file__).parents[1]
@@ -130,7 +131,7 @@ def load_program_file(path: Path) -> BuiltModel:
         raise SourceError(
             f"{path.name} holds no example inputs, so nothing could be verified; save it as torch.export.export made it"
         )
-    args, kwargs = program.example_inputs
+    args, kwargs = own_tensors(program.example_inputs)
     method = MethodDefinition(module=program.module(), example_inputs=[tuple(args)])
     return BuiltModel(ModelDefinition({"forward": method}), program, kwargs)
 
@@ -184,7 +185,24 @@ def checked_definition(what: str, definition: ModelDefinition) -> ModelDefinitio
     except (ValidationError, ValueError) as error:
         problem = describe_errors(error) if isinstance(error, ValidationError) else str(error)
         raise SourceError(f"{what}: metadata: {problem}") from error
-    return by_position(what, definition)
+    return _with_own_tensors(by_position(what, definition))
+
+
+def _with_own_tensors(definition: ModelDefinition) -> ModelDefinition:
+    """The definition with inputs of which none shares memory with another; see `own_tensors`."""
+    methods = {
+        name: replace(
+            method,
+            # these find tensors by identity
+            dynamic_shapes=method.dynamic_shapes.dynamic_shapes(method.module, method.example_inputs[0])
+            if isinstance(method.dynamic_shapes, ShapesCollection)
+            else method.dynamic_shapes,
+            example_inputs=own_tensors(list(method.example_inputs)),
+        )
+        for name, method in definition.methods.items()
+    }
+    sequences = [[replace(call, inputs=own_tensors(call.inputs)) for call in calls] for calls in definition.sequences]
+    return replace(definition, methods=methods, sequences=sequences)
 
 
 _DELIVERED = (".pte", ".ptd", ".md", ".html", ".etrecord")

@@ -26,7 +26,7 @@ from ..codecs.program import load_program
 from ..figures import Case
 from . import kernels  # noqa: F401 - those of quantized operators, too
 from .compare import compare_all
-from .inputs import prepend_mutated_inputs, stored_cases
+from .inputs import StoredCase, prepend_mutated_inputs, stored_cases
 
 
 class ExpectedCall(NamedTuple):
@@ -36,6 +36,7 @@ class ExpectedCall(NamedTuple):
     inputs: Sequence[Any]  # flat
     expected: Sequence[Any]  # flat
     label: str  # for example `example 0`
+    exact: Sequence[Any] | None = None  # see `StoredCase`
 
 
 class Runnable(Protocol):
@@ -87,10 +88,9 @@ def run_method(program: Runnable, method: str, stored: Mapping[str, Any], drawn:
     Raises:
         VerificationFailed: it cannot be run, or an output cannot be compared with eager's.
     """
-    for label, flat, expected in stored_cases(stored, drawn):
-        yield from _compared(
-            program, [ExpectedCall(method, flat, expected, label)], {method: stored.get("rounding", "")}
-        )
+    for case in stored_cases(stored, drawn):
+        call = ExpectedCall(method, case.inputs, case.expected, case.label, case.exact)
+        yield from _compared(program, [call], {method: stored.get("rounding", "")})
 
 
 def run_sequences(program: Runnable, sequences: Sequence[Any], rounding: Mapping[str, str]) -> Iterator[Case]:
@@ -109,9 +109,8 @@ def run_sequences(program: Runnable, sequences: Sequence[Any], rounding: Mapping
 
 def _compared(program: Runnable, calls: Sequence[ExpectedCall], rounding: Mapping[str, str]) -> Iterator[Case]:
     for call, outputs in zip(calls, program.run(calls), strict=True):
-        yield from compare_all(
-            outputs, call.expected, method=call.method, label=call.label, rounding=rounding.get(call.method, "")
-        )
+        case = StoredCase(call.label, call.inputs, call.expected, call.exact)
+        yield from compare_all(outputs, case, method=call.method, rounding=rounding.get(call.method, ""))
 
 
 def _load_methods(payload: Loadable, methods: Sequence[str]) -> Mapping[str, Any]:

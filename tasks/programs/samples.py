@@ -15,7 +15,7 @@ from ...artifacts.ref import ArtifactRef
 from ...errors import SourceError, StoreError
 from ..codecs.values import count_values, save_values
 from ..stage import Progressed, no_progress
-from .inputs import check_fits, with_progress
+from .inputs import check_fits, own_tensors, with_progress
 from .model_source import user_code_error
 
 
@@ -49,7 +49,7 @@ def flat_samples(what: str, dataset: Iterable[Any]) -> Iterator[list[Any]]:
     """
     with _source_errors(what):
         for sample in dataset:
-            yield pytree.tree_leaves(sample if isinstance(sample, tuple) else (sample,))
+            yield own_tensors(pytree.tree_leaves(sample if isinstance(sample, tuple) else (sample,)))
 
 
 def checked_samples(program: ExportedProgram, samples: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:

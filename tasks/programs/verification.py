@@ -11,7 +11,7 @@ from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...configs.verification import VerifyBounds
 from ...errors import VerificationFailed
-from ..figures import WHOLE_FILE, Case, Figures, summarize, violations, worst_of
+from ..figures import WHOLE_FILE, Case, Figures, disagreements, summarize, violations, worst_of
 from .compare import compare_all
 from .inputs import stored_cases
 from .running import Runnable, StoredProgram, run_method, run_sequences, runnable_payloads
@@ -48,10 +48,9 @@ def verify_programs(
     cases: list[Case] = []
     for method, stored in examples.items():
         program = StoredProgram(programs[method], store)
-        for label, flat, expected in stored_cases(stored, bounds.drawn_inputs):
-            cases += compare_all(
-                program.run(flat), expected, method=method, label=label, rounding=stored.get("rounding", "")
-            )
+        for case in stored_cases(stored, bounds.drawn_inputs):
+            outputs = program.run(case.inputs)
+            cases += compare_all(outputs, case, method=method, rounding=stored.get("rounding", ""))
     _check(cases, bounds, "the edge program does")
     reason = f"needs {', '.join(missing)}, which this machine's runtime does not have; its edge program ran instead"
     return summarize(cases, {WHOLE_FILE: reason})
@@ -81,7 +80,8 @@ def run_cases(program: Runnable, examples: Mapping[str, Mapping[str, Any]], boun
 
 
 def _check(cases: Sequence[Case], bounds: VerifyBounds, what: str) -> None:
-    if problems := [f"{case.where}: {line}" for case in cases for line in violations(case, bounds)]:
+    problems = [f"{case.where}: {line}" for case in cases for line in violations(case, bounds)]
+    if problems := [*problems, *disagreements(cases, bounds)]:
         worst = worst_of(cases)
         found = "; ".join(problems)
         raise VerificationFailed(

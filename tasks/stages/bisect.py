@@ -48,7 +48,7 @@ class Bisect(stage.Stage, name="bisect"):
         matches = match_nodes(before.module.graph, after.module.graph, renamed)
         matches = tuple(match for match in matches if match.after.op == "call_function")
         comparison = Comparison(before, after, matches)
-        real = [flat for label, flat, _ in stored_cases(load_value(inputs.examples, work.store), drawn=0)]
+        real = [case.inputs for case in stored_cases(load_value(inputs.examples, work.store), drawn=0)]
         for flat in real[: params.inputs]:
             comparison.add(flat)
         origins = {node.name: origin_of(node) for node in load_program(inputs.origin, work.store).graph.nodes}

@@ -105,9 +105,8 @@ def _program_cases(
     from ..programs.running import StoredProgram
 
     program = StoredProgram(ref, work.store)
-    for label, flat, expected in stored_cases(stored, drawn):
-        outputs = program.run(flat)
-        yield from compare_all(outputs, expected, method=method, label=label, rounding=stored.get("rounding", ""))
+    for case in stored_cases(stored, drawn):
+        yield from compare_all(program.run(case.inputs), case, method=method, rounding=stored.get("rounding", ""))
 
 
 def _payload(ref: ArtifactRef, data: ArtifactRef | None, work: stage.Workspace) -> Loadable:

@@ -350,6 +350,31 @@ def writes_to_inputs():
     return ModelDefinition({"forward": method}, sequences=[[MethodCall("forward", example)] * 2])
 
 
+def one_tensor_twice(kind: str):
+    """Inputs of which the example has one object, or one memory, for several."""
+    ids, values = torch.tensor([[3, 7, 11, 20]]), torch.randn(2, 4)
+    mask, one, tokens = torch.ones(2, 4, dtype=torch.bool), torch.tensor(1.0), values[None]
+    towers = {"query": nn.Embedding(50, 8), "item": nn.Embedding(50, 8)}
+    attention, layer = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 4)
+    models = {
+        "ids": (lambda m, query, item: m.query(query).mean(1) * m.item(item).mean(1), towers, (ids, ids)),
+        "masks": (lambda _, x, keep, show: (torch.where(keep, x, 0.0), x * show), {}, (values, mask, mask)),
+        "scalars": (lambda _, x, low, high: torch.minimum(torch.maximum(x, low), high), {}, (values, one, one)),
+        "views": (
+            lambda m, q, k, v: m.layer(q, k, v)[0],
+            {"layer": attention},
+            (tokens, tokens[:], tokens.view(1, 2, 4)),
+        ),
+        "expanded": (lambda _, x, y: x.cumsum(0) - y, {}, (one.expand(3, 4), one.expand(3, 4))),
+        "nested": (lambda _, x, y: x[0] - 2 * x[1]["other"] * y, {}, ([values, {"other": values}], values)),
+        "weight": (lambda m, x: m.layer(x) - 3 * x, {"layer": layer}, (layer.weight,)),
+    }
+    if kind == "keywords":
+        return networks.Keywords(), (values,), {"factor": values, "shift": values}
+    function, layers, example = models[kind]
+    return FunctionOfLayers(function, **layers), example
+
+
 def changes_input():
     """An in-place operation, on a copy of the input."""
     return Function(lambda values: values.clone().add_(1)), (torch.zeros(3),)
@@ -358,6 +383,59 @@ def changes_input():
 def with_dropout():
     """A model that was left in training mode."""
     return nn.Sequential(nn.Dropout(0.5)).train(), (torch.ones(64),)
+
+
+class Anchors(nn.Module):
+    """Keeps what it computes of a size until another one comes, as detectors do: [1, 3, h, w] to [1, 4, h * w]."""
+
+    shape = None
+    anchors = torch.empty(0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, image):
+        found = self.conv(image)
+        if self.shape != found.shape:
+            rows, columns = (torch.arange(size) + 0.5 for size in found.shape[-2:])
+            self.anchors = torch.stack(torch.meshgrid(rows, columns, indexing="ij")).view(2, -1)
+            self.shape = found.shape
+        start, end = found.flatten(2).split(2, 1)
+        return torch.cat([self.anchors - start, self.anchors + end], 1)
+
+
+def keeps_anchors():
+    return Anchors(), (torch.randn(1, 3, 4, 5),)
+
+
+def padded_encoder():
+    """Eager's fast path gives zeros for padding; no program does."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    padding = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    encoder = FunctionOfLayers(
+        lambda m, tokens, padding: m.head(m.layers(tokens, src_key_padding_mask=padding)),
+        layers=nn.TransformerEncoder(layer, 2),
+        head=nn.Linear(16, 3),
+    )
+    return encoder, (torch.randn(2, 6, 16), padding)
+
+
+def half_grid_sample():
+    """Eager's kernel for half rounds positions, ExecuTorch's does not."""
+    grid = (torch.rand(1, 10, 12, 2) * 2 - 1).half()
+    sample = Function(lambda image, grid: nn.functional.grid_sample(image, grid, align_corners=False))
+    return sample, (torch.randn(1, 3, 32, 40).half(), grid)
+
+
+def indices():
+    """Indices of the largest and the smallest elements, which a little noise may move, and a mask."""
+
+    def found(model, values):
+        rows = model.layer(values)
+        return rows.argmax(), rows.argmin(1), rows.argmax(-1, keepdim=True).to(torch.int32), rows > 0
+
+    return FunctionOfLayers(found, layer=nn.Linear(6, 9)), (torch.randn(16, 6),)
 
 
 # Control flow.

@@ -89,11 +89,6 @@ def text_input():
     return Function(lambda values, name: values + len(name)), (torch.ones(3), "abc")
 
 
-def transposed_input():
-    """An input whose memory is laid out in a way that the runtime does not take."""
-    return nn.ReLU(), (torch.ones(2, 3).t(),)
-
-
 class Reshape(nn.Module):
     """Needs six values."""
 
@@ -104,6 +99,32 @@ class Reshape(nn.Module):
 def static_batch():
     """A batch that cannot vary: the model says so in its code."""
     return Reshape(), (torch.randn(2, 3),)
+
+
+class PickyAboutValues(nn.Module):
+    """Fails in eager where a condition on its inputs does not hold, which the trace does not see."""
+
+    def __init__(self, takes) -> None:
+        super().__init__()
+        self.takes = takes
+
+    def forward(self, values, ids):
+        if not torch.compiler.is_compiling() and not self.takes(values, ids):
+            raise ValueError("not such values")
+        return values.sum() + ids
+
+
+def picky_about_values(kind: str):
+    """Ids that ascend by columns, a mask of infinities, ids of rows that may be few, and values of one kind only."""
+    values, ids = torch.randn(6, 3), torch.tensor([[1, 2], [3, 5]])
+    conditions = {
+        "order": lambda _, ids: bool((ids.diff(dim=1) > 0).all()),
+        "rows": lambda values, ids: int(ids.max()) < len(values),
+        "values": lambda given, _: torch.equal(given, values),
+    }
+    rows = ({0: Dim("rows", min=2, max=6)}, None) if kind == "rows" else None
+    method = MethodDefinition(PickyAboutValues(conditions[kind]), [(values, ids)], rows)
+    return ModelDefinition({"forward": method})
 
 
 class Picky(nn.Module):

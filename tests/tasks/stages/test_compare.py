@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import VerificationFailed
-from pteforge.tasks.figures import Case, violations, worst_of
+from pteforge.tasks.figures import Case, disagreements, violations, worst_of
 
 NAN, INF = math.nan, math.inf
 
@@ -50,7 +50,7 @@ def test_formulas_by_another_way(pairs):
     [
         # Equal outputs have no error and no ratio, NaN and infinity in the same places included.
         ([1.0, NAN, INF, -INF], [1.0, NAN, INF, -INF], (0.0, 0.0, None)),
-        *((value, value, (0.0, 0.0, None)) for value in ([], [NAN], [INF, -INF], [5, 7], 3, None)),
+        *((value, value, (0.0, 0.0, None)) for value in ([], [NAN], [INF, -INF], 3, None)),
         # Where eager gives zeros there is no signal: the least ratio there is, and the absolute error.
         ([0.25, 0.0], [0.0, 0.0], (0.25, 0.25, -300.0)),
     ],
@@ -61,9 +61,44 @@ def test_known_figures(output, reference, figures):
 
 
 def test_integers_and_booleans():
-    """Integers and truth values are compared as numbers."""
-    assert compared([5, 9], [5, 7]).max_abs_error == 2
-    assert compared([True, False], [True, True]).max_abs_error == 1
+    """Integers and truth values are compared as numbers, and counted; a ratio says something of amounts only."""
+    assert compared([5, 9], [5, 7]) == Case("forward", "example 0", 1, 2.0, 2 / 7, None, counted=2, equal=1)
+    assert compared([True, False], [True, True]) == Case("forward", "example 0", 1, 1.0, 1.0, None, counted=2, equal=1)
+    pixels = compared([255, 9], [255, 10], "uint8")
+    assert (pixels.counted, pixels.equal, pixels.sqnr_db) == (2, 1, pytest.approx(10 * math.log10(255**2 + 100)))
+
+
+def test_agreement():
+    """The share of equal elements counts over all cases of an output; pixels pass by it, or by their ratio."""
+    most, few = (Case("forward", f"example {equal}", 0, 1, 1, None, counted=4, equal=equal) for equal in (4, 1))
+    pixels = Case("forward", "example 0", 1, 1, 1, 50.0, counted=4, equal=2)
+    exact, coarse = VerifyBounds(), VerifyBounds(min_sqnr_db=20)
+    assert list(disagreements([most, few], exact)) == ["method 'forward', output 0: 62.5 % equal eager's < 99 %"]
+    assert not list(disagreements([most, few], coarse))
+    assert list(disagreements([few], coarse)) == ["method 'forward', output 0: 25.0 % equal eager's < 50 %"]
+    assert not list(disagreements([few], VerifyBounds(min_agreement=0.25)))
+    assert not list(disagreements([few], VerifyBounds(min_sqnr_db=None)))
+    assert list(violations(pixels, exact)) == ["SQNR 50.0 dB < 80.0 dB"]
+    assert not list(violations(replace(pixels, equal=4), exact))
+    assert not list(violations(pixels, VerifyBounds(min_sqnr_db=45, min_agreement=0.9)))
+    assert worst_of([most, few, pixels]).agreement == 7 / 12
+
+
+@pytest.mark.parametrize(
+    ("output", "lost_db"),
+    [([1.0, 2.0], -300), ([1.25, 2.0], -6.02), ([1.5, 2.0], 0.0), ([2.0, 2.0], 6.02)],
+)
+def test_what_is_lost_to_rounding(output, lost_db):
+    """Of 16 bits, noise against float32 is held against that of eager's; what loses no more passes."""
+    import torch
+    from pteforge.tasks.programs.compare import compare_all
+    from pteforge.tasks.programs.inputs import StoredCase
+
+    eager, exact = torch.tensor([1.5, 2.0]).half(), torch.tensor([1.0, 2.0])
+    stored = StoredCase("example 0", [], [eager], [exact])
+    (case,) = compare_all([torch.tensor(output).half()], stored, method="forward")
+    assert case.lost_db == pytest.approx(lost_db, abs=0.01)
+    assert bool(list(violations(case, VerifyBounds()))) == (lost_db > 3)
 
 
 @pytest.mark.parametrize("scale", [1e200, 1e-200])

@@ -1,4 +1,4 @@
-"""Random inputs: sizes within the bounds, values of the example."""
+"""Random inputs: sizes within the bounds, values that differ from the example's, or stay where they are."""
 
 from __future__ import annotations
 
@@ -44,10 +44,15 @@ def program(kind):
     return exported, torch.utils._pytree.tree_leaves(example)
 
 
-def draw(kind, count):
-    from pteforge.tasks.programs.inputs import random_inputs
+def draw(kind, count, values="varied"):
+    exported, example = program(kind)
+    return draws(exported, example, count, values)
 
-    return random_inputs(*program(kind), count)
+
+def draws(exported, example, count, values="varied"):
+    from pteforge.tasks.programs.inputs import draw_inputs
+
+    return [draw_inputs(exported, [example], number, values) for number in range(count)]
 
 
 def sizes(drawn):
@@ -77,14 +82,18 @@ def test_what_stays():
     assert sizes(drawn[:2]) == [(2, 2), (2, 2)]
 
 
-@settings(max_examples=15)
-@given(st.sampled_from(["equal", "derived", "unbounded", "static"]), st.integers(0, 12))
-def test_every_draw_fits(kind, count):
+@settings(max_examples=25)
+@given(
+    st.sampled_from(["equal", "derived", "unbounded", "static"]),
+    st.integers(0, 12),
+    st.sampled_from(["varied", "kept", "least"]),
+)
+def test_every_draw_fits(kind, count, values):
     """Any number of draws: each fits the program, has the example's dtypes and only its values."""
     from pteforge.tasks.programs.inputs import check_fits
 
     exported, example = program(kind)
-    drawn = draw(kind, count)
+    drawn = draw(kind, count, values)
 
     assert len(drawn) == count
     for flat in drawn:
@@ -110,13 +119,12 @@ def test_equal_arguments_give_equal_inputs():
 def test_memory_format_and_empty_tensors_are_kept():
     """Channels-last inputs stay so, and an example without values gives zeros."""
     import torch
-    from pteforge.tasks.programs.inputs import random_inputs
     from pteforge.tests.zoo.networks import Function
 
     image = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     empty = torch.zeros(0, 2)
     program = torch.export.export(Function(lambda image, empty: (image * 2, empty + 1)), (image, empty))
-    (drawn,) = random_inputs(program, [image, empty], 1)
+    (drawn,) = draws(program, [image, empty], 1)
     assert drawn[0].is_contiguous(memory_format=torch.channels_last)
     assert not drawn[0].is_contiguous()
     assert drawn[1].shape == (0, 2)
@@ -125,12 +133,59 @@ def test_memory_format_and_empty_tensors_are_kept():
 def test_offsets_ascend():
     """Where bags begin, as `torch.nn.EmbeddingBag` takes it: in ascending order, from 0."""
     import torch
-    from pteforge.tasks.programs.inputs import random_inputs
 
     bags, example = torch.nn.EmbeddingBag(9, 4), (torch.tensor([5, 1, 8, 2, 3, 7]), torch.tensor([0, 2, 5]))
-    drawn = random_inputs(torch.export.export(bags, example), example, 20)
+    drawn = draws(torch.export.export(bags, example), example, 20)
     assert all(bags(*flat).shape == (3, 4) for flat in drawn)
     assert len({tuple(offsets.tolist()) for _, offsets in drawn}) > 1
+
+
+@pytest.mark.parametrize(
+    ("example", "drawn"),
+    [
+        ([True] * 40, {True, False}),
+        ([False] * 40, {True, False}),
+        ([7] * 200, set(range(8))),
+        ([-2] * 40, {0, -1, -2}),
+        ([0] * 40, {0}),
+        ([3, 9, 4] * 20, {3, 9, 4}),
+    ],
+)
+def test_varied_values(example, drawn):
+    """Booleans are either, equal integers anything from 0 to theirs, others those of the example."""
+    import torch
+    from pteforge.tests.zoo.networks import Function
+
+    example = (torch.tensor(example),)
+    exported = torch.export.export(Function(lambda values: values.sum()), example)
+    ((values,),) = draws(exported, example, 1)
+    assert set(values.tolist()) == drawn
+    ((kept,),) = draws(exported, example, 1, "kept")
+    assert torch.equal(kept, example[0])
+
+
+@pytest.mark.parametrize("number", [2.5, -3.0, 0.0])
+def test_varied_scalars(number):
+    """Numbers in tensors vary as well, between half of them and themselves, and two equal ones differ."""
+    import torch
+    from pteforge.tests.zoo.networks import Function
+
+    example = (torch.tensor(number), torch.tensor(number))
+    exported = torch.export.export(Function(lambda one, other: one + other), example)
+    for one, other in draws(exported, example, 5):
+        assert one != other
+        assert all(0 <= (value.item() / number if number else value.item()) <= 1 for value in (one, other))
+
+
+def test_values_of_all_examples():
+    """What an input may be is what the examples have, together."""
+    import torch
+    from pteforge.tasks.programs.inputs import draw_inputs
+    from pteforge.tests.zoo.networks import Function
+
+    examples = [[torch.full((30,), value)] for value in (5, 6, 8)]
+    exported = torch.export.export(Function(lambda values: values * 2), tuple(examples[0]))
+    assert set(draw_inputs(exported, examples, 0, "varied")[0].tolist()) == {5, 6, 8}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import VerificationFailed
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.figures import Figures
-from pteforge.tests.lowering import PORTABLE, recipe
+from pteforge.tests.lowering import PORTABLE, XNNPACK, lower_directly, recipe
 
 
 @pytest.fixture
@@ -139,6 +139,64 @@ def test_what_this_machine_cannot_run(made, lower):
         verify(made("hardswish", edge={"preserve_operators": ["aten.hardswish.default"]}))
     with pytest.raises(VerificationFailed, match=r"needs VulkanBackend, which .* `output: {form: fat}`"):
         lower("builders:mlp", recipe("vulkan"))
+
+
+SAME = ("ids", "masks", "scalars", "views", "expanded", "nested", "weight", "keywords")
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_one_tensor_for_several_inputs(kind, stages):
+    """Each input is one of its own, also where the example has one tensor for several; the file uses them all."""
+    made = stages.lower({"builder": "builders:one_tensor_twice", "kwargs": {"kind": kind}}, PORTABLE)
+    sqnr_db = made.figures["overall"]["sqnr_db"]
+    assert sqnr_db is None or sqnr_db > 100
+    program = made.program("export")
+    inputs = set(program.graph_signature.user_inputs)
+    assert all(node.users for node in program.graph.nodes if node.name in inputs)
+
+
+@pytest.mark.parametrize("kind", ["masks", "scalars"])
+def test_a_file_that_ignores_an_input(kind, stages, tmp_path):
+    """It is not verified although all examples have the same for both: random inputs have not."""
+    import torch
+    from builders import one_tensor_twice
+
+    module, (values, same, _) = one_tensor_twice(kind)
+    tied = torch.export.export(module.eval(), (values, same, same))  # torch takes two for one
+    (path := tmp_path / "tied.pte").write_bytes(lower_directly(tied, "portable"))
+    made = stages.lower({"builder": "builders:one_tensor_twice", "kwargs": {"kind": kind}}, PORTABLE)
+    examples = {"forward": made.value("export", "examples")}
+    with pytest.raises(VerificationFailed, match="drawn"):
+        verify((path, examples))
+
+
+def test_attention_with_padding(lower):
+    """What files are compared with is what torch.export traces, and not eager's fast path, which zeroes padding."""
+    import torch
+
+    assert lower("builders:padded_encoder", XNNPACK).figures["overall"]["sqnr_db"] > 100
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_eager_rounds_more_than_the_file(lower):
+    """A file in 16 bits that is nearer to float32 than eager passes, however far from eager's own outputs it is."""
+    figures = lower("builders:half_grid_sample", PORTABLE).figures
+    assert figures["overall"]["sqnr_db"] < 40
+    assert all(case["lost_db"] < -10 for case in figures["cases"])
+
+
+def test_indices_agree_or_not(lower, made):
+    """Integers and booleans count by how many are equal: in int8 some may differ, and with floats hardly any."""
+    figures = lower(
+        "builders:indices", recipe("xnnpack", quantize={"quantizer": "xnnpack"}, verify={"min_sqnr_db": 20})
+    ).figures
+    assert 0.8 < figures["overall"]["agreement"] < 1
+    assert figures["overall"]["sqnr_db"] is None
+    path, examples = made("indices")
+    for flat in examples["forward"]["outputs"]:
+        flat[2] = (flat[2] + 1) % 9
+    with pytest.raises(VerificationFailed, match=r"output 2: 0\.0 % equal eager's < 99 %"):
+        verify((path, examples))
 
 
 def test_examples_in_another_order_in_memory(stages):
