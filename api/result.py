@@ -275,6 +275,13 @@ class Exported:
         yield "SQNR", "exact" if overall.sqnr_db is None else f"{overall.sqnr_db:.1f} dB"
         if overall.agreement is not None:
             yield "equal integers", f"{100 * overall.agreement:.1f} %"
+        for method, observed in self.figures.calibration.items():
+            yield "calibrated on", f"{observed} ({method})"
+        if drawn := self.figures.drawn:
+            reached = "exact" if drawn.sqnr_db is None else f"{drawn.sqnr_db:.1f} dB"
+            yield "verified on", f"its examples; random inputs reach {reached}: give `calibration` samples"
+        for note in self.figures.notes:
+            yield "note", note
         yield "max abs error", f"{overall.max_abs_error:.2g}"
         yield "SHA-256", file["sha256"]
         for name, reason in self.left_out.items():

@@ -64,7 +64,7 @@ def _check_extra(extra: dict[str, ExtraValue]) -> dict[str, ExtraValue]:
     for key, value in extra.items():
         if not _KEY.fullmatch(key):
             raise ValueError(f"{key!r} must be namespace.field: lower-case letters, digits and underscores, with a dot")
-        if key in KEYS or key.startswith(("general.", "output.")):
+        if key in KEYS or key.startswith(("general.", "output.", "sizes.")):
             raise ValueError(f"{key!r} cannot be in `extra`: it has a field of its own, or its namespace is pteforge's")
         numbers = value if isinstance(value, tuple) else [value]
         if any(isinstance(number, int) and not -(2**63) <= number < 2**63 for number in numbers):

@@ -203,5 +203,8 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
         "search": outcome.search and outcome.search.to_json(),
         "verified": outcome.verified,
         "not_run": dict(outcome.figures.not_run) if outcome.figures else {},
+        "drawn_sqnr_db": outcome.figures and outcome.figures.drawn and outcome.figures.drawn.sqnr_db,
+        "calibration": dict(outcome.figures.calibration) if outcome.figures else {},
+        "notes": list(outcome.figures.notes) if outcome.figures else [],
         **numerics,
     }

@@ -17,8 +17,9 @@ from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec
 from ..formats.pte.metadata import MetadataValue, read_metadata
 from ..formats.pte.ptd import check_external_weights, may_have_external_weights
 from ..formats.pte.reader import open_pte
+from ..formats.pte.sizes import shape_problem
 from .selection import Preference, backend_problem, first_line, load_program, scratch_folder, select
-from .signature import call_mismatch, inputs_problem, shape_problem
+from .signature import call_mismatch, inputs_problem
 
 _Item = TypeVar("_Item")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..formats.pte.contents import Method, ScalarSpec, TensorSpec, ValueSpec
+from ..formats.pte.sizes import shape_problem
 
 
 def call_mismatch(method: Method, other: Method) -> str | None:
@@ -38,20 +39,6 @@ def inputs_problem(method: Method, inputs: Sequence[object]) -> str | None:
             return f"input {position} is of {dtype}, the method takes {_describe_with_order(spec)}"
         if problem := shape_problem(spec, shape):
             return f"input {position} {problem}"
-    return None
-
-
-def shape_problem(spec: TensorSpec, shape: Sequence[int], does: str = "takes") -> str | None:
-    """Why `spec` does not allow a tensor of `shape`; None if it does. Sizes with a bound may be smaller.
-
-    The message says what the method `does`: it ``takes`` an input or ``gives`` an output.
-    """
-    if len(shape) != len(spec.shape):
-        return f"has {len(shape)} dimensions, the method {does} {len(spec.shape)}"
-    if spec.dynamism == "static" and tuple(shape) != spec.shape:
-        return f"has the shape {list(shape)}, the method {does} {list(spec.shape)}"
-    if spec.dynamism == "bound" and any(size > most for size, most in zip(shape, spec.shape, strict=True)):
-        return f"has the shape {list(shape)}, the method {does} at most {list(spec.shape)}"
     return None
 
 

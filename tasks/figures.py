@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..artifacts.records import Record
 from ..configs.verification import VerifyBounds
@@ -87,6 +87,10 @@ class Figures(Record):
     # name of a payload that this machine's runtime has no backend for, or `WHOLE_FILE` of a plain file -> reason
     not_run: dict[str, str]
     cases: tuple[Case, ...]
+    # random inputs that no bound applied to, which the figures above leave out; None if there are none
+    drawn: Worst | None = None
+    calibration: dict[str, str] = field(default_factory=dict)  # method -> what quantizers observed, as ``8 samples``
+    notes: tuple[str, ...] = ()  # what else is to be known of the file, such as sizes that it was to take and does not
 
     @property
     def of_file(self) -> bool:
@@ -94,8 +98,12 @@ class Figures(Record):
         return WHOLE_FILE not in self.not_run
 
 
-def summarize(cases: Sequence[Case], not_run: Mapping[str, str] | None = None) -> Figures:
-    """Figures of at least one case."""
+def summarize(
+    cases: Sequence[Case], not_run: Mapping[str, str] | None = None, *, on_examples: Collection[str] = ()
+) -> Figures:
+    """Figures of at least one case; random inputs of the methods `on_examples` count apart from the others."""
+    every, cases = tuple(cases), judged(cases, on_examples)
+    apart = [case for case in every if case not in cases]
     methods = dict.fromkeys(case.method for case in cases)
     payloads = dict.fromkeys(case.payload for case in cases if case.payload)
     return Figures(
@@ -103,8 +111,14 @@ def summarize(cases: Sequence[Case], not_run: Mapping[str, str] | None = None) -
         {name: worst_of([case for case in cases if case.method == name]) for name in methods},
         {name: worst_of([case for case in cases if case.payload == name]) for name in payloads},
         dict(not_run or {}),
-        tuple(cases),
+        every,
+        worst_of(apart) if apart else None,
     )
+
+
+def judged(cases: Iterable[Case], on_examples: Collection[str]) -> list[Case]:
+    """The cases that bounds apply to: all but random inputs of the methods `on_examples`."""
+    return [case for case in cases if case.method not in on_examples or not case.label.startswith("drawn")]
 
 
 def violations(figures: Case | Worst, bounds: VerifyBounds) -> Iterator[str]:

@@ -40,6 +40,12 @@ Assets = Annotated[ArtifactRef, Kind("model/assets")]  # files that are delivere
 Metadata = Annotated[ArtifactRef, Kind("model/metadata")]  # configs.metadata.Metadata, as it was written
 Observed = Annotated[ArtifactRef, Kind("model/observed")]  # what the user's code loaded and read: see `keys.inputs`
 
+Sizes = Annotated[ArtifactRef, Kind("model/sizes")]  # see `programs.inputs.input_sizes`
+
+ObservedSamples = Annotated[ArtifactRef, Kind("report/calibration")]  # what quantizers observed, in words
+
+Notes = Annotated[ArtifactRef, Kind("report/notes")]  # what is to be known of a program, a list of texts
+
 # Backends' results and files.
 Delegates = Annotated[ArtifactRef, Kind("delegates")]
 PteFile = Annotated[ArtifactRef, Kind("payload/pte")]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -474,7 +475,8 @@ async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload
     output, fallback = recipe.recipe.output, recipe.specializations[-1]
     compiled = payloads[fallback.name].compiled
     of_source = next(iter(exports.values())).metadata if (run.model.metadata or {}).get("from_source", True) else None
-    described = run.model.metadata is not None or of_source is not None
+    sizes = {method: export.sizes for method, export in exports.items() if export.sizes}
+    described = run.model.metadata is not None or of_source is not None or bool(sizes)
     return await run(
         Serialize,
         Serialize.Params(
@@ -489,6 +491,7 @@ async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload
             container=await pack(run, exports, payloads) if recipe.fat else None,
             data=compiled.data if output.external_data and not recipe.fat else None,
             metadata=of_source,
+            sizes=sizes,
         ),
     )
 
@@ -511,20 +514,43 @@ async def pack(run: Scope, exports: Exports, payloads: Mapping[str, Payload]) ->
 
 
 async def verify(run: Scope, exports: Exports, file: Serialize.Outputs) -> ArtifactRef:
+    on_examples = judged_on_examples(run, exports)
     inputs = Verify.Inputs(
         file=file.file,
         data=file.data,
+        quantized=_made(run, Quantize, {method: exports[method] for method in on_examples}),
         examples={method: export.examples for method, export in exports.items()},
         constants=next(iter(exports.values())).constants,
         edge=_last_edges(run, exports) if run.plan.may_be_unverified else {},
+        notes={
+            method: done.outputs.notes
+            for method in exports
+            if (done := run.find(SourceTransform.name, method=method)) and done.outputs.notes
+        },
+        calibration={
+            method: done.outputs.calibration
+            for method in exports
+            if run.plan.calibrates(method) and (done := run.find(Quantize.name, method=method))
+        },
     )
-    params = Verify.Params(bounds=run.plan.bounds, host=host_capability())
+    params = Verify.Params(bounds=run.plan.bounds, host=host_capability(), on_examples=on_examples)
     try:
         return (await run(Verify, params, inputs)).figures
     except (StageFailed, VerificationFailed) as error:
-        if methods := run.plan.calibrated_on_examples(exports, run.model.calibration):
+        methods = run.plan.calibrated_on_examples(exports, run.model.calibration)
+        if methods and re.search(r"drawn \d+, output \d+: SQNR", str(error)):
             error.args = (f"{error.args[0]}; {_on_calibration(methods)}",)
         raise
+
+
+def judged_on_examples(run: Scope, methods: Iterable[str]) -> tuple[str, ...]:
+    """The methods that were calibrated on their examples, whose random inputs no bound applies to.
+
+    Values beyond those of the examples are clipped there, however right the file is.
+    """
+    if run.plan.asks_for_drawn_inputs:
+        return ()
+    return tuple(run.plan.calibrated_on_examples(methods, run.model.calibration))
 
 
 def _on_calibration(methods: Sequence[str]) -> str:
@@ -592,7 +618,7 @@ async def ladder(run: Scope, exports: Exports) -> Ladder.Outputs:
         Ladder.Params(
             rungs=tuple(rungs),
             methods=tuple(exports),
-            drawn_inputs=recipe.bounds.drawn_inputs,
+            drawn_inputs=0 if judged_on_examples(run, exports) else recipe.bounds.drawn_inputs,
             host=host_capability(),
         ),
         Ladder.Inputs(

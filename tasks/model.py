@@ -119,13 +119,19 @@ class PlannedRecipe:
         """Whether the method is exported for samples of any batch size, for quantizers to observe."""
         return self.quantizes(method) and bool(self.recipe.quantize and self.recipe.quantize.dynamic_batch_size)
 
+    def calibrates(self, method: str) -> bool:
+        """Whether activations of the method get fixed ranges from what quantizers observe."""
+        return self.quantizes(method) and not all(map(_scales_at_run_time, self.quantizers))
+
     def calibrated_on_examples(self, methods: Iterable[str], calibration: Container[str]) -> list[str]:
         """The methods whose activations get fixed ranges from the example inputs, for want of calibration data."""
-        ranges = any(
-            not (quantizer.options.get("dynamic") or quantizer.options.get("weight_only"))
-            for quantizer in self.quantizers
-        )
-        return [method for method in methods if ranges and self.quantizes(method) and method not in calibration]
+        return [method for method in methods if self.calibrates(method) and method not in calibration]
+
+    @property
+    def asks_for_drawn_inputs(self) -> bool:
+        """Whether the recipe or the model says how many random inputs to try."""
+        written = self.recipe.verify
+        return "drawn_inputs" in written.model_fields_set or self.bounds.drawn_inputs != written.drawn_inputs
 
     def edge_options(self, spec: PlannedSpecialization, method: str) -> EdgeOptions:
         own = spec.methods.get(method)
@@ -145,6 +151,10 @@ class PlannedRecipe:
                     f"specialization {spec.name!r} of recipe {self.name!r} names the methods {unknown}; "
                     f"the model has {known}"
                 )
+
+
+def _scales_at_run_time(quantizer: TargetParams) -> bool:
+    return bool(quantizer.options.get("dynamic") or quantizer.options.get("weight_only"))
 
 
 @dataclass(frozen=True)

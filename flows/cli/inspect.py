@@ -42,6 +42,7 @@ def inspect_file(
     from ...formats.pte.describe import describe
     from ...formats.pte.metadata import metadata_json, read_metadata, returning_methods
     from ...formats.pte.reader import open_pte
+    from ...formats.pte.sizes import SIZES
 
     pte = open_pte(file)
     fat = open_fat_file(file, data) if is_fat(pte) else None
@@ -63,7 +64,8 @@ def inspect_file(
         _print_container(console, file, description)
     else:
         _print_file(console, file, description)
-    for line in metadata_lines(metadata, limit=_MAX_LENGTH):
+    told = {key: value for key, value in metadata.items() if not key.startswith(SIZES)}  # inputs have those
+    for line in metadata_lines(told, limit=_MAX_LENGTH):
         console.print(Text(line), soft_wrap=True)
     returning = returning_methods(pte, metadata)
     for method in description["methods"]:
@@ -237,7 +239,8 @@ def _print_named_data(console: Console, description: dict[str, Any]) -> None:
 def _value(value: dict[str, Any]) -> str:
     """A tensor's dtype, shape, and order in memory if it is another one, or the kind and value of a scalar."""
     if "shape" in value:
-        bounds = "" if value["dynamism"] == "static" else f" ({value['dynamism']})"
+        said = [f"dimension {sizes['dimension']}: {_sizes(sizes)}" for sizes in value["sizes"]]
+        bounds = "" if value["dynamism"] == "static" else f" ({', '.join(said) or value['dynamism']})"
         order = value["dim_order"]
         memory = "" if order == sorted(order) else f", in memory by dimensions {order}"
         return f"{value['dtype']} {value['shape']}{bounds}{memory}"
@@ -247,6 +250,12 @@ def _value(value: dict[str, Any]) -> str:
     if isinstance(content, str) and value["kind"] == "string":
         return f'string "{printable(content)}"'
     return f"{kind} {content}"
+
+
+def _sizes(value: dict[str, int]) -> str:
+    from ...formats.pte.contents import DimensionSizes
+
+    return str(DimensionSizes(**value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def _read(path: Path, method: Method) -> list[Any]:
 
     from ...artifacts.opening import open_input
     from ...formats.pte.contents import TensorSpec
-    from ...runtime.signature import shape_problem
+    from ...formats.pte.sizes import shape_problem
 
     try:
         with open_input(path) as file, np.load(file, allow_pickle=False) as arrays:

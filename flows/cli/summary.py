@@ -76,6 +76,7 @@ def _notes(outcome: ZooOutcome) -> Iterator[Text]:
             yield Text(_unwatched(made), "yellow")
         if assets := dict.fromkeys(name for recipe in made.recipes for name in recipe.assets):
             yield Text(f"next to the files of {made.model}: {', '.join(assets)}", "dim")
+    said: set[tuple[str, str]] = set()
     for model, recipe in outcome.recipes:
         name = f"{model.model}/{recipe.recipe}"
         if recipe.reason:
@@ -87,10 +88,32 @@ def _notes(outcome: ZooOutcome) -> Iterator[Text]:
                 f"{len(search.attempts)} files were scored; the recipe is in "
                 f"{_relative(recipe.path.with_suffix(f'.{FOUND}'))}"
             )
+        yield from _of_figures(model.model, recipe, said)
         for payload, reason in recipe.left_out.items():
             yield Text(f"{name} is without {payload}: {reason}", "yellow")
         for payload, reason in (recipe.figures.not_run if recipe.figures else {}).items():
             yield Text(f"{name}: {payload} was not run: it {reason}", "yellow" if payload == WHOLE_FILE else "dim")
+
+
+def _of_figures(model: str, recipe: RecipeOutcome, said: set[tuple[str, str]]) -> Iterator[Text]:
+    """What is to be known of a file besides its figures; what holds for all files of a model once, by `said`."""
+    figures, name = recipe.figures, f"{model}/{recipe.recipe}"
+    if figures is None:
+        return
+    for note in figures.notes:
+        if (model, note) not in said:
+            said.add((model, note))
+            yield Text(f"{model}: {note}", "yellow")
+    observed = ", ".join(dict.fromkeys(figures.calibration.values()))
+    if figures.drawn:
+        yield Text(
+            f"{name} is verified on its examples: quantizers observed {observed}, and random inputs reach "
+            f"{format_sqnr(figures.drawn)}. Give the model `calibration` samples; `verify: {{drawn_inputs: 2}}` in the "
+            "recipe holds random inputs to its bounds, too",
+            "yellow",
+        )
+    elif observed:
+        yield Text(f"{name} is calibrated on {observed}", "dim")
 
 
 def _unwatched(made: ModelOutcome) -> str:

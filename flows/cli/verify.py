@@ -167,6 +167,8 @@ def _provenance(file: Path) -> tuple[VerifyBounds, Mapping[str, ArtifactRef], st
     try:
         written = json.loads(read_sidecar(path))
         bounds = VerifyBounds.model_validate(written["verification"]["bounds"])
+        if written["verification"].get("figures", {}).get("drawn"):  # they were measured, and not held to the bounds
+            bounds = bounds.model_copy(update={"drawn_inputs": 0})
         examples = {
             role.removeprefix("examples/"): ArtifactRef.from_json(value)
             for role, value in written["artifacts"].items()

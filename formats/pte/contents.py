@@ -72,6 +72,24 @@ DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
+class DimensionSizes:
+    """The sizes that a dimension of an input may have; as text, ``1 to 8`` or ``2 to 64 in steps of 2``."""
+
+    dimension: int
+    least: int
+    most: int
+    step: int
+
+    def allows(self, size: int) -> bool:
+        return self.least <= size <= self.most and (size - self.least) % self.step == 0
+
+    def __str__(self) -> str:
+        if self.least == self.most:
+            return str(self.least)
+        return f"{self.least} to {self.most}" + (f" in steps of {self.step}" if self.step > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A tensor value of a method.
 
@@ -81,6 +99,7 @@ class TensorSpec:
         dynamism: whether the shape may change between calls.
         nbytes: bytes of a tensor of that shape.
         name: fully qualified name; empty if the file does not have it.
+        sizes: those of the dimensions of an input that may vary, if the file's metadata has them.
     """
 
     dtype: str
@@ -89,6 +108,7 @@ class TensorSpec:
     dynamism: Literal["static", "bound", "unbound"]
     nbytes: int
     name: str = ""
+    sizes: tuple[DimensionSizes, ...] = ()
 
     def lay_out(self, tensor: Any) -> Any:
         """A tensor of this rank with its dimensions in this order in memory; a view where they are already.

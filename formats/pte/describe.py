@@ -96,6 +96,7 @@ def _value(value: ValueSpec) -> dict[str, Any]:
             "shape": list(value.shape),
             "dim_order": list(value.dim_order),
             "dynamism": value.dynamism,
+            "sizes": [asdict(sizes) for sizes in value.sizes],
             "bytes": value.nbytes,
         }
     content = value.value

@@ -14,6 +14,7 @@ from ...errors import FileFormatError, InputError
 from . import schema_generated as schema
 from .contents import METADATA_PREFIX, Extent, NamedData, PteFile, TensorSpec
 from .methods import TensorData, read_constants, read_method
+from .sizes import SIZES, with_sizes
 from .tables import U32, U64, Flatbuffer, TableView, pick
 
 
@@ -66,12 +67,18 @@ def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
     methods = [read_method(plan, segments, inline) for plan in program.children(schema.Program.EXECUTION_PLAN)]
     data = [data for contents in methods for data in contents.data]
     named = tuple(_named_data(program, segments))
+    sizes = {entry.key: segments[entry.segment].of(view) for entry in named if entry.key.startswith(_SIZES)}
     return PteFile(
         size=len(view),
         version=program.number(schema.Program.VERSION, U32),
         program_size=header.program_size,
         segment_base=header.segment_base,
-        methods=tuple(contents.method for contents in methods),
+        methods=tuple(
+            with_sizes(contents.method, bytes(sizes[key]))
+            if (key := f"{_SIZES}{contents.method.name}") in sizes
+            else contents.method
+            for contents in methods
+        ),
         segments=segments,
         constants=read_constants(program, segments, data),
         external=_external(data),
@@ -80,6 +87,7 @@ def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
     )
 
 
+_SIZES = METADATA_PREFIX + SIZES
 _POSITION = 8
 _MAGIC = b"eh00"
 _FIELDS = struct.Struct("<4sIQQ")

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -73,6 +74,55 @@ bool read_input(const MethodMeta& meta, size_t index, const std::string& argumen
   return !text.fail();
 }
 
+/// What the file's metadata has for the sizes of a method's inputs (formats/pte/sizes.py): five numbers for each.
+std::vector<int64_t> sizes_of(const Module& module, const std::string& method) {
+  constexpr size_t kHeader = 1 + sizeof(uint32_t);
+  const auto named = module.program()->get_named_data_map();
+  if (!named.ok()) {
+    return {};
+  }
+  const auto found = (*named)->get_data("metadata.sizes." + method);
+  if (!found.ok() || found->size() < kHeader) {
+    return {};
+  }
+  std::vector<int64_t> numbers((found->size() - kHeader) / sizeof(int64_t));
+  std::memcpy(numbers.data(), static_cast<const char*>(found->data()) + kHeader, numbers.size() * sizeof(int64_t));
+  return numbers;
+}
+
+/// Says so and returns false if an input has a size that the program was not made for; the runtime would take it.
+bool check_sizes(const Module& module, const std::string& method, const Inputs& inputs) {
+  const std::vector<int64_t> numbers = sizes_of(module, method);
+  for (size_t row = 0; row + 5 <= numbers.size(); row += 5) {
+    const auto position = static_cast<size_t>(numbers[row]);
+    const int64_t dimension = numbers[row + 1];
+    const int64_t least = numbers[row + 2];
+    const int64_t most = numbers[row + 3];
+    const int64_t step = numbers[row + 4];
+    if (position >= inputs.values.size() || !inputs.values[position].isTensor() || step < 1) {
+      continue;
+    }
+    const Tensor tensor = inputs.values[position].toTensor();
+    if (dimension < 0 || dimension >= tensor.dim()) {
+      continue; // the runtime refuses the input
+    }
+    const int64_t size = tensor.size(static_cast<ssize_t>(dimension));
+    if (size < least || size > most || (size - least) % step != 0) {
+      std::fprintf(
+          stderr,
+          "nfat_run: input %zu has size %lld in dimension %lld, the method takes %lld to %lld in steps of %lld\n",
+          position,
+          static_cast<long long>(size),
+          static_cast<long long>(dimension),
+          static_cast<long long>(least),
+          static_cast<long long>(most),
+          static_cast<long long>(step));
+      return false;
+    }
+  }
+  return true;
+}
+
 template <typename Number>
 void write_number(Number number) {
   std::fwrite(&number, sizeof(number), 1, stdout);
@@ -108,7 +158,7 @@ bool read_inputs(
       return false;
     }
   }
-  return true;
+  return check_sizes(module, method, inputs);
 }
 
 void write_output(const EValue& output) {

@@ -19,7 +19,7 @@ struct Inputs {
 
 /// Reads arguments: for a tensor like `2x8:INPUT.bin` (`:INPUT.bin` for a scalar), whose dtype and dimension order are
 /// the method's; for other inputs a number, 0 and 1 for a bool, anything for None. Says what is wrong on the error
-/// stream and returns false if one is not what the method takes.
+/// stream and returns false if one is not what the method takes, or has a size that the file's metadata leaves out.
 bool read_inputs(
     executorch::extension::Module& module,
     const std::string& method,

@@ -32,8 +32,7 @@ from ..diagnosis import Attempt, Diagnosis, Finding, Mode, without_advice
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding
 from .copies import copy_module
 from .eager import run_eager
-from .inputs import check_bounded
-from .method import Shapes, export_method
+from .method import Shapes, export_sized
 from .model_source import BuiltModel
 
 _LENGTH = 2000  # characters of an error that are kept
@@ -87,15 +86,13 @@ def _exported(name: str, method: MethodDefinition, shapes: Shapes, *, strict: bo
     """
     reset()
     try:
-        program = export_method(name, method, shapes, strict=strict)
+        return export_sized(name, method, shapes, strict=strict)[0]
     except SourceError as error:
         if isinstance(error.__cause__, Exception):
             return error.__cause__
         raise
     except Exception as error:  # noqa: BLE001 - whatever torch raises is what is to be explained
         return error
-    check_bounded(program, name)
-    return program
 
 
 def _draft(name: str, method: MethodDefinition, shapes: Shapes) -> ExportedProgram | Exception:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,9 +12,12 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ...configs.definition import ModelDefinition
+from ...configs.verification import VerifyBounds
 from ...errors import SourceError
+from ..figures import disagreements, violations
+from .compare import compare_all
 from .copies import copy_module, copy_modules
-from .inputs import DRAWS, check_fits, draw_count, draw_inputs, input_shapes, prepend_mutated_inputs
+from .inputs import DRAWS, StoredCase, check_fits, draw_count, draw_inputs, input_shapes, prepend_mutated_inputs
 from .model_source import BuiltModel
 from .prepared import for_inference
 
@@ -147,6 +150,46 @@ def _draws(node: torch.fx.Node) -> bool:
     if "train" in values or "dropout_p" in values:
         return values.get("train") is not False and any(values.get(name) for name in ("p", "dropout", "dropout_p"))
     return torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def is_like_eager(
+    program: ExportedProgram, module: torch.nn.Module, example: tuple[Any, ...], sizes: Mapping[Any, int]
+) -> bool | None:
+    """Whether a program computes what its module does for sizes, by symbol.
+
+    None if the module takes no inputs of such sizes, or draws random numbers.
+    """
+    if any(map(_draws, _calls(program))):
+        return None
+    flat, spec = pytree.tree_flatten((example, {}))
+    for values in DRAWS:
+        drawn = draw_inputs(program, [flat], 0, values, sizes)
+        call = pytree.tree_unflatten(drawn, spec)
+        try:
+            expected = run_eager(module, call, "inputs of other sizes")
+        except SourceError:
+            continue
+        try:
+            cases = list(compare_all(_run_program(program, call), StoredCase("", drawn, expected), method=""))
+        except Exception:  # noqa: BLE001 - an assertion of the program, an operator's error, another shape
+            return False
+        return not [*disagreements(cases, _EXACT), *(line for case in cases for line in violations(case, _EXACT))]
+    return None
+
+
+def _run_program(program: ExportedProgram, call: Call) -> list[Any]:
+    """Flat outputs of a program, whose state stays as it is."""
+    module = program.module(check_guards=False)
+    for part in module.modules():
+        part._buffers.update({name: value.clone() for name, value in part._buffers.items() if value is not None})  # noqa: SLF001 - `setattr` asks for their names
+    args, kwargs = copy.deepcopy(call)
+    with as_traced():
+        return prepend_mutated_inputs(
+            pytree.tree_leaves((args, kwargs)), lambda: pytree.tree_leaves(module(*args, **kwargs))
+        )
+
+
+_EXACT = VerifyBounds(min_sqnr_db=60, max_relative_error=0.01)  # of the same kernels in the same order
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from ...artifacts.files import staging_file
 from ...formats.pte.contents import METADATA_PREFIX, Extent, PteFile
 from ...formats.pte.metadata import MetadataValue, constant_method, encode_value, metadata_of, returning_methods
 from ...formats.pte.reader import map_file, read_pte
+from ...formats.pte.sizes import SIZES
 
 
 def write_metadata(
@@ -94,7 +95,7 @@ def _add_constant_methods(program: Program, entries: Mapping[str, MetadataValue]
     values = {
         name: list(value) if isinstance(value, tuple) else value
         for key, value in entries.items()
-        if (name := constant_method(key)) not in taken and not isinstance(value, bytes)
+        if (name := constant_method(key)) not in taken and not isinstance(value, bytes) and not key.startswith(SIZES)
     }
     # only tensors need an emitter, and there are none
     program.execution_plan += _Emitter._emit_prim_getters(None, values)  # noqa: SLF001 - nothing public emits plans

@@ -58,7 +58,7 @@ def stored_cases(stored: Mapping[str, Any], drawn: int) -> Iterator[StoredCase]:
     real = len(stored["inputs"]) - stored["drawn"]
     exact = stored.get("exact") or [None] * len(stored["inputs"])
     cases = list(zip(stored["inputs"], stored["outputs"], exact, strict=True))
-    for number, case in enumerate(cases[: real + draw_count(drawn, dynamic=stored["dynamic"])]):
+    for number, case in enumerate(cases[: real + draw_count(drawn, dynamic=stored.get("dynamic", False))]):
         yield StoredCase(f"example {number}" if number < real else f"drawn {number - real}", *case)
 
 
@@ -110,6 +110,29 @@ def check_fits(program: ExportedProgram, flat: Sequence[Any], what: str) -> None
                     f"{what}: input {position} has size {size} in dimension {dimension}, {problem}; "
                     "dynamic_shapes says which sizes may vary"
                 )
+
+
+def size_bounds(program: ExportedProgram, expression: sympy.Expr) -> tuple[int, int, int]:
+    """The least and the largest size that an expression of a bounded program has, and the step between sizes."""
+    symbols = sorted(expression.free_symbols, key=str)
+    ranges = [program.range_constraints[symbol] for symbol in symbols]
+    ends = [
+        int(expression.subs({symbol: max(1, end) for symbol, end in zip(symbols, bounds, strict=True)}))
+        for bounds in ([bounds.lower for bounds in ranges], [bounds.upper for bounds in ranges])
+    ]
+    polynomial = expression.as_poly(symbols[0]) if len(symbols) == 1 else None
+    step = int(polynomial.LC()) if polynomial and polynomial.degree() == 1 else 1
+    return min(ends), max(ends), abs(step)
+
+
+def input_sizes(program: ExportedProgram) -> list[list[int]]:
+    """Input, dimension, least and largest size, and step of each dimension that may vary, as files have them."""
+    return [
+        [position, dimension, *size_bounds(program, expression)]
+        for position, shape in enumerate(input_shapes(program))
+        for dimension, expression in enumerate(shape or ())
+        if expression.free_symbols
+    ]
 
 
 def check_bounded(program: ExportedProgram, method: str) -> None:
@@ -172,7 +195,13 @@ DRAWS: tuple[Draw, ...] = get_args(Draw)
 _MOST_EXAMPLES = 16  # that values are drawn from
 
 
-def draw_inputs(program: ExportedProgram, examples: Sequence[Sequence[Any]], number: int, values: Draw) -> list[Any]:
+def draw_inputs(
+    program: ExportedProgram,
+    examples: Sequence[Sequence[Any]],
+    number: int,
+    values: Draw,
+    sizes: Mapping[sympy.Symbol, int] | None = None,
+) -> list[Any]:
     """Random flat inputs for a program. Equal arguments give equal inputs.
 
     Number 0 has every dynamic dimension at its lower bound, number 1 at its upper bound (twice the example's size where
@@ -182,6 +211,7 @@ def draw_inputs(program: ExportedProgram, examples: Sequence[Sequence[Any]], num
         program: that the inputs are for.
         examples: flat inputs; the program was traced with the first ones.
         number: of the draw.
+        sizes: in place of those: sizes of some symbols; others have the example's.
         values: with ``varied`` every input differs from the example's: numbers are those of the examples, those of an
             input that is all the same lie between 0 and it, and booleans are either. Integers may have to be in order,
             and booleans and infinities to be where they are: with ``kept`` they stay there. Integers may have to be
@@ -189,7 +219,9 @@ def draw_inputs(program: ExportedProgram, examples: Sequence[Sequence[Any]], num
     """
     shapes, example = input_shapes(program), examples[0]
     generator = torch.Generator().manual_seed(number)
-    sizes = {symbol: _size(program, symbol, hint, number) for symbol, hint in _hints(shapes, example).items()}
+    hints = _hints(shapes, example)
+    chosen = {symbol: _size(program, symbol, hint, number) for symbol, hint in hints.items()}
+    sizes = chosen if sizes is None else {**hints, **sizes}
     drawn = []
     for position, (value, shape) in enumerate(zip(example, shapes, strict=True)):
         if shape is None or not isinstance(value, torch.Tensor):

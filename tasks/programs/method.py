@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +18,12 @@ from ...artifacts.digest import Digest, digest_bytes
 from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from .copies import copy_module
-from .eager import run_eager
+from .eager import is_like_eager, run_eager
+from .inputs import check_bounded
 from .keyword_inputs import by_name
 from .model_source import BuiltModel
 from .prepared import convert_prepared, for_inference, is_prepared
+from .sizes import AskedSize, asked_sizes, check_examples, export_again, needs_export, settle_minimum, unkept_sizes
 
 
 def to_dims(inputs: list[Any]) -> tuple[Any, ...]:
@@ -128,27 +132,70 @@ def digest_weights(definition: ModelDefinition) -> dict[str, dict[str, Digest]]:
     }
 
 
+def export_sized(
+    name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, state: str = ""
+) -> tuple[ExportedProgram, list[str]]:
+    """Exports a method as `export_method` does, for the sizes that it computes as eager does.
+
+    Returns:
+        The program, and a message for each dimension that takes fewer sizes than `Dim.AUTO` asks for.
+
+    Raises:
+        SourceError: as `export_method`; a size has no upper bound, or a `Dim` names sizes that the program is not for.
+    """
+    program = export_method(name, method, shapes, strict=strict, state=state)
+    example, what = method.example_inputs[0], f"method {name!r}"
+    asked = asked_sizes(method.module, example, _dynamic_shapes(name, method, shapes))
+    _settle_minimum(program, method, asked, what)
+    if asked and needs_export(program):
+        flat, spec = pytree.tree_flatten((example, {}))
+        with suppress(Exception), torch.no_grad():  # the first one is as right, but takes sizes that it is not for
+            again = export_again(_traced_module(name, method), program, flat, spec, strict=strict)
+            program = _with_plain_trees(again)
+            _settle_minimum(program, method, asked, what)
+    check_bounded(program, name)
+    return program, list(unkept_sizes(program, asked, what))
+
+
+def _settle_minimum(program: ExportedProgram, method: MethodDefinition, asked: Sequence[AskedSize], what: str) -> None:
+    if not is_prepared(method.module):  # the program has its fake quantization converted
+        trial = partial(is_like_eager, program, method.module, method.example_inputs[0])
+        settle_minimum(program, asked, trial, what)
+
+
+def _dynamic_shapes(name: str, method: MethodDefinition, shapes: Shapes) -> Any:
+    """The argument of torch.export: those of the zoo file, or else the definition's own; SourceError if they misfit."""
+    if not shapes or name not in shapes:
+        return method.dynamic_shapes
+    entries = shapes[name]
+    if isinstance(entries, dict):
+        entries = by_name(entries, method, f"dynamic_shapes of method {name!r}")
+    check_entries(entries, method.example_inputs[0], f"method {name!r}")
+    return to_dims(entries)
+
+
+def _traced_module(name: str, method: MethodDefinition) -> torch.nn.Module:
+    """A copy to trace, since what a module keeps of a call would be fake from then on; converted, if it is prepared."""
+    if is_prepared(method.module):
+        return convert_prepared(method.module, f"method {name!r}")
+    return copy_module(method.module)
+
+
 def export_method(
     name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, state: str = ""
 ) -> ExportedProgram:
     """Exports a method with its first example. A module that PT2E has prepared is converted before.
 
-    Observers and fake quantization could not be converted after the export. Traced is a copy: what a module keeps of a
-    call would be fake from then on. `state` is the module's, for messages: `` after source_transforms``.
+    Observers and fake quantization could not be converted after the export. `state` is the module's, for messages:
+    `` after source_transforms``.
 
     Raises:
         SourceError: it does not take its example inputs or its dynamic shapes, or was prepared and never trained.
     """
     example = method.example_inputs[0]
-    dynamic: Any = method.dynamic_shapes
-    if shapes and name in shapes:
-        entries = shapes[name]
-        if isinstance(entries, dict):
-            entries = by_name(entries, method, f"dynamic_shapes of method {name!r}")
-        check_entries(entries, example, f"method {name!r}")
-        dynamic = to_dims(entries)
-    module = method.module
-    module = convert_prepared(module, f"method {name!r}") if is_prepared(module) else copy_module(module)
+    dynamic = _dynamic_shapes(name, method, shapes)
+    check_examples(asked_sizes(method.module, example, dynamic), f"method {name!r}")
+    module = _traced_module(name, method)
     try:
         with torch.no_grad():  # as ExecuTorch's examples do: state that is written to gets no gradients
             return _with_plain_trees(torch.export.export(module, example, dynamic_shapes=dynamic, strict=strict))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
 from types import NoneType, UnionType
@@ -14,6 +15,8 @@ from typing import Any, ForwardRef, Union, get_args, get_origin
 import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torchao.core.config import AOBaseConfig
 from torchao.quantization import granularity, quantize_
 from torchao.quantization.granularity import Granularity
@@ -24,6 +27,7 @@ from ...errors import SourceError, TargetError
 from ..stage import CallableParams
 from ..torchao_configs import PACKAGES, TorchaoParams, snake_case
 from .copies import copy_module
+from .eager import as_traced
 from .model_source import BuiltModel, user_code_error
 
 
@@ -148,10 +152,46 @@ _KINDS: dict[str, type[nn.Module]] = {"linear": nn.Linear, "embedding": nn.Embed
 _ROOT = "module"
 
 
-def transformed(module: nn.Module, transforms: Transforms) -> tuple[nn.Module, frozenset[int]]:
+def layers_used_otherwise(model: BuiltModel, name: str) -> frozenset[str]:
+    """Names of the layers of a method whose weights some method of the model also uses in another way than layers do.
+
+    Such as ``x @ table.weight.t()``, which torchao's tensors do not know. A layer that the methods share is the same
+    for all. Each method runs once, on its first example.
+    """
+    found: set[int] = set()
+    for method in model.definition.methods.values():
+        module = copy_module(method.module)  # has the same parameters
+        with contextlib.suppress(Exception), as_traced(), _OtherUses() as uses:  # what it raises, its export says
+            module(*method.example_inputs[0])
+        found |= uses.found
+    module = model.definition.methods[name].module
+    names = layer_names(module, tuple(_KINDS))
+    return frozenset(first for layer, (first, *_) in names.items() if id(layer.weight) in found)
+
+
+class _OtherUses(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
+    """Finds parameters that functions make tensors of, other than those of linear layers and embeddings."""
+
+    _KNOWN = (nn.functional.linear, torch.embedding, nn.functional.embedding)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[int] = set()
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func not in self._KNOWN and any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(made)):
+            given = pytree.tree_leaves((args, kwargs))
+            self.found |= {id(leaf) for leaf in given if isinstance(leaf, nn.Parameter)}
+        return made
+
+
+def transformed(
+    module: nn.Module, transforms: Transforms, kept: Container[str] = ()
+) -> tuple[nn.Module, frozenset[int]]:
     """A transformed copy of a module, ready for export.
 
-    A layer that an earlier transform has quantized is left alone by the later ones.
+    A layer that an earlier transform has quantized is left alone by the later ones, and so are those that are `kept`.
 
     Returns:
         The copy in inference mode, tensor subclasses unwrapped; and the positions of the transforms that did something,
@@ -170,7 +210,7 @@ def transformed(module: nn.Module, transforms: Transforms) -> tuple[nn.Module, f
         if isinstance(transform, CallableParams):
             holder.add_module(_ROOT, _called(transform, holder.get_submodule(_ROOT), what))
             matched.add(position)
-        elif _quantize(holder, transform, what):
+        elif _quantize(holder, transform, kept, what):
             matched.add(position)
     unwrap_tensor_subclass(holder)
     return holder.get_submodule(_ROOT).eval(), frozenset(matched)
@@ -208,11 +248,12 @@ def _called(transform: CallableParams, module: nn.Module, what: str) -> nn.Modul
     return module if made is None else made
 
 
-def _quantize(holder: nn.Module, transform: TorchaoParams, what: str) -> bool:
-    """Quantizes the layers that match; says whether there are any."""
-    chosen = _chosen(holder, transform, what)
+def _quantize(holder: nn.Module, transform: TorchaoParams, kept: Container[str], what: str) -> bool:
+    """Quantizes the layers that match, but for those that are kept; says whether any match."""
+    matching = _chosen(holder, transform, what)
+    chosen = {layer: name for layer, name in matching.items() if name not in kept}
     if not chosen:
-        return False
+        return bool(matching)
     config = make_config(transform.config, transform.fields)
     _check_groups(chosen, group_size(config), what)
     last = ""

@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._dynamo.exc import UserError
 from torch._ops import OpOverload
-from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import ObserverOrFakeQuantize
@@ -23,10 +22,10 @@ from ...configs.definition import MethodDefinition
 from ...errors import SourceError, TargetError
 from ..stage import CallableParams, TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
-from .inputs import input_shapes
 from .method import Shapes, export_method
 from .products import write_as_linear
 from .recipe_functions import run_graph_passes
+from .sizes import dynamic_sizes, export_again, sizes_collection
 
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 _PREFIX = "_integer_scalar_"
@@ -149,14 +148,7 @@ def quantize(
             converted.get_buffer(name).copy_(value)
     restore_integer_scalars(converted)
     converted = run_graph_passes(passes, "post_convert_passes", converted)
-    args, kwargs = pytree.tree_unflatten(list(example), program.call_spec.in_spec)
-    sizes = _dynamic_sizes(shaped or program)
-    try:
-        shapes = _collection(example, sizes)
-        return torch.export.export(converted, args, kwargs, dynamic_shapes=shapes, strict=False)
-    except UserError:  # a guard that each `Dim` has to allow, and that `Dim.AUTO` did, when `program` was made
-        shapes = _collection(example, [_guarded(dynamic) for dynamic in sizes])
-        return torch.export.export(converted, args, kwargs, dynamic_shapes=shapes, strict=False)
+    return export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
 
 
 def _written_buffers(module: GraphModule) -> set[str]:
@@ -212,7 +204,7 @@ def export_for_any_batch(
     program = export_method(name, method, shapes, strict=strict, state=state)
     flat, structure = pytree.tree_flatten(method.example_inputs[0])
     batch = next((value.shape[0] for value in flat if isinstance(value, torch.Tensor) and value.dim()), None)
-    sizes = _dynamic_sizes(program)
+    sizes = dynamic_sizes(program)
     fixed = [
         isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == batch and 0 not in dynamic
         for value, dynamic in zip(flat, sizes, strict=True)
@@ -224,7 +216,7 @@ def export_for_any_batch(
     if batch == 1:  # torch.export takes a single one for a constant
         flat = [torch.cat([value, value]) if fix else value for value, fix in zip(flat, fixed, strict=True)]
     example = pytree.tree_unflatten(flat, structure)
-    method = replace(method, example_inputs=[example], dynamic_shapes=_collection(flat, sizes))
+    method = replace(method, example_inputs=[example], dynamic_shapes=sizes_collection(flat, sizes))
     try:
         return export_method(name, method, None, strict=strict, state=state)
     except Exception as error:
@@ -242,52 +234,3 @@ _QUANTIZING = {
 
 def _is_quantized(program: ExportedProgram) -> bool:
     return any(str(node.target).rpartition(".")[0] in _QUANTIZING for node in program.graph.nodes)
-
-
-def _dynamic_sizes(program: ExportedProgram) -> list[dict[int, Any]]:
-    """The dynamic sizes of a program's inputs, by dimension. Sizes of one symbol are one `Dim`, or derived from it."""
-    found, dims = [], dict[Any, Any]()
-    for shape in input_shapes(program):
-        sizes: dict[int, Any] = {}
-        for index, expression in enumerate(shape or ()):
-            symbols = sorted(expression.free_symbols, key=str)
-            for symbol in symbols:
-                bounds, name = program.range_constraints[symbol], f"size{len(dims)}"
-                dims.setdefault(symbol, Dim(name, min=_bound(bounds.lower), max=_bound(bounds.upper)))
-            if symbols:
-                polynomial = expression.as_poly(symbols[0]) if len(symbols) == 1 else None
-                sizes[index] = _derived(dims[symbols[0]], polynomial)
-        found.append(sizes)
-    return found
-
-
-def _derived(dim: Any, polynomial: Any) -> Any:
-    """The size that a polynomial gives for a dimension, if it is the dimension, a multiple, or longer by a number."""
-    step, *offset = map(int, polynomial.all_coeffs()) if polynomial else (0,)
-    if len(offset) != 1 or step < 1:
-        return Dim.AUTO
-    size = dim if step == 1 else step * dim
-    return size + offset[0] if offset[0] else size
-
-
-def _guarded(sizes: dict[int, Any]) -> dict[int, Any]:
-    """Dynamic sizes of an input within the same bounds, as far as guards allow."""
-    return {index: Dim.AUTO(min=size.min, max=_finite(size.max)) for index, size in sizes.items()}
-
-
-def _finite(bound: Any) -> int | None:
-    return bound if isinstance(bound, int) else None
-
-
-def _collection(inputs: Sequence[Any], sizes: Sequence[dict[int, Any]]) -> ShapesCollection | None:
-    """Dynamic sizes by tensor, as torch.export takes them; None if there are none."""
-    shapes = ShapesCollection()
-    for value, dynamic in zip(inputs, sizes, strict=True):
-        if dynamic:
-            shapes[value] = dynamic
-    return shapes if any(sizes) else None
-
-
-def _bound(value: Any) -> int | None:
-    """A bound as a number; None where there is none."""
-    return int(value) if value.is_Integer else None

@@ -44,6 +44,7 @@ class Export(stage.Stage, name="export"):
         weights: kinds.WeightDigests | None = None  # of a model with several methods
         batch_norms: kinds.NodeNames | None = None  # those that `fold_batch_norms` can fold, if there are any
         metadata: kinds.Metadata | None = None  # what the source says about the model, if it says anything
+        sizes: kinds.Sizes | None = None  # those of the inputs, where some may vary
         # what the user's code loaded and read on the way; None for a live model
         observed: kinds.Observed | None = None
 
@@ -72,19 +73,21 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     from ..programs.batch_norms import foldable_norms
     from ..programs.constants import emitted_constants
     from ..programs.eager import eager_examples
-    from ..programs.inputs import check_bounded
-    from ..programs.method import choose_method, digest_weights, export_method
+    from ..programs.inputs import check_bounded, input_sizes
+    from ..programs.method import choose_method, digest_weights, export_sized
     from ..programs.model_source import written_metadata
 
     methods = list(model.definition.methods)
     weights = digest_weights(model.definition) if len(methods) > 1 else {}  # before anything changes them
     name = choose_method(model, params.method, params.dynamic_shapes)
-    program = model.program
+    program, notes = model.program, list[str]()
     if program is None:
-        program = export_method(name, model.definition.methods[name], params.dynamic_shapes, strict=params.strict)
+        method = model.definition.methods[name]
+        program, notes = export_sized(name, method, params.dynamic_shapes, strict=params.strict)
     check_bounded(program, name)
     constants = emitted_constants(model.definition.constant_methods)
-    examples = eager_examples(model, name, program, params.drawn_inputs)
+    examples = {**eager_examples(model, name, program, params.drawn_inputs), "notes": notes}
+    sizes = input_sizes(program)
     norms = [found.norm.name for found in foldable_norms(program)]
     metadata = written_metadata(model.definition)
     return Export.Outputs(
@@ -96,4 +99,5 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
         weights=store.put_artifact("model/weights", canonical_json(weights)) if weights else None,
         batch_norms=store.put_artifact("model/batch_norms", canonical_json(norms)) if norms else None,
         metadata=store.put_artifact("model/metadata", canonical_json(metadata)) if metadata else None,
+        sizes=store.put_artifact("model/sizes", canonical_json(sizes)) if sizes else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...artifacts.digest import canonical_json
 from .. import kinds, stage
 
 
@@ -30,6 +31,7 @@ class Quantize(stage.Stage, name="quantize"):
 
     class Outputs(stage.Roles):
         program: kinds.QuantizedProgram
+        calibration: kinds.ObservedSamples  # how many samples or examples
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
@@ -62,4 +64,8 @@ class Quantize(stage.Stage, name="quantize"):
             exclude=params.exclude,
             shaped=shaped,
         )
-        return Quantize.Outputs(program=save_program(quantized, kind="program/quantized", store=work.store))
+        observed = f"{count} {'sample' if inputs.samples else 'example'}{'' if count == 1 else 's'}"
+        return Quantize.Outputs(
+            program=save_program(quantized, kind="program/quantized", store=work.store),
+            calibration=work.store.put_artifact("report/calibration", canonical_json(observed)),
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +14,7 @@ from ...configs.metadata import PROVENANCE, merged_metadata
 from ...formats.nfat.fat_file import is_fat, open_fat
 from ...formats.pte.contents import Shareable
 from ...formats.pte.reader import map_file, open_pte
+from ...formats.pte.sizes import entries as size_entries
 from .. import kinds, stage
 from ..codecs.payload import load_packed, payload_sha256, save_data_file, save_payload, write_payload
 from ..programs.delivery import check_file
@@ -40,7 +43,8 @@ class Serialize(stage.Stage, name="serialize"):
         methods: tuple[str, ...]  # the methods that the file must have
         backends: tuple[str, ...]  # the runtime backends that it may need
         external_data: bool = False  # the weights go to a file of their own
-        metadata: MetadataParams | None = None  # None if neither the zoo nor the model's source says anything
+        # None if neither the zoo nor the model's source says anything, and no size varies
+        metadata: MetadataParams | None = None
 
     class Inputs(stage.Roles):
         # for the plain form, the file; for the fat form, the payload whose signatures it takes over
@@ -48,6 +52,7 @@ class Serialize(stage.Stage, name="serialize"):
         container: kinds.Container | None = None  # for the fat form, all payloads
         data: kinds.PtdFile | None = None  # the weights of a plain file that keeps them in a file of their own
         metadata: kinds.Metadata | None = None  # of `export`
+        sizes: Mapping[str, kinds.Sizes] = field(default_factory=dict)  # of `export`, by method, where some may vary
 
     class Outputs(stage.Roles):
         file: kinds.PteFile
@@ -110,9 +115,10 @@ def _described(
     of_source = json.loads(work.store.read_artifact(inputs.metadata)) if inputs.metadata else {}
     metadata = merged_metadata(params.written, of_source)
     entries, origin = metadata.entries(), None
-    if not entries:
+    sizes = {method: json.loads(work.store.read_artifact(ref)) for method, ref in inputs.sizes.items()}
+    if not (entries or sizes):
         return path, None
-    if metadata.provenance:
+    if entries and metadata.provenance:
         payloads = _payloads(path, data_path, inputs.payload, params.origin, work)
         content = canonical_json({**params.origin, "payloads": payloads})
         origin = work.store.put_artifact("report/origin", content)
@@ -120,7 +126,7 @@ def _described(
     described = work.scratch / "described.pte"
     write_metadata(
         path,
-        entries,
+        {**entries, **size_entries(sizes)},
         described,
         constant_methods=metadata.constant_methods,
         segment_alignment=params.segment_alignment,

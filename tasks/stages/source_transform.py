@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from ...artifacts.digest import canonical_json
 from .. import kinds, stage
 from ..torchao_configs import TorchaoParams
 from .export import MethodParams
@@ -38,6 +39,7 @@ class SourceTransform(stage.Stage, name="source_transform"):
 
     class Outputs(stage.Roles):
         program: kinds.AtenProgram
+        notes: kinds.Notes | None = None  # what is to be known of the program, if anything
         # what the user's code loaded and read on the way; None for a live model
         observed: kinds.Observed | None = None
 
@@ -70,8 +72,8 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     """
     from ...errors import SourceError
     from ..codecs.program import save_program
-    from ..programs.method import choose_method, export_method
-    from ..programs.module_transforms import check_all_match, transformed
+    from ..programs.method import choose_method, export_sized
+    from ..programs.module_transforms import check_all_match, layers_used_otherwise, transformed
     from ..programs.prepared import is_prepared
     from ..programs.pt2e import export_for_any_batch
 
@@ -84,14 +86,25 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
         if params.transforms:
             problem = "has a module that PT2E has prepared; source_transforms cannot change those"
             raise SourceError(f"method {name!r} {problem}")
-        program = export_method(
-            name, method, params.dynamic_shapes, strict=params.strict
-        )  # it is quantized, and observes nothing more
+        # it is quantized, and observes nothing more
+        program, _ = export_sized(name, method, params.dynamic_shapes, strict=params.strict)
         return SourceTransform.Outputs(program=save_program(program, kind="program/aten", store=store))
-    module, matched = transformed(method.module, params.transforms)
+    quantizes = any(isinstance(made, TorchaoParams) for made in params.transforms)
+    kept = layers_used_otherwise(model, name) if quantizes else frozenset()
+    module, matched = transformed(method.module, params.transforms, kept)
     check_all_match(model, name, params.transforms, matched)
-    export = export_for_any_batch if params.dynamic_batch else export_method
     state = " after source_transforms" if params.transforms else ""
     method = dataclasses.replace(method, module=module)
-    program = export(name, method, params.dynamic_shapes, strict=params.strict, state=state)
-    return SourceTransform.Outputs(program=save_program(program, kind="program/aten", store=store))
+    if params.dynamic_batch:
+        program = export_for_any_batch(name, method, params.dynamic_shapes, strict=params.strict, state=state)
+    else:
+        program, _ = export_sized(name, method, params.dynamic_shapes, strict=params.strict, state=state)
+    notes = [
+        f"method {name!r}: the layer {layer!r} stays in floating point, since the model also uses its weights in "
+        "another way than layers do, as in `x @ table.weight.t()`"
+        for layer in sorted(kept)
+    ]
+    return SourceTransform.Outputs(
+        program=save_program(program, kind="program/aten", store=store),
+        notes=store.put_artifact("report/notes", canonical_json(notes)) if notes else None,
+    )

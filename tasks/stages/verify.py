@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from ...artifacts.digest import canonical_json
 from ...configs.verification import VerifyBounds
@@ -19,6 +20,8 @@ class Verify(stage.Stage, name="verify"):
     class Params(stage.Params):
         bounds: VerifyBounds  # the largest allowed differences from eager
         host: str = ""  # CPU capability of the machine that the file runs on
+        # methods that were calibrated on their examples: their random inputs are held to the quantized program
+        on_examples: tuple[str, ...] = ()
 
     class Inputs(stage.Roles):
         file: kinds.PteFile
@@ -27,6 +30,9 @@ class Verify(stage.Stage, name="verify"):
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
         # by method, of `edge`: run in its place if the runtime lacks its backend; none where the file has to be run
         edge: Mapping[str, kinds.EdgeProgram] = field(default_factory=dict)
+        quantized: Mapping[str, kinds.QuantizedProgram] = field(default_factory=dict)  # of the methods `on_examples`
+        notes: Mapping[str, kinds.Notes] = field(default_factory=dict)  # by method, of `source_transform`
+        calibration: Mapping[str, kinds.ObservedSamples] = field(default_factory=dict)  # by method, of `quantize`
 
     class Outputs(stage.Roles):
         figures: kinds.Figures
@@ -41,18 +47,29 @@ class Verify(stage.Stage, name="verify"):
         from ..codecs.values import load_value
         from ..programs.constants import check_constants
         from ..programs.running import missing_backends
-        from ..programs.verification import verify_file, verify_programs
+        from ..programs.verification import as_quantized, check_sizes, verify_file, verify_programs
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
+        pte = open_pte(path)
         examples = {method: load_value(ref, work.store) for method, ref in inputs.examples.items()}
         try:
-            if inputs.edge and (missing := missing_backends(open_pte(path).backends)):
-                figures = verify_programs(inputs.edge, examples, params.bounds, missing, work.store)
+            if inputs.edge and (missing := missing_backends(pte.backends)):
+                figures = verify_programs(inputs.edge, examples, params.bounds, missing, work.store, params.on_examples)
             else:
-                figures = verify_file(path, examples, params.bounds, data_files)
+                drawn = params.bounds.drawn_inputs
+                of_quantized = {
+                    name: as_quantized(examples[name], inputs.quantized[name], drawn, work.store)
+                    for name in params.on_examples
+                }
+                figures = verify_file(path, examples, params.bounds, data_files, on_examples=of_quantized)
+            check_sizes(pte, examples)
         except VerificationFailed as error:
             if drawing := sorted({name for stored in examples.values() for name in stored.get("random", ())}):
                 error.args = (f"{error}; eager draws random numbers ({', '.join(drawing)})",)
             raise
         check_constants(path, load_value(inputs.constants, work.store))
+        calibration = {name: json.loads(work.store.read_artifact(ref)) for name, ref in inputs.calibration.items()}
+        notes = [note for stored in examples.values() for note in stored.get("notes", ())]
+        notes += [note for ref in inputs.notes.values() for note in json.loads(work.store.read_artifact(ref))]
+        figures = replace(figures, calibration=calibration, notes=tuple(notes))
         return Verify.Outputs(figures=work.store.put_artifact("report/figures", canonical_json(figures.to_json())))

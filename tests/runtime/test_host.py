@@ -36,6 +36,22 @@ def test_programs_that_do_not_load(run_host, host_arguments, programs):
         assert all(message in log for message in messages)
 
 
+def test_sizes(run_host, host_arguments, programs, tmp_path):
+    """A size that the file's metadata leaves out is refused before the program runs; the runtime would take it."""
+    from pteforge.formats.pte.sizes import entries
+    from pteforge.tasks.programs.file_metadata import write_metadata
+
+    plain, method, tensor = host_arguments(programs, "v2-dynamic")
+    rows, described = int(tensor.partition("x")[0]), tmp_path / "described.pte"
+    for least, step, refused in ((rows, 1, False), (rows + 1, 1, True), (rows - 1, 2, True)):
+        sizes = entries({method: [[0, 0, least, rows + 2, step]]})
+        write_metadata(plain, sizes, described, constant_methods=False, segment_alignment=128)
+        code, outputs, log = run_host(described, method, tensor)
+        assert (code, bool(outputs)) == ((2, False) if refused else (0, True)), log
+        said = f"input 0 has size {rows} in dimension 0, the method takes {least} to {rows + 2} in steps of {step}"
+        assert (said in log) == refused
+
+
 def test_state(run_host, host_arguments, programs):
     """State is kept from call to call, and every process starts with the initial one."""
     import torch

@@ -375,6 +375,49 @@ def one_tensor_twice(kind: str):
     return FunctionOfLayers(function, **layers), example
 
 
+class Branches(nn.Module):
+    """Computes something else for one row, or for odd numbers of rows, which torch.export does not see."""
+
+    def __init__(self, alone) -> None:
+        super().__init__()
+        self.alone, self.layer = alone, nn.Linear(8, 8)
+
+    def forward(self, rows):
+        made = self.layer(rows)
+        return made if self.alone(rows.shape[0]) else made.relu()
+
+
+def hinted_sizes(kind: str):
+    """Sizes that torch.export may narrow."""
+    never = Branches(lambda _: False)
+    module, size, dim = {
+        "free": (never, 2, Dim.AUTO(min=1, max=4)),
+        "one value": (never, 2, Dim.AUTO(min=1, max=2)),
+        "not one": (Branches(lambda rows: rows == 1), 2, Dim.AUTO(min=1, max=4)),
+        "two only": (Branches(lambda rows: rows == 1), 2, Dim.AUTO(min=1, max=2)),
+        "even": (Branches(lambda rows: rows % 2 == 1), 4, Dim.AUTO(min=2, max=8)),
+        "few": (Branches(lambda rows: rows > 5), 2, Dim.AUTO(min=1, max=8)),
+        "example": (never, 1, Dim.AUTO(min=1, max=4)),
+        "halves": (Function(lambda rows: rows.view(2, -1, 8).sum(0)), 4, 2 * Dim("half", min=1, max=4)),
+    }[kind]
+    shapes = {0: dim} if isinstance(module, Branches) else ({0: dim},)
+    return ModelDefinition({"forward": MethodDefinition(module, [(torch.randn(size, 8),)], (shapes,))})
+
+
+def calibrated_on_one():
+    """Of one row of small values, while random inputs of a larger batch have larger sums."""
+    layers = [nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)]
+    return dynamic(nn.Sequential(*layers), torch.randn(2, 16), low=1, high=64)
+
+
+def reads_its_table():
+    """A table that one method looks rows up in, and another one multiplies with; both share it."""
+    table, layer = nn.Embedding(96, 64), nn.Linear(64, 64)
+    encode = FunctionOfLayers(lambda m, ids: m.layer(m.table(ids)), table=table, layer=layer)
+    step = FunctionOfLayers(lambda m, ids: m.layer(m.table(ids))[:, -1] @ m.table.weight.t(), table=table, layer=layer)
+    return methods(torch.tensor([[3, 9, 4]]), encode=encode, step=step)
+
+
 def changes_input():
     """An in-place operation, on a copy of the input."""
     return Function(lambda values: values.clone().add_(1)), (torch.zeros(3),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import networks
 import torch
-from networks import Function
+from networks import Function, FunctionOfLayers
 from pteforge.configs.definition import MethodCall, MethodDefinition, ModelDefinition
 from torch import nn
 from torch.export import Dim
@@ -99,6 +99,26 @@ class Reshape(nn.Module):
 def static_batch():
     """A batch that cannot vary: the model says so in its code."""
     return Reshape(), (torch.randn(2, 3),)
+
+
+def branches_on_one():
+    """Sizes from 1 on, where the code branches on 1."""
+    layer = nn.Linear(4, 4)
+    function = FunctionOfLayers(lambda m, x: m.layer(x) if x.shape[0] == 1 else m.layer(x).relu(), layer=layer)
+    method = MethodDefinition(function, [(torch.randn(3, 4),)], (({0: Dim("rows", min=1, max=4)},),))
+    return ModelDefinition({"forward": method})
+
+
+def example_of_one():
+    """A batch that varies, and an example of one."""
+    method = MethodDefinition(nn.Linear(4, 4), [(torch.randn(1, 4),)], ({0: Dim("rows", min=1, max=4)},))
+    return ModelDefinition({"forward": method})
+
+
+def example_of_one_pair():
+    """Pairs whose number varies, and an example of one."""
+    method = MethodDefinition(nn.Linear(4, 4), [(torch.randn(2, 4),)], ({0: 2 * Dim("pairs", max=4)},))
+    return ModelDefinition({"forward": method})
 
 
 class PickyAboutValues(nn.Module):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from pteforge.errors import SourceError, VerificationFailed
+from pteforge.formats.pte.contents import DimensionSizes
 from pteforge.formats.pte.reader import read_pte
+from pteforge.tasks.stages.diagnose import Diagnose
+from pteforge.tasks.stages.export import Export
 from pteforge.tests.lowering import PORTABLE, recipe
 
 
@@ -55,7 +61,9 @@ def test_a_file_takes_multiples(lower):
     ):
         lowered = lower(source, PORTABLE, dynamic_shapes=shapes)
         found.append([flat[0].shape[2] for flat in lowered.value("export", "examples")["inputs"]])
-    assert found[0] == found[1] == [16, 8, 32]
+    for *ends, between in found:
+        assert ends == [16, 8, 32]
+        assert between in range(12, 32, 4)
 
 
 @pytest.mark.parametrize("named", [0, 1])
@@ -77,7 +85,90 @@ def test_a_file_takes_the_largest_size(lower, builder, largest, target):
     lowered = lower(f"builders:{builder}", recipe(target))
     (method,) = read_pte(lowered.file).methods
     assert method.inputs[0].shape == largest
-    assert [flat[0].shape[0] for flat in lowered.value("export", "examples")["inputs"]] == [2, 1, largest[0]]
+    *ends, between = [flat[0].shape[0] for flat in lowered.value("export", "examples")["inputs"]]
+    assert ends == [2, 1, largest[0]]
+    assert 1 < between < largest[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "said"),
+    [
+        ("free", (1, 4, 1), ""),
+        ("one value", (1, 2, 1), ""),
+        ("not one", (2, 4, 1), "dimension 0 of input 0 was to take 1 to 4, and the program takes 2 to 4"),
+        ("two only", None, "was to take 1 to 2, and the program takes 2 only: its code depends on the size"),
+        ("even", (2, 8, 2), "was to take 2 to 8, and the program takes 2 to 8 in steps of 2"),
+        ("few", (1, 5, 1), "was to take 1 to 8, and the program takes 1 to 5"),
+        ("example", None, "was to take 1 to 4, and the program takes 1 only: give an example of 2 or more"),
+        ("halves", (2, 8, 2), ""),
+    ],
+)
+def test_sizes_that_are_not_kept(stages, tmp_path, kind, sizes, said):
+    """The file says which sizes it takes and refuses others; what hints asked for and torch.export left out is said."""
+    from pteforge.errors import InputError
+    from pteforge.runtime import load
+
+    lowered = stages.lower({"builder": "builders:hinted_sizes", "kwargs": {"kind": kind}}, PORTABLE)
+    notes = lowered.figures["notes"]
+    assert [said in note for note in notes] == [True] * bool(said)
+    ((spec,),) = (method.inputs for method in read_pte(lowered.file).methods)
+    (tmp_path / "model.pte").write_bytes(lowered.file)
+    program, rows = load(tmp_path / "model.pte"), lowered.value("export", "examples")["inputs"][0][0]
+    if sizes is None:
+        assert (spec.dynamism, spec.sizes) == ("static", ())
+    else:
+        assert spec.sizes == (DimensionSizes(0, *sizes),)
+        least, most, step = sizes
+        program.run("forward", [rows[:1].expand(least, 8).contiguous()])
+        for size in {least - 1, most + 1, least + 1 if step > 1 else most + 1}:
+            with pytest.raises(InputError, match=f"has size {size} in dimension 0, the method takes {least} to {most}"):
+                program.run("forward", [rows[:1].expand(size, 8).contiguous()])
+
+
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        ("branches_on_one", "for a size of 1 in dimension 0 of input 0, the exported program computes something else"),
+        ("example_of_one", "dimension 0 of input 0 of the example is 1: give 2 or more"),
+        ("example_of_one_pair", "dimension 0 of input 0 of the example is 2: give 4 or more"),
+    ],
+)
+def test_sizes_that_cannot_be_kept(stages, builder, message):
+    """What a `Dim` asks for and the model cannot be exported for is an error, which `export` and `diagnose` share."""
+    source = {"builder": f"faulty:{builder}", "kwargs": {}}
+    for stage in (Export, Diagnose):
+        with pytest.raises(SourceError, match=message):
+            stages.run(stage, stage.Params(source=source))
+
+
+@pytest.mark.parametrize("kind", ["one value", "two only"])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_quantized_for_few_sizes(lower, kind, dynamic):
+    """Sizes of which tracing leaves one are one after quantization, too."""
+    asked = recipe("xnnpack", quantize={"quantizer": "xnnpack", "options": {"dynamic": dynamic}})
+    lowered = lower(
+        {"builder": "builders:hinted_sizes", "kwargs": {"kind": kind}}, asked | {"verify": {"min_sqnr_db": 20}}
+    )
+    (method,) = read_pte(lowered.file).methods
+    assert bool(method.inputs[0].sizes) == (kind == "one value")
+
+
+def test_a_file_that_says_other_sizes(lower):
+    """A file is not verified that does not say which sizes it takes, or refuses some that it was made for."""
+    from pteforge.tasks.programs.verification import check_sizes
+
+    lowered = lower({"builder": "builders:hinted_sizes", "kwargs": {"kind": "halves"}}, PORTABLE)
+    pte, examples = read_pte(lowered.file), {"forward": lowered.value("export", "examples")}
+    check_sizes(pte, examples)
+    (method,) = pte.methods
+    (spec,) = method.inputs
+    for sizes, message in (
+        ((), "does not say which sizes it takes"),
+        ((DimensionSizes(0, 4, 8, 2),), "refuses a size that it was run with: it has size 2 in dimension 0"),
+    ):
+        other = replace(pte, methods=(replace(method, inputs=(replace(spec, sizes=sizes),)),))
+        with pytest.raises(VerificationFailed, match=message):
+            check_sizes(other, examples)
 
 
 @pytest.mark.parametrize("target", ["portable", "xnnpack"])

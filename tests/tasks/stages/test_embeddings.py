@@ -17,6 +17,19 @@ def table(dtype="int8", **fields):
     return {"weight_dtype": dtype, "granularity": {"per_axis": 0} if dtype == "int8" else GROUPS, **fields}
 
 
+def test_a_table_that_is_read_in_another_way(stages):
+    """It stays in floating point in all methods that share it, and the figures say so; other layers are quantized."""
+    import torch
+
+    embeddings = {"torchao": "intx_weight_only", "params": table(), "layers": ["embedding"]}
+    asked = recipe("xnnpack", source_transforms=[embeddings], verify={"min_sqnr_db": 20})
+    lowered = stages.lower("builders:reads_its_table", asked)
+    assert ["'table' stays in floating point" in note for note in lowered.figures["notes"]] == [True, True]
+    for method in ("encode", "step"):
+        program = lowered.program(f"source_transform/{method}")
+        assert program.state_dict["table.weight"].dtype == torch.float32
+
+
 def transformed(module, fields):
     """The module with quantized embeddings, ready for export."""
     from pteforge.tasks.programs import module_transforms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pteforge.configs import Quantize as Quantization
+from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import TargetError
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.stages.quantize import Quantize
@@ -124,6 +125,44 @@ def test_guarded_sizes_are_kept(stages):
     lowered = stages.lower("builders:neighbors", int8(dynamic=True))
     bounds = [sorted(str(bound) for bound in lowered.program(step).range_constraints.values()) for step in STEPS]
     assert bounds[0] == bounds[1] != []
+
+
+def test_calibrated_on_the_example_only(stages):
+    """Bounds hold on the example, and random inputs are measured; where the recipe asks for them, bounds hold there.
+
+    With calibration samples, they hold there anyway.
+    """
+    from pteforge.errors import VerificationFailed
+
+    asked, builder = int8() | {"verify": {"min_sqnr_db": 25}}, "builders:calibrated_on_one"
+    figures = stages.lower(builder, asked).figures
+    assert figures["drawn"]["sqnr_db"] < 25 < figures["overall"]["sqnr_db"]
+    assert figures["overall"]["cases"] == 1
+    assert figures["calibration"] == {"forward": "1 example"}
+    with pytest.raises(VerificationFailed, match=r"drawn .* give the model `calibration` samples"):
+        stages.lower(builder, asked | {"verify": {"min_sqnr_db": 25, "drawn_inputs": 2}})
+    calibration = {
+        "forward": {"dataset": "callables:batches", "kwargs": {"count": 30, "width": 16, "scale": 0.05}, "samples": 30}
+    }
+    figures = stages.lower(builder, asked, calibration=calibration).figures
+    assert figures["drawn"] is None
+    assert figures["calibration"] == {"forward": "30 samples"}
+
+
+def test_random_inputs_of_a_file_calibrated_on_its_example(stages, tmp_path):
+    """They are held to what the quantized program computes: a file that computes something else there is wrong."""
+    from pteforge.errors import VerificationFailed
+    from pteforge.tasks.programs.verification import as_quantized, verify_file
+
+    lowered = stages.lower("builders:calibrated_on_one", int8())
+    (path := tmp_path / "model.pte").write_bytes(lowered.file)
+    stored = lowered.value("export", "examples")
+    like = as_quantized(stored, lowered.outputs[FORWARD]["program"], 2, lowered.store)
+    bounds = VerifyBounds(min_sqnr_db=20)
+    assert verify_file(path, {"forward": stored}, bounds, on_examples={"forward": like}).drawn.cases == 3
+    like["outputs"][1][0].neg_()
+    with pytest.raises(VerificationFailed, match=r"on random inputs.*not compute what its quantized program computes"):
+        verify_file(path, {"forward": stored}, bounds, on_examples={"forward": like})
 
 
 def test_quantized_programs_run_on_portable_kernels(stages):
