@@ -476,7 +476,7 @@ async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload
     compiled = payloads[fallback.name].compiled
     of_source = next(iter(exports.values())).metadata if (run.model.metadata or {}).get("from_source", True) else None
     sizes = {method: export.sizes for method, export in exports.items() if export.sizes}
-    described = run.model.metadata is not None or of_source is not None or bool(sizes)
+    described = run.model.metadata is not None or of_source is not None
     return await run(
         Serialize,
         Serialize.Params(
@@ -484,7 +484,7 @@ async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload
             methods=tuple(exports),
             backends=(BACKEND_ID,) if recipe.fat else fallback.backends,
             external_data=output.external_data,
-            metadata=metadata_params(run, payloads) if described else None,
+            metadata=metadata_params(run, payloads, described=described) if described or sizes else None,
         ),
         Serialize.Inputs(
             payload=compiled.payload,

@@ -153,20 +153,21 @@ def compile_params(run: Scope, spec: PlannedSpecialization, methods: Collection[
     )
 
 
-def metadata_params(run: Scope, payloads: Collection[str]) -> MetadataParams:
-    """What the zoo says about the model, and what the file is made from and with."""
+def metadata_params(run: Scope, payloads: Collection[str], *, described: bool) -> MetadataParams:
+    """What the zoo says about the model, and what a file that is `described` is made from and with."""
     recipe, layout = run.plan, run.plan.recipe.compile
     made = {spec.name: params_of(spec.target).model_dump(mode="json") for spec in recipe.specializations}
+    origin = {
+        "format": ORIGIN_FORMAT,
+        "model": run.model.name,
+        "recipe": recipe.name,
+        "specializations": made,
+        "left_out": list(_left_out(recipe, payloads)),
+        "toolchain": recipe.versions,
+    }
     return MetadataParams(
         written=dict(run.model.metadata or {}),
-        origin={
-            "format": ORIGIN_FORMAT,
-            "model": run.model.name,
-            "recipe": recipe.name,
-            "specializations": made,
-            "left_out": list(_left_out(recipe, payloads)),
-            "toolchain": recipe.versions,
-        },
+        origin=origin if described else {},
         segment_alignment=layout.segment_alignment,
         delegate_alignment=layout.delegate_alignment,
     )

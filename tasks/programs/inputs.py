@@ -112,6 +112,25 @@ def check_fits(program: ExportedProgram, flat: Sequence[Any], what: str) -> None
                 )
 
 
+def tied_inputs(program: ExportedProgram, what: str) -> Iterator[str]:
+    """Yields a message for each input that a program ignores, and that had the memory of another one in its example."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    used = [bool(nodes[name].users) for name in program.graph_signature.user_inputs if name in nodes]
+    examples = pytree.tree_leaves(program.example_inputs)
+    for position, value in enumerate(examples if len(examples) == len(used) else ()):
+        same = [other for other, given in enumerate(examples) if used[other] and _is_same(value, given)]
+        if same and not used[position]:
+            yield (
+                f"{what}: the program ignores input {position}, whose example is the tensor of input {same[0]}: "
+                "torch.export takes one tensor for one input; export the program with a tensor for each"
+            )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    return tensors and one.data_ptr() == other.data_ptr() and one.shape == other.shape
+
+
 def size_bounds(program: ExportedProgram, expression: sympy.Expr) -> tuple[int, int, int]:
     """The least and the largest size that an expression of a bounded program has, and the step between sizes."""
     symbols = sorted(expression.free_symbols, key=str)

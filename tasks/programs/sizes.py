@@ -245,7 +245,18 @@ def export_again(
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
     except UserError:  # a guard that each `Dim` has to allow, and that `Dim.AUTO` did, when `program` was made
         shapes = sizes_collection(example, [_guarded(dynamic) for dynamic in sizes])
-        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
+        again = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
+        _restore_minimum(program, again)
+        return again
+
+
+def _restore_minimum(program: ExportedProgram, again: ExportedProgram) -> None:
+    """Writes to the ranges of a program, exported again with `Dim.AUTO`, that 1 is a size where it was one before."""
+    for before, after in zip(input_shapes(program), input_shapes(again), strict=True):
+        for old, new in zip(before or (), after or (), strict=True):
+            known, found = program.range_constraints.get(old), again.range_constraints.get(new)
+            if known is not None and found is not None and known.lower < 2 == found.lower:
+                again.range_constraints[new] = ValueRanges(known.lower, found.upper)
 
 
 def _guarded(sizes: dict[int, Any]) -> dict[int, Any]:

@@ -73,7 +73,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     from ..programs.batch_norms import foldable_norms
     from ..programs.constants import emitted_constants
     from ..programs.eager import eager_examples
-    from ..programs.inputs import check_bounded, input_sizes
+    from ..programs.inputs import check_bounded, input_sizes, tied_inputs
     from ..programs.method import choose_method, digest_weights, export_sized
     from ..programs.model_source import written_metadata
 
@@ -84,6 +84,8 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     if program is None:
         method = model.definition.methods[name]
         program, notes = export_sized(name, method, params.dynamic_shapes, strict=params.strict)
+    else:
+        notes += tied_inputs(program, f"method {name!r}")
     check_bounded(program, name)
     constants = emitted_constants(model.definition.constant_methods)
     examples = {**eager_examples(model, name, program, params.drawn_inputs), "notes": notes}

@@ -23,7 +23,7 @@ def test_says_what_a_file_holds(samples):
     forward = next(method for method in summary["methods"] if method["name"] == "forward")
     (image,) = forward["inputs"]
     assert (image.pop("shape"), image.pop("dim_order")) == ([1, 8, 8, 8], [0, 1, 2, 3])
-    assert image == {"kind": "tensor", "dtype": "float32", "dynamism": "static", "bytes": 2048}
+    assert image == {"kind": "tensor", "dtype": "float32", "dynamism": "static", "sizes": [], "bytes": 2048}
     (delegate,) = forward["delegates"]
     segment = {"offset": delegate["offset"], "size": delegate["size"], "holds": ["delegate"]}
     assert summary["segments"][delegate["segment"]] == segment

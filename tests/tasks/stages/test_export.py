@@ -38,8 +38,10 @@ def test_outputs(stages):
         "methods": "model/methods",
         "weights": "model/weights",
         "constants": "model/constants",
+        "sizes": "model/sizes",
         "observed": "model/observed",
     }
+    assert stages.json(outputs["sizes"]) == [[0, 0, 1, 8, 1]]
     program, examples = stages.program(outputs["program"]), stages.value(outputs["examples"])
     assert [flat[0].shape[0] for flat in examples["inputs"]][:4] == [2, 4, 1, 8]
     assert (len(examples["inputs"]), len(examples["outputs"]), examples["drawn"]) == (5, 5, 3)
@@ -233,6 +235,19 @@ def test_examples_are_stored(stages):
     inputs, outputs = only("mixed_inputs")
     assert [value if isinstance(value, int) else tuple(value.shape) for value in inputs] == [(2, 2), (2, 2), 3, (2,)]
     assert len(outputs) == 2
+
+
+def test_a_program_that_was_exported_with_one_tensor_for_two_inputs(stages, tmp_path):
+    """It ignores one of them, which cannot be mended any more: it is said."""
+    import torch
+    from networks import Function
+
+    one, other = torch.ones(2), torch.ones(2)
+    for example, said in (((one, one), ["input 0, whose example is the tensor of input 1"]), ((one, other), [])):
+        program = torch.export.export(Function(lambda one, other: one - 2 * other), example)
+        torch.export.save(program, path := tmp_path / "tied.pt2")
+        notes = stages.value(stages.export("", program_file=path)["examples"])["notes"]
+        assert [text in note for text, note in zip(said, notes, strict=True)] == [True] * len(said)
 
 
 def test_program_files(stages, tmp_path):

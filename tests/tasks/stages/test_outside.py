@@ -97,7 +97,7 @@ def test_delegates_weights_are_upstreams(lower):
     manager._named_data_store.externalize_pte_data(max_data_bytes=1 << 20, tag_prefix="weights")
     theirs = manager.to_executorch()
     lowered = lower("builders:mlp", external("xnnpack"))
-    assert lowered.file == theirs.buffer
+    assert lowered.payloads[""] == theirs.buffer
     (data,) = theirs._tensor_data.values()
     kept = ptd_named_data(memoryview(bytes(data)))
     assert weights_of(lowered) == {key: bytes(content) for key, content in kept.items()}
