@@ -254,19 +254,6 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         ("verify",),
-        r"output \d+: SQNR (?P<found>[67]\d\.\d) dB < (?P<bound>\S+) dB",
-        "the file computes the same, but less exactly than the recipe asks for: {found} dB of {bound} dB",
-        (
-            _BISECT,
-            (
-                'where a model on XNNPACK has GELU with `approximate="tanh"`, use GELU without it (`hidden_act: gelu` '
-                "in transformers): XNNPACK leaves the approximation out, so that results agree to about 70 dB only"
-            ),
-            _LOWER_BOUND,
-        ),
-    ),
-    Cause(
-        ("verify",),
         r"output \d+: SQNR (?P<found>\S+) dB < (?P<bound>\S+) dB",
         "the file computes the same, but less exactly than the recipe asks for: {found} dB of {bound} dB",
         (_BISECT, _LOWER_BOUND),

@@ -241,7 +241,7 @@ async def rank(run: Scope, exports: Exports) -> tuple[str, ...]:
 async def make_payloads(run: Scope, exports: Exports) -> dict[str, Payload]:
     """Prepares every method's ATen program, and lowers them for each specialization at once."""
     recipe = run.plan
-    programs = await together({method: prepare(run, method, export) for method, export in exports.items()})
+    programs = await together({method: prepare(run, method, exports) for method in exports})
     forks = {spec.name: lower_specialization(run, spec, exports, programs) for spec in recipe.specializations}
     outcomes = await outcomes_of(forks)
     failures = [
@@ -350,11 +350,12 @@ async def diagnose_methods(run: Scope) -> dict[str, Diagnosis | Exception]:
     return {first.method: first, **others}
 
 
-async def prepare(run: Scope, method: str, export: Export.Outputs) -> ArtifactRef:
+async def prepare(run: Scope, method: str, exports: Exports) -> ArtifactRef:
     """The program of a method that is lowered for all specializations."""
+    export = exports[method]
     transformed = await transform(run, method, export)
     folded = await fold_batch_norms(run, method, transformed, export)
-    quantized = await quantize(run, method, folded, export)
+    quantized = await quantize(run, method, folded, exports)
     return await aten_passes(run, method, quantized)
 
 
@@ -383,12 +384,12 @@ async def aten_passes(run: Scope, method: str, program: ArtifactRef) -> Artifact
     return outputs.program
 
 
-async def quantize(run: Scope, method: str, program: ArtifactRef, export: Export.Outputs) -> ArtifactRef:
+async def quantize(run: Scope, method: str, program: ArtifactRef, exports: Exports) -> ArtifactRef:
     """The program of a method, quantized on its calibration data or examples where the recipe quantizes it."""
     recipe, model = run.plan, run.model
     if not recipe.quantizes(method):
         return program
-    samples = None
+    export, samples = exports[method], None
     if method in model.calibration:
         dataset = model.calibration[method]
         source = dataset and BuilderSource(builder=dataset.dataset, kwargs=dataset.kwargs, files=dataset.files)
@@ -406,6 +407,11 @@ async def quantize(run: Scope, method: str, program: ArtifactRef, export: Export
             examples=export.examples,
             samples=samples,
             shaped=export.program if recipe.observes_any_batch(method) else None,
+            others={
+                other: made.program
+                for other, made in exports.items()
+                if recipe.recipe.compile.share_mutable_buffers and other != method
+            },
         ),
         method=method,
     )

@@ -101,6 +101,7 @@ def quantize(
     passes: Mapping[str, Sequence[CallableParams]] = MappingProxyType({}),
     exclude: Sequence[str] = (),
     shaped: ExportedProgram | None = None,
+    state: Collection[str] = (),
 ) -> ExportedProgram:
     """Quantizes a program; one that is quantized already, as by QAT, is returned as it is.
 
@@ -112,6 +113,7 @@ def quantize(
         passes: functions over the module, by field of the recipe's `quantize` (see `run_graph_passes`).
         exclude: patterns of the modules to leave in floating point.
         shaped: the program whose dynamic sizes the result has; by default those of `program`.
+        state: names of buffers that other methods change.
 
     Raises:
         TargetError: there is nothing to quantize.
@@ -123,13 +125,13 @@ def quantize(
     hide_integer_scalars(module)
     if knows_linear_only(quantizers):
         write_as_linear(module)
-    written = _written_buffers(module)
-    state = {name: buffer.clone() for name, buffer in module.named_buffers() if name in written}
+    changed = _written(module).union(state)
+    initial = {name: buffer.clone() for name, buffer in module.named_buffers() if name in changed}
     quantizer = make_quantizer(quantizers)
     if exclude:
         quantizer = ComposableQuantizer([LeftOut(exclude), quantizer])
     prepared = prepare_pt2e(module, quantizer)
-    _leave_state_in_floating_point(prepared, state.keys())
+    _leave_state_in_floating_point(prepared, initial.keys())
     if not any(isinstance(module, ObserverOrFakeQuantize) for module in prepared.modules()):
         names = " and ".join(dict.fromkeys(quantizer.name for quantizer in quantizers))
         raise TargetError(
@@ -144,15 +146,19 @@ def quantize(
             prepared(*args, **kwargs)
         prepared = run_graph_passes(passes, "pre_convert_passes", prepared)
         converted = convert_pt2e(prepared, fold_quantize=fold_weights(quantizers))
-        for name, value in state.items():  # samples have changed it, and so has folding, which runs operators
+        for name, value in initial.items():  # samples have changed it, and so has folding, which runs operators
             converted.get_buffer(name).copy_(value)
     restore_integer_scalars(converted)
     converted = run_graph_passes(passes, "post_convert_passes", converted)
     return export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
 
 
-def _written_buffers(module: GraphModule) -> set[str]:
-    """Names of the buffers that a module's operators write to, also through views."""
+def written_buffers(program: ExportedProgram) -> set[str]:
+    """Names of the buffers that a program's operators write to, also through views."""
+    return _written(program.module(check_guards=False))
+
+
+def _written(module: GraphModule) -> set[str]:
     written = set()
     for node in module.graph.nodes:
         if not isinstance(node.target, OpOverload):
@@ -173,7 +179,7 @@ def _viewed(value: Any) -> Any:
 
 
 def _leave_state_in_floating_point(prepared: GraphModule, names: Collection[str]) -> None:
-    """Removes observers of buffers that are written to, and of what is computed from them and constants alone.
+    """Removes observers of buffers that change, and of what is computed from them and constants alone.
 
     PT2E takes all buffers for constants, and would compute such values once, when it converts.
     """
@@ -186,6 +192,9 @@ def _leave_state_in_floating_point(prepared: GraphModule, names: Collection[str]
             stateful.add(node)
         observes = node.op == "call_module" and isinstance(prepared.get_submodule(node.target), ObserverOrFakeQuantize)
         if observes and node in constant & stateful:
+            for user in node.users:
+                if annotation := user.meta.get(Q_ANNOTATION_KEY):
+                    annotation.input_qspec_map.pop(node.args[0], None)
             node.replace_all_uses_with(node.args[0])
             prepared.graph.erase_node(node)
     prepared.recompile()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
+
 from ...artifacts.digest import canonical_json
 from .. import kinds, stage
 
@@ -28,6 +31,8 @@ class Quantize(stage.Stage, name="quantize"):
         samples: kinds.Samples | None = None  # of `calibration`; without them the examples are observed
         # of `export`, where `program` was exported for samples of any batch size, which the result is not for
         shaped: kinds.AtenProgram | None = None
+        # of `export`, the other methods, by name, where methods share their state: it is no constant here
+        others: Mapping[str, kinds.AtenProgram] = field(default_factory=dict)
 
     class Outputs(stage.Roles):
         program: kinds.QuantizedProgram
@@ -44,7 +49,7 @@ class Quantize(stage.Stage, name="quantize"):
         from ..codecs.program import load_program, save_program
         from ..codecs.values import count_values, load_value, load_values
         from ..programs.inputs import with_progress
-        from ..programs.pt2e import quantize
+        from ..programs.pt2e import quantize, written_buffers
         from ..programs.samples import checked_samples
 
         program = load_program(inputs.program, work.store)
@@ -63,6 +68,7 @@ class Quantize(stage.Stage, name="quantize"):
             passes={field: getattr(params, field) for field in type(params).model_fields if field.endswith("_passes")},
             exclude=params.exclude,
             shaped=shaped,
+            state={name for ref in inputs.others.values() for name in written_buffers(load_program(ref, work.store))},
         )
         observed = f"{count} {'sample' if inputs.samples else 'example'}{'' if count == 1 else 's'}"
         return Quantize.Outputs(

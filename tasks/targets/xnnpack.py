@@ -83,14 +83,18 @@ class Xnnpack(Target):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
 
+        from ..upstream.xnnpack_gelu import expand_tanh_gelu
         from ..upstream.xnnpack_layouts import mend_dynamic_layouts
         from ..upstream.xnnpack_partitioner import ExtendedXnnpackPartitioner
         from ..upstream.xnnpack_patterns import prune_xnnpack_patterns
         from ..upstream.xnnpack_sharing import separate_products
+        from ..upstream.xnnpack_static_layouts import mend_static_layouts
 
         prune_xnnpack_patterns()
         mend_dynamic_layouts()
         separate_products()
+        mend_static_layouts()
+        expand_tanh_gelu()
         options = self.options
         precisions = options.precisions and [ConfigPrecisionType[name.upper()] for name in options.precisions]
         return [

@@ -1,4 +1,4 @@
-"""XNNPACK's partitioner of executorch 1.5.1, extended in five ways.
+"""XNNPACK's partitioner of executorch 1.5.1, extended in eight ways.
 
 Control flow: upstream (backends/xnnpack/partition/xnnpack_partitioner.py) partitions only a method's own graph. Delete
 `_Branch` and the loop over branches once it also looks into ``cond``, ``map`` and ``scan``.
@@ -16,6 +16,15 @@ dimension"). Delete `_Unsqueeze` and `_Convolution` once backends/xnnpack/partit
 
 Largest values: XNNPACK computes ``max`` over dimension 2 or 3 and keeps the dimension. The partitioner takes others as
 well, whose delegates fail ("amax.default only supports keep_dim == True"). Delete `_MaxDim` once upstream's checks it.
+
+PReLU: XNNPACK's passes give its input channels last, so that it must have four dimensions. The partitioner takes others
+as well, such as those after linear layers ("Attempting to convert non-NHWC compatible node to NHWC"). Delete `_Prelu`
+once it checks it.
+
+Bilinear resizing: XNNPACK derives the scale from the sizes, torch takes the one that is given. With
+``scale_factor=0.3``, 64 rows become 19, which is not 0.3 of 64. Delete `_Bilinear` once the partitioner compares them.
+
+GELU: see `xnnpack_gelu`.
 """
 
 from __future__ import annotations
@@ -29,8 +38,11 @@ import torch
 from executorch.backends.xnnpack.partition.config import (
     ALL_PARTITIONER_CONFIGS,
     ConvolutionConfig,
+    GeluConfig,
     MaxDimConfig,
+    PreluConfig,
     UnsqueezeCopyConfig,
+    UpsampleBilinear2dConfig,
 )
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir.backend.partitioner import PartitionResult
@@ -42,6 +54,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.partitioner import Partition
 
 from .partition_cycles import have_cycle, merged_without_cycles
+from .xnnpack_gelu import is_approximate
 
 _TAG = "delegation_tag"
 _COPIES = (ops.edge.dim_order_ops._clone_dim_order.default, ops.edge.aten.clone.default)  # noqa: SLF001 - the operator's name
@@ -66,11 +79,47 @@ class _MaxDim(MaxDimConfig):  # type: ignore[misc]  # as above
         return dim in (2, 3) and keep == [True] and bool(super().check_constraints(node, ep))
 
 
+class _Gelu(GeluConfig):  # type: ignore[misc]  # as above
+    """Scalars have no approximation: XNNPACK does not take their products with constants."""
+
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        scalar = node.meta["val"].dim() == 0
+        return not (scalar and is_approximate(node)) and bool(super().check_constraints(node, ep))
+
+
+class _Prelu(PreluConfig):  # type: ignore[misc]  # as above
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        return node.meta["val"].dim() == 4 and bool(super().check_constraints(node, ep))  # batch, channels, two more
+
+
+class _Bilinear(UpsampleBilinear2dConfig):  # type: ignore[misc]  # as above
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        return bool(super().check_constraints(node, ep)) and _scales_by_sizes(node)
+
+
+def _scales_by_sizes(node: Node) -> bool:
+    """Whether a resize has the scale that follows from its sizes, for each dimension."""
+    given, _, align_corners, *rest = node.args
+    factors: Any = rest[0] if rest else node.kwargs.get("scale_factors")
+    if align_corners or factors is None:
+        return True
+    before: Any = given
+    sizes = zip(before.meta["val"].shape[2:], node.meta["val"].shape[2:], factors, strict=True)
+    return all(size * factor == resized for size, resized, factor in sizes)
+
+
 def _dynamic_sizes(node: Node) -> int:
     return sum(not isinstance(size, int) for size in node.meta["val"].shape)
 
 
-_EXTENDED = {UnsqueezeCopyConfig: _Unsqueeze, ConvolutionConfig: _Convolution, MaxDimConfig: _MaxDim}
+_EXTENDED = {
+    UnsqueezeCopyConfig: _Unsqueeze,
+    ConvolutionConfig: _Convolution,
+    GeluConfig: _Gelu,
+    MaxDimConfig: _MaxDim,
+    PreluConfig: _Prelu,
+    UpsampleBilinear2dConfig: _Bilinear,
+}
 
 
 class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # executorch is untyped here

@@ -635,6 +635,18 @@ def readers_and_writers(methods: Sequence[str] = ("encode", "decode"), width: in
     return ModelDefinition({method: made[method] for method in methods})
 
 
+def notes():
+    """One method writes the state, and another one, which does not change it, computes with it."""
+    state, x = networks.Notes(), (torch.randn(2, 8),)
+    return ModelDefinition(
+        {
+            "write": MethodDefinition(networks.WriteNotes(state), [x]),
+            "read": MethodDefinition(networks.ReadNotes(state), [x]),
+        },
+        sequences=[[MethodCall("write", x), MethodCall("read", x)]],
+    )
+
+
 def tied():
     """One method looks words up, the other one compares states with all of them: one weight, two kinds of use."""
     embedding = nn.Embedding(256, 128)

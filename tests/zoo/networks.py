@@ -546,3 +546,35 @@ class OtherTypes(nn.Module):
 
     def forward(self, indices):
         return self.embed(indices).to(torch.float16), indices > 3, indices.to(torch.uint8)
+
+
+class Notes(nn.Module):
+    """State that its methods write and read: [2, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("notes", torch.zeros(2, 8))
+
+
+class WriteNotes(nn.Module):
+    """Writes notes: [2, 8] to the same."""
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__()
+        self.of = notes
+
+    def forward(self, x):
+        self.of.notes.copy_(x)
+        return self.of.linear(x)
+
+
+class ReadNotes(nn.Module):
+    """Computes something of the notes: [2, 8] to [2, 10]."""
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__()
+        self.of = notes
+
+    def forward(self, x):
+        return torch.cat([self.of.linear(self.of.notes) + x, self.of.linear(x) @ self.of.notes.T], 1)

@@ -226,7 +226,6 @@ MODELS = {
     "inverse": (Computes(lambda _, x: torch.linalg.inv(x)), (torch.eye(2),)),
     "sorts": (Computes(lambda _, x: torch.sort(x)[0]), ROWS),
     "volume": (Computes(lambda self, x: self.conv(x), conv=nn.Conv3d(1, 1, 3)), (torch.ones(1, 1, 4, 4, 4),)),
-    "approximates": (Computes(lambda _, x: nn.functional.gelu(x, approximate="tanh")), (torch.linspace(-3, 3, 64),)),
     "nothing": (Computes(lambda *_: None), ROWS),
     "constant": (Computes(lambda self, x: self.state.add_(x), state=torch.zeros(2, 4)), ROWS),
     "double": (Computes(lambda self, x: self.linear(x), linear=nn.Linear(4, 4).double()), (torch.ones(2, 4).double(),)),

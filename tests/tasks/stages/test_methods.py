@@ -153,3 +153,10 @@ def test_refused_by_export(builder, message, stages):
     """Constants that no file can hold, and calls of methods that are not there, are refused before lowering."""
     with pytest.raises(SourceError, match=message):
         stages.export(f"faulty:{builder}")
+
+
+def test_quantized_methods_read_what_others_write(lower):
+    """State that another method changes is no constant to the quantizer, and neither is what is computed from it."""
+    dynamic = {"quantize": {"quantizer": "xnnpack", "options": {"dynamic": True}}, "verify": {"min_sqnr_db": 25}}
+    lowered = lower("builders:notes", recipe("xnnpack") | dynamic)
+    assert min(case["sqnr_db"] for case in lowered.figures["cases"] if "sequence" in case["label"]) > 25

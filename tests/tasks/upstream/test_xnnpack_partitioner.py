@@ -52,3 +52,43 @@ def test_largest_values(lower_for, dim, keep, delegated):
     assert bool(read_pte(content).methods[0].delegates) == delegated
     (made,) = Runtime.get().load_program(content).load_method("forward").execute([x])
     torch.testing.assert_close(made, module(x))
+
+
+@pytest.mark.parametrize(("shape", "delegated"), [((2, 4), False), ((2, 4, 9), False), ((2, 4, 5, 5), True)])
+def test_prelu(lower_for, shape, delegated):
+    """The file gives what eager gives, for one slope and for one of each channel, delegated or not."""
+    import torch
+    from executorch.runtime import Runtime
+
+    x = torch.randn(*shape)
+    for slopes in (1, 4):
+        module = torch.nn.PReLU(slopes)
+        content = lower_for("xnnpack", module, x)
+        assert bool(read_pte(content).methods[0].delegates) >= delegated
+        (made,) = Runtime.get().load_program(content).load_method("forward").execute([x])
+        torch.testing.assert_close(made, module(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "delegated"),
+    [
+        ({"scale_factor": 0.3}, False),
+        ({"scale_factor": (2.0, 0.7)}, False),
+        ({"scale_factor": 1.5}, True),
+        ({"scale_factor": 0.3, "recompute_scale_factor": True}, True),
+        ({"scale_factor": 0.3, "align_corners": True}, True),
+        ({"size": (9, 7)}, True),
+    ],
+)
+def test_bilinear_resizing(lower_for, options, delegated):
+    """The file gives what eager gives; XNNPACK computes it where the scale is that of the sizes."""
+    import torch
+    from executorch.runtime import Runtime
+
+    module = Function(lambda x: torch.nn.functional.interpolate(x, mode="bilinear", **options))
+    x = torch.rand(1, 3, 64, 48)
+    content = lower_for("xnnpack", module, x)
+    operators = read_pte(content).methods[0].operators
+    assert (not operators) == delegated
+    (made,) = Runtime.get().load_program(content).load_method("forward").execute([x])
+    torch.testing.assert_close(made, module(x), rtol=1e-4, atol=1e-4)
