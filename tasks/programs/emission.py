@@ -15,6 +15,7 @@ from executorch.exir.program import ExecutorchProgramManager
 from torch.export import ExportedProgram
 
 from ...configs.recipe import CompileOptions
+from ..upstream.cond_results import copy_results_of_cond
 from ..upstream.remainders import floor_remainders
 from ..upstream.shape_bounds import declared_bounds
 from ..upstream.shared_constants import constants_once
@@ -120,6 +121,7 @@ def to_executorch(manager: EdgeProgramManager, config: ExecutorchBackendConfig) 
     programs = [manager.exported_program(method) for method in manager.methods]
     for program in programs:
         floor_remainders(program)
+        copy_results_of_cond(program)
     with torch.set_grad_enabled(not any(map(_writes_gradients, programs))):
         emitted = manager.to_executorch(without_stack_traces(config))
     if config.emit_stacktrace:
