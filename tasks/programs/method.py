@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -149,9 +149,9 @@ def export_sized(
     _settle_minimum(program, method, asked, what)
     if asked and needs_export(program):
         flat, spec = pytree.tree_flatten((example, {}))
-        with suppress(Exception), torch.no_grad():  # the first one is as right, but takes sizes that it is not for
-            again = export_again(_traced_module(name, method), program, flat, spec, strict=strict)
-            program = _with_plain_trees(again)
+        export = partial(export_again, program=program, example=flat, spec=spec, strict=strict)
+        with suppress(Exception):  # the first one is as right, but takes sizes that it is not for
+            program = _export_contiguous(_traced_module(name, method), export)
             _settle_minimum(program, method, asked, what)
     check_bounded(program, name)
     return program, list(unkept_sizes(program, asked, what))
@@ -197,8 +197,8 @@ def export_method(
     check_examples(asked_sizes(method.module, example, dynamic), f"method {name!r}")
     module = _traced_module(name, method)
     try:
-        with torch.no_grad():  # as ExecuTorch's examples do: state that is written to gets no gradients
-            return _with_plain_trees(torch.export.export(module, example, dynamic_shapes=dynamic, strict=strict))
+        export = partial(torch.export.export, args=example, dynamic_shapes=dynamic, strict=strict)
+        return _export_contiguous(module, export)
     except Exception as error:
         # Distinguishes example inputs that do not fit the model from a model that cannot be exported.
         outputs = run_eager(method.module, (example, {}), f"its own example inputs of method {name!r}{state}")
@@ -210,6 +210,55 @@ def export_method(
         if dynamic is not None and isinstance(error, torch._dynamo.exc.UserError):  # noqa: SLF001 - has no public name
             raise SourceError(f"method {name!r} cannot be exported with its dynamic shapes: {error}") from error
         raise
+
+
+def _export_contiguous(module: torch.nn.Module, export: Callable[[torch.nn.Module], ExportedProgram]) -> ExportedProgram:
+    """Exports a module with weights that are laid out as usual, and plain trees.
+
+    Without gradients, as ExecuTorch's examples do: state that is written to gets none.
+    """
+    with torch.no_grad(), _contiguous_weights(module) as weights:
+        program = export(module)
+    for stored in (program.state_dict, program.constants):
+        stored.update({name: weight for name, weight in weights.items() if name in stored})
+    return _with_plain_trees(program)
+
+
+@contextmanager
+def _contiguous_weights(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Lays out a module's weights and buffers as usual, for the time of an export; yields those that were not, by name.
+
+    Kernels and backends choose layouts by themselves, and those of ExecuTorch take no channels-last weights. The module
+    keeps its tensors.
+    """
+    given = {
+        name: tensor
+        for named in (module.named_parameters, module.named_buffers)
+        for name, tensor in named(remove_duplicate=False)
+        if _is_channels_last(tensor)
+    }
+    before = {id(tensor): (tensor, tensor.data) for tensor in given.values()}
+    made: dict[int, torch.Tensor] = {}
+    try:
+        for key, (tensor, data) in before.items():
+            tensor.data = torch.empty(data.shape, dtype=data.dtype, device=data.device).copy_(data)
+            made[key] = _like(tensor)
+        yield {name: made[id(tensor)] for name, tensor in given.items()}
+    finally:
+        for tensor, data in before.values():
+            tensor.data = data
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    usual = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided
+    return usual and tensor.dim() in (4, 5) and tensor.stride() != torch.empty(tensor.shape, device="meta").stride()
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the data that another one has now, and a parameter if that is one."""
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(tensor.data, requires_grad=tensor.requires_grad)
+    return tensor.data
 
 
 _PLAIN = (tuple, list, dict, OrderedDict, type(None))

@@ -32,7 +32,8 @@ class CoreMlOptions(TargetOptions):
         model_type: the device compiles a ``model`` when it first loads the file; a ``compiled_model`` is compiled ahead
             of time, which only a Mac can do.
         lower_full_graph: fail on unsupported operators instead of leaving them to the CPU.
-        take_over_mutable_buffers: keep a model's state in Core ML; needs iOS18 or macOS15.
+        take_over_mutable_buffers: keep a model's state in Core ML, where `minimum_deployment_target` is iOS18, macOS15
+            or later. Otherwise delegates take the state as an input and return what it becomes.
         share_weights: methods with equally many partitions share their weights. Otherwise each has its own.
         skip_operators: operators to leave to the CPU, such as ``aten.add.Tensor``.
     """
@@ -117,18 +118,25 @@ class CoreMl(Target):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.apple.coreml.partition.coreml_partitioner import CoreMLPartitioner
 
+        from ..upstream.coreml_padding import decompose_circular_padding
         from ..upstream.coreml_temporary_files import remove_coreml_temporary_files
 
+        decompose_circular_padding()
         remove_coreml_temporary_files()
         options = self.options
         return [
             CoreMLPartitioner(
                 skip_ops_for_coreml_delegation=[name for skipped in options.skip_operators for name in _names(skipped)],
                 compile_specs=_compile_specs(options),
-                take_over_mutable_buffer=options.take_over_mutable_buffers,
+                take_over_mutable_buffer=options.take_over_mutable_buffers and _keeps_state(options),
                 lower_full_graph=options.lower_full_graph,
             )
         ]
+
+
+def _keeps_state(options: CoreMlOptions) -> bool:
+    """Whether Core ML can keep state on the oldest system; a graph that must be lowered whole cannot go without."""
+    return options.lower_full_graph or options.minimum_deployment_target in ("iOS18", "iOS26", "macOS15", "macOS26")
 
 
 def _compile_specs(options: CoreMlOptions) -> list[CompileSpec]:

@@ -1,4 +1,4 @@
-"""XNNPACK's partitioner of executorch 1.5.1, extended in eight ways.
+"""XNNPACK's partitioner of executorch 1.5.1, extended in nine ways.
 
 Control flow: upstream (backends/xnnpack/partition/xnnpack_partitioner.py) partitions only a method's own graph. Delete
 `_Branch` and the loop over branches once it also looks into ``cond``, ``map`` and ``scan``.
@@ -24,6 +24,10 @@ once it checks it.
 Bilinear resizing: XNNPACK derives the scale from the sizes, torch takes the one that is given. With
 ``scale_factor=0.3``, 64 rows become 19, which is not 0.3 of 64. Delete `_Bilinear` once the partitioner compares them.
 
+Layouts: where the model changes the layout of a quantized value, as with ``x.to(memory_format=torch.channels_last)``,
+XNNPACK's passes mistake it for one of their own copies, and the file computes something else. Delete `_ToDimOrderCopy`
+once they tell these apart.
+
 GELU: see `xnnpack_gelu`.
 """
 
@@ -41,10 +45,12 @@ from executorch.backends.xnnpack.partition.config import (
     GeluConfig,
     MaxDimConfig,
     PreluConfig,
+    ToDimOrderCopyConfig,
     UnsqueezeCopyConfig,
     UpsampleBilinear2dConfig,
 )
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.backends.xnnpack.utils.quant_utils import is_dequant
 from executorch.exir.backend.partitioner import PartitionResult
 from executorch.exir.dialects._ops import ops
 from executorch.exir.graph_module import get_control_flow_submodules
@@ -87,6 +93,13 @@ class _Gelu(GeluConfig):  # type: ignore[misc]  # as above
         return not (scalar and is_approximate(node)) and bool(super().check_constraints(node, ep))
 
 
+class _ToDimOrderCopy(ToDimOrderCopyConfig):  # type: ignore[misc]  # as above
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        given: Any = node.args[0]
+        same = given.meta["val"].dim_order() == node.meta["val"].dim_order()
+        return (same or not is_dequant(given)) and bool(super().check_constraints(node, ep))
+
+
 class _Prelu(PreluConfig):  # type: ignore[misc]  # as above
     def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
         return node.meta["val"].dim() == 4 and bool(super().check_constraints(node, ep))  # batch, channels, two more
@@ -118,6 +131,7 @@ _EXTENDED = {
     GeluConfig: _Gelu,
     MaxDimConfig: _MaxDim,
     PreluConfig: _Prelu,
+    ToDimOrderCopyConfig: _ToDimOrderCopy,
     UpsampleBilinear2dConfig: _Bilinear,
 }
 

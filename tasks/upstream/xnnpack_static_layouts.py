@@ -1,4 +1,4 @@
-"""XNNPACK's layout pass of executorch 1.5.1 mistakes what is quantized statically, in three ways.
+"""XNNPACK's layout pass of executorch 1.5.1 mistakes what is quantized statically, in three ways, and softmax.
 
 - Where a dequantized value is used in both layouts, `insert_copy_q_dq` (backends/xnnpack/_passes/
   channels_last_tagged_reshape_pass.py) gives the copy to all users, also to those that the pass has seen before and to
@@ -6,16 +6,17 @@
   enough: the file fails (0x10), or computes something else where the sizes are equal. Here, such users keep the value.
 - It copies the node that dequantizes without its dtype: half-precision outputs of convolutions become float32, and the
   delegate writes beyond the memory that they have. Here, it keeps its dtype.
-- It looks into the first row of inputs that are dequantized, and scalars have none (IndexError). Here, they have no
-  layout.
+- Of inputs that it quantizes, it looks for the layout of the first row. Scalars have none (IndexError), and rows of
+  what is channels-last are not, so that the file computes something else. Here, it looks at the whole tensor.
+- It lets softmax take any layout, although it is computed over the last dimension, which is the channels' after a
+  convolution: ``softmax(conv(x), -1)`` is wrong in floating point, too. Here, softmax takes the usual layout.
 
 Files that worked stay the same. Delete each once upstream replaces the input of one node only, passes ``out_dtype`` on,
-and looks at the whole tensor.
+looks at the whole tensor, and has ``_softmax`` in `memory_sensitive_ops_nchw`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -24,6 +25,7 @@ from executorch.backends.xnnpack._passes.channels_last_tagged_reshape_pass impor
     ChannelsLastTaggedReshapePass as _Pass,
 )
 from executorch.backends.xnnpack.utils.quant_utils import is_dequant
+from executorch.exir.dialects._ops import ops
 from torch.fx import GraphModule, Node
 
 _insert = _Pass.insert_copy_q_dq
@@ -58,22 +60,23 @@ def _takes(layouts: Any, user: Node, target: Node, copy: Node) -> bool:
     return user > target and not needs_other
 
 
-def _for_scalars(upstream: Callable[[Node], bool], *, answer: bool) -> Any:
-    @wraps(upstream)
-    def has_layout(node: Node) -> bool:
-        return answer if is_dequant(node) and node.meta["val"].dim() == 0 else upstream(node)
+def _is_channels_last(node: Node) -> bool:
+    value: Any = node.args[0].args[0] if is_dequant(node) and node.args[0].args else None  # type: ignore[union-attr]  # a node
+    if isinstance(value, Node) and value.op == "placeholder":
+        return bool(_Pass._is_nhwc_tensor(value.meta["val"]))  # noqa: SLF001 - upstream's own name
+    return bool(_is_nhwc(node))
 
-    return staticmethod(has_layout)
 
-
+_usual_layout = _Pass.memory_sensitive_ops_nchw
 _MENDED = {
+    "memory_sensitive_ops_nchw": {*_usual_layout, ops.edge.aten._softmax.default},  # noqa: SLF001 - the operator's name
     "insert_copy_q_dq": _insert_for_its_users,
-    "is_nhwc_node": _for_scalars(_is_nhwc, answer=False),
-    "is_nchw_node": _for_scalars(_is_nchw, answer=True),
+    "is_nhwc_node": staticmethod(_is_channels_last),
+    "is_nchw_node": staticmethod(lambda node: not _is_channels_last(node)),
 }
 
 
 def mend_static_layouts() -> None:
     """Applies the patch, for the rest of the process. Idempotent."""
-    for name, function in _MENDED.items():
-        setattr(_Pass, name, function)
+    for name, value in _MENDED.items():
+        setattr(_Pass, name, value)

@@ -635,6 +635,16 @@ def readers_and_writers(methods: Sequence[str] = ("encode", "decode"), width: in
     return ModelDefinition({method: made[method] for method in methods})
 
 
+def channels_last_weights():
+    """Weights with channels last, one of them of two layers, and a buffer; one channel goes in, and one comes out."""
+    first, last = nn.Conv2d(1, 8, 3, padding=1), nn.ConvTranspose2d(8, 1, 2, stride=2)
+    middle = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(2)]
+    middle[1].weight = middle[0].weight
+    net = FunctionOfLayers(lambda net, x: net.layers(x) * net.scale, layers=nn.Sequential(first, *middle, last))
+    net.register_buffer("scale", torch.rand(1, 1, 16, 16))
+    return net.to(memory_format=torch.channels_last), (torch.randn(1, 1, 8, 8),)
+
+
 def notes():
     """One method writes the state, and another one, which does not change it, computes with it."""
     state, x = networks.Notes(), (torch.randn(2, 8),)

@@ -12,6 +12,7 @@ from pteforge.configs.model import Limits
 from pteforge.errors import SourceError
 from pteforge.tasks.runner import StageCall, StageId
 from pteforge.tasks.stages.export import Export
+from pteforge.tests.lowering import PORTABLE, XNNPACK
 
 ONE_TO_FIVE = {"min": 1, "max": 5, "name": None}
 BATCH = {"forward": [{"0": ONE_TO_FIVE}]}
@@ -272,3 +273,21 @@ def test_program_files(stages, tmp_path):
     assert bounds(stages.program(outputs["program"])) == bounds(program)
     assert stages.json(outputs["methods"]) == ["forward"]
     assert stages.value(outputs["constants"]) == {}
+
+
+@pytest.mark.parametrize("made", [PORTABLE, XNNPACK])
+def test_weights_with_channels_last(lower, made):
+    """They are laid out as usual in the file, also one that two layers share; the module keeps them as they are."""
+    import builders
+    import torch
+    from pteforge.configs.definition import MethodDefinition
+    from pteforge.tasks.programs.method import export_method
+
+    assert lower("builders:channels_last_weights", made).figures["overall"]["sqnr_db"] > 100
+    net, inputs = builders.channels_last_weights()
+    strides = {name: weight.stride() for name, weight in net.state_dict().items()}
+    program = export_method("forward", MethodDefinition(net, [inputs]), None, strict=False)
+    assert {name: weight.stride() for name, weight in net.state_dict().items()} == strides
+    assert all(weight.is_contiguous() for weight in program.state_dict.values())
+    torch.testing.assert_close(program.module()(*inputs), net(*inputs))
+    assert program.state_dict["layers.1.weight"] is program.state_dict["layers.2.weight"]

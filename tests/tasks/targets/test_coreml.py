@@ -52,11 +52,14 @@ def test_options_of_the_partitioner():
     Skipped operators are decomposed, nothing else decides on it.
     """
     options = {"skip_operators": ["aten.add.Tensor", "aten.relu"], "take_over_mutable_buffers": False}
-    plain, made, full = (
-        next(iter(find_target("coreml", chosen).partitioners())) for chosen in ({}, options, {"lower_full_graph": True})
+    state = {"minimum_deployment_target": "macOS15"}
+    plain, made, full, with_state = (
+        next(iter(find_target("coreml", chosen).partitioners()))
+        for chosen in ({}, options, {"lower_full_graph": True}, state)
     )
     assert not plain.skip_ops_for_coreml_delegation
-    assert (plain.take_over_mutable_buffer, plain.lower_full_graph) == (True, False)
+    assert (plain.take_over_mutable_buffer, plain.lower_full_graph) == (False, False)
+    assert with_state.take_over_mutable_buffer
     assert made.skip_ops_for_coreml_delegation == ["aten.add.tensor", "add.tensor", "aten.relu.default", "relu.default"]
     assert not made.take_over_mutable_buffer
     assert full.lower_full_graph
@@ -92,6 +95,8 @@ def test_options_change_the_payload(lower_apart, operators, tmp_path, monkeypatc
         skipping=("mlp", {"skip_operators": ["aten.relu.default"]}),
         state=("counter", {"minimum_deployment_target": "iOS18"}),
         no_state=("counter", {"take_over_mutable_buffers": False}),
+        older=("counter", {}),
+        circular=("circular", {}),
         some=("uncommon", {}),
         all_or_nothing=("uncommon", {"lower_full_graph": True}),
     )
@@ -101,6 +106,8 @@ def test_options_change_the_payload(lower_apart, operators, tmp_path, monkeypatc
     assert operators(made["skipping"]) == {"aten::relu.out"}
     assert operators(made["state"]) == set()
     assert "aten::copy_" in operators(made["no_state"])
+    assert "aten::copy_" in operators(made["older"])
+    assert len(made["circular"]) > 0
     assert operators(made["some"])
     assert made["all_or_nothing"].startswith(b"NotImplementedError: CoreML does not support the op aten.asinh.default")
     assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
@@ -136,6 +143,7 @@ def test_as_upstreams_recipe(name):
     (partitioner,) = find_target("coreml", dict(ours.specializations[0].options)).partitioners()
     (expected,) = theirs.lowering_recipe.partitioners
     assert settings(partitioner) == settings(expected)
+    assert partitioner.take_over_mutable_buffer <= expected.take_over_mutable_buffer  # only where there is state
     wanted = theirs.quantization_recipe
     quantizers = [make_quantizer(check_quantizers(ours.quantize))._config] if ours.quantize else []
     assert quantizers == [quantizer._config for quantizer in (wanted and wanted.quantizers) or []]
@@ -155,4 +163,4 @@ def test_as_upstreams_recipe(name):
 def settings(partitioner) -> tuple[object, ...]:
     """The settings of a partitioner and of the converter behind it."""
     specs = {spec.key: spec.value for spec in partitioner.delegation_spec.compile_specs}
-    return specs, partitioner.take_over_mutable_buffer, partitioner.lower_full_graph
+    return specs, partitioner.lower_full_graph

@@ -7,12 +7,28 @@ from typing import Any
 import pytest
 from pteforge.tests.lowering import lower_quantized, worst_sqnr
 
+
+def _to_channels_last(x: Any) -> Any:
+    import torch
+
+    return x.to(memory_format=torch.channels_last)
+
+
+def _clone(x: Any) -> Any:
+    import torch
+
+    return x.clone(memory_format=torch.channels_last)
+
+
 # By name: what a network computes of its layers and its input, where ExecuTorch by itself makes a file that does not
 # run or computes something else, or makes none. Eight channels, rows and columns: no shape gives a mistake away.
 MENDED = {
     "pooled and returned": lambda net, x: (net.pool(y := net.conv(x)), y),
     "returned and pooled": lambda net, x: ((y := net.conv(x)), net.pool(y)),
     "scalars": lambda net, x: net.conv(x).relu().mean() * 2.0,
+    "copied": lambda net, x: net.second(_to_channels_last(net.conv(x)).relu()),
+    "cloned": lambda net, x: net.second(_clone(net.conv(x)) + 1),
+    "softmax": lambda net, x: net.conv(x).softmax(-1),
     "half precision": lambda net, x: net.conv(x),
 }
 WORKED = {
@@ -47,9 +63,13 @@ def _network(name: str, function: Any) -> Any:
 @pytest.fixture
 def plain(monkeypatch):
     """ExecuTorch's own pass."""
+    from executorch.backends.xnnpack.partition.config import ToDimOrderCopyConfig
+    from pteforge.tasks.upstream import xnnpack_partitioner
     from pteforge.tasks.upstream import xnnpack_static_layouts as mended
 
     monkeypatch.setattr(mended, "mend_static_layouts", lambda: None)
+    monkeypatch.delitem(xnnpack_partitioner._EXTENDED, ToDimOrderCopyConfig)
+    monkeypatch.setattr(mended._Pass, "memory_sensitive_ops_nchw", mended._usual_layout)
     monkeypatch.setattr(mended._Pass, "insert_copy_q_dq", mended._insert)
     monkeypatch.setattr(mended._Pass, "is_nhwc_node", staticmethod(mended._is_nhwc))
     monkeypatch.setattr(mended._Pass, "is_nchw_node", staticmethod(mended._is_nchw))

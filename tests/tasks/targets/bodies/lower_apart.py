@@ -17,6 +17,7 @@ from torch import nn
 NETWORKS = {
     "mlp": lambda: (nn.Sequential(nn.Linear(64, 512), nn.ReLU()), (torch.randn(1, 64),)),
     "uncommon": lambda: (Function(lambda x: torch.asinh(x) + 1), (torch.ones(2),)),
+    "circular": lambda: (nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (torch.randn(1, 3, 8, 8),)),
     "counter": lambda: (WriteAndRead(Cache()), (torch.ones(2, 4),)),
 }
 
