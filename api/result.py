@@ -22,6 +22,7 @@ from ..runtime.selection import scratch_folder
 from ..tasks.codecs.assets import load_assets
 from ..tasks.codecs.payload import payload_sha256, read_payload, write_payload
 from ..tasks.figures import Figures
+from ..tasks.quantization import Quantization, quantization_by_method
 from ..tasks.runner import Done
 from ..tasks.scope import Scope
 from ..tasks.stage import from_roles
@@ -237,6 +238,11 @@ class Exported:
         """How the file was made; the command line writes this as JSON next to the file."""
         provenance: dict[str, Any] = self.artifact(Report.name, role="provenance")
         return provenance
+
+    @property
+    def quantization(self) -> dict[str, Quantization]:
+        """By method that PT2E quantized, how much of its weights became integers, and which did not."""
+        return quantization_by_method(self.provenance.get("quantization"))
 
     @property
     def left_out(self) -> dict[str, str]:

@@ -89,6 +89,7 @@ class RecipeRecord(Record):
         assets: files that are delivered with it, if there are any.
         published_assets: their digests, by name.
         search: None for a recipe that searches for nothing; JSON.
+        quantization: by method; None for a recipe that does not quantize; JSON.
     """
 
     file: ArtifactRef
@@ -105,6 +106,7 @@ class RecipeRecord(Record):
     assets: ArtifactRef | None = None
     published_assets: Mapping[str, Digest] = field(default_factory=dict)
     search: Any = None
+    quantization: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,13 @@ class Quantize(FrozenModel):
         description="Layers to leave in floating point: patterns of module names, such as head or encoder.layers.0.*; "
         "with a module, everything inside of it.",
     )
+    at_least: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="The share of each method's weights, by their elements, that must become integers, such as 0.8; "
+        "null: any.",
+    )
     search: QuantizationSearch | None = Field(
         None,
         description="Leave out more layers, those that lose most first, until the file passes its accuracy gate; null: "

@@ -15,6 +15,7 @@ from ..tasks.diagnosis import Finding
 from ..tasks.figures import Figures
 from ..tasks.layer_search import FoundLayers
 from ..tasks.numerics import Ladder
+from ..tasks.quantization import Quantization
 
 Status = Literal["made", "cached", "failed", "not applicable"]
 
@@ -74,6 +75,7 @@ class RecipeOutcome:
     rejected: Path | None = None  # the file that missed its accuracy gate
     assets: tuple[str, ...] = ()  # names of files that are delivered with it, such as a tokenizer
     search: FoundLayers | None = None  # the layers that stay in floating point, of a recipe that searches for them
+    quantization: Mapping[str, Quantization] = field(default_factory=dict)  # by method, of those that PT2E quantized
     until: str = ""  # the stage after which it stopped, as it was asked to; empty where it did not
 
     @property
@@ -201,6 +203,7 @@ def _recipe_json(outcome: RecipeOutcome) -> dict[str, Any]:
         "left_out": dict(outcome.left_out),
         "assets": list(outcome.assets),
         "search": outcome.search and outcome.search.to_json(),
+        "quantization": {method: reached.to_json() for method, reached in outcome.quantization.items()},
         "verified": outcome.verified,
         "not_run": dict(outcome.figures.not_run) if outcome.figures else {},
         "drawn_sqnr_db": outcome.figures and outcome.figures.drawn and outcome.figures.drawn.sqnr_db,

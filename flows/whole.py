@@ -135,6 +135,7 @@ class WholeModels:
             assets=made.assets,
             published_assets=asset_digests(self._store, made.assets),
             search=provenance.get("search"),
+            quantization=provenance.get("quantization"),
         )
 
     def _key(self, model: PlannedModel, distributions: tuple[str, ...]) -> Digest:

@@ -22,6 +22,7 @@ from ..tasks.layer_search import FoundLayers
 from ..tasks.lowering import LoweredRecipe, lower_model
 from ..tasks.model import PlannedModel, PlannedRecipe
 from ..tasks.numerics import Ladder
+from ..tasks.quantization import quantization_by_method
 from ..tasks.runner import CutShort, LedgerRunner, NotCached, SharingRunner, run_without_loop
 from ..tasks.scope import History, Scope
 from ..tasks.stages.compile import Compile
@@ -223,6 +224,7 @@ def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe
         accuracy=AccuracyReport.from_json(provenance["accuracy"]) if "accuracy" in provenance else None,
         assets=tuple(provenance.get("assets", ())),
         search=FoundLayers.from_json(provenance["search"]) if "search" in provenance else None,
+        quantization=quantization_by_method(provenance.get("quantization")),
     )
 
 
@@ -262,6 +264,7 @@ def _recorded(folder: Path, recipe: str, made: RecipeRecord) -> RecipeOutcome:
         accuracy=AccuracyReport.from_json(made.accuracy) if made.accuracy else None,
         assets=tuple(made.published_assets),
         search=FoundLayers.from_json(made.search) if made.search else None,
+        quantization=quantization_by_method(made.quantization),
     )
 
 

@@ -55,6 +55,7 @@ Container = Annotated[ArtifactRef, Kind("payload/nfat")]
 # Reports, all JSON.
 Numerics = Annotated[ArtifactRef, Kind("report/numerics")]  # tasks.numerics.Ladder
 NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.numerics.NodeLosses
+Quantization = Annotated[ArtifactRef, Kind("report/quantization")]  # tasks.quantization.Quantization
 Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.figures.Figures
 Scores = Annotated[ArtifactRef, Kind("report/scores")]  # tasks.accuracy.Scores
 Accuracy = Annotated[ArtifactRef, Kind("report/accuracy")]  # tasks.accuracy.AccuracyReport

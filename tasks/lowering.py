@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -175,6 +176,9 @@ async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
             assets=assets,
             origin=file.origin,
             examples={method: export.examples for method, export in exports.items()},
+            quantization={
+                method: done.outputs.reached for method in exports if (done := run.find(Quantize.name, method=method))
+            },
             **proven,
             **debug_refs,
         ),
@@ -544,7 +548,9 @@ async def verify(run: Scope, exports: Exports, file: Serialize.Outputs) -> Artif
         return (await run(Verify, params, inputs)).figures
     except (StageFailed, VerificationFailed) as error:
         methods = run.plan.calibrated_on_examples(exports, run.model.calibration)
-        if methods and re.search(r"drawn \d+, output \d+: SQNR", str(error)):
+        if "sequence" in str(error) and (state := _unshared_state(run, exports)):
+            error.args = (f"{error.args[0]}; {_on_sharing(state)}",)
+        elif methods and re.search(r"drawn \d+, output \d+: SQNR", str(error)):
             error.args = (f"{error.args[0]}; {_on_calibration(methods)}",)
         raise
 
@@ -557,6 +563,23 @@ def judged_on_examples(run: Scope, methods: Iterable[str]) -> tuple[str, ...]:
     if run.plan.asks_for_drawn_inputs:
         return ()
     return tuple(run.plan.calibrated_on_examples(methods, run.model.calibration))
+
+
+def _unshared_state(run: Scope, exports: Exports) -> list[str]:
+    """Buffers that several methods change, each its own copy of them."""
+    payload = run.plan.specializations[0].name
+    found = [run.find(Edge.name, method=method, payload=payload) for method in exports]
+    changed = Counter(name for edge in found if edge for name in run.read_json(edge.outputs.state))
+    return (
+        [] if run.plan.recipe.compile.share_mutable_buffers else sorted(n for n, times in changed.items() if times > 1)
+    )
+
+
+def _on_sharing(state: Sequence[str]) -> str:
+    return (
+        f"several methods change {', '.join(map(repr, state))}, and each has a copy of its own: "
+        "`compile: {share_mutable_buffers: true}` in the recipe makes that one"
+    )
 
 
 def _on_calibration(methods: Sequence[str]) -> str:

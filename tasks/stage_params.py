@@ -121,7 +121,8 @@ def quantize_params(run: Scope) -> Quantize.Params:
         field: tuple(CallableParams(source=fields_of(run, own.source)) for own in made)
         for field, made in (quantization.passes if quantization else {}).items()
     }
-    return Quantize.Params(quantizers=run.plan.quantizers, exclude=run.plan.excluded, **passes)
+    at_least = quantization and quantization.at_least
+    return Quantize.Params(quantizers=run.plan.quantizers, exclude=run.plan.excluded, at_least=at_least, **passes)
 
 
 def aten_pass_params(run: Scope, method: str) -> AtenPasses.Params:

@@ -212,7 +212,9 @@ def export_method(
         raise
 
 
-def _export_contiguous(module: torch.nn.Module, export: Callable[[torch.nn.Module], ExportedProgram]) -> ExportedProgram:
+def _export_contiguous(
+    module: torch.nn.Module, export: Callable[[torch.nn.Module], ExportedProgram]
+) -> ExportedProgram:
     """Exports a module with weights that are laid out as usual, and plain trees.
 
     Without gradients, as ExecuTorch's examples do: state that is written to gets none.

@@ -20,6 +20,7 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from ...configs.definition import MethodDefinition
 from ...errors import SourceError, TargetError
+from ..quantization import LeftWeight, Quantization
 from ..stage import CallableParams, TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
 from .method import Shapes, export_method
@@ -151,6 +152,39 @@ def quantize(
     restore_integer_scalars(converted)
     converted = run_graph_passes(passes, "post_convert_passes", converted)
     return export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
+
+
+def quantization_of(program: ExportedProgram) -> Quantization:
+    """How much of the weights of a quantized program are integers, and which are not."""
+    signature, state = program.graph_signature, written_buffers(program)
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    sizes: dict[str, int] = {}
+    left, total, quantized = [], 0, 0
+    for node in program.graph.find_nodes(op="placeholder"):
+        value, name = node.meta.get("val"), names.get(node.name)
+        if name is None or name in state or not isinstance(value, torch.Tensor) or value.dim() < 2:
+            continue
+        operators = {_operator(user) for user in node.users}
+        if not operators:
+            continue  # what has been folded
+        integer = value.dtype in (torch.int8, torch.uint8) or all(_QUANTIZE in operator for operator in operators)
+        if not (integer or (value.is_floating_point() and node.name in signature.inputs_to_parameters)):
+            continue  # tables and positions
+        dtype = str(value.dtype).removeprefix("torch.")
+        sizes[dtype] = sizes.get(dtype, 0) + value.numel() * value.itemsize
+        total += value.numel()
+        quantized += value.numel() * integer
+        if not integer:
+            left.append(LeftWeight(name, tuple(sorted(operators)), value.numel()))
+    left.sort(key=lambda weight: (-weight.elements, weight.name))
+    return Quantization(dict(sorted(sizes.items())), total, quantized, tuple(left))
+
+
+_QUANTIZE = "quantized_decomposed.quantize"
+
+
+def _operator(node: Node) -> str:
+    return str(node.target).removesuffix(".default")
 
 
 def written_buffers(program: ExportedProgram) -> set[str]:

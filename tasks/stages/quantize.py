@@ -21,6 +21,7 @@ class Quantize(stage.Stage, name="quantize"):
         pre_convert_passes: tuple[stage.CallableParams, ...] = ()
         post_convert_passes: tuple[stage.CallableParams, ...] = ()
         exclude: tuple[str, ...] = ()  # patterns of the modules to leave in floating point
+        at_least: float | None = None  # share of the weights' elements that must become integers
 
         def target_names(self) -> tuple[str, ...]:
             return tuple(quantizer.name for quantizer in self.quantizers)
@@ -37,19 +38,21 @@ class Quantize(stage.Stage, name="quantize"):
     class Outputs(stage.Roles):
         program: kinds.QuantizedProgram
         calibration: kinds.ObservedSamples  # how many samples or examples
+        reached: kinds.Quantization
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Calibrates and converts.
 
         Raises:
-            TargetError: the quantizer finds nothing to quantize in the program.
+            TargetError: the quantizer finds nothing to quantize in the program, or less than the recipe asks for.
             SourceError: a sample does not fit the program, or a function of the recipe's fails.
         """
+        from ...errors import TargetError
         from ..codecs.program import load_program, save_program
         from ..codecs.values import count_values, load_value, load_values
         from ..programs.inputs import with_progress
-        from ..programs.pt2e import quantize, written_buffers
+        from ..programs.pt2e import quantization_of, quantize, written_buffers
         from ..programs.samples import checked_samples
 
         program = load_program(inputs.program, work.store)
@@ -71,7 +74,14 @@ class Quantize(stage.Stage, name="quantize"):
             state={name for ref in inputs.others.values() for name in written_buffers(load_program(ref, work.store))},
         )
         observed = f"{count} {'sample' if inputs.samples else 'example'}{'' if count == 1 else 's'}"
+        reached = quantization_of(quantized)
+        if params.at_least is not None and reached.share < params.at_least:
+            raise TargetError(
+                f"the recipe asks for {params.at_least:.0%} (`quantize.at_least`), and {reached}; write these layers "
+                "with others that the quantizer takes, or ask for less"
+            )
         return Quantize.Outputs(
             program=save_program(quantized, kind="program/quantized", store=work.store),
             calibration=work.store.put_artifact("report/calibration", canonical_json(observed)),
+            reached=work.store.put_artifact("report/quantization", canonical_json(reached.to_json())),
         )

@@ -48,6 +48,7 @@ class Report(stage.Stage, name="report"):
         origin: kinds.Origin | None = None  # of `serialize`
         accuracy: kinds.Accuracy | None = None  # of `gate`
         numerics: kinds.Numerics | None = None  # of `ladder`
+        quantization: Mapping[str, kinds.Quantization] = field(default_factory=dict)  # by method, of `quantize`
         # of `compile`, by payload; that of a plain file has the key ``""``. The next three are alike.
         etrecord: Mapping[str, kinds.EtRecord] = field(default_factory=dict)
         debug_handles: Mapping[str, kinds.DebugHandles] = field(default_factory=dict)
@@ -92,6 +93,10 @@ class Report(stage.Stage, name="report"):
             provenance["assets"] = _assets(inputs.assets, params.recipe, work)
         if params.search:
             provenance["search"] = params.search
+        if inputs.quantization:
+            provenance["quantization"] = {
+                method: json.loads(work.store.read_artifact(ref)) for method, ref in sorted(inputs.quantization.items())
+            }
         if metadata := metadata_of(pte, map_file(path)):
             provenance["metadata"] = metadata_json(metadata)
         for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics), ("origin", inputs.origin)):

@@ -61,7 +61,7 @@ class ExpandTanhGelu(XNNPACKPass):  # type: ignore[misc]  # executorch is untype
 
 def is_approximate(node: Node) -> bool:
     """Whether a GELU is the approximation by ``tanh``."""
-    return node.kwargs.get("approximate", "none") == "tanh"
+    return bool(node.kwargs.get("approximate", "none") == "tanh")
 
 
 def _expand(node: Node, linear: Node, cubic: Node) -> None:

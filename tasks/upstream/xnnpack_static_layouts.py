@@ -61,7 +61,7 @@ def _takes(layouts: Any, user: Node, target: Node, copy: Node) -> bool:
 
 
 def _is_channels_last(node: Node) -> bool:
-    value: Any = node.args[0].args[0] if is_dequant(node) and node.args[0].args else None  # type: ignore[union-attr]  # a node
+    value: Any = node.args[0].args[0] if is_dequant(node) and node.args[0].args else None
     if isinstance(value, Node) and value.op == "placeholder":
         return bool(_Pass._is_nhwc_tensor(value.meta["val"]))  # noqa: SLF001 - upstream's own name
     return bool(_is_nhwc(node))

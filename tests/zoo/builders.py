@@ -645,6 +645,14 @@ def channels_last_weights():
     return net.to(memory_format=torch.channels_last), (torch.randn(1, 1, 8, 8),)
 
 
+def linear_and_recurrent():
+    """A recurrent layer, which quantizers leave, between two linear ones."""
+    layers = {"first": nn.Linear(8, 16), "lstm": nn.LSTM(16, 32, batch_first=True), "last": nn.Linear(32, 4)}
+    return FunctionOfLayers(lambda net, x: net.last(net.lstm(net.first(x))[0][:, -1]), **layers), (
+        torch.randn(2, 5, 8),
+    )
+
+
 def notes():
     """One method writes the state, and another one, which does not change it, computes with it."""
     state, x = networks.Notes(), (torch.randn(2, 8),)

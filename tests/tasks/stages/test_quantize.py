@@ -7,6 +7,7 @@ from pteforge.configs import Quantize as Quantization
 from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import TargetError
 from pteforge.formats.pte.reader import read_pte
+from pteforge.tasks import quantization
 from pteforge.tasks.stages.quantize import Quantize
 from pteforge.tasks.targets.find import check_quantizers, find_quantizer_options
 from pteforge.tests.lowering import XNNPACK, recipe
@@ -274,3 +275,33 @@ def test_methods_are_quantized_by_themselves(stages):
     steps = stages.lower("builders:two_networks", int8(), until="quantize").steps
     for method, export in (("forward", "export"), ("encode", "export/encode")):
         assert steps[f"quantize/{method}"].call.inputs["examples"] == steps[export].outputs.examples
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.lstm")  # torch's, of all LSTMs
+def test_what_quantization_reached(lower):
+    """Provenance has the weights by dtype, and those in floating point with the operators that take them."""
+    made = lower("builders:linear_and_recurrent", int8(dynamic=True)).provenance["quantization"]["forward"]
+    linear, recurrent = 8 * 16 + 32 * 4, 4 * 32 * (16 + 32)
+    assert made["sizes"] == {"float32": 4 * recurrent, "int8": linear}
+    assert (made["elements"], made["quantized"]) == (linear + recurrent, linear)
+    assert [weight["name"] for weight in made["left"]] == ["lstm.weight_hh_l0", "lstm.weight_ih_l0"]
+    assert {tuple(weight["operators"]) for weight in made["left"]} == {("aten.lstm.input",)}
+    text = str(quantization.Quantization.from_json(made))
+    assert text.startswith("4% of the weights are integers; in floating point: lstm.weight_hh_l0, lstm.weight_ih_l0 (")
+    assert "aten.lstm.input" in text
+
+
+def test_state_is_no_weight(lower):
+    """State is not counted, and neither are biases: everything else is reached here."""
+    lowered = lower("builders:notes", int8(dynamic=True) | {"compile": {"share_mutable_buffers": True}})
+    assert [made["share"] for made in lowered.provenance["quantization"].values()] == [1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.lstm")  # torch's, of all LSTMs
+def test_quantization_must_reach_at_least(lower):
+    """A recipe may say how much; where less is reached, no file is made, and the layers are named."""
+    asked = int8(dynamic=True)
+    asked["quantize"]["at_least"] = 0.8
+    with pytest.raises(TargetError, match=r"asks for 80%.* 4% of the weights are integers; .*lstm\.weight_hh_l0"):
+        lower("builders:linear_and_recurrent", asked)
+    lower("builders:conv_net", {**asked, "quantize": {"quantizer": "xnnpack", "at_least": 1.0}}, until="quantize")

@@ -1,0 +1,73 @@
+"""What quantization reached of a method's weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_NAMED = 3  # operators, and weights of each, that a message names
+LITTLE = 0.5
+"""Share of the weights below which a run warns."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftWeight:
+    """A weight that stays in floating point, with the operators that take it: the quantizer left those out."""
+
+    name: str
+    operators: tuple[str, ...]
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Weights of one method after quantization: matrices and kernels, and not biases, scales and state.
+
+    Attributes:
+        sizes: dtype to bytes.
+        elements: the number of the weights' elements.
+        quantized: how many of them are integers.
+        left: weights in floating point, the largest first.
+    """
+
+    sizes: Mapping[str, int]
+    elements: int
+    quantized: int
+    left: tuple[LeftWeight, ...]
+
+    @property
+    def share(self) -> float:
+        return self.quantized / self.elements if self.elements else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "share": round(self.share, 6)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Quantization:
+        left = tuple(LeftWeight(each["name"], tuple(each["operators"]), each["elements"]) for each in fields["left"])
+        return cls(fields["sizes"], fields["elements"], fields["quantized"], left)
+
+    def __str__(self) -> str:
+        text = f"{self.share:.0%} of the weights are integers"
+        return f"{text}; in floating point: {_describe(self.left)}" if self.left else text
+
+
+def quantization_by_method(fields: Mapping[str, Any] | None) -> dict[str, Quantization]:
+    """From the JSON of a provenance; empty for a recipe that does not quantize."""
+    return {method: Quantization.from_json(reached) for method, reached in (fields or {}).items()}
+
+
+def _describe(left: Iterable[LeftWeight]) -> str:
+    """The operators that the quantizer left out, with names of their weights, those with most elements first."""
+    weights = list(left)
+    sizes = Counter[str]()
+    for weight in weights:
+        sizes[", ".join(weight.operators)] += weight.elements
+    parts = []
+    for operator, _ in sizes.most_common(_NAMED):
+        names = [weight.name for weight in weights if ", ".join(weight.operators) == operator]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        parts.append(f"{', '.join(names[:_NAMED])}{more} (the quantizer does not take {operator})")
+    return "; ".join(parts) + ("; and others" if len(sizes) > _NAMED else "")
