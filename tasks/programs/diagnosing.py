@@ -32,7 +32,7 @@ from ..diagnosis import Attempt, Diagnosis, Finding, Mode, without_advice
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding
 from .copies import copy_module
 from .eager import run_eager
-from .method import Shapes, export_sized
+from .method import Shapes, export_method, export_sized
 from .model_source import BuiltModel
 
 _LENGTH = 2000  # characters of an error that are kept
@@ -77,7 +77,9 @@ def diagnose_method(
     return Diagnosis(name, methods, strict, attempts, tuple(_distinct(found))[:_FINDINGS], draft)
 
 
-def _exported(name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool) -> ExportedProgram | Exception:
+def _exported(
+    name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, drafted: bool = False
+) -> ExportedProgram | Exception:
     """A program, or what torch raised.
 
     Raises:
@@ -86,6 +88,8 @@ def _exported(name: str, method: MethodDefinition, shapes: Shapes, *, strict: bo
     """
     reset()
     try:
+        if drafted:
+            return export_method(name, method, shapes, strict=strict)
         return export_sized(name, method, shapes, strict=strict)[0]
     except SourceError as error:
         if isinstance(error.__cause__, Exception):
@@ -98,7 +102,7 @@ def _exported(name: str, method: MethodDefinition, shapes: Shapes, *, strict: bo
 def _draft(name: str, method: MethodDefinition, shapes: Shapes) -> ExportedProgram | Exception:
     """The draft, from exactly the arguments that `export` has."""
     with mock.patch.object(torch.export, "export", _draft_export.draft_export):
-        return _exported(name, method, shapes, strict=False)
+        return _exported(name, method, shapes, strict=False, drafted=True)
 
 
 @contextlib.contextmanager
