@@ -69,5 +69,5 @@ def _describe(left: Iterable[LeftWeight]) -> str:
     for operator, _ in sizes.most_common(_NAMED):
         names = [weight.name for weight in weights if ", ".join(weight.operators) == operator]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        parts.append(f"{', '.join(names[:_NAMED])}{more} (the quantizer does not take {operator})")
+        parts.append(f"{', '.join(names[:_NAMED])}{more} (the quantizer left {operator})")
     return "; ".join(parts) + ("; and others" if len(sizes) > _NAMED else "")
