@@ -99,7 +99,7 @@ def test_verify(made, pteforge):
     """
     said = pteforge(made, "verify", FILE)
     assert (said.code, said.err) == (0, "")
-    assert said.out.startswith("forward: verified on 3 outputs; max abs error ")
+    assert said.out.startswith("forward: verified on 4 outputs; max abs error ")
     assert pteforge(made, "verify", "out/twice/portable-fp32.pte").out.count(": verified on ") == 2
     provenance = json.loads((made.folder / FILE).with_suffix(".json").read_text())
     assert pteforge(made, "verify", FILE, "--json").json == provenance["verification"]["figures"]
@@ -109,7 +109,7 @@ def test_verify_folders(own, pteforge):
     """Folders and several files: each passes or fails by itself, also as JSON, and what is missing is said before."""
     said = pteforge(own, "verify", "out")
     assert (said.code, said.err) == (0, "")
-    assert f"{FILE}: forward: verified on 3 outputs; " in said.out
+    assert f"{FILE}: forward: verified on 4 outputs; " in said.out
     assert said.out.splitlines()[-1] == "4 files verified"
     change_weights(own.out / "linear" / "portable-fp32.pte")
     said = pteforge(own, "verify", "out/linear", "out/twice/portable-fp32.pte", FILE)
@@ -243,7 +243,7 @@ INPUTS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "too many": (savez(np.ones((2, 4)), np.ones(1)), ("2 arrays", "'forward' takes 1")),
     "too few": (savez(), ("0 arrays", "'forward' takes 1")),
     "dimensions": (savez(np.ones(4)), ("array 0 has 1 dimensions", "takes 2")),
-    "too large": (savez(np.ones((5, 4))), ("array 0 has the shape [5, 4]", "at most [4, 4]")),
+    "too large": (savez(np.ones((5, 4))), ("array 0 has size 5 in dimension 0", "takes 1 to 4")),
 }
 
 
