@@ -25,6 +25,7 @@ PteforgeError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -181,7 +182,7 @@ class StageFailed(StageError):
         """For what a body has raised in this process."""
         lost_object = isinstance(error, ObjectMissing | ObjectDamaged)
         return cls(
-            f"{type(error).__name__}: {error}",
+            whole_message(error),
             bad_input=isinstance(error, InputError),
             user_code=from_user_code(error),
             lost_object=lost_object,
@@ -258,6 +259,37 @@ def first_line(problem: str | BaseException) -> str:
     """The first line of a message or of an error; the name of an error's type if it says nothing."""
     lines = str(problem).strip().splitlines()
     return lines[0] if lines else "" if isinstance(problem, str) else type(problem).__name__
+
+
+def whole_message(error: BaseException) -> str:
+    """Type and message of an error, preceded by those of its root cause where a library's error hides it.
+
+    Errors of ours say what their cause said, so that only a cause's own cause precedes them.
+    """
+    cause = error.__cause__ if isinstance(error, PteforgeError) else error
+    root = cause
+    while root is not None and root.__cause__ is not None:
+        root = root.__cause__
+    own, said = _typed(error), str(root).strip() if root is not cause else ""
+    return own if not said or said in own else f"{_typed(root)}\n{own}"
+
+
+def _typed(error: BaseException | None) -> str:
+    """`ExceptionType: message`, without the empty line that begins many of torch's messages."""
+    message = str(error).strip()
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+_OF_RUNTIME = re.compile(r"(?:[EF] \S+ \w+:|\[)(?!cpuinfo)\w+\.(?:cpp|h|cc|c):\d+\] (?P<text>.+)")
+_NO_REASON = re.compile(
+    r"cpuinfo|^arg \d+ with type id|not registering|backend .* not available|^(Loading|Program) ", re.IGNORECASE
+)
+
+
+def runtime_reasons(log: str, most: int = 4) -> tuple[str, ...]:
+    """The last things that ExecuTorch's runtime said in a log of why it refused something, each once, in order."""
+    said = [found["text"].strip().removesuffix(":") for line in log.splitlines() if (found := _OF_RUNTIME.match(line))]
+    return tuple(dict.fromkeys(text for text in said if not _NO_REASON.search(text)))[-most:]
 
 
 @contextmanager

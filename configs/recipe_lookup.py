@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,13 +127,14 @@ def call_recipe(function: str, kwargs: Mapping[str, Any], python_path: Sequence[
     """Calls a function of the user's (``package.module:name``) in this process; its imports should be light.
 
     Modules from the folders in `python_path` come first, and are imported again for each call. Cache keys do not
-    include the function's code, since they include the recipe that it returns.
+    include the function's code, since they include the recipe that it returns. What it prints goes to stderr: stdout
+    may be JSON.
 
     Raises:
         ValueError: it cannot be imported, raises, or returns no Recipe. The message says which.
     """
     check_object_reference(function)
-    with _importing_from(python_path):
+    with _importing_from(python_path), redirect_stdout(sys.stderr):
         try:
             found: Any = pkgutil.resolve_name(function)
         except Exception as error:

@@ -10,12 +10,14 @@ from typing import Any, Literal
 from ..artifacts.records import Record
 from ..errors import InputError, PteforgeError, StageError, StoreUnusable
 from ..tasks.accuracy import AccuracyReport
-from ..tasks.causes import known_causes
 from ..tasks.diagnosis import Finding
 from ..tasks.figures import Figures
 from ..tasks.layer_search import FoundLayers
 from ..tasks.numerics import Ladder
 from ..tasks.quantization import Quantization
+
+KEPT_AS = "; the file is kept as "
+"""Before the path of a file that missed its accuracy gate, at the end of the message."""
 
 Status = Literal["made", "cached", "failed", "not applicable"]
 
@@ -41,7 +43,6 @@ class Failure(Record):
         log = error.log_tail if isinstance(error, StageError) else ""
         input_error = isinstance(error, InputError) and not isinstance(error, StoreUnusable)  # that may be back
         bad_input = error.bad_input if isinstance(error, StageError) else input_error
-        findings = findings or known_causes(step.partition("/")[0].partition(".")[0], problem, log)
         return cls(step, problem, log, bad_input, findings, isinstance(error, StageError) and error.user_code)
 
     @property

@@ -32,7 +32,7 @@ from ..errors import PteforgeError, StageError, StageFailed, StoreError, StoreUn
 from ..tasks.codecs.binding import graph_of
 from ..tasks.executor import Executor
 from ..tasks.keys.key import StageKey
-from ..tasks.runner import Done, NullObserver, SharingRunner, StageCall
+from ..tasks.runner import DepthFirst, Done, NullObserver, SharingRunner, StageCall
 from ..tasks.stage import Progressed
 from ..tasks.workers import Workers
 from .figures_text import format_size
@@ -183,7 +183,7 @@ class PrefectRunner(SharingRunner):
         memory = stage_memory(session.place)
         server = session.workers.address
         self._site = Site(session.store.url, session.jobs, memory, session.id, session.executor.refresh, server)
-        self._slots = asyncio.Semaphore(session.submitted_at_once)
+        self._places = DepthFirst(session.submitted_at_once)
         self._limits = _StageLimits()
         # how the task that made an artifact ended, for the edges of the graph in the UI
         self._makers: dict[ArtifactRef, State[Any]] = {}
@@ -200,7 +200,7 @@ class PrefectRunner(SharingRunner):
         # The transaction of the model's task is async: a failing sync task cannot roll it back. It would also keep all
         # that belongs to each stage's task until the model is done.
         Transaction.__var__.set(None)  # type: ignore[arg-type]  # what its own `get` has for none
-        async with nullcontext() if self.session.executor.awaited(call) else self._slots:
+        async with nullcontext() if self.session.executor.awaited(call) else self._places.place(call.model):
             if not self.session.server_lost:
                 with self.session.without_prefect_if_it_fails():  # if it was our failure after all, it comes again
                     return await self._submit(call)

@@ -29,7 +29,7 @@ from ..tasks.stages.compile import Compile
 from ..tasks.stages.gate import Gate
 from ..tasks.stages.ladder import Ladder as LadderStage
 from ..tasks.stages.serialize import Serialize
-from .outcome import Failure, ModelOutcome, RecipeOutcome, Status, not_applicable
+from .outcome import KEPT_AS, Failure, ModelOutcome, RecipeOutcome, Status, not_applicable
 from .publish import is_published, keep_rejected, publish, publish_debug_files
 from .session import Session
 from .whole import Results
@@ -275,7 +275,7 @@ def _failed(session: Session, scope: Scope, recipe: str, error: Exception) -> Re
         return RecipeOutcome(recipe, "failed", failure=failure)
     folder = session.out / scope.model.name
     path = keep_rejected(session.store, made.outputs.file, made.outputs.data, folder, recipe, session.known_files)
-    failure = replace(failure, problem=f"{failure.problem}; the file is kept as {path}")
+    failure = replace(failure, problem=f"{failure.problem}{KEPT_AS}{path}")
     return RecipeOutcome(recipe, "failed", failure=failure, rejected=path)
 
 

@@ -7,10 +7,18 @@ in these ways.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
-from ..errors import PteforgeError, SourceError, StageFailed
-from .diagnosis import Finding
+from ..errors import PteforgeError, SourceError, StageError, StageFailed
+from .diagnosis import Finding, add_findings
+
+Circumstance = Literal[
+    "quantized",  # the recipe quantizes
+    "own state",  # several methods of which at least one changes buffers, and each has its own copy of them
+]
+"""What a cause depends on besides the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +29,13 @@ class Cause:
     pattern: str
     problem: str
     remedies: tuple[str, ...]
-    in_log: bool = False  # whether the end of the stage's log has the pattern, and not the message
+    in_log: bool = False  # whether the end of the stage's log may have the pattern, and not only the message
+    when: Circumstance | None = None  # in which it applies; None for any
 
 
 _BISECT = "`pteforge bisect` says in which program it is lost, and at which operators"
 _LOWER_BOUND = "or, if the results are good enough, lower the bound: `verify: {{min_sqnr_db: ...}}` in the recipe"
+_FLOAT = "or leave it in floating point: a recipe without `quantize`"
 _TRACING = ("export", "source_transform", "quantize", "edge")
 
 CAUSES: tuple[Cause, ...] = (
@@ -217,11 +227,37 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         ("verify",),
-        r"KernelCall failed at instruction \S+ in operator (?P<operator>[\w:.]+): 0x12",
-        "the kernel of {operator} refused its arguments: ExecuTorch's portable kernels lack some of torch's cases, "
-        "such as convolutions in three dimensions",
+        r"Expect input tensor to be 3-D or 4-D, but got, 5.*in operator (?P<operator>[\w:.]*convolution[\w.]*)",
+        "the kernel of {operator} knows convolutions in one and two dimensions only",
         (
-            "write that part of the model in another way; the log says what the kernel expects",
+            "compute the convolution as a sum of convolutions in two dimensions, one for each slice of the weight",
+            "or use a target that takes the operator",
+        ),
+        in_log=True,
+    ),
+    Cause(
+        ("verify",),
+        r"got pad\[\d+\] = -\d+",
+        "a kernel of ExecuTorch's pads by positive numbers only, and the model crops with negative padding",
+        ("crop with slices, such as `x[..., 1:]`, and pad separately",),
+        in_log=True,
+    ),
+    Cause(
+        ("verify",),
+        r"Attempted to resize a (static|bounded) tensor.*in operator (?P<operator>[\w:.]+)",
+        "the kernel of {operator} makes an output of another shape or size than the program plans memory for",
+        (
+            "look for the operator in the model, and write that line with other operators",
+            "or use a target that takes the operator",
+        ),
+        in_log=True,
+    ),
+    Cause(
+        ("verify",),
+        r"KernelCall failed at instruction \S+ in operator (?P<operator>[\w:.]+): 0x12",
+        "the kernel of {operator} refused its arguments: ExecuTorch's portable kernels lack some of torch's cases",
+        (
+            "write that part of the model in another way; the message says what the kernel expects",
             "or use a target that takes the operator",
         ),
         in_log=True,
@@ -236,8 +272,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         ("verify",),
         r"execute\(\) failed with error 0x12",
-        "a kernel refused its arguments: ExecuTorch's portable kernels lack some of torch's cases, such as "
-        "convolutions in three dimensions and outputs whose size depends on data",
+        "a kernel refused its arguments: ExecuTorch's portable kernels lack some of torch's cases, such as outputs "
+        "whose size depends on data",
         (
             "look for the kernel in the log, and write that part of the model in another way",
             "or use a target that takes the operator",
@@ -245,12 +281,30 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         ("verify",),
+        r"(?s)\A(?!.*(example|drawn) \d+, output \d+: SQNR).*sequence \d+, call \d+, output \d+: SQNR",
+        "each method computes as eager does, and sequences of calls do not: every method of the file has its own copy "
+        "of the model's buffers, so none sees what another one writes",
+        ("let the methods share them, in the recipe: `compile: {{share_mutable_buffers: true}}`",),
+        when="own state",
+    ),
+    Cause(
+        ("verify",),
         r"output \d+: SQNR (?P<found>-\S+|\d\.\d) dB < (?P<bound>\S+) dB",
         "outputs of the file have little to do with eager's: {found} dB of {bound} dB",
         (
             _BISECT,
-            "where the recipe quantizes, give the model `calibration` samples of the kind that it will see",
+            (
+                "where that is quantization, leave the layers that lose most in floating point: "
+                "`quantize: {{exclude: [...]}}` in the recipe"
+            ),
         ),
+        when="quantized",
+    ),
+    Cause(
+        ("verify",),
+        r"output \d+: SQNR (?P<found>-\S+|\d\.\d) dB < (?P<bound>\S+) dB",
+        "outputs of the file have little to do with eager's: {found} dB of {bound} dB",
+        (_BISECT,),
     ),
     Cause(
         ("verify",),
@@ -284,13 +338,36 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         ("quantize",),
-        r"the quantizer of .+ finds no operator in the program",
-        "quantizers know layers by their operators: XNNPACK's takes linear layers, products with weights and "
-        "convolutions, and, where it is not dynamic, additions and multiplications",
+        r"finds no operator.*operators of branches and loops only",
+        "PT2E does not look into the branches of torch.cond and the bodies of loops, and the model's layers are there",
         (
-            "write the model with torch.nn's layers",
-            "or leave it in floating point: a recipe without `quantize`",
+            "compute the layers before the branch, and let torch.where choose between their results",
+            _FLOAT,
         ),
+    ),
+    Cause(
+        ("quantize",),
+        r"finds no operator.*with weights it has aten\.embedding\Z",
+        "the only weights of the model are tables of embeddings, which quantizers do not take",
+        (
+            "quantize them with the `source_transforms` of the recipe xnnpack-int8-dynamic-embedding-int8 alone",
+            _FLOAT,
+        ),
+    ),
+    Cause(
+        ("quantize",),
+        r"finds no operator.*with weights it has (?P<operators>[\w., ]+)",
+        "of the operators with weights, the model has only those that this quantizer does not take: {operators}",
+        (
+            "write them with torch.nn.Linear or a convolution, which quantizers take",
+            _FLOAT,
+        ),
+    ),
+    Cause(
+        ("quantize",),
+        r"finds no operator.*no operator with weights",
+        "the model has no operator with weights, so there is nothing that quantization would make smaller",
+        (_FLOAT.removeprefix("or "),),
     ),
     # Inputs, outputs and state.
     Cause(
@@ -314,20 +391,32 @@ CAUSES: tuple[Cause, ...] = (
 )
 
 
-def known_causes(stage: str, message: str, log: str = "") -> tuple[Finding, ...]:
-    """What the table says of a stage's error message and the end of its log: the first entry that matches, if any."""
+def known_causes(stage: str, message: str, log: str = "", circumstances: Collection[str] = ()) -> tuple[Finding, ...]:
+    """What the table says of a stage's error message and the end of its log: the first entry that applies, if any."""
     for cause in CAUSES:
-        if cause.stages and stage not in cause.stages:
+        if (cause.stages and stage not in cause.stages) or not (cause.when is None or cause.when in circumstances):
             continue
-        if found := re.search(cause.pattern, log if cause.in_log else message):
+        if found := re.search(cause.pattern, message) or (cause.in_log and re.search(cause.pattern, log)):
             groups = {name: text or "" for name, text in found.groupdict().items()}
             remedies = tuple(remedy.format(**groups) for remedy in cause.remedies)
             return (Finding("known cause", cause.problem.format(**groups), remedies),)
     return ()
 
 
+def add_known_causes(stage: str, error: Exception, circumstances: Collection[str] = ()) -> None:
+    """Adds what the table says of a stage's failure to the error, unless a diagnosis has said something already."""
+    if isinstance(error, PteforgeError):
+        log = error.log_tail if isinstance(error, StageError) else ""
+        add_findings(error, known_causes(stage, str(error), log, circumstances))
+
+
 _REFUSED = re.compile(r"Constraints violated|data-dependent|specialized")
 """Errors about dynamic shapes that the model's code is the reason for, and not how the shapes are written."""
+
+
+def awaits_diagnosis(stage: str, error: Exception) -> bool:
+    """Whether a diagnosis says more of a stage's failure than the table, and is made next."""
+    return stage == "export" and isinstance(error, PteforgeError) and is_worth_diagnosing(error)
 
 
 def is_worth_diagnosing(error: PteforgeError) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..artifacts.records import Record
+from ..errors import PteforgeError
 
 Kind = Literal[
     "mode",  # whether torch.export traces in strict mode decides
@@ -98,6 +99,13 @@ class Diagnosis(Record):
     @property
     def well(self) -> bool:
         return self.attempt.exported and not self.relevant
+
+
+def add_findings(error: PteforgeError, findings: tuple[Finding, ...]) -> None:
+    """Adds causes and ways out to an error, for Python to print below it; an error that has some keeps those."""
+    if findings and not error.findings:  # models of one source share one error
+        error.findings = findings
+        error.add_note(as_text(findings))
 
 
 def as_text(findings: Sequence[Finding]) -> str:

@@ -23,6 +23,7 @@ from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
 from ..configs.sources import BuilderSource
 from ..errors import ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
+from .causes import add_known_causes, awaits_diagnosis
 from .keys.inputs import Observed
 from .keys.key import StageKey, stage_code_digest
 from .keys.search import ModuleSearch
@@ -101,6 +102,8 @@ class Executor:
                 with self.store.leases.hold(key.digest(), call.title):
                     done = self._find(call, key) or self._make_again(call, key, observer, report)
         except Exception as error:
+            if not awaits_diagnosis(call.stage.name, error):
+                add_known_causes(call.stage.name, error, call.circumstances)
             observer.failed(call, error)
             raise
         observer.finished(done)

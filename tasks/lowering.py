@@ -18,8 +18,8 @@ from ..configs.verification import AccuracyGate
 from ..errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
 from ..formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
 from .accuracy import Scores
-from .causes import is_worth_diagnosing
-from .diagnosis import Diagnosis, as_text
+from .causes import add_known_causes, is_worth_diagnosing
+from .diagnosis import Diagnosis, add_findings
 from .keys.versions import host_capability
 from .layer_search import Attempt, FoundLayers, next_count, rank_layers
 from .model import PlannedRecipe, PlannedSpecialization, params_of
@@ -326,6 +326,7 @@ async def export(run: Scope, method: str | None) -> Export.Outputs:
     except PteforgeError as error:
         if is_worth_diagnosing(error):
             await explain(run, method, error)
+        add_known_causes(Export.name, error)
         raise
 
 
@@ -335,9 +336,7 @@ async def explain(run: Scope, method: str | None, error: PteforgeError) -> None:
         findings = (await diagnose(run, method)).relevant
     except Exception:  # noqa: BLE001 - the scope has it; the error to report is that of the export
         return
-    if findings and not error.findings:  # models of one source share one error
-        error.findings = findings
-        error.add_note(as_text(findings))
+    add_findings(error, findings)
 
 
 async def diagnose(run: Scope, method: str | None) -> Diagnosis:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Mapping
+import heapq
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -83,6 +86,7 @@ class StageCall:
     program_file: Path | None = None  # see `Workspace`
     user_code: UserCode | None = None  # for stages whose keys watch what the user's code loads and reads
     recipes: tuple[str, ...] = ()  # those that need it
+    circumstances: tuple[str, ...] = field(default=(), compare=False)  # that causes of its failure depend on
     # when it could run, in seconds since the epoch; 0 if that is when it does
     submitted: float = field(default=0.0, compare=False)
 
@@ -260,6 +264,48 @@ class SharingRunner(EngineRunner):
         raise NotImplementedError
 
 
+class DepthFirst:
+    """Places for calls at once. Of those that wait, the ones of the model that was begun first are next.
+
+    So the first files are there early, and a run that is stopped has made some.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._ranks: dict[str, int] = {}  # by model, in the order of their first calls
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._count = itertools.count()
+
+    @asynccontextmanager
+    async def place(self, model: str) -> AsyncIterator[None]:
+        """Waits for a place, and frees it at the end."""
+        rank = self._ranks.setdefault(model, len(self._ranks))
+        if self._free:
+            self._free -= 1
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (rank, next(self._count), turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # it had just been given the place
+                    self._give()
+                raise
+        try:
+            yield
+        finally:
+            self._give()
+
+    def _give(self) -> None:
+        """Passes a place on to the next one that still waits."""
+        while self._waiting:
+            _, _, turn = heapq.heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
 class LocalRunner(SharingRunner):
     """Runs stages on this machine, from threads of its own."""
 
@@ -267,10 +313,12 @@ class LocalRunner(SharingRunner):
         super().__init__(engine)
         self._observer = observer or NullObserver()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stages")
+        self._places = DepthFirst(threads)
 
     async def run(self, call: StageCall) -> Done:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self.engine.run, call, self._observer)
+        async with self._places.place(call.model):
+            return await loop.run_in_executor(self._pool, self.engine.run, call, self._observer)
 
 
 class CallingThreadRunner(EngineRunner):

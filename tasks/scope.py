@@ -13,6 +13,7 @@ from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import FieldChange, StageOutcome, differing_fields
 from ..artifacts.store import Store
 from ..errors import first_line
+from .causes import Circumstance, add_known_causes, awaits_diagnosis
 from .codecs.binding import REFUSED, bind, graph_of
 from .keys.search import ModuleSearch
 from .model import PlannedModel, PlannedRecipe
@@ -106,6 +107,7 @@ class Scope:
             program_file=self.model.program_file,
             user_code=user_code,
             recipes=(recipe.name,) if recipe else tuple(each.name for each in self.model.recipes),
+            circumstances=tuple(self._circumstances()) if stage.name == "verify" else (),
             submitted=time.time(),
         )
         try:
@@ -114,6 +116,8 @@ class Scope:
             raise
         except Exception as error:
             self.failed[name] = error
+            if not awaits_diagnosis(stage.name, error):
+                add_known_causes(stage.name, error, call.circumstances)
             raise
         outputs: Outputs_co = done.outputs
         return outputs
@@ -148,6 +152,17 @@ class Scope:
             done = replace(done, roles={**done.roles, "program": bind(graph, program, self.store)})
             self.done[step] = done
         return done.outputs
+
+    def _circumstances(self) -> Iterator[Circumstance]:
+        recipe = self.recipe
+        if recipe is None:
+            return
+        if recipe.quantizers or recipe.recipe.source_transforms:
+            yield "quantized"
+        states = {step.method: done.roles.get("state") for step, done in self.done.items() if step.stage == "edge"}
+        shared = recipe.recipe.compile.share_mutable_buffers
+        if len(states) > 1 and not shared and any(self.read_json(ref) for ref in states.values() if ref):
+            yield "own state"
 
     @property
     def plan(self) -> PlannedRecipe:

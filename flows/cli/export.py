@@ -50,10 +50,11 @@ def export(  # noqa: PLR0913 - one parameter per option
     as_json: AS_JSON = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
+    from ..page import NAME
     from ..session import open_session
     from ..zoo import find_models
     from .progress import observe
-    from .summary import print_failures, print_published, print_summary
+    from .summary import Failures, print_failures, print_published, print_summary
 
     if dry_run:
         plan(
@@ -86,19 +87,20 @@ def export(  # noqa: PLR0913 - one parameter per option
             session.recorded(),
         ):
             find_models(session)
+            failures = Failures(None if until else session.out / NAME)
             if session.complete and not server_configured():
                 outcome = session.outcome()
             else:
                 from ..run_flow import run_flow
 
-                with observe(session, quiet=as_json):
+                with observe(session, failures, quiet=as_json):
                     outcome = run_flow(session)
             with suppress(PteforgeError):  # raised again below, after what was made
                 session.publish()  # unless the flow did
     except KeyboardInterrupt:
         leave_interrupted()
     if not as_json:
-        print_failures(outcome, session.page)
+        print_failures(outcome, failures)
         print_summary(outcome, session.page)
     published = session.publish()
     exit_code = outcome.exit_code or (1 if published and published.regressions else 0)

@@ -16,10 +16,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ...errors import first_line, printable
+from ...tasks.causes import awaits_diagnosis
 from ...tasks.runner import Done, StageCall
-from ..outcome import ModelOutcome
+from ..outcome import Failure, ModelOutcome
 from ..pace import PAUSE, Pace, Throttle, samples_done
 from ..session import NullZooObserver, Session
+from .summary import Failures
 from .terminal import guarded_streams, open_console
 
 _BAR = 14  # cells
@@ -27,18 +29,23 @@ _BESIDE_STAGES = 3  # lines of a terminal that are not for running stages: the h
 
 
 @contextmanager
-def observe(session: Session, *, quiet: bool) -> Iterator[None]:
-    """Shows the session's progress on standard error while the context is open."""
+def observe(session: Session, failures: Failures | None = None, *, quiet: bool) -> Iterator[None]:
+    """Shows the session's progress on standard error while the context is open.
+
+    Failures are printed whole as they happen, or in one line where the caller keeps none to print them itself.
+    """
     console = open_console(stderr=True)
     if quiet:
         yield
     elif console.is_terminal:
-        session.observer = bar = Bar(console, session.pace, models=len(session.models), at_once=session.at_once)
+        session.observer = bar = Bar(
+            console, session.pace, failures, models=len(session.models), at_once=session.at_once
+        )
         Thread(target=session.expect_stages, daemon=True).start()
         with Live(bar, console=console, transient=True), guarded_streams():  # it has put others in their place
             yield
     else:
-        session.observer = Lines()
+        session.observer = Lines(failures)
         yield
 
 
@@ -48,10 +55,13 @@ class Bar(NullZooObserver):
     It is as wide and as high as the terminal at most.
     """
 
-    def __init__(self, console: Console, pace: Pace, *, models: int, at_once: int) -> None:
+    def __init__(
+        self, console: Console, pace: Pace, failures: Failures | None = None, *, models: int, at_once: int
+    ) -> None:
         """Displays a run of so many models on a terminal; so many stages of it run at once."""
         self._console = console
         self._pace = pace
+        self._failures = failures
         self._models = models
         self._at_once = at_once
         self._samples: dict[str, tuple[int, int | None]] = {}
@@ -73,7 +83,14 @@ class Bar(NullZooObserver):
 
     def failed(self, call: StageCall, error: Exception) -> None:
         self._samples.pop(call.title, None)
-        self._console.print(f"{call.title} failed: {error}", style="red")
+        if self._failures is None:
+            self._console.print(f"{call.title} failed: {error}", style="red")
+        elif not awaits_diagnosis(call.stage.name, error):
+            self._failures.print(call.model, Failure.of(str(call.id), error), self._console)
+
+    def completed(self, outcome: ModelOutcome) -> None:
+        if self._failures:
+            self._failures.print_rest(outcome, self._console)
 
     def _heading(self) -> Table:
         pace = self._pace
@@ -112,8 +129,9 @@ def _clock(seconds: float) -> str:
 class Lines(NullZooObserver):
     """One line per step that ran or failed, and per model; rate-limited lines for steps that count samples."""
 
-    def __init__(self, pause: float = PAUSE) -> None:
+    def __init__(self, failures: Failures | None = None, pause: float = PAUSE) -> None:
         """Pauses so many seconds before each progress line of a step."""
+        self._failures = failures
         self._pause = pause
         self._throttles: dict[str, Throttle] = {}
 
@@ -126,10 +144,16 @@ class Lines(NullZooObserver):
             sys.stderr.write(f"{done.call.title}: {done.seconds:.1f} s\n")
 
     def failed(self, call: StageCall, error: Exception) -> None:
-        first = first_line(error)
-        sys.stderr.write(f"{call.title}: failed: {first}\n")
+        if self._failures is None:
+            sys.stderr.write(f"{call.title}: failed: {first_line(error)}\n")
+        elif awaits_diagnosis(call.stage.name, error):
+            sys.stderr.write(f"{call.title}: failed; looking for the cause\n")
+        else:
+            self._failures.print(call.model, Failure.of(str(call.id), error))
 
     def completed(self, outcome: ModelOutcome) -> None:
+        if self._failures:
+            self._failures.print_rest(outcome)
         failed = sum(recipe.failure is not None for recipe in outcome.recipes)
         due = sum(recipe.status != "not applicable" for recipe in outcome.recipes)
         done = f"stages up to {outcome.until} done" if outcome.until else outcome.proof

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ...tasks.figures import WHOLE_FILE
 from ...tasks.keys.inputs import ALL_VARIABLES
 from ...tasks.quantization import LITTLE
 from ..figures_text import format_error, format_score, format_size, format_sqnr, ladders_table, open_table
-from ..outcome import ModelOutcome, RecipeOutcome, ZooOutcome
+from ..outcome import KEPT_AS, Failure, ModelOutcome, RecipeOutcome, ZooOutcome
 from ..publish import FOUND
 from ..release_records import Published
 from .terminal import open_console
@@ -136,29 +137,52 @@ def _homely(path: Path) -> Path:
     return Path("~") / path.relative_to(Path.home()) if path.is_relative_to(Path.home()) else path
 
 
-def print_failures(outcome: ZooOutcome, page: Path | None = None) -> None:
-    """Prints each failed step once, with causes and ways out, or the last lines of its log; `page` has the rest."""
-    console = open_console(stderr=True)
-    failures = {
-        (model.model, recipe.failure.step): recipe.failure for model, recipe in outcome.recipes if recipe.failure
-    }
-    for (model, step), failure in failures.items():
+def print_failures(outcome: ZooOutcome, failures: Failures) -> None:
+    """Prints all failures of a run that were not printed as they happened."""
+    for model in outcome.models:
+        failures.print_rest(model)
+
+
+class Failures:
+    """Prints each failure of a run once, as it happens or at the end: with causes and ways out, or lines of its log."""
+
+    def __init__(self, page: Path | None = None) -> None:
+        """`page` is where the rest of each will be; None for a run without one."""
+        self._where = _relative(page) if page else Path("the output of --json")
+        self._printed: set[tuple[str, str, str]] = set()
+        self._lock = threading.Lock()
+
+    def print_rest(self, outcome: ModelOutcome, console: Console | None = None) -> None:
+        """Prints the failures of a model that were not printed when they happened."""
+        for recipe in outcome.recipes:
+            if recipe.failure:
+                self.print(outcome.model, recipe.failure, console)
+
+    def print(self, model: str, failure: Failure, console: Console | None = None) -> None:
+        with self._lock:
+            known = model, failure.step.partition("/")[0], failure.problem.partition(KEPT_AS)[0]
+            if known in self._printed:
+                return
+            self._printed.add(known)
+            for text in self._lines(model, failure):
+                (console or open_console(stderr=True)).print(text, soft_wrap=True)
+
+    def _lines(self, model: str, failure: Failure) -> Iterator[Text]:
         problem = without_advice(first_line(failure.problem)) if failure.diagnosed else failure.problem
-        console.print(Text(f"\n{model} {step}: {problem}", "bold red"), soft_wrap=True)
+        yield Text(f"\n{model} {failure.step}: {problem}", "bold red")
         if failure.findings:
-            console.print(Text(as_text(failure.findings), "yellow"), soft_wrap=True)
-        where = _relative(page) if page else "the output of --json"
+            yield Text(as_text(failure.findings), "yellow")
         if failure.diagnosed:
-            console.print(Text(f"... the whole message and the log are in {where}", "dim"), soft_wrap=True)
-            continue
+            yield Text(f"... the whole message and the log are in {self._where}", "dim")
+            return
         log = failure.log_tail
         if failure.bad_input or failure.findings:  # they say what the traceback does
             log = log.partition("Traceback (most recent call last)")[0]
         lines = log.rstrip().splitlines()
         if hidden := len(lines[:-_LOG_LINES]):
-            console.print(Text(f"... {hidden} earlier lines are in {where}", "dim"), soft_wrap=True)
+            yield Text(f"... {hidden} earlier lines are in {self._where}", "dim")
         if lines:
-            console.print(Text("\n".join(lines[-_LOG_LINES:])), soft_wrap=True)
+            yield Text("\n".join(lines[-_LOG_LINES:]))
 
 
 def print_published(published: Published) -> None:

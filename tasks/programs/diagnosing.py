@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -62,6 +62,7 @@ def diagnose_method(
     method = model.definition.methods[name]
     run_eager(method.module, (method.example_inputs[0], {}), f"its own example inputs of method {name!r}")
     frames = Frames(folders)
+    recurrent = any(isinstance(module, torch.nn.RNNBase) for module in method.module.modules())
     with _quiet(scratch):
         errors = {mode: _error(_exported(name, method, shapes, strict=mode)) for mode in (False, True)}
         attempts = tuple(frames.attempt(mode, error) for mode, error in errors.items())
@@ -69,9 +70,17 @@ def diagnose_method(
         drafted = _draft(name, method, shapes)
         if isinstance(drafted, ExportedProgram):
             only: Mode | None = "non-strict" if attempts[True].exported else None
-            found += _drafted(drafted, errors[False], attempts[False], only, frames)
+            found += _drafted(drafted, errors[False], attempts[False], only, frames, recurrent=recurrent)
         if (refused := errors[True]) and isinstance(refused, Unsupported):
             found += _graph_breaks(refused, method, frames)
+    for each in attempts:
+        fixed = re.search(
+            r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", each.problem
+        )
+        if fixed and not _explained(each, found):
+            needed, fixes = f"{fixed[1]} == {fixed[2]}", tuple(_suggested(each.problem))
+            finding = _unrolled(needed, "", "") if recurrent else size_finding(needed, fixes, "", "")
+            found.append(replace(finding, where=each.where, code=each.code))
     found += _known([each for each in attempts if not _explained(each, found)])
     draft = "" if isinstance(drafted, ExportedProgram) else frames.said(drafted)
     return Diagnosis(name, methods, strict, attempts, tuple(_distinct(found))[:_FINDINGS], draft)
@@ -236,13 +245,22 @@ def _distinct(found: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _drafted(
-    drafted: ExportedProgram, error: Exception | None, attempt: Attempt, only: Mode | None, frames: Frames
+    drafted: ExportedProgram,
+    error: Exception | None,
+    attempt: Attempt,
+    only: Mode | None,
+    frames: Frames,
+    *,
+    recurrent: bool,
 ) -> Iterator[Finding]:
-    """What draft export found; `error` and `attempt` are of the export without strict mode."""
+    """What draft export found; `error` and `attempt` are of the export without strict mode.
+
+    A model that is `recurrent` has an LSTM, a GRU or an RNN: its steps are taken apart with `unbind`.
+    """
     report: DraftExportReport = drafted._report  # noqa: SLF001 - where draft_export puts it
     fixes = tuple(_suggested(str(error))) if error else ()
     for failure in report.failures:
-        where, code = frames.of_stack(_user_stack(failure))
+        where, code = frames.of_stack(_stack(failure, "user_stack"))
         match failure.failure_type:
             case FailureType.MISSING_FAKE_KERNEL:
                 operator = _operator(failure)
@@ -253,7 +271,11 @@ def _drafted(
                 yield _mismatched_kernel(_operator(failure), str(failure.data["reason"]))
             case FailureType.GUARD_ADDED:
                 needed = in_python(failure.data["expr"], failure.data["symbol_to_sources"])
-                yield size_finding(needed, fixes, where, code)
+                split = any(function == "unbind" for _, _, function, _ in _stack(failure, "stack"))
+                if recurrent and split and "unbind" not in code and re.fullmatch(r"[\w.\[\]]+ == \d+", needed):
+                    yield _unrolled(needed, where, code)
+                else:
+                    yield size_finding(needed, fixes, where, code)
             case FailureType.DATA_DEPENDENT_ERROR:
                 held = (failure.data.get("frame_locals") or {}).get("locals") or {}
                 yield replace(
@@ -264,10 +286,27 @@ def _drafted(
                 )
 
 
-def _user_stack(failure: FailureReport) -> list[tuple[str, int, str, str]]:
-    """The frames of a failure. The report names files by numbers, which torch gives out once in a process."""
+def _unrolled(needed: str, where: str, code: str) -> Finding:
+    return Finding(
+        "dynamic dimension",
+        "this line calls a recurrent layer (LSTM, GRU, RNN), which torch.export unrolls over the steps of the example: "
+        f"the program is for `{needed}` only",
+        (
+            "leave this dimension out of the dynamic shapes, and pad sequences to that length",
+            "or export one step (torch.nn.LSTMCell or GRUCell, with its state as input and output), and loop around it",
+        ),
+        where,
+        code,
+    )
+
+
+def _stack(failure: FailureReport, kind: Literal["stack", "user_stack"]) -> list[tuple[str, int, str, str]]:
+    """The frames of a failure, all or those that are not torch's.
+
+    The report names files by numbers, which torch gives out once in a process.
+    """
     names = {number: name for name, number in INTERN_TABLE.items()}
-    stack: Sequence[Mapping[str, Any]] = failure.data.get("user_stack") or ()
+    stack: Sequence[Mapping[str, Any]] = failure.data.get(kind) or ()
     return [(names.get(frame["filename"], ""), frame["line"], frame["name"], frame["loc"] or "") for frame in stack]
 
 
@@ -312,6 +351,7 @@ def _mismatched_kernel(operator: str, reason: str) -> Finding:
 
 _FIX = re.compile(r"^  (\w+) = (.+)$", re.MULTILINE)
 _MULTIPLE = re.compile(r"(?P<step>\d+)\*(?P<part>_\w+)")
+_FIXED = re.compile(r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)")
 _DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 
 

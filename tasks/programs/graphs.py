@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -74,6 +75,30 @@ def check_control_flow(method: str, program: ExportedProgram) -> None:
                 'operator: while_loop"); write it as a map or scan over a known number of steps, or run the loop '
                 "outside and make its body a method"
             )
+
+
+_TAKEN = re.compile(r"aten\.(linear|addmm|mm|conv\w*)\b")
+"""Operators that all quantizers take."""
+
+
+def why_nothing_to_quantize(program: ExportedProgram) -> str:
+    """Where the program computes with weights, for a program in which a quantizer finds nothing; may be empty."""
+    weights = set(program.graph_signature.inputs_to_parameters) | set(program.graph_signature.inputs_to_buffers)
+    used = [
+        node
+        for node in program.graph.nodes
+        if node.op == "call_function" and any(value.name in weights for value in node.all_input_nodes)
+    ]
+    operators = sorted({str(node.target).removesuffix(".default") for node in used if node.target not in _CONTROL})
+    inner = [node.target for module in graph_modules(program.graph_module) for node in module.graph.nodes]
+    if not any(map(_TAKEN.match, operators)) and any(_TAKEN.match(str(target)) for target in inner):
+        return "it would take operators of branches and loops only"
+    if any(map(_TAKEN.match, operators)):
+        return ""
+    return f"with weights it has {', '.join(operators)}" if operators else "it has no operator with weights"
+
+
+_CONTROL = {getattr(torch.ops.higher_order, name) for name in ("cond", "map_impl", "scan", "while_loop")}
 
 
 def graph_modules(graph_module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:

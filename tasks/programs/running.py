@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,7 +20,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
-from ...errors import FileFormatError, VerificationFailed
+from ...errors import FileFormatError, VerificationFailed, runtime_reasons
 from ...formats.nfat.fat_file import is_fat, open_fat
 from ...formats.pte.contents import Method
 from ...formats.pte.ptd import check_external_weights
@@ -145,7 +148,28 @@ def _why_not_loaded(payload: Loadable, method: str, error: Exception) -> str:
             f"it has no kernel for {', '.join(missing)}; write the model without that{instead}, "
             "or use a backend that computes it"
         )
-    return f"{error}; its log says whether a backend or data is missing"
+    reasons = _reasons(lambda: payload.load().load_method(method))
+    return f"{reasons}{error}" if reasons else f"{error}; its log says whether a backend or data is missing"
+
+
+def _reasons(refused: Callable[[], Any]) -> str:
+    """What the runtime logs of why it refuses a call, to be put before its error; calls it again to hear it.
+
+    A log that is always captured would be lost where a kernel ends the process. The runtime's bindings write to
+    Python's stderr, which is not always that of the process.
+    """
+    kept = os.dup(2)
+    with TemporaryFile() as log, contextlib.redirect_stderr(io.StringIO()) as written:
+        os.dup2(log.fileno(), 2)
+        try:
+            with contextlib.suppress(Exception):
+                refused()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        log.seek(0)
+        reasons = runtime_reasons(log.read().decode(errors="replace") + written.getvalue())
+    return f"{'; '.join(reasons)}: " if reasons else ""
 
 
 def _execute(loaded: Mapping[str, Any], call: ExpectedCall) -> Sequence[Any]:
@@ -154,8 +178,9 @@ def _execute(loaded: Mapping[str, Any], call: ExpectedCall) -> Sequence[Any]:
         outputs: Sequence[Any] = loaded[call.method].execute(call.inputs)
     except RuntimeError as error:
         shapes = [tuple(value.shape) if hasattr(value, "shape") else value for value in call.inputs]
+        reasons = _reasons(lambda: loaded[call.method].execute(call.inputs))
         raise VerificationFailed(
-            f"method {call.method!r} fails on {call.label}, with inputs of {shapes}: {error}"
+            f"{reasons}method {call.method!r} fails on {call.label}, with inputs of {shapes}: {error}"
         ) from error
     return outputs
 

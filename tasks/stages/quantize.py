@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ...artifacts.digest import canonical_json
+from ...errors import TargetError
 from .. import kinds, stage
 
 
@@ -48,9 +49,9 @@ class Quantize(stage.Stage, name="quantize"):
             TargetError: the quantizer finds nothing to quantize in the program, or less than the recipe asks for.
             SourceError: a sample does not fit the program, or a function of the recipe's fails.
         """
-        from ...errors import TargetError
         from ..codecs.program import load_program, save_program
         from ..codecs.values import count_values, load_value, load_values
+        from ..programs.graphs import why_nothing_to_quantize
         from ..programs.inputs import with_progress
         from ..programs.pt2e import quantization_of, quantize, written_buffers
         from ..programs.samples import checked_samples
@@ -63,16 +64,23 @@ class Quantize(stage.Stage, name="quantize"):
             samples = checked_samples(program, load_values(inputs.samples, work.store))
             count = count_values(inputs.samples, work.store)
         shaped = load_program(inputs.shaped, work.store) if inputs.shaped else None
-        quantized = quantize(
-            program,
-            real[0],
-            with_progress(samples, count, work.progressed),
-            params.quantizers,
-            passes={field: getattr(params, field) for field in type(params).model_fields if field.endswith("_passes")},
-            exclude=params.exclude,
-            shaped=shaped,
-            state={name for ref in inputs.others.values() for name in written_buffers(load_program(ref, work.store))},
-        )
+        try:
+            quantized = quantize(
+                program,
+                real[0],
+                with_progress(samples, count, work.progressed),
+                params.quantizers,
+                passes={name: getattr(params, name) for name in type(params).model_fields if name.endswith("_passes")},
+                exclude=params.exclude,
+                shaped=shaped,
+                state={
+                    name for ref in inputs.others.values() for name in written_buffers(load_program(ref, work.store))
+                },
+            )
+        except TargetError as error:
+            if why := why_nothing_to_quantize(program):
+                error.args = (f"{error}; {why}",)
+            raise
         observed = f"{count} {'sample' if inputs.samples else 'example'}{'' if count == 1 else 's'}"
         reached = quantization_of(quantized)
         if params.at_least is not None and reached.share < params.at_least:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
-from ...errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, StageTimedOut
+from ...errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, StageTimedOut, runtime_reasons
 from ..stage import Progressed
 from .process_memory import Descendants, own_memory
 from .protocol import (
@@ -266,7 +266,8 @@ class _RunningCall:
 
     def _signalled(self, signum: int) -> StageError:
         if signum != signal.SIGKILL:
-            return StageCrashed(f"killed by {signal_name(signum)}")
+            reasons = runtime_reasons(self._log.content().decode(errors="replace"))
+            return StageCrashed(": ".join(filter(None, ("; ".join(reasons), f"killed by {signal_name(signum)}"))))
         held = _mebibytes(self._memory)
         if self._killed_for is _Bound.TIME:
             return StageTimedOut(f"killed at its time limit of {self._limits.timeout:g} s")

@@ -166,13 +166,14 @@ def signal_name(signum: int) -> str:
 def tail_lines(log: bytes, lines: int = 40) -> str:
     """The last lines of a log, safe to print: unprintable characters are escaped, bad UTF-8 is replaced.
 
-    Of tracebacks in it, calls between functions of installed packages are left out, so that what was printed before
-    them, and the exceptions that led to the last one, are among these lines. So is what ExecuTorch says of every
-    processor that is not a phone's.
+    Tracebacks that end it do not count: they have as many lines of their own, without calls between functions of
+    installed packages. What ExecuTorch says of every processor that is not a phone's is left out.
     """
-    text = log[-(64 << 10) :].decode("utf-8", errors="replace")
+    text = log[-(256 << 10) :].decode("utf-8", errors="replace")
     kept = _without_inner_calls(line for line in text.rstrip().splitlines() if not line.startswith(_NOISE))
-    return "\n".join(printable(line, keep="\t") for line in kept[-lines:])
+    first = next((number for number, line in enumerate(kept) if line.startswith(TRACEBACK)), len(kept))
+    tail = [*kept[:first][-lines:], *kept[first:][-lines:]]
+    return "\n".join(printable(line, keep="\t") for line in tail)
 
 
 def _without_inner_calls(lines: Iterable[str]) -> list[str]:
@@ -192,6 +193,7 @@ def _without_inner_calls(lines: Iterable[str]) -> list[str]:
     return kept[:-1]
 
 
+TRACEBACK = "Traceback (most recent call last)"
 _NOISE = "[cpuinfo_utils.cpp:"
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
 

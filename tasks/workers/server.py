@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from ...errors import InputError, ObjectDamaged, ObjectMissing, from_user_code
+from ...errors import InputError, ObjectDamaged, ObjectMissing, from_user_code, whole_message
 from ..stage import reporter
 from .process_memory import children, own_memory
 from .protocol import CALL_FDS, PROCESS_FDS, READY, Answer, Ended, ProgressWriter, Request, Started
@@ -176,14 +176,11 @@ def _load(request: Request) -> Callable[[Any], Any]:
 
 
 def _one_message(error: BaseException) -> str:
-    """`ExceptionType: message` without the empty line that begins many of torch's messages."""
     try:
-        message = str(error).strip()
+        message = whole_message(error)
     except Exception as unprintable:  # noqa: BLE001 - the body's own class
-        message = f"(its message cannot be shown: {type(unprintable).__name__})"
-    if len(message) > _MESSAGE_LIMIT:
-        message = f"{message[:_MESSAGE_LIMIT]} ..."
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+        message = f"{type(error).__name__}: (its message cannot be shown: {type(unprintable).__name__})"
+    return message if len(message) <= _MESSAGE_LIMIT else f"{message[:_MESSAGE_LIMIT]} ..."
 
 
 def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | None) -> None:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pteforge.configs.recipe_lookup import load_preset, load_recipe
+from pteforge.configs.recipe_lookup import call_recipe, load_preset, load_recipe
 from pteforge.errors import ConfigError
 
 FUNCTIONS = """
@@ -14,6 +14,10 @@ def paged(alignment=4096):
     return Recipe(
         specializations=(Specialization(target="xnnpack"),), compile=CompileOptions(segment_alignment=alignment)
     )
+
+def printing():
+    print("hello")
+    return paged()
 
 def broken():
     raise KeyError("nothing")
@@ -102,3 +106,11 @@ def test_mistakes_in_files(tmp_path, text, problem):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError, match=problem):
         load_recipe(tmp_path / "mine.yaml")
+
+
+def test_functions_that_print(tmp_path, capsys):
+    """What a recipe's function prints goes to stderr, so that stdout stays one JSON document."""
+    (tmp_path / "printing_functions.py").write_text(FUNCTIONS)
+    assert call_recipe("printing_functions:printing", {}, (tmp_path,)).specializations
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "hello\n")

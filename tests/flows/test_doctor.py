@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pteforge.artifacts.locations import open_store
 from pteforge.configs.load import load_zoo
-from pteforge.flows.cli.summary import print_failures
+from pteforge.flows.cli.summary import Failures, print_failures
 from pteforge.flows.doctor import examine
 from pteforge.flows.page import NAME
 from pteforge.flows.prefect_pages import _diagnosis
@@ -77,7 +77,7 @@ def test_only_what_is_worth_it_is_diagnosed(refused):
 def test_what_a_run_leaves_behind(refused, capsys):
     """Terminal, page, JSON and Prefect's page have the findings; the log is then on the page only."""
     project, run = refused
-    print_failures(run.outcome, project.out / NAME)
+    print_failures(run.outcome, Failures(project.out / NAME))
     said = capsys.readouterr().err
     page = (project.out / NAME).read_text(encoding="utf-8")
     entry = run.outcome.to_json()["models"]["branches"]["portable-fp32"]

@@ -19,7 +19,7 @@ from pteforge.artifacts.runs import FieldChange, ReleaseOutcome
 from pteforge.errors import printable
 from pteforge.flows.cli.doctor import _print as print_diagnoses
 from pteforge.flows.cli.main import app
-from pteforge.flows.cli.summary import print_failures, print_summary
+from pteforge.flows.cli.summary import Failures, print_failures, print_summary
 from pteforge.flows.cli.terminal import guarded_streams, open_console
 from pteforge.flows.doctor import ModelDiagnosis
 from pteforge.flows.outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
@@ -168,7 +168,7 @@ def test_outcome(lowered, capfd):
     """What an export prints at its end, and a warning of the log, have a builder's exception and log escaped."""
     with guarded_streams():
         logging.StreamHandler().handle(logging.makeLogRecord({"msg": HOSTILE}))
-        print_failures(lowered[1])
+        print_failures(lowered[1], Failures())
         print_summary(lowered[1])
     said = capfd.readouterr()
     check(said.out + said.err)
@@ -194,7 +194,7 @@ def test_findings(capfd):
     diagnosis = Diagnosis(HOSTILE, (HOSTILE,), False, attempts, (finding, replace(finding, only="strict")))
     failure = Failure(HOSTILE, HOSTILE, HOSTILE, bad_input=False, findings=(finding,))
     outcome = ModelOutcome(HOSTILE, (RecipeOutcome(HOSTILE, "failed", failure=failure),), ran=0, cached=0)
-    print_failures(ZooOutcome(HOSTILE, (outcome,), 1.0))
+    print_failures(ZooOutcome(HOSTILE, (outcome,), 1.0), Failures())
     with guarded_streams():
         print_diagnoses(open_console(), (ModelDiagnosis(HOSTILE, {HOSTILE: diagnosis, "": failure}),))
     said = capfd.readouterr()

@@ -19,6 +19,7 @@ from pteforge.artifacts.locations import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.configs.model import Limits
 from pteforge.flows.cli.progress import Bar, Lines
+from pteforge.flows.cli.summary import Failures
 from pteforge.flows.outcome import ModelOutcome
 from pteforge.flows.pace import ExpectedStage, Pace
 from pteforge.flows.select import select_models
@@ -44,9 +45,9 @@ def call(model: str = "net") -> StageCall:
 
 def test_lines_are_throttled(capsys):
     """Without a terminal, progress lines are rate-limited."""
-    Lines().progressed(call(), 1, 1000)
+    Lines(Failures()).progressed(call(), 1, 1000)
     assert capsys.readouterr().err == ""
-    often = Lines(pause=0)
+    often = Lines(Failures(), pause=0)
     often.progressed(call(), 120, 1000)
     often.progressed(call(), 121, None)
     assert capsys.readouterr().err == ("net quantize/forward: 120 of 1000 samples\nnet quantize/forward: 121 samples\n")
@@ -64,7 +65,7 @@ class Screen:
     def __init__(self, width: int = 80, height: int = 24) -> None:
         self.console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
         self.pace = Pace()
-        self.bar = Bar(self.console, self.pace, models=2, at_once=2)
+        self.bar = Bar(self.console, self.pace, Failures(), models=2, at_once=2)
 
     def lines(self) -> list[str]:
         with self.console.capture() as captured:
@@ -90,7 +91,7 @@ def test_running_stages_are_listed():
     assert [line.split()[0] for line in screen.lines()[1:]] == ["other"]
     screen.pace.failed(call("other"))
     screen.bar.failed(call("other"), ValueError("no"))
-    assert "other quantize/forward failed: no" in screen.console.file.getvalue()
+    assert "other quantize/forward: no" in screen.console.file.getvalue()
     assert "2/2 stages" in screen.lines()[0]
     assert len(screen.lines()) == 1
 

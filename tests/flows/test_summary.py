@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from pteforge.configs.model import Limits
+from pteforge.errors import StageFailed
 from pteforge.flows.cli import summary
-from pteforge.flows.cli.summary import print_failures, print_summary
+from pteforge.flows.cli.progress import Lines
+from pteforge.flows.cli.summary import Failures, print_failures, print_summary
 from pteforge.flows.outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
 from pteforge.tasks.figures import Figures, Worst
+from pteforge.tasks.runner import StageCall, StageId
+from pteforge.tasks.stages.edge import Edge
 from rich.console import Console
+
+
+def call():
+    """A call of a stage of the model."""
+    return StageCall("net", StageId("partition", "forward"), Edge, None, {}, Limits(), Path())
 
 
 @pytest.fixture
@@ -28,7 +39,7 @@ def test_long_logs_are_shortened(failed, capsys, tmp_path, monkeypatch):
     """The last 15 lines of a log are printed, once, with where the others are; a short log is printed whole."""
     monkeypatch.chdir(tmp_path)
     outcome = failed("\n".join(f"line {number}" for number in range(40)))
-    print_failures(outcome, tmp_path / "out" / "index.html")
+    print_failures(outcome, Failures(tmp_path / "out" / "index.html"))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "",
@@ -36,8 +47,19 @@ def test_long_logs_are_shortened(failed, capsys, tmp_path, monkeypatch):
         "... 25 earlier lines are in out/index.html",
         *(f"line {number}" for number in range(25, 40)),
     ]
-    print_failures(failed("only line\n"), tmp_path / "out" / "index.html")
+    print_failures(failed("only line\n"), Failures(tmp_path / "out" / "index.html"))
     assert capsys.readouterr().err.splitlines()[2:] == ["only line"]
+
+
+def test_failures_are_printed_once(failed, capsys):
+    """What was printed as it happened is not printed again at the end, for none of the recipes that share it."""
+    failures, outcome = Failures(), failed("")
+    lines = Lines(failures)
+    lines.failed(call(), StageFailed("no such operator"))
+    assert "no such operator" in capsys.readouterr().err
+    lines.completed(outcome.models[0])
+    print_failures(outcome, failures)
+    assert "no such operator" not in capsys.readouterr().err
 
 
 def test_the_summary_names_the_page(failed, capsys, tmp_path, monkeypatch):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from string import Formatter
 
 import pytest
-from pteforge.errors import SourceError, StageCrashed, StageFailed
+from pteforge.errors import SourceError, StageCrashed, StageFailed, runtime_reasons, whole_message
 from pteforge.tasks.causes import CAUSES, is_worth_diagnosing, known_causes
 from pteforge.tasks.lowering import STAGES
 from pteforge.tests.lowering import PORTABLE, XNNPACK
@@ -39,11 +40,15 @@ def test_entries_can_be_shown(cause):
         ),
         ("drops", "verify", PORTABLE, "random numbers each time it runs (aten.dropout.default)", "inference mode"),
         ("sorts", "verify", PORTABLE, "aten::sort.values", "use a target"),
-        ("volume", "verify", PORTABLE, "a kernel refused its arguments", "target"),
+        ("volume", "verify", PORTABLE, "convolutions in one and two dimensions only", "target"),
+        ("crops", "verify", PORTABLE, "pads by positive numbers only", "slices"),
         ("nothing", "compile", PORTABLE, "no tensor", "return a tensor"),
         ("constant", "edge", PORTABLE, "neither a parameter nor a buffer", "register_buffer"),
         ("double", "quantize", INT8, "float64", ".float()"),
-        ("inverse", "quantize", INT8, "linear layers", "without `quantize`"),
+        ("inverse", "quantize", INT8, "no operator with weights", "without `quantize`"),
+        ("chooses", "quantize", INT8, "branches of torch.cond", "torch.where"),
+        ("cell", "quantize", INT8, "does not take: aten.lstm_cell", "torch.nn.Linear"),
+        ("table", "quantize", INT8, "tables of embeddings", "source_transforms"),
     ],
 )
 def test_what_fails_today(stages, name, stage, recipe, problem, remedy):
@@ -64,6 +69,67 @@ def test_inexact_outputs(found, problem):
     (finding,) = known_causes("verify", f"method 'forward', example 0, output 0: SQNR {found} dB < 130.0 dB")
     assert problem in finding.problem
     assert f"{found} dB of 130.0 dB" in finding.problem
+
+
+QUANTIZED = "method 'forward', example 0, output 0: SQNR 2.6 dB < 30.0 dB"
+STATE = "method 'get', sequence 0, call 2, output 0: SQNR 0.0 dB < 80.0 dB"
+
+
+@pytest.mark.parametrize(
+    ("message", "circumstances", "remedy"),
+    [
+        (QUANTIZED, {"quantized"}, "exclude"),
+        (QUANTIZED, set(), ""),
+        (STATE, {"own state"}, "share_mutable_buffers"),
+        (STATE, set(), ""),
+        (f"{QUANTIZED}; {STATE}", {"own state"}, ""),
+    ],
+)
+def test_where_advice_applies(message, circumstances, remedy):
+    """Quantization is advised about where a recipe quantizes, and shared state where only sequences are wrong."""
+    (finding,) = known_causes("verify", message, "", circumstances)
+    ways = " ".join(finding.remedies)
+    assert {word for word in ("exclude", "share_mutable_buffers") if word in ways} == ({remedy} if remedy else set())
+
+
+@pytest.mark.parametrize("error", ["0x1", "0x10", "0x12"])
+@pytest.mark.parametrize("circumstances", [set(), {"quantized"}])
+def test_refused_calls_are_no_matter_of_calibration(error, circumstances):
+    """No sample makes the runtime take a call that it refuses; nor is every refusal about three dimensions."""
+    message = (
+        f"method 'forward' fails on example 0, with inputs of [(1, 4)]: method->execute() failed with error {error}"
+    )
+    said = " ".join(line for finding in known_causes("verify", message, "", circumstances) for line in finding.lines())
+    assert "calibration" not in said
+    assert "dimensions" not in said
+
+
+def test_root_causes_come_first():
+    """A library's error is preceded by the root of its causes; ours, which say what theirs is, by none."""
+
+    def raised(*errors):
+        for error, cause in itertools.pairwise(errors):
+            error.__cause__ = cause
+        return errors[0]
+
+    assert whole_message(raised(RuntimeError("a pass failed"), ValueError("between"), KeyError("no scale"))) == (
+        "KeyError: 'no scale'\nRuntimeError: a pass failed"
+    )
+    assert whole_message(raised(RuntimeError("it failed: no scale"), ValueError("no scale"))).count("no scale") == 1
+    assert whole_message(raised(SourceError("builder fails"), ValueError("x"))) == "SourceError: builder fails"
+
+
+def test_runtime_reasons():
+    """Of a runtime's log the reasons are taken, and not what it says of kernels' arguments or of the processor."""
+    log = """[cpuinfo_utils.cpp:71] Reading file
+[op_pad.cpp:20] Check failed (pad[i] >= 0): got pad[0] = -1
+[method.cpp:1483] KernelCall failed at instruction 0:0 in operator aten::constant_pad_nd.out: 0x12
+[method.cpp:1493] arg 0 with type id 1
+"""
+    assert runtime_reasons(log) == (
+        "Check failed (pad[i] >= 0): got pad[0] = -1",
+        "KernelCall failed at instruction 0:0 in operator aten::constant_pad_nd.out: 0x12",
+    )
 
 
 def test_weights_with_channels_last():

@@ -17,6 +17,7 @@ from pteforge.tasks.executor import Executor
 from pteforge.tasks.keys.key import StageKey
 from pteforge.tasks.runner import (
     CutShort,
+    DepthFirst,
     Done,
     LedgerRunner,
     NotCached,
@@ -214,3 +215,25 @@ def test_executor_is_an_engine(tmp_path):
         assert {"python", "torch", "executorch", "torchao"} <= set(key.versions)
         assert executor.find(call()) is None
         assert executor.key(call(params=Edge.Params())).code != key.code  # xnnpack's code takes part in one of them
+
+
+def test_models_that_were_begun_first_go_first():
+    """Of the calls that wait, those of the earliest model are next, whenever they came; cancelled ones are passed."""
+    order = []
+
+    async def stage(places, model):
+        async with places.place(model):
+            order.append(model)
+            await asyncio.sleep(0)
+
+    async def run():
+        places = DepthFirst(1)
+        async with places.place("first"):
+            waiting = [asyncio.create_task(stage(places, model)) for model in ("second", "third", "first", "second")]
+            await asyncio.sleep(0)
+            waiting[0].cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.wait_for(stage(places, "fourth"), 5)
+
+    asyncio.run(run())
+    assert order == ["first", "second", "third", "fourth"]

@@ -187,6 +187,28 @@ class Packed(nn.Module):
         return nn.utils.rnn.pad_packed_sequence(self.recurrent(packed)[0], batch_first=True, total_length=x.shape[1])[0]
 
 
+class Chooses(nn.Module):
+    """Has its layers in the branches of a condition."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, self.one, self.other, (x,))
+
+
+class Steps(nn.Module):
+    """A recurrent layer over all rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(4, 4)
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
 class Computes(nn.Module):
     """Exported, and refused later."""
 
@@ -226,6 +248,10 @@ MODELS = {
     "inverse": (Computes(lambda _, x: torch.linalg.inv(x)), (torch.eye(2),)),
     "sorts": (Computes(lambda _, x: torch.sort(x)[0]), ROWS),
     "volume": (Computes(lambda self, x: self.conv(x), conv=nn.Conv3d(1, 1, 3)), (torch.ones(1, 1, 4, 4, 4),)),
+    "crops": (Computes(lambda _, x: nn.functional.pad(x, (-1, 1))), ROWS),
+    "chooses": (Chooses(), ROWS),
+    "cell": (nn.LSTMCell(4, 4), ROWS),
+    "table": (nn.Embedding(8, 4), (torch.tensor([1, 2]),)),
     "nothing": (Computes(lambda *_: None), ROWS),
     "constant": (Computes(lambda self, x: self.state.add_(x), state=torch.zeros(2, 4)), ROWS),
     "double": (Computes(lambda self, x: self.linear(x), linear=nn.Linear(4, 4).double()), (torch.ones(2, 4).double(),)),
@@ -242,7 +268,7 @@ def model(name):
 
 def dynamic(kind, names=("rows",), largest=32):
     """A model whose inputs have a dynamic first dimension each."""
-    module = {"reshapes": Reshapes, "bounded": Bounded, "adds": Adds, "pairs": Pairs}[kind]()
+    module = {"reshapes": Reshapes, "bounded": Bounded, "adds": Adds, "pairs": Pairs, "steps": Steps}[kind]()
     example = tuple(torch.ones(2 if kind == "reshapes" else 8, 4) for _ in names)
     dims = {name: Dim(name, max=largest) for name in names}
     return ModelDefinition({"forward": MethodDefinition(module, [example], tuple({0: dims[name]} for name in names))})

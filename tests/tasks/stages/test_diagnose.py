@@ -149,6 +149,14 @@ def test_dynamic_dimensions(diagnose, kwargs, code, needed, remedy):
     assert finding.remedies[0].startswith(remedy)
 
 
+def test_recurrent_layers(diagnose):
+    """A dynamic number of steps is said to be what torch.export unrolls, and not what a line could be written for."""
+    (finding,) = diagnose("dynamic", kind="steps").findings
+    assert finding.kind == "dynamic dimension"
+    assert "unrolls over the steps" in finding.problem
+    assert not any("x.shape" in remedy for remedy in finding.remedies)
+
+
 def test_bounds_mend_it(diagnose):
     """Within the bound that a finding names, the model is well: from the builder, or from the zoo file."""
     assert diagnose("dynamic", kind="bounded", largest=16).well

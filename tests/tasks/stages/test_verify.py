@@ -73,6 +73,7 @@ def test_wrong_files(made):
         assert expected in problem(outputs=[other, *outputs[1:]])
     assert "the runtime cannot load method 'decode'" in problem("decode")
     untaken = problem(inputs=[[torch.ones(1, 3, 9, 9)], *inputs[1:]])
+    assert untaken.startswith("Attempted to resize a static tensor")
     assert re.search(r"method 'forward' fails on example 0, with inputs of \[\(.*\)\]: ", untaken)
 
     content = bytearray(path.read_bytes())

@@ -129,7 +129,7 @@ def test_logs(run):
     with pytest.raises(StageFailed) as caught:
         run("write_much_and_fail", 10_000)
     lines = caught.value.log_tail.splitlines()
-    assert len(lines) == 40
+    assert 40 < len(lines) < 50
     assert lines[0].startswith("line 99")
     assert lines[-1] == "RuntimeError: after much"
 
