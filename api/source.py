@@ -232,8 +232,9 @@ def _examples(name: str, given: Any) -> list[tuple[Any, ...]]:
         return [given]
     if isinstance(given, list) and given and all(isinstance(example, tuple) for example in given):
         return given
+    kind = "an empty list" if isinstance(given, list) and not given else f"a {type(given).__name__}"
     raise SourceError(
-        f"example_inputs of method {name!r} is a {type(given).__name__}; give a tuple of positional arguments, "
+        f"example_inputs of method {name!r} is {kind}; give a tuple of positional arguments, "
         "such as (x,), or a list of such tuples"
     )
 

@@ -260,13 +260,28 @@ def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: Field
         if error.problem == _TOO_DEEP:
             raise ConfigError(f"nested more than {_MAX_DEPTH} levels deep", location=location) from error
         context = f" ({error.context})" if error.context else ""
-        raise ConfigError(f"not valid YAML: {error.problem}{context}", location=location) from error
+        said = f"{error.problem}{context}"
+        plain = next((words for found, words in _PLAIN.items() if re.search(found, said)), said)
+        raise ConfigError(f"not valid YAML: {plain}", location=location) from error
     except yaml.reader.ReaderError as error:
         before = text.encode()[: error.position].decode(errors="ignore")  # the C parser counts bytes
         raise ConfigError(f"not valid YAML: {error.reason}", location=fixed or _end(before, file)) from error
     if root is None:
         return Node(None, fixed or Location(file, 1, 1), at)
     return _Converter(locate).convert(root, at, locate(root.start_mark))
+
+
+_PLAIN = {
+    r"cannot start any token": "a line begins with a tab, or a value with a character that YAML reserves, such as "
+    "`@` or `%`; indent with spaces, and put the value in quotes",
+    r"expected ',' or '\}'": "a `{` is not closed with `}`, or a comma is missing between its entries",
+    r"expected ',' or '\]'": "a `[` is not closed with `]`, or a comma is missing between its items",
+    r"mapping values are not allowed": "a `:` where no key can be; indent the line as those next to it, or put a text "
+    "that has a `: ` in quotes",
+    r"expected <block end>|expected key|could not find expected ':'": "a line is indented otherwise than those next to "
+    "it, or has no `:` after its key",
+}
+"""What is mostly wrong, in place of the parser's own words."""
 
 
 class _Composer(yaml.CBaseLoader):

@@ -9,7 +9,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 from torch.export import ExportedProgram, ShapesCollection
+from torch.utils import _pytree as pytree
 
 from ...artifacts.ref import ArtifactRef
 from ...configs.base import NAME_PATTERN, describe_errors
@@ -37,7 +38,25 @@ _OWN_CODE = Path(__file__).parents[1]
 
 def user_code_error(what: str, error: Exception) -> SourceError:
     """The error to raise for an exception of the user's code; `what` is, for example, ``builder nets:small``."""
-    return SourceError(f"{what} failed: {type(error).__name__}: {error}{_where(error)}")
+    return SourceError(f"{what} failed: {type(error).__name__}: {error}{_where(error)}{_way_out(error)}")
+
+
+_NO_GPU = re.compile(
+    r"not compiled with CUDA|NVIDIA driver|on a CUDA device but torch\.cuda\.is_available\(\) is False"
+)
+
+
+def _way_out(error: Exception) -> str:
+    """What to do about mistakes that the exception does not explain to somebody who is new here."""
+    if isinstance(error, FileNotFoundError) and error.filename and not Path(str(error.filename)).is_absolute():
+        return f"; relative paths begin in the folder of the zoo file, {Path.cwd()}"
+    return f"; {_ON_CPU}" if _NO_GPU.search(str(error)) else ""
+
+
+_ON_CPU = (
+    "models are lowered on the CPU for every target: leave `.to(...)` and `.cuda()` out, and load checkpoints with "
+    '`map_location="cpu"`'
+)
 
 
 def _where(error: Exception) -> str:
@@ -158,6 +177,16 @@ def _definition(builder: str, made: Any) -> ModelDefinition:
             return ModelDefinition({"forward": _with_keywords(module, (), keywords)})
         case (torch.nn.Module() as module, tuple() as inputs, Mapping() as keywords):
             return ModelDefinition({"forward": _with_keywords(module, inputs, keywords)})
+    if isinstance(made, torch.nn.Module):
+        raise SourceError(
+            f"builder {builder} returned a module ({type(made).__name__}) without example inputs, which it is traced "
+            "with; return both: `model, (x,)`"
+        )
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module):
+        raise SourceError(
+            f"builder {builder} returned a module and a {type(made[1]).__name__}; example inputs are a tuple of "
+            "arguments, also where there is one: `model, (x,)`"
+        )
     raise SourceError(
         f"builder {builder} returned {type(made).__name__}; it must return a pteforge.ModelDefinition, "
         "or an nn.Module with a tuple of example inputs, a mapping of keyword inputs, or both"
@@ -229,11 +258,46 @@ def written_metadata(definition: ModelDefinition) -> dict[str, Any]:
     return metadata.with_labels().written()
 
 
+def _unusable_input(value: Any) -> str:
+    """What is wrong with an example input, if it is one of the common mistakes."""
+    if isinstance(value, np.ndarray | np.generic):
+        return f"a NumPy array of shape {value.shape} among its inputs; give tensors: `torch.from_numpy(...)`"
+    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+        return f"a tensor on {value.device} among its inputs; {_ON_CPU}"
+    return ""
+
+
+def _check_first_mistakes(what: str, name: str, method: MethodDefinition) -> None:
+    for kind, tensors in (("parameter", method.module.named_parameters()), ("buffer", method.module.named_buffers())):
+        for path, tensor in tensors:
+            if tensor.device.type != "cpu":
+                raise SourceError(f"{what}{kind} {path!r} of {name!r} is on {tensor.device}; {_ON_CPU}")
+    examples, keywords = method.example_inputs, method.example_kwarg_inputs
+    if not (examples or keywords):
+        raise SourceError(f"{what}example_inputs of {name!r} are empty; give at least one example, such as `(x,)`")
+    for inputs in (examples, keywords):
+        for number, example in enumerate(inputs):
+            for value in pytree.tree_leaves(example):
+                if problem := _unusable_input(value):
+                    raise SourceError(f"{what}example {number} of {name!r} has {problem}")
+
+
+def check_outputs(name: str, outputs: Iterable[Any]) -> None:
+    """Raises SourceError for an output that no file can return: a text."""
+    for position, value in enumerate(outputs):
+        if isinstance(value, str | bytes):
+            raise SourceError(
+                f"method {name!r} returns a text as output {position} ({value!r:.40}); files return tensors and "
+                "numbers: leave it out, or make it metadata of the model"
+            )
+
+
 def _check_method(what: str, name: str, method: MethodDefinition) -> None:
     if not name.isidentifier():
         raise SourceError(f"{what}: method name {name!r} is not a Python identifier")
     if not isinstance(method.module, torch.nn.Module):
         raise SourceError(f"{what}: method {name!r} has a {type(method.module).__name__} as its module")
+    _check_first_mistakes(f"{what}: ", name, method)
     examples: Any = method.example_inputs
     if not all(isinstance(example, tuple) for example in examples) or not (examples or method.example_kwarg_inputs):
         raise SourceError(f"{what}: example_inputs of {name!r} must be a list of tuples, at least one")

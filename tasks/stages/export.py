@@ -75,7 +75,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     from ..programs.eager import eager_examples
     from ..programs.inputs import check_bounded, input_sizes, tied_inputs
     from ..programs.method import choose_method, digest_weights, export_sized
-    from ..programs.model_source import written_metadata
+    from ..programs.model_source import check_outputs, written_metadata
 
     methods = list(model.definition.methods)
     weights = digest_weights(model.definition) if len(methods) > 1 else {}  # before anything changes them
@@ -89,6 +89,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     check_bounded(program, name)
     constants = emitted_constants(model.definition.constant_methods)
     examples = {**eager_examples(model, name, program, params.drawn_inputs), "notes": notes}
+    check_outputs(name, examples["outputs"][0])
     sizes = input_sizes(program)
     norms = [found.norm.name for found in foldable_norms(program)]
     metadata = written_metadata(model.definition)

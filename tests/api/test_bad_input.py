@@ -21,7 +21,7 @@ NOT_FOR_NETS = checked_recipe("portable", not_for={"net*": "no kernels"})
         ({"recipe": NOT_FOR_NETS, "name": "net1"}, "the recipe 'recipe' does not apply to 'net1': no kernels"),
         ({"example_inputs": None}, "example_inputs of method 'forward' are missing"),
         ({"example_inputs": "x"}, "example_inputs of method 'forward' is a str; give a tuple"),
-        ({"example_inputs": []}, "example_inputs of method 'forward' is a list; give a tuple"),
+        ({"example_inputs": []}, "example_inputs of method 'forward' is an empty list; give a tuple"),
         ({"example_inputs": {"encode": ()}}, r"example_inputs names the methods \['encode'\]; the model has"),
         ({"model": {}}, "the model is an empty mapping"),
         ({"model": 3}, "method 'forward' is a int; give an nn.Module"),

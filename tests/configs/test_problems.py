@@ -124,7 +124,7 @@ SUB = V + "include: [sub/a.yaml]\n"
             {"zoo": V + "defaults: {model: {limits: {timeout: never}}, recipes: [a]}\n" + TWO}),
         ("zoo.yaml:2:22: defaults.recipes[0]: there is no recipe 'nope'; known here: ",
             {"zoo": V + "defaults: {recipes: [nope]}\n" + TWO}),
-        ("zoo.yaml:3:1: not valid YAML: did not find expected ',' or '}'", {"zoo": V + "models: {a: 1\n"}),
+        ("zoo.yaml:3:1: not valid YAML: a `{` is not closed with `}`", {"zoo": V + "models: {a: 1\n"}),
         ("zoo.yaml:2:1: version: the key 'version' is written twice in the same mapping", {"zoo": V + V}),
         ("zoo.yaml:3:3: models.a.recipes: is missing; name recipes here, or for all models in `defaults.recipes`",
             {"zoo": V + "models:\n  a: {source: 'p:a'}\n"}),

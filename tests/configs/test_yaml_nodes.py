@@ -71,7 +71,7 @@ def test_locations_of_entries_and_items():
     ("text", "line", "column", "field", "problem"),
     [
         ("a: 1\nb: [1,\n", 3, 1, None, "not valid YAML: did not find expected node content"),
-        ("a: b: c", 1, 5, None, "not valid YAML: mapping values are not allowed in this context"),
+        ("a: b: c", 1, 5, None, "not valid YAML: a `:` where no key can be"),
         ("a: 1\n\tb: 2", 2, 1, None, "not valid YAML: found a tab character that violates indentation"),
         ("a: *nope", 1, 4, None, "not valid YAML: found undefined alias"),
         ("a: 1\n---\nb: 2\n", 2, 1, None, "not valid YAML: but found another document"),

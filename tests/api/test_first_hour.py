@@ -1,0 +1,110 @@
+"""The mistakes of a first hour, in the order of the table in docs/first-hour.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pteforge
+import pytest
+import torch
+from pteforge.configs.load import load_zoo
+from pteforge.errors import PteforgeError
+from pteforge.tasks.programs.model_source import build
+from torch import nn
+
+BUILDERS = """
+import torch
+
+def bare():
+    return torch.nn.Linear(4, 4)
+
+def pair():
+    return torch.nn.Linear(4, 4), torch.ones(1, 4)
+
+def nothing():
+    torch.nn.Linear(4, 4), (torch.ones(1, 4),)
+
+def checkpoint():
+    return torch.load("weights.pth")
+
+def cuda():
+    raise RuntimeError("Found no NVIDIA driver on your system.")
+"""
+ZOOS = {
+    "tab": "version: 1\nmodels:\n\tnet: {source: 'mistakes:bare'}\n",
+    "open": "version: 1\nmodels:\n  net: {source: 'mistakes:bare'\n  other: 1\n",
+    "colon": "version: 1\nmodels:\n  net: a text: with a colon\n",
+    "unknown": "version: 1\nmodels:\n  net: {sourse: 'mistakes:bare', recipes: [portable-fp32]}\n",
+}
+CALLS = {
+    "arrays": {"example_inputs": (np.ones((1, 4), "float32"),)},
+    "tensor": {"example_inputs": torch.ones(1, 4)},
+    "empty": {"example_inputs": []},
+    "missing": {"example_inputs": None},
+    "class": {"model": nn.Linear},
+    "elsewhere": {"model": nn.Linear(4, 4, device="meta")},
+    "too_many": {"example_inputs": (torch.ones(1, 4), torch.ones(1, 4))},
+    "recipe": {"recipe": "xnnpack-fp23"},
+    "until": {"until": "to_edge"},
+    "calibration": {"calibration": [(torch.ones(1, 4),)]},
+}
+
+
+class Text(nn.Module):
+    """Returns a label, too."""
+
+    def forward(self, x):
+        return x + 1, "label"
+
+
+CALLS["text"] = {"model": Text()}
+TABLE = Path(pteforge.__file__).parent / "docs" / "first-hour.md"
+MESSAGES = {
+    "arrays": "give tensors: `torch.from_numpy(...)`",
+    "tensor": "give a tuple of positional arguments, such as (x,)",
+    "empty": "is an empty list",
+    "missing": "they are what it is traced with",
+    "class": "give an nn.Module",
+    "elsewhere": "models are lowered on the CPU",
+    "text": "returns a text as output 1",
+    "too_many": "does not take its own example inputs",
+    "recipe": "did you mean 'xnnpack-fp32'",
+    "until": "did you mean 'edge'",
+    "calibration": "has no `quantize`; leave one of them out",
+    "bare": "without example inputs",
+    "pair": "example inputs are a tuple of arguments",
+    "nothing": "returned NoneType",
+    "checkpoint": "relative paths begin in the folder of the zoo file",
+    "cuda": "models are lowered on the CPU",
+    "tab": "indent with spaces",
+    "open": "is not closed with `}`",
+    "colon": "in quotes",
+    "unknown": "did you mean 'source'",
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages(name, tmp_path, monkeypatch):
+    """Each mistake is an error of ours whose message has what the table says."""
+    (tmp_path / "mistakes.py").write_text(BUILDERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zoo.yaml").write_text(ZOOS.get(name, ""))
+    with pytest.raises(PteforgeError, match=re.escape(MESSAGES[name])):
+        _make(name, tmp_path)
+
+
+def _make(name, folder):
+    if name in CALLS:
+        call = {"model": nn.Linear(4, 4), "example_inputs": (torch.ones(1, 4),), "recipe": "portable-fp32"}
+        return pteforge.export(**(call | CALLS[name]), store=folder / "store")
+    return load_zoo(folder / "zoo.yaml") if name in ZOOS else build(f"mistakes:{name}", {})
+
+
+def test_the_table_has_them_all():
+    """The table in the documentation has these messages, in this order."""
+    rows = re.findall(r"^\| (?!mistake|-)[^|]+ \| ([^|]+) \|$", TABLE.read_text(), re.MULTILINE)
+    assert rows == list(MESSAGES.values())
+    assert len(rows) == 20
