@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
@@ -12,7 +13,7 @@ from ..artifacts.digest import Digest
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import FieldChange, StageOutcome, differing_fields
 from ..artifacts.store import Store
-from ..errors import first_line
+from ..errors import StoreError, first_line
 from .causes import Circumstance, add_known_causes, awaits_diagnosis
 from .codecs.binding import REFUSED, bind, graph_of
 from .keys.search import ModuleSearch
@@ -161,8 +162,11 @@ class Scope:
             yield "quantized"
         states = {step.method: done.roles.get("state") for step, done in self.done.items() if step.stage == "edge"}
         shared = recipe.recipe.compile.share_mutable_buffers
-        if len(states) > 1 and not shared and any(self.read_json(ref) for ref in states.values() if ref):
-            yield "own state"
+        if len(states) < 2 or shared:
+            return
+        with suppress(StoreError):  # whoever needs it says so
+            if any(self.read_json(ref) for ref in states.values() if ref and is_known(ref)):
+                yield "own state"
 
     @property
     def plan(self) -> PlannedRecipe:

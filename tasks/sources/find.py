@@ -74,6 +74,8 @@ def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
     place = source.folder
     if place is not None:
         if not (place / "config.json").is_file():
+            if (place / "adapter_config.json").is_file():
+                raise SourceError(f"{place} holds an adapter of PEFT only: merge it into its model and save that")
             raise SourceError(f"there is no {place / 'config.json'}: name a folder that save_pretrained wrote")
         name = os.path.relpath(place, folder)
         name = name if is_folder(name) else f"./{name}"  # no model_type
