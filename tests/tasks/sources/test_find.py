@@ -127,3 +127,12 @@ def test_packages_that_are_not_installed(monkeypatch, tmp_path, source, command)
     monkeypatch.setattr(find, "find_spec", lambda _: None)
     with pytest.raises(SourceError, match=command):
         find_source(source, tmp_path)
+
+
+def test_adapters_are_named(tmp_path):
+    """A folder with an adapter of PEFT only was written by save_pretrained, and still is no model."""
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    source = HuggingFaceSource(huggingface=str(tmp_path / "adapter"))
+    with pytest.raises(SourceError, match="adapter of PEFT only"):
+        find_source(source, tmp_path)
