@@ -27,6 +27,11 @@ class QuantizerChoice(FrozenModel):
 
     quantizer: str = Field(min_length=1, description=_QUANTIZER)
     options: dict[str, JsonValue] = Field({}, description=_OPTIONS)
+    filter_fn: ObjectReference | None = Field(
+        None,
+        description="package.module:name of a function that takes a node of the graph and says whether to quantize it, "
+        "for quantizers with `set_filter_function`: those of xnnpack and vulkan.",
+    )
 
 
 class GraphPass(NamedFunction):

@@ -65,6 +65,20 @@ class EdgeManagerPass(NamedFunction):
     )
 
 
+class EmissionPass(NamedFunction):
+    """A pass over programs whose delegates are linked in, named by where it is imported from."""
+
+    callable: ObjectReference = Field(
+        description="package.module:name of a pass class, or of a function that returns a pass or a list of them. "
+        "Importable from python_path or from the environment."
+    )
+    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the callable.")
+    takes_module: StrictBool = Field(
+        False,
+        description="The callable is the pass: it takes a torch.fx.GraphModule and returns a PassResult, or None.",
+    )
+
+
 class EdgeOptions(FrozenModel):
     """How ATen programs become Edge programs (``executorch.exir.EdgeCompileConfig``)."""
 
@@ -293,6 +307,11 @@ class Recipe(FrozenModel):
         (),
         description="Functions to run in order over the Edge programs of all methods. They run again when their code "
         "changes.",
+    )
+    emission_passes: tuple[EmissionPass, ...] = Field(
+        (),
+        description="Passes over the methods' programs, in order, just before they are emitted: `passes` of an "
+        "ExecutorchBackendConfig. They run again when their code changes.",
     )
     compile: CompileOptions = Field(CompileOptions(), description="How the file is laid out.")
     debug: StrictBool = Field(

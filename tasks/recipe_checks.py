@@ -45,6 +45,7 @@ def plan_recipe(
             callable or a file is missing; torchao has no such config.
     """
     _check_source_transforms(recipe, search, error_at)
+    _check_filters(recipe, search, error_at)
     _check_passes(recipe, search, error_at)
     planned, unavailable, refused = [], {}, []
     for position, specialization in enumerate(recipe.specializations):
@@ -139,6 +140,13 @@ def _check_source_transforms(recipe: Recipe, search: ModuleSearch, error_at: Err
         check_files(transform.files, error_at, (*where, "files"))
 
 
+def _check_filters(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
+    for position, chosen in enumerate(recipe.quantize.quantizers if recipe.quantize else ()):
+        if chosen.filter_fn:
+            where = "quantize", "quantizers", position
+            check_callable(chosen.filter_fn, {}, search, error_at, where, "filter_fn", given=1)
+
+
 def _check_passes(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
     for where, named, given in _passes(recipe):
         check_callable(named.callable, named.kwargs, search, error_at, where, "callable", given=given)
@@ -150,6 +158,8 @@ def _passes(recipe: Recipe) -> Iterator[tuple[FieldPath, NamedFunction, int]]:
         yield ("aten_passes", position), own, 2
     for position, managed in enumerate(recipe.edge_manager_passes):
         yield ("edge_manager_passes", position), managed, 2 if managed.takes_program else 1
+    for position, emitted in enumerate(recipe.emission_passes):
+        yield ("emission_passes", position), emitted, 1 if emitted.takes_module else 0
     for field, passes in (recipe.quantize.passes if recipe.quantize else {}).items():
         for position, made in enumerate(passes):
             yield ("quantize", field, position), made, 1

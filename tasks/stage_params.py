@@ -17,7 +17,7 @@ from .runner import UserCode
 from .scope import Scope
 from .stage import CallableParams, TargetParams
 from .stages.aten_passes import AtenPasses
-from .stages.compile import Compile
+from .stages.compile import Compile, EmissionPassParams
 from .stages.diagnose import Diagnose
 from .stages.edge import Edge, PassParams
 from .stages.edge_manager_passes import ManagerPassParams
@@ -121,8 +121,15 @@ def quantize_params(run: Scope) -> Quantize.Params:
         field: tuple(CallableParams(source=fields_of(run, own.source)) for own in made)
         for field, made in (quantization.passes if quantization else {}).items()
     }
+    filters = {
+        position: CallableParams(source=fields_of(run, BuilderSource(builder=chosen.filter_fn)))
+        for position, chosen in enumerate(quantization.chosen if quantization else ())
+        if chosen.filter_fn
+    }
     at_least = quantization and quantization.at_least
-    return Quantize.Params(quantizers=run.plan.quantizers, exclude=run.plan.excluded, at_least=at_least, **passes)
+    return Quantize.Params(
+        quantizers=run.plan.quantizers, filters=filters, exclude=run.plan.excluded, at_least=at_least, **passes
+    )
 
 
 def aten_pass_params(run: Scope, method: str) -> AtenPasses.Params:
@@ -151,6 +158,10 @@ def compile_params(run: Scope, spec: PlannedSpecialization, methods: Collection[
         state_order=tuple(methods) if options.share_mutable_buffers else (),
         external_data=recipe.recipe.output.payload_is_split,
         edge_manager_passes=manager_pass_params(run, Compile.name),
+        emission_passes=tuple(
+            EmissionPassParams(source=fields_of(run, own.source), takes_module=own.takes_module)
+            for own in recipe.recipe.emission_passes
+        ),
     )
 
 

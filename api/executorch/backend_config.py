@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from types import FunctionType
 from typing import Any
 
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, greedy, naive
+from executorch.exir.pass_base import ExportPass
 from executorch.exir.passes import MemoryPlanningPass, ToOutVarPass
 
-from ...configs.recipe import CompileOptions, MethodOptions
+from ...configs.recipe import CompileOptions, EmissionPass, MethodOptions
 from ...tasks.programs.emission import SYM_SHAPE_EVAL
-from .lowering import untranslatable
+from .lowering import import_path, untranslatable
 
 _FIELD = "executorch_backend_config"
 _SAME_NAMES = (
@@ -34,7 +37,6 @@ _PLANNING = (
 _DEVICES = ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs")
 _SYM_SHAPE_EVAL: dict[type, Any] = {made: name for name, made in SYM_SHAPE_EVAL.items()}
 _NOT_OURS = {
-    "passes": "they run just before emission; a recipe's passes run on Edge programs, by import path under edge.passes",
     "external_mutable_weights": "it is for training on the device, of programs with gradients, which no stage exports",
     "dynamic_memory_planning_mode": "ExecuTorch does not read it",
 }
@@ -60,6 +62,34 @@ def compile_options(given: ExecutorchBackendConfig | None) -> CompileOptions:
         ignore_to_out_var_failure=given.to_out_var_pass.ignore_to_out_var_failure,
         reinplace_extra_ops=tuple(sorted(map(_operator, given.reinplace_extra_ops or ()))),
     )
+
+
+def emission_passes(given: ExecutorchBackendConfig | None) -> tuple[EmissionPass, ...]:
+    """Functions, and objects of classes, by import path; raises ConfigError for those that no path and values make."""
+    passes = given.passes if given else ()
+    return tuple(_emission_pass(own, f"{_FIELD}.passes[{position}]") for position, own in enumerate(passes))
+
+
+def _emission_pass(given: Any, field: str) -> EmissionPass:
+    if isinstance(given, FunctionType):
+        return EmissionPass(callable=import_path(given, field), takes_module=True)
+    path = import_path(type(given), field)
+    kwargs = {
+        name: vars(given)[name]
+        for name, parameter in inspect.signature(type(given)).parameters.items()
+        if name in vars(given) and parameter.kind in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}
+    }
+    for name, value in kwargs.items():
+        if not isinstance(value, bool | int | float | str | None):
+            raise untranslatable(f"{field}.{name}", f"{value!r} is not a plain value")
+    try:
+        made = vars(type(given)(**kwargs))
+    except TypeError as error:
+        raise untranslatable(field, f"its attributes do not say how it was made: {error}") from error
+    for name, value in vars(given).items():
+        if name not in vars(ExportPass()) and (name not in made or not made[name] == value):
+            raise untranslatable(f"{field}.{name}", f"it is not what {type(given).__name__} sets from its arguments")
+    return EmissionPass(callable=path, kwargs=kwargs)
 
 
 def method_options(given: ExecutorchBackendConfig | None) -> dict[str, MethodOptions]:

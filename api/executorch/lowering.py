@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pkgutil
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,20 +10,19 @@ from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir.backend.partitioner import Partitioner
 from executorch.export import LoweringRecipe, StageType
+from torch._ops import OpOverload
 
 from ...configs.base import TARGET_SEPARATOR
 from ...configs.recipe import EdgeManagerPass, EdgeOptions, EdgePass, MethodOptions, Specialization
 from ...errors import ConfigError
-from ...tasks.targets.find import find_target, target_names
+from ...tasks.targets.find import find_target, find_target_class, target_names
+from ...tasks.targets.vulkan import VulkanOptions
 
 _FIELD = "lowering_recipe.partitioners"
 _PASSES = "lowering_recipe.edge_transform_passes"
 _MANAGER_PASSES = "lowering_recipe.edge_manager_transform_passes"
 _PORTABLE = Specialization(target="portable")
-_OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
-    "vulkan": ({}, {"force_fp16": True}),
-}
-"""By target, the options whose partitioners are compared with the given one."""
+_VULKAN = {"VulkanPartitioner": "vulkan", "WebGPUPartitioner": "webgpu"}
 _COREML_SPECS = {
     "compute_units",
     "min_deployment_target",
@@ -39,27 +37,16 @@ def untranslatable(field: str, problem: str) -> ConfigError:
     return ConfigError(f"has no equivalent in a pteforge recipe: {problem}", field=f"ExportRecipe.{field}")
 
 
-def specializations(given: list[Partitioner] | dict[str, list[Partitioner]] | None) -> tuple[Specialization, ...]:
-    """The payloads: one, or for several partitioners one each and the portable one.
+def specialization(given: list[Partitioner] | dict[str, list[Partitioner]] | None) -> Specialization:
+    """The payload. Partitioners of a list run one after another; methods that a mapping leaves out are portable.
 
-    Partitioners by method make one payload, whose other methods are portable. Those of one method run one after
-    another. Raises ConfigError for a partitioner that no target makes.
+    Raises ConfigError for a partitioner that no target makes.
     """
     if not given:
-        return (_PORTABLE,)
+        return _PORTABLE
     if isinstance(given, dict):
-        return (
-            Specialization(target="portable", methods={name: _of_method(name, own) for name, own in given.items()}),
-        )
-    found = [_target_of(partitioner, f"{_FIELD}[{position}]") for position, partitioner in enumerate(given)]
-    if len(found) == 1:
-        return (found[0],)
-    counts = Counter(spec.target for spec in found)
-    numbered = [
-        spec.model_copy(update={"name": f"{spec.target}-{position}"}) if counts[spec.target] > 1 else spec
-        for position, spec in enumerate(found)
-    ]
-    return (*numbered, _PORTABLE)
+        return Specialization(target="portable", methods={name: _of_method(name, own) for name, own in given.items()})
+    return _chained([_target_of(own, f"{_FIELD}[{index}]") for index, own in enumerate(given)], _FIELD)
 
 
 def manager_passes(lowering: LoweringRecipe, stages: Sequence[StageType]) -> tuple[EdgeManagerPass, ...]:
@@ -108,26 +95,54 @@ def _edge_passes(lowering: LoweringRecipe) -> list[str]:
 def _of_method(name: str, given: Sequence[Partitioner]) -> MethodOptions:
     if not given:
         return MethodOptions(delegate=False)
-    own = [_target_of(partitioner, f"{_FIELD}[{name!r}][{index}]") for index, partitioner in enumerate(given)]
-    if len(own) == 1:
-        return MethodOptions(target=own[0].target, options=own[0].options)
-    return MethodOptions(
-        target=TARGET_SEPARATOR.join(spec.target for spec in own), options={spec.target: spec.options for spec in own}
-    )
+    field = f"{_FIELD}[{name!r}]"
+    made = _chained([_target_of(own, f"{field}[{index}]") for index, own in enumerate(given)], field)
+    return MethodOptions(target=made.target, options=made.options)
+
+
+def _chained(made: Sequence[Specialization], field: str) -> Specialization:
+    """One target that partitions as these do, one after another."""
+    distinct = list({spec.target: spec for spec in reversed(made)}.values())[::-1]
+    for spec in distinct:
+        for index, other in enumerate(made):
+            if other.target == spec.target and other != spec:
+                raise untranslatable(
+                    f"{field}[{index}]", f"another partitioner of target {spec.target!r} has other options"
+                )
+    if len(distinct) == 1:
+        return distinct[0]
+    names = TARGET_SEPARATOR.join(spec.target for spec in distinct)
+    return Specialization(target=names, options={spec.target: spec.options for spec in distinct})
 
 
 def _target_of(given: Partitioner, field: str) -> Specialization:
-    if type(given) is XnnpackPartitioner:
+    if isinstance(given, XnnpackPartitioner):
         return _xnnpack(given, field)
-    if type(given).__name__ == "CoreMLPartitioner":
+    kind = type(given).__name__
+    if kind == "CoreMLPartitioner":
         return _coreml(given, field)
+    if kind in _VULKAN:
+        return _vulkan(given, _VULKAN[kind], field)
     for name in target_names():
         if type(given) not in _classes(name):
             continue
-        for options in _OPTIONS.get(name, ({},)):
-            if any(_same(given, own) for own in find_target(name, options).partitioners()):
-                return Specialization(target=name, options=options)
-    raise untranslatable(field, f"no target makes a {type(given).__name__} like this one")
+        (own,) = (own for own in find_target(name).partitioners() if type(own) is type(given))
+        differing = [key for key, value in _public(given).items() if not _equal(value, _public(own).get(key))]
+        if "delegation_spec" in vars(own) and not differing:
+            return Specialization(target=name)
+        attribute = f".{differing[0]}" if differing else ""
+        raise untranslatable(f"{field}{attribute}", f"it differs from what target {name!r} makes with its defaults")
+    raise untranslatable(field, _why_not(given))
+
+
+def _why_not(given: Partitioner) -> str:
+    """Why no target makes a partitioner: its target is not available here, or there is none."""
+    backend = getattr(getattr(given, "delegation_spec", None), "backend_id", None)
+    for name in target_names():
+        target = find_target_class(name)
+        if backend in target.backends and (reason := target.available()):
+            return f"target {name!r} is not available here: {reason}"
+    return f"no target makes a {type(given).__name__}"
 
 
 def _classes(name: str) -> set[type]:
@@ -136,18 +151,33 @@ def _classes(name: str) -> set[type]:
     return set() if target.available() else {type(own) for own in target.partitioners()}
 
 
-def _same(given: Partitioner, own: Partitioner) -> bool:
-    """Whether two partitioners have the same class and the same public attributes."""
-    return type(given) is type(own) and "delegation_spec" in vars(own) and bool(_public(given) == _public(own))
+def _equal(given: Any, own: Any) -> bool:
+    return bool(given == own)
 
 
 def _public(partitioner: Partitioner) -> dict[str, Any]:
     return {name: value for name, value in vars(partitioner).items() if not name.startswith("_")}
 
 
+def check_overrides(given: object, base: type, field: str) -> None:
+    """Raises ConfigError for an object whose class overrides methods of `base` other than its constructor."""
+    for kind in type(given).__mro__[: type(given).__mro__.index(base)]:
+        for name, value in vars(kind).items():
+            if name != "__init__" and (callable(value) or isinstance(value, classmethod | staticmethod | property)):
+                raise untranslatable(
+                    f"{field}.{name}", f"{kind.__name__} overrides it; write a target (tasks/targets/README.md)"
+                )
+
+
 def _xnnpack(given: XnnpackPartitioner, field: str) -> Specialization:
+    """Subclasses are what their constructors have set, as upstream's for single precisions are."""
+    check_overrides(given, XnnpackPartitioner, field)
     configs = given.target_partitioner_configs.values()
-    if set(given.target_partitioner_configs) != set(XnnpackPartitioner().target_partitioner_configs):
+    usual = XnnpackPartitioner().target_partitioner_configs
+    field = f"{field}.target_partitioner_configs"
+    if {name: type(own) for name, own in given.target_partitioner_configs.items()} != {
+        name: type(own) for name, own in usual.items()
+    }:
         raise untranslatable(field, f"it looks for {len(configs)} of {len(ALL_PARTITIONER_CONFIGS)} kinds of operators")
     if any(config.enable_bf16 for config in configs):
         raise untranslatable(field, "target xnnpack has no option `enable_bf16`")
@@ -160,6 +190,38 @@ def _xnnpack(given: XnnpackPartitioner, field: str) -> Specialization:
     if precisions != {precision for config in configs for precision in config.supported_precision_types()}:
         options["precisions"] = sorted(precision.name.lower() for precision in precisions)
     return Specialization(target="xnnpack", options=options)
+
+
+def _vulkan(given: Any, target: str, field: str) -> Specialization:
+    """Vulkan's options under their own names; WebGPU's partitioner has the same."""
+    partitioner = getattr(given, "_vulkan_partitioner", given)
+    for attribute in ("nn_module_blocklist", "nn_module_allowlist"):
+        if getattr(partitioner, attribute):
+            raise untranslatable(f"{field}.{attribute}", f"target {target!r} chooses by operator, not by module")
+    known = find_target_class(target).Options.model_fields
+    given_options = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in partitioner.options.items()
+    }
+    if unknown := sorted(given_options.keys() - (known.keys() - set(_OPERATOR_LISTS.values()))):
+        raise untranslatable(f"{field}.options[{unknown[0]!r}]", f"target {target!r} has no such option")
+    theirs = {name: item.default for name, item in VulkanOptions.model_fields.items()} | given_options
+    options: dict[str, Any] = {name: value for name, value in theirs.items() if value != known[name].default}
+    for attribute, name in _OPERATOR_LISTS.items():
+        if (listed := getattr(partitioner, attribute)) is not None and (listed or name == "only_operators"):
+            options[name] = sorted(operator_name(own, f"{field}.{attribute}") for own in listed)
+    return Specialization(target=target, options=options)
+
+
+_OPERATOR_LISTS = {"operator_blocklist": "skip_operators", "operator_allowlist": "only_operators"}
+"""Attributes of Vulkan's partitioner, and the options that they are."""
+
+
+def operator_name(given: Any, field: str) -> str:
+    """The name of an operator of ATen or Edge, such as ``aten.add.Tensor``."""
+    found = getattr(given, "_op", given)
+    if not isinstance(found, OpOverload):
+        raise untranslatable(field, f"{given!r} is not an operator with its overload, such as aten.add.Tensor")
+    return str(found)
 
 
 def _coreml(given: Any, field: str) -> Specialization:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer
 from executorch.export import QuantizationRecipe
 from torchao.quantization.granularity import Granularity
-from torchao.quantization.pt2e.quantizer import Quantizer
+from torchao.quantization.pt2e.quantizer import ComposableQuantizer, Quantizer
 
 from ...configs.quantize import PASS_FIELDS, GraphPass, Quantize, QuantizerChoice, TorchaoTransform
 from ...tasks.targets.find import find_quantizer_options, find_target_class
 from ...tasks.torchao_configs import snake_case
-from .lowering import import_path, untranslatable
+from .lowering import check_overrides, import_path, operator_name, untranslatable
 
 _QAT = "training comes first; give the module that prepare_qat_pt2e made once you have trained it: it is converted"
 _NOT_OURS = {"is_qat": _QAT, "train_fn": _QAT}
@@ -27,6 +27,7 @@ _COREML: tuple[dict[str, Any], ...] = tuple(
     for channel in ({}, {"per_channel": False})
     for scheme in ({}, {"scheme": "affine"})
 )
+_VULKAN = tuple({"dynamic": dynamic, "weight_bits": bits} for dynamic in (False, True) for bits in (8, 4))
 _XNNPACK = tuple({"per_channel": channel, "dynamic": dynamic} for channel in (True, False) for dynamic in (True, False))
 
 
@@ -40,11 +41,15 @@ def quantize(given: QuantizationRecipe | None) -> Quantize | None:
     for name, hint in _NOT_OURS.items():
         if getattr(given, name):
             raise untranslatable(f"quantization_recipe.{name}", hint)
-    found = [_choice(quantizer, position) for position, quantizer in enumerate(given.quantizers or ())]
+    found = [
+        choice
+        for position, quantizer in enumerate(given.quantizers or ())
+        for choice in _choices(quantizer, f"quantization_recipe.quantizers[{position}]")
+    ]
     if not found:
         return None
-    several = len(found) > 1
-    chosen: dict[str, Any] = {"quantizers": tuple(found)} if several else found[0].model_dump()
+    listed = len(found) > 1 or found[0].filter_fn
+    chosen: dict[str, Any] = {"quantizers": tuple(found)} if listed else found[0].model_dump(exclude={"filter_fn"})
     passes = {
         field: tuple(
             GraphPass(callable=import_path(function, f"quantization_recipe.{field}[{position}]"))
@@ -80,22 +85,76 @@ def _layers(function: Callable[..., bool] | None, field: str) -> dict[str, Any]:
     return {"filter_fn": import_path(function, field)}
 
 
-def _choice(given: Quantizer, position: int) -> QuantizerChoice:
-    field = f"quantization_recipe.quantizers[{position}]"
+def _choices(given: Quantizer, field: str) -> list[QuantizerChoice]:
+    """The quantizers that one is, or is composed of, in their order."""
+    if type(given) is ComposableQuantizer:
+        return [
+            choice
+            for index, own in enumerate(given.quantizers)
+            for choice in _choices(own, f"{field}.quantizers[{index}]")
+        ]
     if type(given).__name__ == "CoreMLQuantizer":
-        return _coreml_choice(given, field)
-    if type(given) is not XNNPACKQuantizer:
-        problem = f"only XNNPACKQuantizer and CoreMLQuantizer are known here, not {type(given).__name__}"
-        raise untranslatable(field, problem)
-    for name in ("operator_type_config", "module_type_config", "module_name_config", "filter_fn"):
-        if getattr(given, name):
-            raise untranslatable(f"{field}.{name}", "the quantizer of target xnnpack has one config for all operators")
-    target = find_target_class("xnnpack")
-    for options in _XNNPACK:
-        own = target.quantizer(find_quantizer_options("xnnpack", dict(options)))
-        if _comparable(own.global_config) == _comparable(given.global_config):
-            return QuantizerChoice(quantizer="xnnpack", options=dict(options))
-    raise untranslatable(f"{field}.global_config", "it is not int8 and symmetric, as get_symmetric_quantization_config")
+        return [_coreml_choice(given, field)]
+    if type(given).__name__ == "VulkanQuantizer":
+        options = _options_of(given.global_config, "vulkan", _VULKAN, f"{field}.global_config")
+        return [QuantizerChoice(quantizer="vulkan", options=options, filter_fn=_filter(given, field))]
+    if isinstance(given, XNNPACKQuantizer):
+        check_overrides(given, XNNPACKQuantizer, field)
+        return [QuantizerChoice(quantizer="xnnpack", options=_xnnpack(given, field), filter_fn=_filter(given, field))]
+    raise untranslatable(field, f"only quantizers of XNNPACK, Core ML and Vulkan are known, not {type(given).__name__}")
+
+
+def _filter(given: Any, field: str) -> str | None:
+    return import_path(given.filter_fn, f"{field}.filter_fn") if given.filter_fn else None
+
+
+def _xnnpack(given: XNNPACKQuantizer, field: str) -> dict[str, Any]:
+    """The options, with a rule for each module and operator that has a config of its own."""
+    rules = [
+        {kind: name_of(key, f"{field}.{attribute}"), **_scales(config, f"{field}.{attribute}[{key!r}]")}
+        for kind, attribute, name_of in _RULES
+        for key, config in getattr(given, attribute).items()
+    ]
+    if given.global_config is None:
+        return {"rules": rules, "only_rules": True}
+    scales = _options_of(given.global_config, "xnnpack", _XNNPACK, f"{field}.global_config")
+    return {**scales, "rules": rules} if rules else scales
+
+
+def _scales(config: Any, field: str) -> dict[str, Any]:
+    return {"quantize": False} if config is None else _options_of(config, "xnnpack", _XNNPACK, field)
+
+
+_RULES: tuple[tuple[str, str, Callable[[Any, str], str]], ...] = (
+    ("module", "module_name_config", lambda name, _field: str(name)),
+    ("module_type", "module_type_config", lambda kind, _field: f"{kind.__module__}.{kind.__qualname__}"),
+    ("operator", "operator_type_config", operator_name),
+)
+"""Fields of rules, the attributes of the quantizer that they are, and how keys of those are written."""
+
+
+def _options_of(config: Any, name: str, candidates: Sequence[dict[str, Any]], field: str) -> dict[str, Any]:
+    """The options of a target whose quantizer has this config; raises ConfigError with what differs."""
+    target = find_target_class(name)
+    wanted, differing = _comparable(config), []
+    for options in candidates:
+        own: Any = target.quantizer(find_quantizer_options(name, dict(options)))
+        ours = _comparable(own.global_config)
+        if ours == wanted:
+            return dict(options)
+        differing.append(list(_differences(wanted, ours)))
+    nearest, *_ = min(differing, key=len)
+    raise untranslatable(f"{field}{nearest}", f"the quantizer of target {name!r} has no such config")
+
+
+def _differences(given: Any, own: Any) -> Iterator[str]:
+    """The paths of the attributes in which two configs differ, such as ``.weight.quant_min``."""
+    if not (isinstance(given, dict) and isinstance(own, dict)):
+        yield ""
+        return
+    for name, value in given.items():
+        if value != own.get(name):
+            yield from (f".{name}{path}" for path in _differences(value, own.get(name)))
 
 
 def _coreml_choice(given: Any, field: str) -> QuantizerChoice:

@@ -20,8 +20,8 @@ from ...tasks.stages.edge_manager_passes import EdgeManagerPasses
 from ...tasks.stages.export import Export
 from ...tasks.stages.preprocess import Preprocess
 from ...tasks.stages.quantize import Quantize
-from .backend_config import compile_options, external_data, method_options
-from .lowering import edge_options, import_path, manager_passes, specializations, untranslatable
+from .backend_config import compile_options, emission_passes, external_data, method_options
+from .lowering import edge_options, import_path, manager_passes, specialization, untranslatable
 from .quantization import quantize, source_transforms
 
 _BOUNDS = {"quantize": 20.0, "source_transforms": 12.0}
@@ -82,8 +82,8 @@ def translate_type(kind: RecipeType) -> Translated:
 def translate(given: ExportRecipe) -> Translated:
     """Translates a recipe.
 
-    A recipe with several partitioners, as `ExportRecipe.combine` makes them, becomes one with a fat file: one payload
-    per partitioner, in their order, and the portable one last.
+    Several partitioners, as `ExportRecipe.combine` collects them, become targets that are joined, as in
+    ``coreml+xnnpack``: each takes what those before it leave.
 
     Raises:
         ConfigError: a field has no equivalent: functions that cannot be imported, or partitioners and quantizers that
@@ -95,19 +95,16 @@ def translate(given: ExportRecipe) -> Translated:
         "quantize": quantize(given.quantization_recipe),
         "source_transforms": source_transforms(given.quantization_recipe),
     }
-    payloads = specializations(lowering.partitioners if _partitions(stages) else None)
-    payloads = _with_methods(payloads, method_options(given.executorch_backend_config))
+    payload = specialization(lowering.partitioners if _partitions(stages) else None)
+    payload = _with_methods(payload, method_options(given.executorch_backend_config))
     # Functions over programs before they are lowered get what they would get from ExecuTorch.
     reads = given.aten_transform_passes or (given.quantization_recipe and given.quantization_recipe.pre_prepare_passes)
     bound = min([80.0, *(least for field, least in _BOUNDS.items() if fields[field])])
     return Translated(
         name=given.name or "recipe",
         recipe=Recipe(
-            output=Output(
-                form="fat" if len(payloads) > 1 else "plain",
-                external_data=external_data(given.executorch_backend_config),
-            ),
-            specializations=payloads,
+            output=Output(external_data=external_data(given.executorch_backend_config)),
+            specializations=(payload,),
             aten_passes=tuple(
                 AtenPass(callable=import_path(function, f"aten_transform_passes[{position}]"))
                 for position, function in enumerate(given.aten_transform_passes or ())
@@ -115,9 +112,10 @@ def translate(given: ExportRecipe) -> Translated:
             fold_batch_norms=not reads,
             edge=edge_options(lowering, stages),
             edge_manager_passes=manager_passes(lowering, stages),
+            emission_passes=emission_passes(given.executorch_backend_config),
             compile=compile_options(given.executorch_backend_config),
             debug=given.mode is Mode.DEBUG,
-            verify=Verification(min_sqnr_db=bound, required=_runs_anywhere(payloads)),
+            verify=Verification(min_sqnr_db=bound, required=_runs_anywhere(payload)),
             **fields,
         ),
         strict=given.strict,
@@ -126,11 +124,11 @@ def translate(given: ExportRecipe) -> Translated:
     )
 
 
-def _runs_anywhere(payloads: Sequence[Specialization]) -> bool:
-    """Whether ExecuTorch's packages of all platforms run the file, or a part of it, so that it can be asked for."""
-    targets = {target for spec in payloads for target in spec.target.split(TARGET_SEPARATOR)}
-    targets |= {each.target for spec in payloads for each in spec.methods.values() if each.target}
-    return len(payloads) > 1 or targets <= {"portable", "xnnpack"}
+def _runs_anywhere(payload: Specialization) -> bool:
+    """Whether ExecuTorch's packages of all platforms run the file, so that it can be asked for."""
+    named = [payload.target, *(own.target for own in payload.methods.values() if own.target)]
+    targets = {target for joined in named for target in joined.split(TARGET_SEPARATOR)}
+    return targets <= {"portable", "xnnpack"}
 
 
 def _partitions(stages: Sequence[StageType]) -> bool:
@@ -138,17 +136,12 @@ def _partitions(stages: Sequence[StageType]) -> bool:
     return not stages or not {StageType.TO_BACKEND, StageType.TO_EDGE_TRANSFORM_AND_LOWER}.isdisjoint(stages)
 
 
-def _with_methods(
-    payloads: Sequence[Specialization], methods: Mapping[str, MethodOptions]
-) -> tuple[Specialization, ...]:
-    """The payloads, with further options of single methods."""
-    made = []
-    for spec in payloads:
-        merged = dict(spec.methods)
-        for method, own in methods.items():
-            merged[method] = merged.get(method, MethodOptions()).model_copy(update=own.layout)
-        made.append(spec.model_copy(update={"methods": merged}))
-    return tuple(made)
+def _with_methods(payload: Specialization, methods: Mapping[str, MethodOptions]) -> Specialization:
+    """The payload, with further options of single methods."""
+    merged = dict(payload.methods)
+    for method, own in methods.items():
+        merged[method] = merged.get(method, MethodOptions()).model_copy(update=own.layout)
+    return payload.model_copy(update={"methods": merged})
 
 
 _PASSES_OF = {

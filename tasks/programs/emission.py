@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
 from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
 from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, greedy, naive
+from executorch.exir.pass_manager import PassType
 from executorch.exir.passes import MemoryPlanningPass, ToOutVarPass
 from executorch.exir.passes.propagate_device_config import PropagateDeviceConfig
 from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass, HintBasedSymShapeEvalPass
@@ -74,6 +75,7 @@ def backend_config(
     *,
     own: Mapping[str, CompileOptions] = MappingProxyType({}),
     external_data: bool = False,
+    passes: Sequence[PassType] = (),
 ) -> ExecutorchBackendConfig:
     """Exir's configuration for our options.
 
@@ -82,12 +84,14 @@ def backend_config(
         methods: names of all methods.
         own: options of methods whose memory is planned in another way. Other fields are equal.
         external_data: weights go to a file of their own.
+        passes: over each method's program, just before it is emitted.
 
     Raises:
         TargetError: an operator that the options name is not registered.
     """
     of_methods = {method: own.get(method, options) for method in methods}
     return ExecutorchBackendConfig(
+        passes=list(passes),
         extract_delegate_segments=options.extract_delegate_segments,
         segment_alignment=options.segment_alignment,
         constant_tensor_alignment=options.constant_tensor_alignment,

@@ -25,7 +25,7 @@ from ..stage import CallableParams, TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
 from .method import Shapes, export_method
 from .products import write_as_linear
-from .recipe_functions import run_graph_passes
+from .recipe_functions import node_filter, run_graph_passes
 from .sizes import dynamic_sizes, export_again, sizes_collection
 
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
@@ -100,6 +100,7 @@ def quantize(
     quantizers: Sequence[TargetParams],
     *,
     passes: Mapping[str, Sequence[CallableParams]] = MappingProxyType({}),
+    filters: Mapping[int, CallableParams] = MappingProxyType({}),
     exclude: Sequence[str] = (),
     shaped: ExportedProgram | None = None,
     state: Collection[str] = (),
@@ -112,6 +113,7 @@ def quantize(
         samples: flat inputs for calibration, which are taken one after another.
         quantizers: targets that the quantizers come from, the first choice first.
         passes: functions over the module, by field of the recipe's `quantize` (see `run_graph_passes`).
+        filters: by position of a quantizer, a function that says of each node whether to quantize it.
         exclude: patterns of the modules to leave in floating point.
         shaped: the program whose dynamic sizes the result has; by default those of `program`.
         state: names of buffers that other methods change.
@@ -128,7 +130,9 @@ def quantize(
         write_as_linear(module)
     changed = _written(module).union(state)
     initial = {name: buffer.clone() for name, buffer in module.named_buffers() if name in changed}
-    quantizer = make_quantizer(quantizers)
+    quantizer = make_quantizer(
+        quantizers, {position: node_filter(function, position) for position, function in filters.items()}
+    )
     if exclude:
         quantizer = ComposableQuantizer([LeftOut(exclude), quantizer])
     prepared = prepare_pt2e(module, quantizer)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import operator
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir.pass_base import ExportedProgramPassBase
 from executorch.exir.pass_manager import ExportedProgramPassManager, PassType
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_manager import PassManager
 
 from ...errors import SourceError
@@ -35,6 +36,12 @@ def run_graph_passes(named: Mapping[str, Sequence[CallableParams]], field: str, 
             raise SourceError(f"{where} gave a {type(made).__name__}, and not the module; return it, also if unchanged")
         module = made
     return module
+
+
+def node_filter(function: CallableParams, position: int) -> Callable[[Node], bool]:
+    """Says of a node whether the quantizer at a position may quantize it; raises SourceError if the function fails."""
+    where = f"quantize.quantizers[{position}].filter_fn: {function.source['builder']}"
+    return lambda node: bool(_call(function, where, node))
 
 
 def run_manager_passes(
@@ -101,6 +108,21 @@ def _checked(made: Any, where: str) -> list[PassType | ExportedProgramPassBase]:
     for found in passes:
         if not (callable(found) or isinstance(found, ExportedProgramPassBase)):
             raise SourceError(f"{where} gave a {type(found).__name__}, and not a pass")
+    return passes
+
+
+def emission_passes(named: Sequence[tuple[CallableParams, bool]]) -> list[PassType]:
+    """The passes before emission: callables that are passes, and those that callables make.
+
+    Each comes with whether it takes a graph module, and so is a pass itself.
+
+    Raises:
+        SourceError: a callable cannot be imported, raises, or does not return passes; or later, a pass raises.
+    """
+    passes: list[PassType] = []
+    for position, (params, takes_module) in enumerate(named):
+        where = f"emission_passes[{position}] {params.source['builder']}"
+        passes += [partial(_call, params, where)] if takes_module else _checked(_call(params, where), where)
     return passes
 
 

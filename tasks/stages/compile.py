@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from ...artifacts.local_store import LocalStore
 
 
+class EmissionPassParams(stage.CallableParams):
+    """A pass of a recipe, or a callable that makes passes."""
+
+    takes_module: bool = False  # it is the pass
+
+
 class Compile(stage.Stage, name="compile"):
     """The payload of one specialization: a complete `.pte` with all methods."""
 
@@ -37,6 +43,7 @@ class Compile(stage.Stage, name="compile"):
         external_data: bool = False  # weights go to a file of their own
         # the recipe's own functions over programs with delegates
         edge_manager_passes: tuple[ManagerPassParams, ...] = ()
+        emission_passes: tuple[EmissionPassParams, ...] = ()  # the recipe's own, just before emission
 
         @property
         def emits_traces(self) -> bool:
@@ -71,7 +78,7 @@ class Compile(stage.Stage, name="compile"):
     @classmethod
     def shares_process(cls, params: Params) -> bool:
         """Unless the recipe has passes of its own."""
-        return not params.edge_manager_passes
+        return not (params.edge_manager_passes or params.emission_passes)
 
     @staticmethod
     @lean_lowering()
@@ -150,6 +157,13 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
 def emit(manager: EdgeProgramManager, params: Compile.Params) -> ExecutorchProgramManager:
     """The payload of linked methods. Passes change `manager`, so it is not usable afterwards."""
     from ..programs.emission import backend_config, to_executorch
+    from ..programs.recipe_functions import emission_passes
 
-    options, own, external = params.options, params.methods, params.external_data
-    return to_executorch(manager, backend_config(options, manager.methods, own=own, external_data=external))
+    config = backend_config(
+        params.options,
+        manager.methods,
+        own=params.methods,
+        external_data=params.external_data,
+        passes=emission_passes([(made, made.takes_module) for made in params.emission_passes]),
+    )
+    return to_executorch(manager, config)

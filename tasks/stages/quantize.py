@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
+from pydantic import Field
+
 from ...artifacts.digest import canonical_json
 from ...errors import TargetError
 from .. import kinds, stage
@@ -16,6 +18,8 @@ class Quantize(stage.Stage, name="quantize"):
     class Params(stage.Params):
         # the targets that they come from, with the quantizers' options; the first choice first
         quantizers: tuple[stage.TargetParams, ...]
+        # by position of the quantizer, the function that says of each node whether to quantize it
+        filters: dict[int, stage.CallableParams] = Field(default={})
         # the recipe's own functions over the module: before and after observers enter it, before and after they leave
         pre_prepare_passes: tuple[stage.CallableParams, ...] = ()
         post_prepare_passes: tuple[stage.CallableParams, ...] = ()
@@ -71,6 +75,7 @@ class Quantize(stage.Stage, name="quantize"):
                 with_progress(samples, count, work.progressed),
                 params.quantizers,
                 passes={name: getattr(params, name) for name in type(params).model_fields if name.endswith("_passes")},
+                filters=params.filters,
                 exclude=params.exclude,
                 shaped=shaped,
                 state={

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -97,14 +98,24 @@ def check_quantizers(quantize: Quantize | None) -> tuple[TargetParams, ...]:
     )
 
 
-def make_quantizer(quantizers: Sequence[TargetParams]) -> Quantizer:
-    """One quantizer that runs these one after another; for worker processes only."""
+def make_quantizer(
+    quantizers: Sequence[TargetParams], filters: Mapping[int, Callable[[Any], bool]] = MappingProxyType({})
+) -> Quantizer:
+    """One quantizer that runs these one after another; for worker processes only.
+
+    `filters` says of each node whether to quantize it, by the position of the quantizer. Raises TargetError for one
+    that takes no filter.
+    """
     from torchao.quantization.pt2e.quantizer import ComposableQuantizer
 
     made = [
         find_target_class(params.name).quantizer(find_quantizer_options(params.name, params.options))
         for params in quantizers
     ]
+    for position, function in filters.items():
+        if not hasattr(made[position], "set_filter_function"):
+            raise TargetError(f"the quantizer of target {quantizers[position].name!r} takes no `filter_fn`")
+        made[position].set_filter_function(function)
     return made[0] if len(made) == 1 else ComposableQuantizer(made)
 
 

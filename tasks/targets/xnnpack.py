@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from .base import Target, TargetOptions
 
@@ -39,8 +39,8 @@ class XnnpackOptions(TargetOptions):
         return value
 
 
-class XnnpackQuantizerOptions(TargetOptions):
-    """Options of XNNPACK's quantizer: symmetric int8.
+class Scales(TargetOptions):
+    """Scales of one part of the model.
 
     Attributes:
         per_channel: weights have a scale for each output channel instead of one for all.
@@ -50,6 +50,42 @@ class XnnpackQuantizerOptions(TargetOptions):
 
     per_channel: bool = True
     dynamic: bool = False
+
+
+class XnnpackRule(Scales):
+    """How the operators of some modules, or those of one kind, are quantized, in place of the quantizer's own options.
+
+    Attributes:
+        module: name of a module, such as encoder.head.
+        module_type: full name of a module's class, such as torch.nn.modules.linear.Linear.
+        operator: an operator, such as aten.linear.default, outside of the modules that rules name.
+        quantize: false: these stay in floating point.
+    """
+
+    module: str | None = None
+    module_type: str | None = None
+    operator: str | None = None
+    quantize: bool = True
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> Self:
+        if sum(own is not None for own in (self.module, self.module_type, self.operator)) != 1:
+            raise ValueError("name one of `module`, `module_type` and `operator`")
+        if self.module is not None and not self.quantize:
+            raise ValueError("to leave a module in floating point, name it in the recipe's `quantize.exclude`")
+        return self
+
+
+class XnnpackQuantizerOptions(Scales):
+    """Options of XNNPACK's quantizer: symmetric int8.
+
+    Attributes:
+        rules: other options for some modules or operators. Those of modules by name come first, then those by type.
+        only_rules: leave everything that no rule names in floating point.
+    """
+
+    rules: tuple[XnnpackRule, ...] = ()
+    only_rules: bool = False
 
 
 class Xnnpack(Target):
@@ -69,13 +105,15 @@ class Xnnpack(Target):
 
     @classmethod
     def quantizer(cls, options: TargetOptions) -> Quantizer:
-        from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import get_symmetric_quantization_config
-
         from ..upstream.xnnpack_quantizer import ExtendedXnnpackQuantizer
 
         given = XnnpackQuantizerOptions.model_validate(options.model_dump())
-        config = get_symmetric_quantization_config(is_per_channel=given.per_channel, is_dynamic=given.dynamic)
-        return ExtendedXnnpackQuantizer().set_global(config)
+        quantizer = ExtendedXnnpackQuantizer()
+        if not given.only_rules:
+            quantizer.set_global(_config(given))
+        for rule in given.rules:
+            _add_rule(quantizer, rule)
+        return quantizer
 
     def refuses(self, program: ExportedProgram) -> str | None:
         return _refused_groups(program)
@@ -104,6 +142,26 @@ class Xnnpack(Target):
                 force_non_static_weights_for_f32_linear=options.force_non_static_weights_for_f32_linear,
             )
         ]
+
+
+def _config(scales: Scales) -> Any:
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import get_symmetric_quantization_config
+
+    return get_symmetric_quantization_config(is_per_channel=scales.per_channel, is_dynamic=scales.dynamic)
+
+
+def _add_rule(quantizer: Any, rule: XnnpackRule) -> None:
+    from ..programs.graphs import find_operators
+
+    config = _config(rule) if rule.quantize else None
+    if rule.module is not None:
+        quantizer.set_module_name(rule.module, config)
+    elif rule.module_type is not None:
+        module, _, name = rule.module_type.rpartition(".")
+        quantizer.set_module_type(type(name, (), {"__module__": module}), config)  # it reads no more than the names
+    else:
+        (operator,) = find_operators([rule.operator])
+        quantizer.set_operator_type(operator, config)
 
 
 _GROUP = 32

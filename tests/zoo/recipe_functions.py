@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from executorch.exir import EdgeProgramManager
 from executorch.exir.dialects._ops import ops
-from executorch.exir.pass_base import ExportPass
+from executorch.exir.pass_base import ExportPass, PassResult
 from torch import nn
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import ObserverBase
 
 _RELU = torch.ops.aten.relu.default
@@ -69,6 +69,33 @@ def tanh_of_method(_name: str, program: ExportedProgram) -> ExportedProgram:
     """A function over an ATen program, like those of `aten_transform_passes`."""
     _replaced(program.graph_module, "tanh")
     return program
+
+
+def before_last(node: Node) -> bool:
+    """Chooses the nodes of a graph that others use, for `set_filter_function`."""
+    return all(user.op != "output" for user in node.users)
+
+
+def relu_to_sigmoid(module: GraphModule) -> PassResult:
+    """A pass that is a function, for `passes` of an ExecutorchBackendConfig."""
+    nodes = module.graph.find_nodes(op="call_function", target=ops.edge.aten.relu.default)
+    for node in nodes:
+        node.target = ops.edge.aten.sigmoid.default
+    module.recompile()
+    return PassResult(module, bool(nodes))
+
+
+class Activation(ExportPass):
+    """A pass with an argument: replaces relu."""
+
+    def __init__(self, activation: str = "sigmoid") -> None:
+        super().__init__()
+        self.activation = activation
+
+    def call_operator(self, op, args, kwargs, meta):
+        if op is ops.edge.aten.relu.default:
+            op = getattr(ops.edge.aten, self.activation).default
+        return super().call_operator(op, args, kwargs, meta)
 
 
 class Next(ExportPass):

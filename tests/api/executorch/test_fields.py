@@ -24,12 +24,21 @@ with warnings.catch_warnings():  # these modules warn when they are imported
     import torch
     from executorch import export as upstream
     from executorch.backends.apple.coreml.recipes import CoreMLRecipeType
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+    from executorch.backends.vulkan.quantizer.vulkan_quantizer import VulkanQuantizer
+    from executorch.backends.vulkan.quantizer.vulkan_quantizer import (
+        get_symmetric_quantization_config as vulkan_quantization_config,
+    )
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+        XnnpackDynamicallyQuantizedPartitioner,
+        XnnpackPartitioner,
+    )
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
         get_symmetric_quantization_config,
     )
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig
+    from executorch.exir.dialects._ops import ops
     from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, naive
     from executorch.exir.passes import MemoryPlanningPass
     from executorch.exir.passes.propagate_device_config import PropagateDeviceConfig
@@ -40,6 +49,7 @@ with warnings.catch_warnings():  # these modules warn when they are imported
     from torchao.quantization.granularity import PerAxis
     from torchao.quantization.pt2e import move_exported_model_to_train
     from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
+    from torchao.quantization.pt2e.quantizer import ComposableQuantizer
     from torchao.quantization.quant_api import Int8DynamicActivationIntxWeightConfig
 
 WHOLE = (StageType.TORCH_EXPORT, StageType.TO_EDGE, StageType.EDGE_PROGRAM_MANAGER_TRANSFORM)
@@ -68,6 +78,37 @@ def quantizing(**fields):
     recipe = lowering()
     recipe.quantization_recipe = QuantizationRecipe(quantizers=[quantizer], **fields)
     return recipe
+
+
+STATIC = get_symmetric_quantization_config(is_per_channel=True)
+PER_TENSOR = get_symmetric_quantization_config()
+DYNAMIC = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
+
+
+def quantized_by(*quantizers):
+    recipe = lowering()
+    recipe.quantization_recipe = QuantizationRecipe(quantizers=list(quantizers))
+    return recipe
+
+
+def first_layer_only():
+    quantizer = XNNPACKQuantizer()
+    quantizer.set_module_name("0", STATIC)
+    return quantizer
+
+
+def by_type():
+    quantizer = XNNPACKQuantizer().set_global(STATIC)
+    quantizer.set_module_type(torch.nn.Linear, PER_TENSOR)
+    return quantizer
+
+
+def by_operator():
+    return XNNPACKQuantizer().set_operator_type(torch.ops.aten.linear.default, STATIC)
+
+
+def filtered():
+    return XNNPACKQuantizer().set_global(STATIC).set_filter_function(functions().before_last)
 
 
 def int4(filter_fn=None):
@@ -116,6 +157,21 @@ CASES = {
     ),
     "ExportRecipe.strict": Case(lambda: with_fields(lowering(), strict=False)),
     "QuantizationRecipe.quantizers": Case(quantizing, lowering),
+    "QuantizationRecipe.quantizers: by module": Case(lambda: quantized_by(first_layer_only()), quantizing),
+    "QuantizationRecipe.quantizers: by type": Case(
+        lambda: quantized_by(by_type()), lambda: quantized_by(XNNPACKQuantizer().set_global(STATIC))
+    ),
+    "QuantizationRecipe.quantizers: by operator": Case(lambda: quantized_by(by_operator()), quantizing),
+    "QuantizationRecipe.quantizers: filter": Case(lambda: quantized_by(filtered()), quantizing),
+    "QuantizationRecipe.quantizers: composed": Case(
+        lambda: quantized_by(
+            ComposableQuantizer([first_layer_only(), XNNPACKQuantizer().set_global(DYNAMIC)]),
+        ),
+        lambda: quantized_by(first_layer_only()),
+    ),
+    "QuantizationRecipe.quantizers: Vulkan's": Case(
+        lambda: quantized_by(VulkanQuantizer().set_global(vulkan_quantization_config(is_dynamic=True))), quantizing
+    ),
     "QuantizationRecipe.ao_quantization_configs": Case(int4, lowering),
     "QuantizationRecipe.dynamic_batch_size": Case(
         lambda: quantizing(dynamic_batch_size=True, calibration_inputs_fn=functions().batches), quantizing
@@ -138,6 +194,21 @@ CASES = {
     "LoweringRecipe.partitioners": Case(lowering, ExportRecipe),
     "LoweringRecipe.partitioners: by method": Case(
         lambda: lowering(partitioners={"forward": [XnnpackPartitioner(per_op_mode=True)]}), lowering
+    ),
+    "LoweringRecipe.partitioners: several": Case(
+        lambda: lowering(
+            partitioners=[
+                VulkanPartitioner(
+                    {"force_fp16": True, "texture_limits": (512, 512, 512)},
+                    operator_blocklist=[ops.edge.aten.relu.default],
+                ),
+                XnnpackPartitioner(),
+            ]
+        ),
+        lowering,
+    ),
+    "LoweringRecipe.partitioners: subclass": Case(
+        lambda: lowering(partitioners=[XnnpackDynamicallyQuantizedPartitioner(per_op_mode=True)]), lowering
     ),
     "LoweringRecipe.edge_transform_passes": Case(
         lambda: lowering(edge_transform_passes=[functions().next_of_method]), lowering
@@ -164,6 +235,10 @@ CASES = {
             memory_planning_pass=MemoryPlanningPass(memory_planning_algo=MemoryPlanningAlgorithmSuite([naive]))
         ),
         ExportRecipe,
+    ),
+    "ExecutorchBackendConfig.passes": Case(
+        lambda: emitting(passes=[functions().Activation(activation="tanh")]),
+        lambda: emitting(passes=[functions().relu_to_sigmoid]),
     ),
     "ExecutorchBackendConfig.sym_shape_eval_pass": Case(
         lambda: emitting(sym_shape_eval_pass={"forward": HintBasedSymShapeEvalPass()})

@@ -12,6 +12,7 @@ from pteforge.configs import load_zoo, preset_names
 from pteforge.configs.presets import RECIPE_TYPES
 from pteforge.configs.recipe_lookup import load_preset
 from pteforge.errors import ConfigError
+from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.targets.find import find_quantizer_options
 from pteforge.tasks.torchao_configs import class_name
 
@@ -26,6 +27,11 @@ with warnings.catch_warnings():  # these modules warn when they are imported
     from executorch.backends.apple.coreml.partition import CoreMLPartitioner
     from executorch.backends.apple.coreml.recipes import CoreMLRecipeType
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+    from executorch.backends.vulkan.quantizer.vulkan_quantizer import VulkanQuantizer
+    from executorch.backends.vulkan.quantizer.vulkan_quantizer import (
+        get_symmetric_quantization_config as vulkan_quantization_config,
+    )
+    from executorch.backends.xnnpack.partition.config.generic_node_configs import AddConfig
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
@@ -47,7 +53,9 @@ with warnings.catch_warnings():  # these modules warn when they are imported
         StageType,
     )
     from executorch.export.recipe import Mode
+    from executorch.export.target_recipes import get_ios_recipe
     from pteforge.tasks.programs.module_transforms import make_config
+    from torchao.quantization.pt2e.quantizer import ComposableQuantizer
     from torchao.quantization.quant_api import Int8DynamicActivationIntxWeightConfig
 
 
@@ -59,6 +67,46 @@ class Unknown(RecipeType):
     @classmethod
     def get_backend_name(cls) -> str:
         return "nowhere"
+
+
+class Fallback(torch.nn.Module):
+    """Two linear layers with arithmetic between them, as in executorch/export/tests/test_target_recipes.py."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.second = torch.nn.Linear(4, 2)
+
+    def forward(self, x, y):
+        return self.second(self.first(x) + y - x)
+
+
+class OtherPartitioner(XnnpackPartitioner):
+    """Finds nothing."""
+
+    def partition(self, exported_program):
+        return super().partition(exported_program)
+
+
+class OtherQuantizer(XNNPACKQuantizer):
+    """Annotates in its own way."""
+
+    def annotate(self, model):
+        return model
+
+
+class Counted(ExportPass):
+    """A pass with state that its arguments do not say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+
+def counted():
+    made = Counted()
+    made.count = 3
+    return made
 
 
 def lowering(name=None, **fields):
@@ -128,21 +176,28 @@ def combined():
 
 
 def test_combined():
-    """A combined recipe is a fat file with a payload for each backend, and the portable one last."""
+    """A combined recipe is one file, in which each backend takes what those before it leave."""
     recipe = pteforge.recipe_from_executorch(combined())
-    assert recipe.output.form == "fat"
-    assert [spec.payload for spec in recipe.specializations] == ["vulkan", "xnnpack", "portable"]
+    assert recipe.output.form == "plain"
+    (payload,) = recipe.specializations
+    assert (payload.target, payload.options) == ("vulkan+xnnpack", {"vulkan": {}, "xnnpack": {}})
     twice = lowering(partitioners=[XnnpackPartitioner(), XnnpackPartitioner()])
-    names = [spec.payload for spec in pteforge.recipe_from_executorch(twice).specializations]
-    assert names == ["xnnpack-0", "xnnpack-1", "portable"]
+    assert [spec.target for spec in pteforge.recipe_from_executorch(twice).specializations] == ["xnnpack"]
+    differing = lowering(partitioners=[XnnpackPartitioner(), XnnpackPartitioner(per_op_mode=True)])
+    with pytest.raises(ConfigError, match="another partitioner of target 'xnnpack' has other options"):
+        pteforge.recipe_from_executorch(differing)
 
 
-def test_lowering_by_a_combined_recipe(net, example, store):
-    """The file has a payload for each backend; this machine runs the first that it can."""
-    result = pteforge.export(net, example, recipe=combined(), store=store, strict=False)
-    assert [payload["name"] for payload in result.provenance["file"]["payloads"]] == ["vulkan", "xnnpack", "portable"]
-    assert result.load().payload == "xnnpack"
-    assert set(result.figures.payloads) == {"xnnpack", "portable"}
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Function _TORCH_OPS_REGISTRY", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_core_ml_with_xnnpack_as_fallback(store):
+    """Upstream's own test of `get_ios_recipe`: linear layers that Core ML is to leave go to XNNPACK, in one file."""
+    torch.manual_seed(0)
+    recipe = get_ios_recipe("ios-arm64-coreml-fp32", skip_ops_for_coreml_delegation=["aten.linear.default"])
+    example = (torch.randn(2, 4), torch.randn(2, 4))
+    result = pteforge.export(Fallback().eval(), example, recipe=recipe, store=store)
+    delegates = read_pte(result.pte).methods[0].delegates
+    assert [delegate.id for delegate in delegates] == ["XnnpackBackend", "CoreMLBackend", "XnnpackBackend"]
 
 
 def test_lowering_by_partitioners_of_methods(builders, store):
@@ -211,7 +266,7 @@ def test_configs():
 
 def quantizer_with_a_filter():
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())
-    quantizer.set_filter_function(bool)
+    quantizer.set_filter_function(lambda _node: True)
     return quantizer
 
 
@@ -219,11 +274,26 @@ REFUSED = {
     "aten_transform_passes[0]": lambda: ExportRecipe(aten_transform_passes=[lambda _name, program: program]),
     "lowering_recipe.edge_transform_passes[0]": lambda: lowering(edge_transform_passes=[lambda _name, _program: []]),
     "lowering_recipe.edge_manager_transform_passes[0]": lambda: lowering(edge_manager_transform_passes=[lambda _: []]),
-    "lowering_recipe.partitioners[0]": lambda: lowering(
-        partitioners=[VulkanPartitioner({"texture_limits": (1, 2, 3)})]
+    "lowering_recipe.partitioners[0].options['buffer_limit']": lambda: lowering(
+        partitioners=[VulkanPartitioner({"buffer_limit": 64})]
     ),
-    "lowering_recipe.partitioners[1]": lambda: lowering(
-        partitioners=[VulkanPartitioner(), VulkanPartitioner(operator_blocklist=[torch.ops.aten.relu.default])]
+    "lowering_recipe.partitioners[1].nn_module_blocklist": lambda: lowering(
+        partitioners=[XnnpackPartitioner(), VulkanPartitioner(nn_module_blocklist=["Linear"])]
+    ),
+    "lowering_recipe.partitioners[0].partition": lambda: lowering(partitioners=[OtherPartitioner()]),
+    "lowering_recipe.partitioners[0].target_partitioner_configs": lambda: lowering(
+        partitioners=[XnnpackPartitioner(configs=[AddConfig])]
+    ),
+    "quantization_recipe.quantizers[0].annotate": lambda: quantizing(quantizers=[OtherQuantizer()]),
+    "quantization_recipe.quantizers[0].quantizers[1].global_config.weight.quant_min": lambda: quantizing(
+        quantizers=[
+            ComposableQuantizer(
+                [XNNPACKQuantizer(), VulkanQuantizer().set_global(vulkan_quantization_config(weight_qmin=-100))]
+            )
+        ]
+    ),
+    "quantization_recipe.quantizers[0].global_config.weight.quant_min": lambda: quantizing(
+        quantizers=[XNNPACKQuantizer().set_global(get_symmetric_quantization_config(weight_qmin=-100))]
     ),
     "quantization_recipe.is_qat": lambda: quantizing(is_qat=True),
     "quantization_recipe.post_convert_passes[0]": lambda: quantizing(
@@ -237,7 +307,8 @@ REFUSED = {
             AOQuantizationConfig(Int8DynamicActivationIntxWeightConfig(), lambda _module, _name: True)
         ]
     ),
-    "executorch_backend_config.passes": lambda: emitting(passes=[lambda module: module]),
+    "executorch_backend_config.passes[0]": lambda: emitting(passes=[lambda module: module]),
+    "executorch_backend_config.passes[0].count": lambda: emitting(passes=[counted()]),
     "executorch_backend_config.external_constants": lambda: emitting(external_constants=lambda _node: "weights"),
     "executorch_backend_config.external_mutable_weights": lambda: emitting(external_mutable_weights=True),
     "executorch_backend_config.sym_shape_eval_pass": lambda: emitting(sym_shape_eval_pass={"forward": ExportPass()}),
@@ -376,14 +447,13 @@ def test_files_for_other_machines(net, example, store):
 
 @pytest.mark.parametrize("partitioners", [None, [XnnpackPartitioner()], [VulkanPartitioner(), XnnpackPartitioner()]])
 def test_external_constants(partitioners):
-    """External constants are `external_data` of the recipe, in each form of output."""
+    """External constants are `external_data` of the recipe, in whatever the partitioners."""
     given = ExportRecipe(
         lowering_recipe=LoweringRecipe(partitioners=partitioners),
         executorch_backend_config=ExecutorchBackendConfig(external_constants=True),
     )
     output = pteforge.recipe_from_executorch(given).output
-    several = partitioners is not None and len(partitioners) > 1
-    assert (output.form, output.external_data) == ("fat" if several else "plain", True)
+    assert (output.form, output.external_data) == ("plain", True)
     assert not pteforge.recipe_from_executorch(ExportRecipe()).output.external_data
 
 
