@@ -218,7 +218,7 @@ _OPERATOR_LISTS = {"operator_blocklist": "skip_operators", "operator_allowlist":
 
 def operator_name(given: Any, field: str) -> str:
     """The name of an operator of ATen or Edge, such as ``aten.add.Tensor``."""
-    found = getattr(given, "_op", given)
+    found = given if isinstance(given, OpOverload) else getattr(given, "_op", None)
     if not isinstance(found, OpOverload):
         raise untranslatable(field, f"{given!r} is not an operator with its overload, such as aten.add.Tensor")
     return str(found)

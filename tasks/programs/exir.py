@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -16,6 +16,7 @@ from executorch.exir.pass_manager import ExportedProgramPassManager, PassType
 from executorch.exir.program import _program
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from ..upstream.exir_decompositions import no_idle_decompositions
 from ..upstream.shape_bounds import declared_bounds
@@ -64,12 +65,49 @@ def to_edge_program(
     """
     with no_idle_decompositions():
         manager = _program._gen_edge_manager_for_partitioners(  # noqa: SLF001 - see the module's docstring
-            {_METHOD: list(partitioners)}, {_METHOD: program}, config, None
+            {_METHOD: [_Keeping(own, partitioners[after:]) for after, own in enumerate(partitioners, start=1)]},
+            {_METHOD: program},
+            config,
+            None,
         )
     if passes:
         manager = manager.transform(ExportedProgramPassManager(list(passes)))
     edge: ExportedProgram = manager.exported_program(_METHOD)
     return edge
+
+
+class _Keeping(Partitioner):  # type: ignore[misc]  # executorch is untyped here
+    """A partitioner that also keeps whole what those after it keep, while programs are decomposed.
+
+    `_gen_edge_manager_for_partitioners` asks one partitioner after another, and decomposes everything else each time.
+    Core ML, told to skip linear layers, would leave none for XNNPACK. Partitioners that check single nodes are not
+    affected: they keep what they can.
+    """
+
+    def __init__(self, partitioner: Partitioner, later: Sequence[Partitioner]) -> None:
+        super().__init__()
+        self._partitioner = partitioner
+        self._later = later
+
+    def transform_for_pre_decomposition(self, program: ExportedProgram) -> ExportedProgram:
+        return self._partitioner.transform_for_pre_decomposition(program)
+
+    def ops_to_not_decompose(
+        self, ep: ExportedProgram
+    ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
+        operators, supported = self._partitioner.ops_to_not_decompose(ep)
+        if supported is not None or not self._later:
+            return operators, supported
+        kept = dict.fromkeys(operators)
+        for partitioner in self._later:
+            theirs, check = partitioner.ops_to_not_decompose(ep)
+            theirs = _program._remove_invalid_ops_for_not_decompose(theirs)  # noqa: SLF001 - as above
+            nodes = (node for node in ep.graph.nodes if node.op == "call_function" and node.target in theirs)
+            kept |= dict.fromkeys(node.target for node in nodes if check is None or check(node))
+        return list(kept), None
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        return self._partitioner(exported_program)
 
 
 @declared_bounds()
