@@ -160,7 +160,7 @@ def _add_rule(quantizer: Any, rule: XnnpackRule) -> None:
         module, _, name = rule.module_type.rpartition(".")
         quantizer.set_module_type(type(name, (), {"__module__": module}), config)  # it reads no more than the names
     else:
-        (operator,) = find_operators([rule.operator])
+        (operator,) = find_operators([str(rule.operator)])
         quantizer.set_operator_type(operator, config)
 
 
