@@ -93,7 +93,7 @@ class LeftOut(Quantizer):  # type: ignore[misc]  # torchao is untyped here
         return any(fnmatchcase(module, pattern) for module in modules for pattern in self._patterns)
 
 
-def quantize(
+def quantize(  # noqa: PLR0913 - what quantization depends on
     program: ExportedProgram,
     example: Sequence[Any],
     samples: Iterable[Sequence[Any]],
