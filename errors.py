@@ -9,6 +9,7 @@ PteforgeError
 |   +-- NoPayloadFits           no payload of a fat file can run on this machine
 +-- StoreError              the store or the ledger
 |   +-- StoreUnusable           cannot be opened, read or written; untrusted (exit code 2)
+|   |   +-- StoreAway               does not answer, and may be back
 |   +-- ObjectMissing           an object that a ref names is missing
 |   +-- ObjectDamaged           an object whose bytes do not match its digest; it was quarantined
 +-- StageError              one stage of one model; other models go on
@@ -129,6 +130,10 @@ class StoreError(PteforgeError):
 
 class StoreUnusable(StoreError, InputError):
     """The store cannot be opened, read or written, or is not trusted."""
+
+
+class StoreAway(StoreUnusable):
+    """The store does not answer, or its server is in trouble. It may be back later."""
 
 
 class ObjectMissing(StoreError):

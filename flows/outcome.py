@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..artifacts.records import Record
-from ..errors import InputError, PteforgeError, StageError, StoreUnusable
+from ..errors import InputError, PteforgeError, StageError, StoreAway
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.diagnosis import Finding
 from ..tasks.figures import Figures
@@ -41,7 +41,7 @@ class Failure(Record):
         problem = str(error) or type(error).__name__
         findings = error.findings if isinstance(error, PteforgeError) else ()
         log = error.log_tail if isinstance(error, StageError) else ""
-        input_error = isinstance(error, InputError) and not isinstance(error, StoreUnusable)  # that may be back
+        input_error = isinstance(error, InputError) and not isinstance(error, StoreAway)
         bad_input = error.bad_input if isinstance(error, StageError) else input_error
         return cls(step, problem, log, bad_input, findings, isinstance(error, StageError) and error.user_code)
 

@@ -310,9 +310,13 @@ class Session:
                     return
 
     def _is_another_zoo(self, other: RunRecord) -> bool:
-        """Whether a run was of another zoo, and not of a checkout of this one on another machine or removed since."""
+        """Whether a run was of another zoo in this store, and not in one that this is a copy of.
+
+        Checkouts of this one on other machines, or that have been removed since, are no other zoos.
+        """
         if other.host == platform.node():
-            return Path(other.zoo_file).is_file() and not Path(other.zoo_file).samefile(self.parameters["zoo"])
+            file, copied = Path(other.zoo_file), other.parameters.get("store") != self.parameters.get("store")
+            return not copied and file.is_file() and not file.samefile(self.parameters["zoo"])
         models = {*other.models, *other.files}
         known = {*self.loaded.zoo.models} if self.loaded else {model.name for model in self.models}
         return bool(models) and not models & known

@@ -20,7 +20,7 @@ from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from ..configs.zoo import Place
-from ..errors import InputError, ReleaseHeldBack, StoreUnusable, ZooFailed, first_line, printable
+from ..errors import InputError, ReleaseHeldBack, StoreAway, ZooFailed, first_line, printable
 from ..tasks.model import PlannedModel
 from .deployed import take_turn, wait_for_server
 from .interrupt import prompt_termination
@@ -262,7 +262,7 @@ async def _tag_run(session: Session) -> None:
 
 async def _refuse_to_retry(_type: Any, error: BaseException | None, _traceback: Any) -> None:
     """Takes the flow run's retries away where trying again cannot help: bad input, a release that is held back."""
-    in_vain = isinstance(error, InputError | ReleaseHeldBack) and not isinstance(error, StoreUnusable)
+    in_vain = isinstance(error, InputError | ReleaseHeldBack) and not isinstance(error, StoreAway)
     if not (in_vain or (isinstance(error, ZooFailed) and error.bad_input)):
         return
     with suppress(Exception):  # Prefect's: then it tries again in vain

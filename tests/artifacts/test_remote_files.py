@@ -13,7 +13,7 @@ from pteforge.artifacts.records import Seal
 from pteforge.artifacts.ref import BlobRef
 from pteforge.artifacts.remote_files import RemoteFiles
 from pteforge.artifacts.remote_store import PublishingNotes
-from pteforge.errors import StoreUnusable
+from pteforge.errors import StoreAway, StoreUnusable
 from pteforge.tests.contract.conftest import s3_server as s3_server  # noqa: PLC0414 - a fixture
 from pteforge.tests.faulty_proxy import Proxy, run_proxy
 
@@ -163,7 +163,7 @@ def test_an_outage_is_waited_for(s3_server, monkeypatch, caplog):
         assert impatient.read("record") == b"content"
         away.set()
         for store in (impatient, RemoteFiles(files.url)):
-            with pytest.raises(StoreUnusable, match="cannot be read"):
+            with pytest.raises(StoreAway, match="cannot be read"):
                 store.read("record")
 
 

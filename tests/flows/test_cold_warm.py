@@ -58,7 +58,7 @@ def test_provenance(cold):
     assert {"torch", "executorch", "pteforge"} <= set(provenance["toolchain"])
     (worst,) = provenance["verification"]["figures"]["methods"].values()
     assert worst["sqnr_db"] >= provenance["verification"]["bounds"]["min_sqnr_db"]
-    assert worst["cases"] == 3  # one example and two random inputs
+    assert worst["cases"] == 4  # one example, and random inputs of the smallest, the largest and another size
     assert str(cold.project.folder) not in text
     run = provenance["run"]
     assert (run["zoo"], run["host"], run["version"]) == ("zoo", platform.node(), pteforge.__version__)
