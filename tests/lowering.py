@@ -267,9 +267,11 @@ def worst_sqnr(content: bytes, module: Any, x: Any) -> float:
     import torch
     from executorch.runtime import Runtime
     from pteforge.tasks.programs.compare import compare_all
+    from pteforge.tasks.programs.inputs import StoredCase
     from torch.utils import _pytree as pytree
 
     made = Runtime.get().load_program(content).load_method("forward").execute([x])
     with torch.no_grad():
-        cases = list(compare_all(made, pytree.tree_leaves(module(x)), method="forward", label="x"))
+        stored = StoredCase("x", [x], pytree.tree_leaves(module(x)))
+    cases = list(compare_all(made, stored, method="forward"))
     return min(math.inf if case.sqnr_db is None else case.sqnr_db for case in cases)

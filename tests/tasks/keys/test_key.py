@@ -116,6 +116,7 @@ WITHOUT_CONSEQUENCE = (
 )
 
 WITHOUT_PROGRAMS = {"calibration", "diagnose", "pack", "serialize", "baseline", "gate", "report"}
+EXPORTING = {"export", "diagnose", "source_transform", "quantize"}  # export tries sizes against eager
 NEW_FIELD = r"\1\2\1new: int = 0\n"
 
 EDITS = (
@@ -123,7 +124,7 @@ EDITS = (
     Edit("tasks/stages/verify.py", r'( +)(host: str = "".*\n)', NEW_FIELD, frozenset({"verify"})),
     Edit("tasks/stages/report.py", r"( +)(model: str\n)", NEW_FIELD, frozenset({"report"})),
     Edit("tasks/programs/matching.py", *MORE_CODE, frozenset({"bisect", "compile"})),
-    Edit("tasks/figures.py", *MORE_CODE, frozenset({"ladder", "bisect", "verify", "evaluate"})),
+    Edit("tasks/figures.py", *MORE_CODE, frozenset({"ladder", "bisect", "verify", "evaluate", *EXPORTING})),
     Edit("tasks/codecs/program.py", *MORE_CODE, STAGES - WITHOUT_PROGRAMS),
 )
 

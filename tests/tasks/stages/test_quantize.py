@@ -204,7 +204,7 @@ def test_products_with_weights(dynamic, stages):
 
 def test_options_of_quantizers():
     """Unknown options, and targets without a quantizer, are refused with what there is."""
-    with pytest.raises(TargetError, match=r"its options: dynamic, per_channel"):
+    with pytest.raises(TargetError, match=r"its options: dynamic, only_rules, per_channel, rules"):
         find_quantizer_options("xnnpack", {"bits": 4})
     with pytest.raises(TargetError, match=r"target 'portable' has no quantizer; targets that have one: .*xnnpack"):
         find_quantizer_options("portable")
