@@ -109,7 +109,7 @@ def test_several_methods(nets, store):
     close(result.run_method("decode", (torch.ones(7, 4),)), [decoder(torch.ones(7, 4))])
     assert result.run_method("vocabulary") == result.load().run("vocabulary") == [16]
     assert len(result.example_inputs("decode")) == 2
-    assert result.figures.methods["decode"].cases == 5  # two examples, and one at each bound
+    assert result.figures.methods["decode"].cases == 5  # two examples, one at each bound, and one between
     assert {report.method for report in result.delegation()} == {"encode", "decode"}
 
 

@@ -16,7 +16,7 @@ ZOO = "version: 1\nmodels: {net: {source: 'p:net', recipes: [mine]}}\nrecipes:\n
     [
         ({}, (QuantizerChoice(quantizer="xnnpack"),)),
         ({"quantizer": "vulkan"}, (OTHER,)),
-        (ONE.model_dump(), (ONE,)),
+        (ONE.model_dump(exclude_unset=True), (ONE,)),
         ({"quantizers": [ONE.model_dump()]}, (ONE,)),
         ({"quantizers": [{"quantizer": "vulkan"}, ONE.model_dump()]}, (OTHER, ONE)),
     ],
