@@ -76,12 +76,6 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         ("export",),
-        r"(?i)inference tensor",
-        "the model has a parameter or a buffer that was made under torch.inference_mode(), which cannot be traced",
-        ("build the model outside of it, or under torch.no_grad()",),
-    ),
-    Cause(
-        ("export",),
         r"\.numpy\(\) is not supported|Can't call numpy\(\)|tensor subclasses.*numpy",
         "the model turns tensors into NumPy arrays, which torch.export does not trace without strict mode",
         (

@@ -29,7 +29,6 @@ def test_entries_can_be_shown(cause):
 @pytest.mark.parametrize(
     ("name", "stage", "recipe", "problem", "remedy"),
     [
-        ("inference", "export", PORTABLE, "torch.inference_mode()", "outside of it"),
         ("complex", "edge", PORTABLE, "complex numbers", "view_as_real"),
         ("without_out", "compile", PORTABLE, "refused::plain", "NAME.out"),
         ("unbounded", "edge", PORTABLE, "no upper bound", "torch._check(n <= LARGEST)"),

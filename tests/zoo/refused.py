@@ -224,8 +224,6 @@ class Computes(nn.Module):
 
 ROWS = (torch.ones(2, 4),)
 COUNT = (torch.ones(8), torch.tensor(2))
-with torch.inference_mode():
-    INFERENCE = nn.Linear(4, 4)
 
 MODELS = {
     "branches": (Branches(), ROWS),
@@ -257,7 +255,6 @@ MODELS = {
     "double": (Computes(lambda self, x: self.linear(x), linear=nn.Linear(4, 4).double()), (torch.ones(2, 4).double(),)),
     "drops": (Computes(lambda _, x: nn.functional.dropout(x)), ROWS),
     "packed": (Packed(), (torch.ones(3, 6, 4), torch.tensor([6, 4, 2]))),
-    "inference": (INFERENCE, ROWS),
     "masked": (Masked(), ROWS, {"scale": torch.tensor(2.0), "mask": torch.ones(2, 4, dtype=torch.bool)}),
 }
 
