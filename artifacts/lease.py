@@ -224,6 +224,7 @@ class RemoteLeases(Leases):
         self._records = RecordFiles(files, seal)
         self._local = local
         self._timing = timing or LeaseTiming()
+        self._watched: dict[str, _LeaseChanges] = {}  # by folder: who waits for a key afterwards need not start over
 
     @contextlib.contextmanager
     def hold(self, key: Digest, what: str = "") -> Iterator[None]:
@@ -243,7 +244,7 @@ class RemoteLeases(Leases):
                 self._release(name)
 
     def watch(self, key: Digest) -> Callable[[], bool]:
-        changes = _LeaseChanges(self._timing.expiry)
+        changes = self._watched[f"leases/{key}"] = _LeaseChanges(self._timing.expiry)
         return lambda: bool(self._find(f"leases/{key}", changes)[1])
 
     def held(self, now: float | None = None) -> dict[str, float]:
@@ -254,7 +255,7 @@ class RemoteLeases(Leases):
         return found
 
     def _acquire(self, folder: str, holder: str, what: str) -> str:
-        changes = _LeaseChanges(self._timing.expiry)
+        changes = self._watched.pop(folder, None) or _LeaseChanges(self._timing.expiry)
         waiting, pause, least = _Waiting(what), 0.02, 0
         while True:
             stale, live = self._find(folder, changes)
