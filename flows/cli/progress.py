@@ -24,6 +24,7 @@ from ..session import NullZooObserver, Session
 from .summary import Failures
 from .terminal import guarded_streams, open_console
 
+_KEEPS_FILES = "gate"  # the stage whose failures are printed when the model is done, with where its file is kept
 _BAR = 14  # cells
 _BESIDE_STAGES = 3  # lines of a terminal that are not for running stages: the heading, how many more run, the cursor
 
@@ -85,7 +86,7 @@ class Bar(NullZooObserver):
         self._samples.pop(call.title, None)
         if self._failures is None:
             self._console.print(f"{call.title} failed: {error}", style="red")
-        elif not awaits_diagnosis(call.stage.name, error):
+        elif not (call.stage.name == _KEEPS_FILES or awaits_diagnosis(call.stage.name, error)):
             self._failures.print(call.model, Failure.of(str(call.id), error), self._console)
 
     def completed(self, outcome: ModelOutcome) -> None:
@@ -148,7 +149,7 @@ class Lines(NullZooObserver):
             sys.stderr.write(f"{call.title}: failed: {first_line(error)}\n")
         elif awaits_diagnosis(call.stage.name, error):
             sys.stderr.write(f"{call.title}: failed; looking for the cause\n")
-        else:
+        elif call.stage.name != _KEEPS_FILES:
             self._failures.print(call.model, Failure.of(str(call.id), error))
 
     def completed(self, outcome: ModelOutcome) -> None:

@@ -506,6 +506,7 @@ def test_s3(contents, tmp_path, monkeypatch):
     first, second = contents
     with run_s3_server() as bucket:
         monkeypatch.setenv("PTEFORGE_STORE_OPTIONS", json.dumps(bucket.options))
+        monkeypatch.setenv("PTEFORGE_STORE_OUTAGE", "0")
         releases = Releases("s3://zoo/releases")
         before = releases.publish(first).release
         assert releases.publish(second, gates=parse_gates("growth=2%")).regressions

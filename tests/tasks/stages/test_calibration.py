@@ -132,7 +132,8 @@ def test_memory_does_not_grow_with_samples(zoo, tmp_path):
 @pytest.mark.slow
 def test_failures_say_what_was_observed(lower):
     """Whoever quantizes with fixed ranges, and has not given samples, reads so when the file is refused."""
-    refused = recipe("xnnpack", quantize={"quantizer": "xnnpack"}, verify={"min_sqnr_db": 200})
+    bounds = {"min_sqnr_db": 200, "drawn_inputs": 2}
+    refused = recipe("xnnpack", quantize={"quantizer": "xnnpack"}, verify=bounds)
     with pytest.raises(VerificationFailed, match=r"quantizers of 'forward' observed the example inputs only.*give the"):
         lower("builders:mlp", refused)
     samples = {"forward": {"dataset": "callables:BATCHES", "samples": 1}}

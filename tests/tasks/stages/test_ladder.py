@@ -29,7 +29,7 @@ def test_quantized_recipe(stages):
     assert 10 < figures["quantized"].sqnr_db < 60
     verified = lowered.figures["overall"]
     assert figures["payload"].sqnr_db == verified["sqnr_db"]
-    assert figures["payload"].cases == verified["cases"] == 3
+    assert figures["payload"].cases == verified["cases"] == 1  # its example, which it was calibrated on
     assert lowered.provenance["numerics"] == stored == json.loads(json.dumps(ladder.to_json()))
 
 
