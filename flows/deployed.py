@@ -58,7 +58,7 @@ async def take_turn(session: Session, stack: AsyncExitStack) -> None:
 
 
 async def _report_lost_runs(session: Session, run: FlowRun) -> None:
-    """Marks runs of the deployment as crashed that died with their machine: whoever lives has its turn."""
+    """Marks runs of the deployment that died with their machine as crashed: a live one would hold the lease."""
     running = {"state": {"type": {"any_": [StateType.RUNNING]}}, "deployment_id": {"any_": [run.deployment_id]}}
     lost: State[Any] = Crashed(message="its process is gone, maybe with its machine; the next run has taken its turn")
     with session.without_prefect_if_it_fails():

@@ -137,8 +137,8 @@ class ZooDeployment:
             deployed = _apply(client, f"{export_zoo.name}/{self.name}", wanted)
             deployment = client.read_deployment_by_name(deployed.name)
             if self.alerts:
-                made = apply_alerts(client, deployment, self._loaded.zoo.name, self.alerts)
-                deployed = replace(deployed, alerts=made)
+                alerts = apply_alerts(client, deployment, self._loaded.zoo.name, self.alerts)
+                deployed = replace(deployed, alerts=alerts)
             if wanted["schedules"]:
                 wait_for_schedule(client, deployment)
             return deployed

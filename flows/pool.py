@@ -48,7 +48,7 @@ def model_deployment(pool: str) -> str:
 async def lower_in_pool(session: Session) -> None:
     """Has the models that have no outcome yet lowered by runs on the session's work pool, and publishes their files.
 
-    Runs that an earlier run of the zoo has started and not seen the end of are adopted or cancelled. A run that
+    Unfinished runs that a dead run of the zoo started are adopted or cancelled. A run that
     crashes, by itself or with its machine, is started once more. One that crashes again, or is cancelled, fails its
     model only. If Prefect fails, or no worker takes runs, models are left without an outcome.
 
@@ -73,7 +73,7 @@ class _Pool:
 
     Attributes:
         interval: seconds between looks at a run.
-        left: runs of an earlier run of the zoo by model, to go on with.
+        left: unfinished runs that a dead run of the zoo started, by model; this run adopts them.
         taken: runs that a worker has taken, and that have not ended.
         quiet_since: when a worker last took a run, or one ended.
         given_up: no worker takes runs.
@@ -112,8 +112,8 @@ class _Pool:
     async def take_over(self, models: Sequence[PlannedModel]) -> None:
         """Finds runs of models that were started for a run that has died.
 
-        Those that do what is asked of this run go on for it. Others of its deployment are cancelled: they would keep
-        workers from what is needed now.
+        Those with the parameters that this run would give are adopted. Others of its deployment are cancelled, since
+        they would keep workers busy.
         """
         wanted = {model.name: _plain(self._parameters(model)) for model in models}
         for run in await self._unfinished():
