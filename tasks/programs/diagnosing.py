@@ -13,17 +13,20 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
 import torch
+from torch import _guards
 from torch._dynamo import explain, reset
 from torch._dynamo.exc import Unsupported
 from torch._logging._internal import DTRACE_ENV_VAR
 from torch._logging.structured import INTERN_TABLE
-from torch.export import ExportedProgram, _draft_export
+from torch.export import Dim, ExportedProgram, _draft_export
 from torch.export._draft_export import CaptureStructuredTrace, DraftExportReport, FailureReport, FailureType
+from torch.utils import _pytree as pytree
 
 from ...configs.definition import MethodDefinition
 from ...errors import SourceError
@@ -32,8 +35,9 @@ from ..diagnosis import Attempt, Diagnosis, Finding, Mode, without_advice
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding
 from .copies import copy_module
 from .eager import run_eager
-from .method import Shapes, export_method, export_sized
+from .method import Shapes, dynamic_shapes_of, export_method, export_sized
 from .model_source import BuiltModel
+from .sizes import asked_sizes
 
 _LENGTH = 2000  # characters of an error that are kept
 _FINDINGS = 20  # of one method
@@ -54,7 +58,8 @@ def diagnose_method(
         strict: the mode in which `export` exports it.
 
     Raises:
-        SourceError: the example inputs or the dynamic shapes do not fit the model.
+        SourceError: the example inputs or the dynamic shapes do not fit the model, have no upper bound, or ask for
+            sizes that the program is not for; a prepared module was never trained.
     """
     methods = tuple(model.definition.methods)
     if model.program is not None:  # it is exported already
@@ -65,20 +70,24 @@ def diagnose_method(
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module in method.module.modules())
     with _quiet(scratch):
         errors = {mode: _error(_exported(name, method, shapes, strict=mode)) for mode in (False, True)}
+        if isinstance(refused := errors[strict], SourceError):
+            raise refused  # not torch's: it says all there is to say
+        fixes = () if recurrent else _fixes(errors, name, method, shapes)
         attempts = tuple(frames.attempt(mode, error) for mode, error in errors.items())
         found = list(_modes(attempts, strict=strict))
         drafted = _draft(name, method, shapes)
         if isinstance(drafted, ExportedProgram):
             only: Mode | None = "non-strict" if attempts[True].exported else None
-            found += _drafted(drafted, errors[False], attempts[False], only, frames, recurrent=recurrent)
+            found += _drafted(drafted, errors[False], attempts[False], only, frames, fixes, recurrent=recurrent)
         if (refused := errors[True]) and isinstance(refused, Unsupported):
             found += _graph_breaks(refused, method, frames)
     for each in attempts:
-        fixed = re.search(
-            r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", each.problem
-        )
-        if fixed and not _explained(each, found):
-            needed, fixes = f"{fixed[1]} == {fixed[2]}", tuple(_suggested(each.problem))
+        if (narrowed := _NARROWED.search(each.problem)) and not _explained(each, found):
+            needed = (
+                f"{narrowed['name']} == {narrowed['size']}"
+                if narrowed["name"]
+                else _SIZE.sub(r"\1.shape[\2]", narrowed["guard"])
+            )
             finding = _unrolled(needed, "", "") if recurrent else size_finding(needed, fixes, "", "")
             found.append(replace(finding, where=each.where, code=each.code))
     found += _known([each for each in attempts if not _explained(each, found)])
@@ -89,21 +98,14 @@ def diagnose_method(
 def _exported(
     name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, drafted: bool = False
 ) -> ExportedProgram | Exception:
-    """A program, or what torch raised.
-
-    Raises:
-        SourceError: the dynamic shapes do not have the structure of the inputs, or no upper bound, or a prepared module
-            was never trained.
-    """
+    """A program, or what torch raised, or the SourceError that says what is wrong with it."""
     reset()
     try:
         if drafted:
             return export_method(name, method, shapes, strict=strict)
         return export_sized(name, method, shapes, strict=strict)[0]
     except SourceError as error:
-        if isinstance(error.__cause__, Exception):
-            return error.__cause__
-        raise
+        return error.__cause__ if isinstance(error.__cause__, Exception) else error
     except Exception as error:  # noqa: BLE001 - whatever torch raises is what is to be explained
         return error
 
@@ -128,6 +130,7 @@ def _quiet(scratch: Path) -> Iterator[None]:
         mock.patch.dict(os.environ, {DTRACE_ENV_VAR: str(scratch)}),
         mock.patch.object(_draft_export, "CaptureStructuredTrace", capture),
         mock.patch.object(_draft_export.log, "disabled", new=True),
+        mock.patch.object(_guards.log, "disabled", new=True),  # strict mode logs the guards that do not hold
         torch.no_grad(),
     ):
         stack.callback(lambda: [trace.close() for trace in traces])  # draft_export leaves their files open
@@ -250,6 +253,7 @@ def _drafted(
     attempt: Attempt,
     only: Mode | None,
     frames: Frames,
+    fixes: Sequence[str],
     *,
     recurrent: bool,
 ) -> Iterator[Finding]:
@@ -258,7 +262,6 @@ def _drafted(
     A model that is `recurrent` has an LSTM, a GRU or an RNN: its steps are taken apart with `unbind`.
     """
     report: DraftExportReport = drafted._report  # noqa: SLF001 - where draft_export puts it
-    fixes = tuple(_suggested(str(error))) if error else ()
     for failure in report.failures:
         where, code = frames.of_stack(_stack(failure, "user_stack"))
         match failure.failure_type:
@@ -351,35 +354,79 @@ def _mismatched_kernel(operator: str, reason: str) -> Finding:
 
 _FIX = re.compile(r"^  (\w+) = (.+)$", re.MULTILINE)
 _MULTIPLE = re.compile(r"(?P<step>\d+)\*(?P<part>_\w+)")
-_FIXED = re.compile(r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)")
+_NARROWED = re.compile(
+    r"marked (?P<name>\w+) as dynamic but your code specialized it to be a constant \((?P<size>\d+)\)"
+    r"|Not all values of .+ satisfy the generated guard (?P<guard>.+?)\.?$",
+    re.MULTILINE,
+)
+_SIZE = re.compile(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]")
+_REFUSED = re.compile(r"(?:Constraints violated|Specializations unexpectedly required) \((.+?)\)")
 _DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 
 
-def _suggested(message: str) -> Iterator[str]:
-    """The fixes that torch suggests for dynamic dimensions, as remedies."""
-    fixes: dict[str, str] = dict(_FIX.findall(message.partition("Suggested fixes:")[2]))
-    for name, value in fixes.items():
-        if value.isdecimal():
-            yield f"leave {name!r} out of the dynamic shapes: it is always {value}"
-        elif value.isidentifier():
-            yield f"give {name!r} and {value!r} one name in the dynamic shapes: they are always equal"
-        elif bounds := _DIM.fullmatch(value):
-            if not name.startswith("_"):  # torch's own name for a part of another
-                yield f"bound {name!r} in the dynamic shapes: {{{_limits(bounds)}}}"
-        else:
-            parts = {part: fixes.get(part, f"Dim({part!r})") for part in re.findall(r"_\w+", value)}
-            made = ", ".join(f"{part} = torch.export.{dim}" for part, dim in parts.items())
-            multiple = _MULTIPLE.fullmatch(value)
-            if multiple and (bounds := _DIM.fullmatch(parts[multiple["part"]])):
-                within = _limits(bounds, int(multiple["step"]))
-                yield f"bound {name!r} in the dynamic shapes: {{{within}}}; in a builder, `{value}` with {made}"
-            else:
-                yield f"make {name!r} `{value}` in the dynamic shapes that the builder returns, with {made}"
+def _fixes(
+    errors: Mapping[bool, Exception | None], name: str, method: MethodDefinition, shapes: Shapes
+) -> tuple[str, ...]:
+    """Remedies for dynamic dimensions: torch's, and where it knows one size only, or nothing, those that are tried.
+
+    `errors` are those of the export without strict mode and in it.
+    """
+    strict = errors[False] is None
+    said = str(errors[strict] or "")
+    suggested: dict[str, str] = dict(_FIX.findall(said.partition("Suggested fixes:")[2]))
+    if refused := _REFUSED.search(said):
+        for dimension in refused[1].split(", "):
+            if suggested.get(dimension, "0").isdecimal():
+                suggested |= _tried(dimension, name, method, shapes, strict=strict)
+    return tuple(filter(None, (_remedy(each, value, suggested) for each, value in suggested.items())))
+
+
+def _tried(dimension: str, name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool) -> dict[str, str]:
+    """Sizes of a dimension for which torch.export takes the method: larger ones or multiples, in torch's notation."""
+    dynamic = dynamic_shapes_of(name, method, shapes)
+    asked = asked_sizes(method.module, method.example_inputs[0], dynamic)
+    size = next((each for each in asked if each.name == dimension), None)
+    if size is None or size.maximum is None:
+        return {}
+    steps = [step for step in range(2, size.size // 2 + 1) if size.size % step == 0][:2]
+    for step, least in [(1, 4), *((step, step) for step in steps), (1, size.size)]:
+        part = dimension if step == 1 else f"_{dimension}"
+        smallest = max(least, size.minimum or 0)
+        if smallest > size.size or size.maximum < 2 * step:
+            continue
+        dim = Dim(part, min=-(-smallest // step), max=size.maximum // step)
+        made = dim if step == 1 else step * dim
+        trial = pytree.tree_map_only(Dim, partial(_replaced, dimension, made), dynamic)
+        if not _error(_exported(name, replace(method, dynamic_shapes=trial), None, strict=strict)):
+            return {part: repr(dim)} | ({} if step == 1 else {dimension: f"{step}*{part}"})
+    return {}
+
+
+def _replaced(name: str, made: Dim, dim: Dim) -> Dim:
+    return made if dim.__name__ == name else dim
+
+
+def _remedy(name: str, value: str, fixes: Mapping[str, str]) -> str:
+    """What torch suggests for a dynamic dimension, in words; empty for its own name of a part of another one."""
+    if value.isdecimal():
+        return f"leave {name!r} out of the dynamic shapes: it is always {value}"
+    if value.isidentifier():
+        return f"give {name!r} and {value!r} one name in the dynamic shapes: they are always equal"
+    if bounds := _DIM.fullmatch(value):
+        return "" if name.startswith("_") else f"bound {name!r} in the dynamic shapes: {{{_limits(bounds)}}}"
+    parts = {part: fixes.get(part, f"Dim({part!r})") for part in re.findall(r"_\w+", value)}
+    made = ", ".join(f"{part} = torch.export.{dim}" for part, dim in parts.items())
+    multiple = _MULTIPLE.fullmatch(value)
+    if multiple and (bounds := _DIM.fullmatch(parts[multiple["part"]])):
+        within = _limits(bounds, int(multiple["step"]))
+        return f"bound {name!r} in the dynamic shapes: {{{within}}}; in a builder, `{value}` with {made}"
+    return f"make {name!r} `{value}` in the dynamic shapes that the builder returns, with {made}"
 
 
 def _limits(bounds: re.Match[str], step: int = 1) -> str:
     """The bounds of a `Dim`, or of a multiple of it, as a zoo file has them."""
-    sizes = {end: int(size) * step for end, size in zip(("min", "max"), bounds.groups(), strict=True) if size}
+    least, most = bounds.groups("")
+    sizes = {"min": int(least or 2) * step} | ({"max": int(most) * step} if most else {})  # torch leaves a min of 2 out
     return ", ".join(f"{name}: {size}" for name, size in (sizes | ({"multiple_of": step} if step > 1 else {})).items())
 
 

@@ -145,7 +145,7 @@ def export_sized(
     """
     program = export_method(name, method, shapes, strict=strict, state=state)
     example, what = method.example_inputs[0], f"method {name!r}"
-    asked = asked_sizes(method.module, example, _dynamic_shapes(name, method, shapes))
+    asked = asked_sizes(method.module, example, dynamic_shapes_of(name, method, shapes))
     _settle_minimum(program, method, asked, what)
     if asked and needs_export(program):
         flat, spec = pytree.tree_flatten((example, {}))
@@ -163,7 +163,7 @@ def _settle_minimum(program: ExportedProgram, method: MethodDefinition, asked: S
         settle_minimum(program, asked, trial, what)
 
 
-def _dynamic_shapes(name: str, method: MethodDefinition, shapes: Shapes) -> Any:
+def dynamic_shapes_of(name: str, method: MethodDefinition, shapes: Shapes) -> Any:
     """The argument of torch.export: those of the zoo file, or else the definition's own; SourceError if they misfit."""
     if not shapes or name not in shapes:
         return method.dynamic_shapes
@@ -193,7 +193,7 @@ def export_method(
         SourceError: it does not take its example inputs or its dynamic shapes, or was prepared and never trained.
     """
     example = method.example_inputs[0]
-    dynamic = _dynamic_shapes(name, method, shapes)
+    dynamic = dynamic_shapes_of(name, method, shapes)
     check_examples(asked_sizes(method.module, example, dynamic), f"method {name!r}")
     module = _traced_module(name, method)
     try:

@@ -30,6 +30,7 @@ from .inputs import input_shapes, size_bounds
 class AskedSize:
     """A dimension of an example input that dynamic shapes ask for."""
 
+    name: str  # of the `Dim`; of `Dim.AUTO` and `Dim.DYNAMIC`, an empty text
     position: int  # of the flat input
     dimension: int
     size: int  # the example's
@@ -74,7 +75,8 @@ def _asked(position: int, dimension: int, value: torch.Tensor, dim: Any) -> Aske
         return None
     maximum = dim.max if isinstance(dim.max, int) else None
     example_from = dim.fn(2) if isinstance(dim, _DerivedDim) else 2
-    return AskedSize(position, dimension, value.shape[dimension], dim.min, maximum, hint, example_from)
+    name = "" if hint else dim.__name__
+    return AskedSize(name, position, dimension, value.shape[dimension], dim.min, maximum, hint, example_from)
 
 
 def check_examples(asked: Sequence[AskedSize], what: str) -> None:

@@ -263,9 +263,24 @@ def model(name):
     return MODELS[name]
 
 
+class Halves(nn.Module):
+    """Takes an even number of rows; torch names the example's as the only one."""
+
+    def forward(self, x):
+        return sum(x.chunk(2))
+
+
+class Unfolds(nn.Module):
+    """Has more than one window from four rows on; torch says only which condition does not hold for fewer."""
+
+    def forward(self, x):
+        return x.unfold(0, 2, 2) + 1
+
+
 def dynamic(kind, names=("rows",), largest=32):
     """A model whose inputs have a dynamic first dimension each."""
-    module = {"reshapes": Reshapes, "bounded": Bounded, "adds": Adds, "pairs": Pairs, "steps": Steps}[kind]()
+    kinds = {"reshapes": Reshapes, "bounded": Bounded, "adds": Adds, "pairs": Pairs, "steps": Steps}
+    module = (kinds | {"halves": Halves, "unfolds": Unfolds})[kind]()
     example = tuple(torch.ones(2 if kind == "reshapes" else 8, 4) for _ in names)
     dims = {name: Dim(name, max=largest) for name in names}
     return ModelDefinition({"forward": MethodDefinition(module, [example], tuple({0: dims[name]} for name in names))})

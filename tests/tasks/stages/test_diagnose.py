@@ -125,13 +125,25 @@ def test_graph_breaks(diagnose):
             {"kind": "bounded"},
             "if x.shape[0] > 16:",
             "x.shape[0] <= 16",
-            "bound 'rows' in the dynamic shapes: {max: 16",
+            "bound 'rows' in the dynamic shapes: {min: 2, max: 16}",
         ),
         (
             {"kind": "pairs"},
             "return x.reshape(-1, 8) + 1",
             "4 * x.shape[0] % 8 == 0",
             "bound 'rows' in the dynamic shapes: {min: 2, max: 32, multiple_of: 2}; in a builder, `2*_rows` with _rows",
+        ),
+        (
+            {"kind": "halves"},
+            "return sum(x.chunk(2))",
+            "(x.shape[0] + (x.shape[0] + 1) // 2 - 1) // ((x.shape[0] + 1) // 2) == 2",
+            "bound 'rows' in the dynamic shapes: {min: 2, max: 32, multiple_of: 2}; in a builder, `2*_rows` with _rows",
+        ),
+        (
+            {"kind": "unfolds"},
+            "return x.unfold(0, 2, 2) + 1",
+            "x.shape[0] // 2 != 1",
+            "bound 'rows' in the dynamic shapes: {min: 4, max: 32}",
         ),
         (
             {"kind": "adds", "names": ["a", "b"]},
@@ -162,6 +174,9 @@ def test_bounds_mend_it(diagnose):
     assert diagnose("dynamic", kind="bounded", largest=16).well
     bound = {"forward": [{"0": {"min": 1, "max": 16, "name": None}}]}
     assert diagnose("dynamic", kind="bounded", dynamic_shapes=bound).well
+    for kind, mended in (("halves", {"min": 2, "multiple_of": 2}), ("unfolds", {"min": 4})):
+        bound = {"forward": [{"0": {"max": 32, "name": "rows"} | mended}]}
+        assert diagnose("dynamic", kind=kind, dynamic_shapes=bound).attempt.exported
 
 
 def test_what_cannot_be_returned(diagnose):
