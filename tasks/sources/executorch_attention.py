@@ -17,6 +17,7 @@ from torch.ao.quantization.fx import _decomposed as _also_registered  # noqa: F4
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from ...errors import SourceError
 from .kv_cache import START, KvCache, Shapes, StaticCacheLayer
 
 NAME = "executorch"
@@ -30,7 +31,7 @@ def switch_attention(model: Any) -> None:
     """Lets a model of transformers use the operators; raises ValueError if it cannot."""
     model.set_attn_implementation(NAME)
     if model.config.get_text_config(decoder=True)._attn_implementation != NAME:  # noqa: SLF001 - has no public name
-        raise ValueError(f"attention: custom_sdpa: the code of {model.config.model_type!r} has its own; leave it out")
+        raise SourceError(f"attention: custom_sdpa: the code of {model.config.model_type!r} has its own; leave it out")
 
 
 class SequenceCache(KvCache):
@@ -38,7 +39,7 @@ class SequenceCache(KvCache):
 
     def __init__(self, shapes: Shapes, context: int) -> None:
         if any(shape and shape[0] != shape[1] for shape in shapes):
-            raise ValueError("attention: custom_sdpa needs keys and values of one shape, and this model's differ")
+            raise SourceError("attention: custom_sdpa needs keys and values of one shape, and this model's differ")
         super().__init__(shapes, context)
 
     def _add_layer(self, number: int, keys: torch.Size, values: torch.Size) -> None:
@@ -116,11 +117,11 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention of tokens [1, heads, tokens, head size] on the cache; returns [1, tokens, heads, head size]."""
     if not isinstance(key, _Kept):
-        raise ValueError(  # noqa: TRY004 - the model is at fault
+        raise SourceError(
             f"attention: custom_sdpa: {type(module).__name__} changes what it gets from its cache; leave it out"
         )
     if START not in options or any(options.get(name) is not None for name in _UNSUPPORTED):
-        raise ValueError(f"attention: custom_sdpa cannot do what {type(module).__name__} asks for; leave it out")
+        raise SourceError(f"attention: custom_sdpa cannot do what {type(module).__name__} asks for; leave it out")
     # Without a mask, a token sees what is before it. A mask is for all positions of the cache.
     mask = None
     if attention_mask is not None:

@@ -15,6 +15,7 @@ import torch
 
 from ...configs.base import did_you_mean
 from ...configs.sources import is_folder
+from ...errors import SourceError
 from ..upstream.torchvision_operators import import_torchvision
 
 import_torchvision()
@@ -70,7 +71,10 @@ class Model:
         return tuple(self._inputs.values())
 
     def get_dynamic_shapes(self) -> dict[str, Any]:
-        """Batch and sequence, within bounds; torch.export finds out where the model fixes them."""
+        """Batch and sequence, within bounds; torch.export finds out where the model fixes them.
+
+        Nothing varies where a text has tokens for its image.
+        """
         return {name: self._dims(tensor) for name, tensor in self._inputs.items()}
 
     def get_metadata(self) -> dict[str, Any]:
@@ -89,7 +93,7 @@ class Model:
 
     def _dims(self, tensor: torch.Tensor) -> dict[int, Any]:
         dims: dict[int, Any] = {0: Dim.AUTO(min=1, max=self._batch)} if self._batch > 1 else {}
-        if tensor.dtype is torch.int64 and tensor.dim() == 2 and tensor.shape[1] > 1:
+        if self._sequence > 1 and tensor.dtype is torch.int64 and tensor.dim() == 2 and tensor.shape[1] > 1:
             dims[1] = Dim.AUTO(min=1, max=self._sequence)
         return dims
 
@@ -105,10 +109,12 @@ class Model:
         for name in ("input_values", "input_features"):
             if name in names and name == self.model.main_input_name:
                 found[name] = self._sound(name, batch)
+        if found.keys() >= {"input_ids", "pixel_values"}:
+            self._name_images(found)
         if "decoder_input_ids" in names and self.config.is_encoder_decoder:
             found["decoder_input_ids"] = self._tokens(batch)
         if not found:
-            raise ValueError(
+            raise SourceError(
                 f"example inputs of {type(self.model).__name__} are not known: it takes {', '.join(names)}"
             )
         return found
@@ -134,6 +140,24 @@ class Model:
         size: Any = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         return {"pixel_values": torch.randn(batch, getattr(config, "num_channels", 3), height, width)}
+
+    def _name_images(self, found: dict[str, torch.Tensor]) -> None:
+        """Begins each text with as many tokens as its image has features, where the model puts those there."""
+        names = ("image_token_id", "image_token_index")
+        token = next((getattr(self.config, name) for name in names if hasattr(self.config, name)), None)
+        if token is None or not hasattr(self.model, "get_image_features"):
+            return
+        try:
+            with torch.no_grad():
+                features = self.model.get_image_features(found["pixel_values"]).pooler_output
+        except (TypeError, AttributeError):  # it wants more than the image, or returns something else
+            return
+        rows = sum(each.shape[:-1].numel() for each in features)
+        ids = found["input_ids"] = found["input_ids"].where(found["input_ids"] != token, abs(token - 1))
+        images = ids.new_full((len(ids), rows // len(ids)), token)
+        put = {"input_ids": images, "attention_mask": images * 0 + 1, "token_type_ids": images * 0}
+        found |= {name: torch.cat([put[name], found[name]], dim=1) for name in put.keys() & found.keys()}
+        self._batch = self._sequence = 1  # each text has the tokens of its images, so no size varies
 
     def _sound(self, name: str, batch: int) -> torch.Tensor:
         tone = torch.sin(torch.arange(SAMPLING_RATE) * (2 * math.pi * 440 / SAMPLING_RATE))
@@ -299,10 +323,11 @@ def load_model(
                 if made._can_set_experts_implementation():  # noqa: SLF001 - as transformers' exporter for ExecuTorch asks
                     made.set_experts_implementation("batched_mm")  # the usual operator has no kernel for ExecuTorch
                 return made.eval().requires_grad_(requires_grad=False), config
-    raise ValueError(f"no class of transformers takes {config.model_type!r} for the task {task!r}: {problem}")
+    raise SourceError(f"no class of transformers takes {config.model_type!r} for the task {task!r}: {problem}")
 
 
 def _random(auto: Any, config: PretrainedConfig, attention: str) -> Any:
+    config.architectures = config.architectures or []  # from_config looks through it
     make = getattr(auto, "from_config", None) or auto._from_config  # noqa: SLF001 - of a class that is no auto class
     return make(config, attn_implementation=attention).float()
 
@@ -316,7 +341,7 @@ def _configuration(place: Mapping[str, Any], changes: Mapping[str, Any] | None) 
     make = partial(AutoConfig.from_pretrained, **place)
     if changes is not None and place["revision"] is None and not is_folder(name):
         if name not in transformers.CONFIG_MAPPING:
-            raise ValueError(
+            raise SourceError(
                 f"transformers has no model_type {name!r}{did_you_mean(name, [*transformers.CONFIG_MAPPING])}"
             )
         make = partial(AutoConfig.for_model, name)
@@ -324,7 +349,7 @@ def _configuration(place: Mapping[str, Any], changes: Mapping[str, Any] | None) 
     for field in changes or ():
         if field not in _UNDECLARED and not hasattr(made, field):
             known = did_you_mean(field, [*made.to_dict()])
-            raise ValueError(f"config: {type(made).__name__} has no field {field!r}{known}")
+            raise SourceError(f"config: {type(made).__name__} has no field {field!r}{known}")
     return make(**changes) if changes else made
 
 
@@ -332,7 +357,7 @@ def _classes(config: PretrainedConfig, task: str | None) -> tuple[Any, ...]:
     """Classes that may load the model, the likeliest first."""
     if task is not None:
         if task not in SUPPORTED_TASKS:
-            raise ValueError(f"transformers knows no task {task!r}; it knows {', '.join(sorted(SUPPORTED_TASKS))}")
+            raise SourceError(f"transformers knows no task {task!r}; it knows {', '.join(sorted(SUPPORTED_TASKS))}")
         return tuple(SUPPORTED_TASKS[task]["pt"])
     named = [getattr(transformers, name, None) for name in config.architectures or ()]
     return (*filter(None, named), transformers.AutoModel)
@@ -357,7 +382,7 @@ class _Flat(torch.nn.Module):
             made = self.model(**dict(zip(self.names, values, strict=True)), **self.flags)
         if unknown := {*(self.outputs or ())} - {*(made if isinstance(made, Mapping) else ())}:
             returned = ", ".join(made) if isinstance(made, Mapping) else "no names"
-            raise ValueError(f"outputs: the model does not return {', '.join(sorted(unknown))}; it returns {returned}")
+            raise SourceError(f"outputs: the model does not return {', '.join(sorted(unknown))}; it returns {returned}")
         return tuple(_tensors(made, self.outputs))
 
 

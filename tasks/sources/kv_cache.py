@@ -16,6 +16,8 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
+from ...errors import SourceError
+
 START = "executorch_start"
 """The keyword by which a model hands its attention the number of tokens in the cache, if that takes one."""
 
@@ -34,7 +36,7 @@ def cache_shapes(model: Any, tokens: torch.Tensor) -> Shapes:
     config = model.config.get_text_config(decoder=True)
     kinds, _ = get_layer_types_and_kwargs(config)
     if others := sorted({kind for kind in kinds if STATIC_LAYER_TYPE_MAPPING.get(kind) not in _KEPT}):
-        raise ValueError(
+        raise SourceError(
             f"layers of {config.model_type!r} keep other state than keys and values ({', '.join(others)}), which "
             "ExecuTorch's text runner cannot go on from; with `task: feature-extraction` it is exported without a cache"
         )
@@ -42,7 +44,7 @@ def cache_shapes(model: Any, tokens: torch.Tensor) -> Shapes:
         filled = getattr(model(input_ids=tokens, use_cache=True), "cache", None)
     layers = filled.layers if isinstance(filled, DynamicCache) else None
     if layers is None:
-        raise ValueError(
+        raise SourceError(
             f"{config.model_type!r} keeps no keys and values, and ExecuTorch's text runner cannot go on from other "
             "state; with `task: feature-extraction` it is exported without a cache"
         )

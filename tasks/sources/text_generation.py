@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PretrainedConfig
 from transformers.utils import cached_file
 
 from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
+from ...errors import SourceError
 from .huggingface import describe, example_tokens, load_model, positions_of, random_tokens, tokenizer_metadata
 from .kv_cache import START, KvCache, cache_shapes
 
@@ -132,7 +133,7 @@ def model(
     text = configuration.get_text_config(decoder=True)
     context = min(sequence, positions_of(configuration))
     if context < _LEAST:
-        raise ValueError(f"a context of {context} tokens is too short: let `sequence` be {_LEAST} or more")
+        raise SourceError(f"a context of {context} tokens is too short: let `sequence` be {_LEAST} or more")
     prompt = example_tokens(place, text.vocab_size, min(8, context - 2))
     if prompt.shape[1] < 2:
         prompt = random_tokens(text.vocab_size, 1, min(8, context - 2))
@@ -184,7 +185,7 @@ def _with_cache(
     cached.cache.clear()
     if (torch.cat([before, after]) - wanted).abs().max() > _TOLERANCES[cache] * wanted.abs().max():
         name = loaded.config.get_text_config(decoder=True).model_type
-        raise ValueError(
+        raise SourceError(
             f"{name!r} computes other logits with a cache of static size than without, because its code does not take "
             "positions and masks from transformers' cache: ExecuTorch's text runner cannot use it; with "
             "`task: feature-extraction` it is exported without a cache"

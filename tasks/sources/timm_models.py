@@ -10,6 +10,7 @@ import torch
 
 from ...configs.base import did_you_mean
 from ...configs.metadata import INTERPOLATIONS
+from ...errors import SourceError
 from ..upstream.torchvision_operators import import_torchvision
 
 import_torchvision()
@@ -28,7 +29,7 @@ class Model:
             pretrained: whether to load its weights; else they are random.
         """
         if not timm.is_model(name):
-            raise ValueError(f"timm has no model {name!r}{did_you_mean(name.partition('.')[0], timm.list_models())}")
+            raise SourceError(f"timm has no model {name!r}{did_you_mean(name.partition('.')[0], timm.list_models())}")
         self._name, self._pretrained = name, pretrained
         self.model = timm.create_model(name, pretrained=pretrained, **kwargs).eval().requires_grad_(requires_grad=False)
 

@@ -8,6 +8,7 @@ import torch
 
 from ...configs.base import did_you_mean
 from ...configs.metadata import INTERPOLATIONS
+from ...errors import SourceError
 from ..upstream.torchvision_operators import import_torchvision
 
 import_torchvision()
@@ -26,11 +27,11 @@ class Model:
         """
         known = torchvision.models.list_models()
         if name not in known:
-            raise ValueError(f"torchvision has no model {name!r}{did_you_mean(name, known)}")
+            raise SourceError(f"torchvision has no model {name!r}{did_you_mean(name, known)}")
         self._name, self._loaded = name, weights is not None
         chosen = torchvision.models.get_model_weights(name)
         if weights is not None and weights not in chosen.__members__:
-            raise ValueError(f"{name} has no weights {weights!r}{did_you_mean(weights, [*chosen.__members__])}")
+            raise SourceError(f"{name} has no weights {weights!r}{did_you_mean(weights, [*chosen.__members__])}")
         self._weights = chosen[weights] if weights else next(iter(chosen))
         made = torchvision.models.get_model(name, weights=self._weights if weights else None)
         self.model = made.eval().requires_grad_(requires_grad=False)

@@ -18,10 +18,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -167,13 +168,23 @@ def tail_lines(log: bytes, lines: int = 40) -> str:
     """The last lines of a log, safe to print: unprintable characters are escaped, bad UTF-8 is replaced.
 
     Tracebacks that end it do not count: they have as many lines of their own, without calls between functions of
-    installed packages. What ExecuTorch says of every processor that is not a phone's is left out.
+    installed packages. What libraries say of their own use of deprecated functions is left out, and what ExecuTorch says
+    of every processor that is not a phone's.
     """
     text = log[-(256 << 10) :].decode("utf-8", errors="replace")
-    kept = _without_inner_calls(line for line in text.rstrip().splitlines() if not line.startswith(_NOISE))
+    kept = _without_inner_calls(_without_noise(text.rstrip().splitlines()))
     first = next((number for number, line in enumerate(kept) if line.startswith(TRACEBACK)), len(kept))
-    tail = [*kept[:first][-lines:], *kept[first:][-lines:]]
+    tail = [*kept[:first][-lines:], *kept[first : first + 1], *kept[first + 1 :][-lines:]]
     return "\n".join(printable(line, keep="\t") for line in tail)
+
+
+def _without_noise(lines: Iterable[str]) -> Iterator[str]:
+    deprecated = False
+    for line in lines:
+        if not (deprecated and line.startswith("  ")):  # the line of code, which follows
+            deprecated = bool(_DEPRECATED.match(line))
+            if not (deprecated or _NOISE.match(line)):
+                yield line
 
 
 def _without_inner_calls(lines: Iterable[str]) -> list[str]:
@@ -194,7 +205,8 @@ def _without_inner_calls(lines: Iterable[str]) -> list[str]:
 
 
 TRACEBACK = "Traceback (most recent call last)"
-_NOISE = "[cpuinfo_utils.cpp:"
+_NOISE = re.compile(r"\[cpuinfo_utils\.cpp:|W\d{4} \S+ \d+ torch/utils/_pytree\.py:")
+_DEPRECATED = re.compile(r"/\S+/lib/python3\.\d+/\S+:\d+: (Future|Deprecation|PendingDeprecation)Warning: ")
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 

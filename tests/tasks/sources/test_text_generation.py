@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pteforge.errors import SourceError
 from pteforge.tasks.sources.text_generation import model
 
 CONTEXT = 24
@@ -137,5 +138,5 @@ STATE = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60}
 )
 def test_what_the_runner_cannot_use(kind, sizes, fields, problem):
     """Models with other state, with code that does not go by the cache, or that ask too much of the operators."""
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(SourceError, match=problem):
         made(kind, sizes, **fields)

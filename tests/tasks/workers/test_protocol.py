@@ -88,10 +88,16 @@ def test_tails_show_what_led_to_a_traceback():
     inner = "".join(f'  File "/x/site-packages/torch/a{number}.py", line 1, in f\n    f()\n' for number in range(30))
     own = '  File "/x/nets.py", line 1, in build\n    g()\n'
     traceback = f"Traceback (most recent call last):\n{own}{inner}{own}"
-    before = "[kernel.cpp:1] refused\n[cpuinfo_utils.cpp:71] Reading file\n"
+    before = (
+        "[kernel.cpp:1] refused\n[cpuinfo_utils.cpp:71] Reading file\n"
+        "W1126 17:59:23.750000 79 torch/utils/_pytree.py:630] <enum 'Kind'> is an Enum subclass\n"
+        "/x/lib/python3.11/copyreg.py:105: FutureWarning: `LeafSpec` is deprecated\n  return cls.__new__(cls)\n"
+    )
     log = f"{before}{traceback}ValueError: first\n\nwhile handling\n\n{traceback}TypeError: second\n"
     tail = tail_lines(log.encode()).splitlines()
-    assert tail[0] == "[kernel.cpp:1] refused"
+    assert tail[:2] == ["[kernel.cpp:1] refused", "Traceback (most recent call last):"]
     assert {"ValueError: first", "TypeError: second", "  ... 28 calls"} < {*tail}
     assert [tail.count(line) for line in own.splitlines()] == [4, 4]
+    long = f"refused\nTraceback (most recent call last):\n{own * 50}ValueError: deep\n"
+    assert tail_lines(long.encode()).splitlines()[:2] == ["refused", "Traceback (most recent call last):"]
     assert [any(f"a{number}.py" in line for line in tail) for number in (0, 1, 28, 29)] == [True, False, False, True]
