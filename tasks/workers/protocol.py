@@ -168,7 +168,7 @@ def tail_lines(log: bytes, lines: int = 40) -> str:
     """The last lines of a log, safe to print: unprintable characters are escaped, bad UTF-8 is replaced.
 
     Tracebacks that end it do not count: they have as many lines of their own, without calls between functions of
-    installed packages. What libraries say of their own use of deprecated functions is left out, and what ExecuTorch says
+    installed packages. What libraries say of deprecated functions that they use is left out, and what ExecuTorch says
     of every processor that is not a phone's.
     """
     text = log[-(256 << 10) :].decode("utf-8", errors="replace")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pteforge
 import pytest
 import torch
+import yaml
 from pteforge.configs.load import load_zoo
 from pteforge.errors import PteforgeError
 from pteforge.tasks.programs.model_source import build
@@ -16,6 +20,7 @@ from torch import nn
 
 BUILDERS = """
 import torch
+from pteforge.configs.definition import MethodDefinition, ModelDefinition
 
 def bare():
     return torch.nn.Linear(4, 4)
@@ -31,6 +36,35 @@ def checkpoint():
 
 def cuda():
     raise RuntimeError("Found no NVIDIA driver on your system.")
+
+def arrays():
+    return torch.nn.Linear(4, 4), (torch.ones(1, 4).numpy(),)
+
+def defined(inputs):
+    method = MethodDefinition(torch.nn.Linear(4, 4), inputs)
+    return ModelDefinition({"forward": method})
+
+def empty():
+    return defined([])
+
+def missing():
+    return defined(None)
+
+def elsewhere():
+    return torch.nn.Linear(4, 4, device="meta"), (torch.ones(1, 4),)
+
+def too_many():
+    return torch.nn.Linear(4, 4), (torch.ones(1, 4), torch.ones(1, 4))
+
+class Text(torch.nn.Module):
+    def forward(self, x):
+        return x + 1, "label"
+
+def text():
+    return Text(), (torch.ones(1, 4),)
+
+def well():
+    return torch.nn.Linear(4, 4), (torch.ones(1, 4),)
 """
 ZOOS = {
     "tab": "version: 1\nmodels:\n\tnet: {source: 'mistakes:bare'}\n",
@@ -101,6 +135,45 @@ def _make(name, folder):
         call = {"model": nn.Linear(4, 4), "example_inputs": (torch.ones(1, 4),), "recipe": "portable-fp32"}
         return pteforge.export(**(call | CALLS[name]), store=folder / "store")
     return load_zoo(folder / "zoo.yaml") if name in ZOOS else build(f"mistakes:{name}", {})
+
+
+def _run(folder, *arguments):
+    command = [str(Path(sys.executable).with_name("pteforge")), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=280)
+
+
+@pytest.mark.slow
+def test_builders_on_the_command_line(tmp_path):
+    """Each mistake that a builder can make fails at `export` with the message that the API has."""
+    (tmp_path / "mistakes.py").write_text(BUILDERS)
+    names = [name for name in MESSAGES if f"def {name}()" in BUILDERS]
+    assert len(names) == 11
+    models = {name: {"source": f"mistakes:{name}", "recipes": ["portable-fp32"]} for name in names}
+    (tmp_path / "zoo.yaml").write_text(yaml.safe_dump({"version": 1, "models": models}))
+    done = _run(tmp_path, "export", "zoo.yaml", "--json", "--store", str(tmp_path / "store"))
+    assert done.returncode == 1, done.stderr  # two of them raise exceptions of their own
+    failures = json.loads(done.stdout)["models"]
+    for name in names:
+        assert MESSAGES[name] in failures[name]["portable-fp32"]["problem"], name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "recipe", "arguments"),
+    [
+        *((name, "", ()) for name in ZOOS),
+        ("recipe", "xnnpack-fp23", ()),
+        ("until", "portable-fp32", ("--until", "to_edge")),
+    ],
+)
+def test_zoo_files_on_the_command_line(name, recipe, arguments, tmp_path):
+    """Each mistake in a zoo file, or in an option, is an error before any work, with the message that the API has."""
+    (tmp_path / "mistakes.py").write_text(BUILDERS)
+    net = {"source": "mistakes:well", "recipes": [recipe]}
+    (tmp_path / "zoo.yaml").write_text(ZOOS.get(name, yaml.safe_dump({"version": 1, "models": {"net": net}})))
+    done = _run(tmp_path, "export", "zoo.yaml", "--store", str(tmp_path / "store"), *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert MESSAGES[name] in " ".join(done.stderr.split())
 
 
 def test_the_table_has_them_all():

@@ -26,12 +26,25 @@ ENCODING = {"extends": "xnnpack-int8-dynamic", "quantize": {"methods": ["encode"
 FAT = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
 
 
-def built(builder: str):
+def built(builder: str, **arguments):
     """Builds a model as a worker does, from the same seed."""
     from pteforge.tasks.programs.model_source import build, seed_everything
 
     seed_everything(0)
-    return build(builder, {}).definition
+    return build(builder, arguments).definition
+
+
+def exported(folder, store):
+    """Exports the zoo in a folder by the command line."""
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("pteforge")), "export", "zoo.yaml", "--json", "--store", str(store)],
+        cwd=folder,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
 
 
 @pytest.mark.slow
@@ -54,15 +67,7 @@ def test_each_finds_what_the_other_made(tmp_path, ran):
     (tmp_path / "zoo.yaml").write_text(yaml.safe_dump(zoo))
     store = tmp_path / "store"
     mine = pteforge.export(built(RESNET8), recipe="xnnpack-fp32", name="mine", store=store)
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("pteforge")), "export", "zoo.yaml", "--json", "--store", str(store)],
-        cwd=tmp_path,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
+    done = exported(tmp_path, store)
     assert done.returncode == 0, done.stderr
     models = json.loads(done.stdout)["models"]
     assert models["resnet8"]["xnnpack-fp32"]["sha256"] == mine.sha256
@@ -84,3 +89,38 @@ def test_each_finds_what_the_other_made(tmp_path, ran):
     alone = pteforge.export(built("builders:mlp"), recipe=recipe, name="net", store=tmp_path / "another store")
     assert ran(alone) == {stage.stage for stage in alone.stages}
     assert alone.pte == theirs.pte
+
+
+INT8 = {"specializations": [{"target": "xnnpack"}], "quantize": {"quantizer": "xnnpack"}}
+
+
+@pytest.mark.slow
+def test_each_says_the_same_of_failures(tmp_path):
+    """What the command line says of a stage's failure are notes of the exception, and `findings`, whichever stage."""
+    shutil.copytree(ZOO, tmp_path, dirs_exist_ok=True)
+    failures = {"branches": "export", "complex": "edge", "nothing": "compile", "sorts": "verify", "cell": "quantize"}
+    models = {
+        name: {
+            "source": {"builder": "refused:model", "kwargs": {"name": name}},
+            "recipes": ["int8" if stage == "quantize" else "portable-fp32"],
+        }
+        for name, stage in failures.items()
+    }
+    (tmp_path / "zoo.yaml").write_text(yaml.safe_dump({"version": 1, "models": models, "recipes": {"int8": INT8}}))
+    done = exported(tmp_path, tmp_path / "store")
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)["models"]
+    recipes = load_zoo(tmp_path / "zoo.yaml").zoo.recipes
+    for name, stage in failures.items():
+        ((recipe, outcome),) = told[name].items()
+        with pytest.raises(pteforge.errors.PteforgeError) as caught:
+            pteforge.export(
+                built("refused:model", name=name), recipe=recipes.get(recipe, recipe), store=tmp_path / "store"
+            )
+        assert outcome["step"].partition("/")[0] == stage
+        assert outcome["findings"], name
+        assert [finding.remedies for finding in caught.value.findings] == [
+            tuple(finding["remedies"]) for finding in outcome["findings"]
+        ]
+        for finding in outcome["findings"]:
+            assert all(f"- {remedy}" in "\n".join(caught.value.__notes__) for remedy in finding["remedies"])
