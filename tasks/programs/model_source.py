@@ -274,7 +274,11 @@ def _check_first_mistakes(what: str, name: str, method: MethodDefinition) -> Non
                 raise SourceError(f"{what}{kind} {path!r} of {name!r} is on {tensor.device}; {_ON_CPU}")
     examples, keywords = method.example_inputs, method.example_kwarg_inputs
     if not (examples or keywords):
-        raise SourceError(f"{what}example_inputs of {name!r} is an empty list; give at least one example, such as `(x,)`")
+        kind = "are missing" if examples is None else "is an empty list"
+        raise SourceError(
+            f"{what}example_inputs of {name!r} {kind}: they are what it is traced with; give at least one example, "
+            "such as `(x,)`"
+        )
     for inputs in (examples, keywords):
         for number, example in enumerate(inputs):
             for value in pytree.tree_leaves(example):

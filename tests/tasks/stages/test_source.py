@@ -76,7 +76,10 @@ def test_copies_share_state():
         ("faulty:no_methods", "defines no method"),
         ("faulty:bad_name", "method name 'two words'"),
         ("faulty:no_module", "method 'forward' has a .* as its module"),
-        ("faulty:no_examples", "example_inputs of 'forward' is an empty list; give at least one example"),
+        (
+            "faulty:no_examples",
+            "example_inputs of 'forward' is an empty list: they are what it is traced with; give at least one example",
+        ),
         ("faulty:lists_of_lists", "example_inputs of 'forward' must be a list of tuples, at least one"),
         ("faulty:clash", r"\['forward'\] are methods and constant methods"),
         ("faulty:other_keywords", r"example 1 has the keywords \['factor'\], and the first example of the method"),
