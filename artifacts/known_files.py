@@ -29,7 +29,7 @@ class KnownFiles:
 
     def __init__(self, root: Path, name: str) -> None:
         """Reads what earlier runs knew from ``ledger/<name>`` of the local store at `root`; nothing if it cannot."""
-        self._records = RecordFiles(LocalFiles(root), Seal(None, unsealed=True))
+        self._records = RecordFiles(LocalFiles(root), Seal(None))
         self._name = f"ledger/{name}"
         self._known = self._read()
         self._before = dict(self._known)

@@ -27,7 +27,7 @@ class StageRecord(Record):
         finished: when, ISO 8601 in UTC.
         log: the output of its process, None if there was none.
         refreshed_by: the run that was asked to make everything again and made this; empty for other runs.
-        reads: every object of its inputs; None in records of versions that did not write them.
+        reads: every object of its inputs.
     """
 
     key: Digest
@@ -38,7 +38,7 @@ class StageRecord(Record):
     finished: str
     log: BlobRef | None = None
     refreshed_by: str = ""
-    reads: tuple[Digest, ...] | None = None
+    reads: tuple[Digest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,6 @@ class ModelRecord(Record):
     recipes: Mapping[str, RecipeRecord]
 
 
-_WATCHED: Any = WatchRecord | tuple[str, ...]  # the modules alone, as earlier versions wrote them
 _WHOLE: Any = dict[str, ModelRecord]
 _ZOO_LIMIT = 512 * 2**20  # bytes
 
@@ -176,8 +175,8 @@ class Ledger:
 
     def watched(self, source: str) -> tuple[str, ...]:
         """What a source's `WatchRecord` lists."""
-        found = self._records.read(_named_file("watch", source), f"watch/{source}", _WATCHED)
-        return found.modules if isinstance(found, WatchRecord) else found or ()
+        found = self._records.read(_named_file("watch", source), f"watch/{source}", WatchRecord)
+        return found.modules if found else ()
 
     def watch(self, source: str, modules: Sequence[str]) -> None:
         self._records.write(
@@ -191,16 +190,15 @@ class Ledger:
                 yield record
 
     def watch_lists(self) -> Iterator[WatchRecord]:
-        """All lists that have the name of their source, as earlier versions' do not."""
-        for found in self._all("watch", _WATCHED):
-            if isinstance(found, WatchRecord) and (modules := self.watched(found.source)):
+        for found in self._all("watch", WatchRecord):
+            if modules := self.watched(found.source):
                 yield WatchRecord(found.source, modules)
 
     def purposes(self) -> dict[str, str]:
         """Files of records, and the purposes that they are sealed for, as far as that is known without opening them."""
         keys = [(name, name.rpartition("/")[2]) for name in self._files.names("ledger/stages")]
         slots = {_named_file("slots", found.slot): f"slot/{found.slot}" for found in self._all("slots", SlotRecord)}
-        lists = [found for found in self._all("watch", _WATCHED) if isinstance(found, WatchRecord)]
+        lists = self._all("watch", WatchRecord)
         watched = {_named_file("watch", found.source): f"watch/{found.source}" for found in lists}
         return {name: f"stage/{key}" for name, key in keys} | slots | watched
 

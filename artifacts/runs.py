@@ -120,14 +120,14 @@ class RunRecord(Record):
         started: when, ISO 8601 in UTC.
         models: model name to its stages, in the order in which they finished; until a model is in `files`, those that
             have finished so far.
-        status: ``running`` stays where a run was killed; empty in records of versions that wrote finished runs only.
+        status: ``running`` stays where a run was killed.
         parameters: what was asked for, as parameters of the flow `export-zoo`.
         host: name of the machine.
         version: pteforge's.
         commit: git commit of the zoo's folder, with ``-dirty`` where tracked files were changed; empty without git.
         zoo_digest: SHA-256 of the zoo after includes and overrides.
         files: model name -> recipe name -> the file, as in ``pteforge export --json``.
-        pid: of the process on the host; 0 in records of versions that did not write it.
+        pid: of the process on the host.
         release: what became of its release; None if it was to make none.
     """
 
@@ -136,7 +136,7 @@ class RunRecord(Record):
     started: str
     seconds: float
     models: Mapping[str, tuple[StageOutcome, ...]]
-    status: RunStatus | Literal[""] = ""
+    status: RunStatus = "completed"
     parameters: Mapping[str, Any] = field(default_factory=dict)
     host: str = ""
     version: str = ""
@@ -175,23 +175,22 @@ class Runs:
         """Keeps records in `files`, wrapped by `seal`, by default with a checksum.
 
         They are ``runs/<time>-<zoo>-<id>.json``; the zoo is the first digits of the SHA-256 of its name and of its
-        file's path, eight of each. Earlier versions wrote names without it.
+        file's path, eight of each.
         """
         self._files = files
-        self._records = RecordFiles(files, seal or Seal(None, unsealed=True))
+        self._records = RecordFiles(files, seal or Seal(None))
 
     def write(self, record: RunRecord) -> None:
         name = _file(record)
         self._records.write(name, name, record.encode())
-        names, of_zoo = self._files.names("runs"), _tag(record)[:_DIGITS]
-        for group in ([each for each in names if _tag_in(each)[:_DIGITS] == tag] for tag in (of_zoo, "")):
-            for old in group[:-RETAINED]:
-                self._files.delete(old)
+        of_zoo = _tag(record)[:_DIGITS]
+        for old in [each for each in self._files.names("runs") if _tag_in(each)[:_DIGITS] == of_zoo][:-RETAINED]:
+            self._files.delete(old)
 
     def of_zoo(self, zoo: str) -> Iterator[RunRecord]:
         """The runs of a zoo, the newest first."""
-        wanted = ("", digest_bytes(zoo.encode())[:_DIGITS])
-        names = [name for name in self._files.names("runs") if _tag_in(name)[:_DIGITS] in wanted]
+        wanted = digest_bytes(zoo.encode())[:_DIGITS]
+        names = [name for name in self._files.names("runs") if _tag_in(name)[:_DIGITS] == wanted]
         return (run for run in map(self._read, reversed(names)) if run and run.zoo == zoo)
 
     def namesakes(self, record: RunRecord) -> Iterator[RunRecord]:
@@ -255,6 +254,6 @@ def _tag(record: RunRecord) -> str:
 
 
 def _tag_in(name: str) -> str:
-    """What the name of a record says about its zoo; empty in names of earlier versions."""
+    """What the name of a record says about its zoo; empty for names that `Runs` does not write."""
     found = _TAGGED.fullmatch(name)
     return found[1] if found else ""

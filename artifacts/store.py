@@ -128,18 +128,18 @@ class Store(ABC):
         """Keys of the records that rest on damaged objects.
 
         What a record has among its outputs and did not read, its stage has made. An object that another stage has made
-        too, which does not rest on them, is good. Records that do not say what they read count as made from them.
+        too, which does not rest on them, is good.
         """
         records = list(self.ledger)
         made = {
-            record.key: set().union(*map(self.known_objects, record.outputs.values())).difference(record.reads or ())
+            record.key: set().union(*map(self.known_objects, record.outputs.values())).difference(record.reads)
             for record in records
         }
-        found = {record.key for record in records if record.reads is None and record.fields.get("inputs")}
+        found: set[Digest] = set()
         while True:
             good = set().union(*(digests for key, digests in made.items() if key not in found))
             bad = (set().union(*(made[key] for key in found)) - good) | damaged
-            new = {record.key for record in records if not bad.isdisjoint(record.reads or ())} - found
+            new = {record.key for record in records if not bad.isdisjoint(record.reads)} - found
             if not new:
                 return found
             found |= new

@@ -21,9 +21,6 @@ from .runs import Runs
 _FILE = "key"
 _ID = re.compile(rb"pteforge key 1 ([0-9a-f]{32})(?: ([0-9a-f]{32}))?\n")
 _LIMIT = 1024  # bytes
-_SAMPLE = 200
-"""Records that are tried at most, in a store of a version that kept no id, to find one that the key has signed."""
-
 _PARALLEL = 8
 
 
@@ -31,9 +28,6 @@ def check_key(files: RemoteFiles, key: str) -> None:
     """Raises StoreUnusable, with what to do, unless a store is signed with this key. A new store is from now on."""
     own, known = key_id(key), _read(files)
     if known is None:
-        signed = _signs_records(files, key)
-        if signed is False:
-            raise _does_not_fit(files.url, own, "another key")
         with contextlib.suppress(StoreUnusable):  # it may be read-only
             if not files.create(_FILE, _line(own)) and _read(files) is None:
                 files.write(_FILE, _line(own))  # what was there is no id
@@ -89,17 +83,6 @@ def rekey(files: RemoteFiles, old: str, new: str) -> Rekeyed:
         list(pool.map(files.delete, others))
     files.write(_FILE, _line(ids[1]))
     return Rekeyed(sum(signed), len(others) + signed.count(False))
-
-
-def _signs_records(files: RemoteFiles, key: str) -> bool | None:
-    """Whether a key has signed a record of a store; None if there is no record."""
-    seal = Seal(key)
-    names = files.names("ledger/stages")
-    for name in names[:_SAMPLE]:
-        with contextlib.suppress(SealError):
-            seal.open(f"stage/{name.rpartition('/')[2]}", files.read(name) or b"")
-            return True
-    return False if names else None
 
 
 def _read(files: NamedFiles) -> tuple[str, ...] | None:

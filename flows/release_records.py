@@ -163,7 +163,7 @@ class Published(Record):
     Attributes:
         new: whether the release was made now; if not, just these files had been released before.
         moved: whether the channel names it because of this attempt.
-        current: the release that the channel names now; empty in records of versions that did not write it.
+        current: the release that the channel names now.
         regressions: why the channel stays where it is: a sentence per file and gate.
         withdrawn: whether the channel stays where it is because somebody moved it back from these files.
         missing: ``MODEL/RECIPE`` in the channel's release before this attempt that this release lacks.

@@ -95,7 +95,7 @@ def runs(
         total = Counter(dict.fromkeys(_STYLES, 0))
         for count in _counts(run).values():
             total.update(count)
-        started, status = run.started[:16].replace("T", " "), statuses[run.id] or "ended"
+        started, status = run.started[:16].replace("T", " "), statuses[run.id]
         cells = [run.id[:8], started, run.zoo, status, f"{run.seconds:.1f}"]
         table.add_row(*map(printable, cells), *(str(total[status]) for status in _STYLES))
     console = open_console()
@@ -164,7 +164,7 @@ def _reason(stage: StageOutcome) -> str:
 
 
 def _needed(stage: StageOutcome) -> Iterator[str]:
-    """The time and memory of a stage that ran; records of earlier versions have no more than how long it ran."""
+    """The time and memory of a stage that ran."""
     yield f"{stage.seconds:.1f} s"
     if stage.waited:
         yield f"waited {stage.queued:.1f} s"

@@ -1,7 +1,6 @@
 """Refs, manifests, records and seals survive a round trip, and nothing else is accepted in their place."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -215,16 +214,3 @@ def test_stored_bytes(name):
     stored = STORED[name].encode()
     assert canonical_json(record.to_json()) == stored
     assert type(record).from_json(json.loads(stored)) == record
-
-
-def test_records_of_earlier_versions():
-    """Records that have only what the first version wrote are read; what they lack is empty."""
-    first = json.loads(STORED["stage record"])
-    del first["refreshed_by"], first["reads"]
-    assert StageRecord.from_json(first) == replace(RECORDS["stage record"], reads=None)
-    stored = json.loads(STORED["run record"])
-    first = {name: stored[name] for name in ("id", "models", "seconds", "started", "zoo")}
-    for stage in first["models"]["net"]:
-        for later in ("queued", "peak_memory", "predicted_memory"):
-            del stage[later]
-    assert RunRecord.from_json(first) == RunRecord("id", "zoo.yaml", TIME, 3.5, {"net": (RAN, FAILED)})

@@ -110,15 +110,9 @@ def contents(store):
 
 
 @signed
-@pytest.mark.parametrize("earlier", [False, True], ids=["", "of an earlier version"])
-def test_key_that_does_not_fit(place, filled, monkeypatch, earlier):
-    """Another key than the store's is an error that says what to do, before anything is read or written.
-
-    A store of an earlier version, which kept no id of its key, is recognised by its records, and keeps it from then on.
-    """
+def test_key_that_does_not_fit(place, filled, monkeypatch):
+    """Another key than the store's is an error that says what to do, before anything is read or written."""
     with place.open() as store:
-        if earlier:
-            store._files.delete("key")
         monkeypatch.setenv("PTEFORGE_SIGNING_KEY", OTHER_KEY)
         before = contents(store)
         with pytest.raises(StoreUnusable, match=r"signed with .*PTEFORGE_SIGNING_KEY.*store rekey") as caught:

@@ -56,18 +56,6 @@ def test_old_runs_go(place, monkeypatch):
         assert [run.id for run in store.runs] == ["run-5", "run-3", "run-0"]
 
 
-def test_runs_of_earlier_versions(place, monkeypatch):
-    """Records whose names say nothing of the zoo are found by it, and no more of them are kept than of a zoo."""
-    monkeypatch.setattr(runs, "RETAINED", 3)
-    with place.open() as store:
-        for number in range(5):
-            run = replace(_run(number, "lstm"), id=f"{number:032x}")
-            name = f"runs/20260102T03040{number}.000000-{run.id}.json"
-            store.runs._records.write(name, name, run.encode())
-        store.runs.write(_run(9, "resnet8"))
-        assert [run.id[-1] for run in store.runs.of_zoo("starter.yaml")] == ["9", "4", "3", "2"]
-
-
 def test_namesakes(place):
     """The newest run of each other file whose zoo has the same name is found."""
 
@@ -95,13 +83,12 @@ def test_unreadable_run_is_left_out(place, caplog, content):
 
 
 def test_run_without_a_seal(place, caplog):
-    """Where records are signed, a run that is not counts as absent; elsewhere earlier versions wrote plain JSON."""
+    """It counts as absent."""
     run = _run(0, "resnet8")
     with place.open() as store:
         store.runs._files.write("runs/20260101T000000.000000-run-0.json", run.encode())
-        signed = place.url.startswith("s3")
-        assert store.runs.latest() == (None if signed else run)
-        assert ("not a record" in caplog.text) == signed
+        assert store.runs.latest() is None
+        assert "not a record" in caplog.text
 
 
 def test_changed_run(place, caplog):

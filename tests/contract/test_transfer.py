@@ -72,16 +72,3 @@ def test_damaged_stages_are_left_out(mine, place):
     with place.open() as theirs:
         assert transfer(mine, theirs) == Transferred(stages=1, present=0, lost=2)
         assert [record.key for record in theirs.ledger] == [good.key]
-
-
-def test_lists_of_earlier_versions(mine):
-    """A watch list without its source's name, as earlier versions wrote it, is still read."""
-    mine.ledger._records.write(f"ledger/watch/{_name('builder')}", "watch/builder", b'["hidden"]')
-    assert mine.ledger.watched("builder") == ("hidden",)
-    assert list(mine.ledger.watch_lists()) == []
-
-
-def _name(source):
-    from pteforge.artifacts.digest import digest_bytes
-
-    return digest_bytes(source.encode())

@@ -237,17 +237,6 @@ def test_uncommitted_changes_are_listed(contents, made, pteforge):
     assert "a" * 12 + " " in said
 
 
-def test_channels_of_earlier_versions(contents, releases, stored):
-    """A channel that an earlier version has written can be read; nothing was rolled back from it."""
-    first = releases.publish(contents[0]).release
-    path = stored / "channels" / "latest.json"
-    written = json.loads(path.read_text())
-    assert written.pop("withdrawn") == {}
-    path.write_text(json.dumps(written))
-    assert releases.channel("latest").release == first
-    assert releases.publish(contents[1]).moved
-
-
 def test_rolled_back_from_a_damaged_release(contents, releases, stored):
     """A release whose manifest cannot be read can be rolled back from, and does not come back by its name."""
     first, second = (releases.publish(content).release for content in contents)
