@@ -191,12 +191,14 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path):
+def test_links_lead_somewhere():
     """Every relative link of a page leads to a file, and to a heading if it has an anchor."""
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
-        path, _, anchor = link.partition("#")
-        if not link.startswith(("https://", "http://")):
-            linked = page.parent / path if path else page
-            assert linked.exists(), link
-            assert not anchor or anchor in headings(linked), link
+    wrong = []
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, anchor = link.partition("#")
+            if not link.startswith(("https://", "http://")):
+                linked = page.parent / path if path else page
+                if not linked.exists() or (anchor and anchor not in headings(linked)):
+                    wrong.append(f"{page.relative_to(ROOT)}: {link}")
+    assert wrong == []
