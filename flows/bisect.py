@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -12,14 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, PteforgeError, StageFailed, convert_os_errors
-from ..formats.pte.reader import read_pte
-from ..tasks.codecs.payload import read_payload
 from ..tasks.figures import Worst
-from ..tasks.lowering import bisect_rung, lower_to_ladder
-from ..tasks.numerics import CLEAN_DB, Ladder, Loss, NodeLoss, NodeLosses, Rung, find_loss
+from ..tasks.lowering import bisect_payload, bisect_rung, lower_to_ladder
+from ..tasks.numerics import CLEAN_DB, Ladder, Loss, NodeLoss, NodeLosses, PayloadLosses, Rung, find_loss
 from ..tasks.runner import LedgerRunner, NotCached, Runner, run_without_loop
 from ..tasks.scope import Scope
-from ..tasks.stages.compile import Compile
 from ..tasks.stages.ladder import RungParams
 from .outcome import Failure
 from .session import Session
@@ -37,8 +33,7 @@ class Bisection:
     ladder: Ladder
     loss: Loss | None  # the first rung that loses quality, if any
     nodes: NodeLosses | None = None  # losses of that rung's operators; None if they cannot be compared
-    # if the payload loses, backend -> number of delegates of the method
-    delegates: Mapping[str, int] = field(default_factory=dict)
+    payload: PayloadLosses | None = None  # if it is the payload that loses, where
     not_made: Mapping[str, str] = field(default_factory=dict)  # failed step -> reason; its rungs are missing
 
     def to_json(self) -> dict[str, Any]:
@@ -48,7 +43,7 @@ class Bisection:
             "before": self.loss.before.label if self.loss.before else "eager",
             "reason": self.loss.reason,
             "nodes": self.nodes.to_json() if self.nodes else None,
-            "delegates": dict(self.delegates),
+            "payload": self.payload.to_json() if self.payload else None,
         }
         ladder, not_made = self.ladder.to_json(), dict(self.not_made)
         return {"name": self.name, "numerics": ladder, "not_made": not_made, "loss": loss}
@@ -89,7 +84,7 @@ async def _bisect(session: Session, runner: Runner, drop_db: float) -> Bisection
     if loss is None:
         return found
     if loss.rung.name == "payload":
-        return replace(found, delegates=_delegates(scope, loss))
+        return replace(found, payload=await _bisect_payload(scope, loss, drop_db))
     if loss.before is None:
         return found
     nodes = (await bisect_rung(scope, _params(loss.before), _params(loss.rung), loss.rung.method)).nodes
@@ -108,15 +103,11 @@ def _failure(scope: Scope, error: Exception) -> PteforgeError:
     return StageFailed(f"{problem}\n{failure.log_tail.rstrip()}" if failure.log_tail else problem)
 
 
-def _delegates(scope: Scope, loss: Loss) -> dict[str, int]:
-    made = scope.find(Compile.name, payload="".join(loss.rung.specializations))
-    if made is None:
-        return {}
-    payload = made.outputs.payload
-    scope.store.fetch(payload)
-    pte = read_pte(read_payload(payload, scope.store.local))
-    methods = [method for method in pte.methods if method.name == loss.rung.method]
-    return dict(Counter(delegate.id for method in methods for delegate in method.delegates))
+async def _bisect_payload(scope: Scope, loss: Loss, drop_db: float) -> PayloadLosses | None:
+    before = CLEAN_DB if loss.before is None or loss.before.figures is None else loss.before.figures.sqnr_db
+    least_db = min(CLEAN_DB if before is None else before, CLEAN_DB) - drop_db
+    made = await bisect_payload(scope, _params(loss.rung), loss.rung.method, least_db=least_db, drop_db=drop_db)
+    return made and PayloadLosses.from_json(scope.read_json(made.losses))
 
 
 _NODES = 12

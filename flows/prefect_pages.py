@@ -24,7 +24,7 @@ from prefect.events import emit_event
 from ..errors import first_line, printable
 from ..tasks.diagnosis import as_text
 from ..tasks.figures import Worst
-from ..tasks.numerics import Rung
+from ..tasks.numerics import PayloadLosses, Rung
 from .bisect import Bisection
 from .figures_text import FIGURES, format_figures, format_size, format_sqnr, markdown
 from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
@@ -203,6 +203,41 @@ def _page(found: Bisection) -> Iterator[str]:
                     "problem": node.problem,
                 }
                 for node in found.nodes.losing[:_NODES]
+            ]
+        )
+    if found.payload:
+        yield from _payload_page(found.payload)
+
+
+def _payload_page(losses: PayloadLosses) -> Iterator[str]:
+    yield f"\n## In the payload\n\n{markdown(losses.conclusion)}\n"
+    yield from _table(
+        [
+            {
+                "delegate": delegate.position,
+                "backend": delegate.backend,
+                **_figures(delegate.own),
+                "loses": delegate.loses,
+                "problem": delegate.problem,
+            }
+            for delegate in losses.delegates[:_NODES]
+        ]
+    )
+    for where, part in losses.parts:
+        yield f"\n### {markdown(where)}\n"
+        yield from _table(
+            [
+                {
+                    "node": operator.node,
+                    "operator": operator.operator,
+                    "inputs": ", ".join(operator.inputs),
+                    "output": operator.output,
+                    "module": operator.module,
+                    "line": operator.line,
+                    **_figures(part.own),
+                    "problem": part.problem,
+                }
+                for operator in part.operators
             ]
         )
 

@@ -54,6 +54,7 @@ Container = Annotated[ArtifactRef, Kind("payload/nfat")]
 
 # Reports, all JSON.
 Numerics = Annotated[ArtifactRef, Kind("report/numerics")]  # tasks.numerics.Ladder
+PayloadLosses = Annotated[ArtifactRef, Kind("report/payload_losses")]  # tasks.numerics.PayloadLosses
 NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.numerics.NodeLosses
 Quantization = Annotated[ArtifactRef, Kind("report/quantization")]  # tasks.quantization.Quantization
 Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.figures.Figures

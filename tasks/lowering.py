@@ -44,6 +44,7 @@ from .stage_params import (
 from .stages.aten_passes import AtenPasses
 from .stages.baseline import Baseline
 from .stages.bisect import Bisect
+from .stages.bisect_payload import BisectPayload
 from .stages.calibration import Calibration
 from .stages.compile import Compile
 from .stages.diagnose import Diagnose
@@ -80,6 +81,7 @@ STAGES: tuple[type[Stage], ...] = (
     Serialize,
     Ladder,
     Bisect,
+    BisectPayload,
     Verify,
     Baseline,
     Evaluate,
@@ -718,6 +720,36 @@ async def bisect_rung(run: Scope, before: RungParams, after: RungParams, method:
         ),
         method=method,
         payload="+".join(after.specializations) or after.name,
+    )
+
+
+async def bisect_payload(
+    run: Scope, rung: RungParams, method: str, *, least_db: float, drop_db: float
+) -> BisectPayload.Outputs | None:
+    """Finds the delegates and operators of a payload that lose; None for one that was not made."""
+    (spec,) = [spec for spec in run.plan.specializations if not run.plan.fat or spec.name in rung.specializations]
+    compiled = run.find(Compile.name, payload=spec.name)
+    climbed = run.find(Ladder.name)
+    if compiled is None or climbed is None:
+        return None
+    return await run(
+        BisectPayload,
+        BisectPayload.Params(
+            method=method,
+            target=params_of(spec.target_of(method)),
+            least_db=least_db,
+            drop_db=drop_db,
+            drawn_inputs=climbed.call.params.drawn_inputs,
+            host=host_capability(),
+        ),
+        BisectPayload.Inputs(
+            program=compiled.call.inputs[f"program/{method}"],
+            payload=compiled.outputs.payload,
+            examples=climbed.call.inputs[f"examples/{method}"],
+            data=climbed.call.inputs.get("data"),
+        ),
+        method=method,
+        payload=spec.name,
     )
 
 

@@ -112,6 +112,83 @@ class NodeLosses(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Operator(Record):
+    """One operator of a payload."""
+
+    node: str
+    operator: str  # for example ``aten.convolution.default``
+    inputs: tuple[str, ...]  # dtype and shape of each, for example ``float32 [2, 16]``
+    output: str
+    module: str  # path of the module that calls it, empty for the model itself
+    line: str  # file, line and function of the call in the model's code; empty if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class LosingPart(Record):
+    """Operators that lose quality when they are lowered together, and of which no smaller part does."""
+
+    operators: tuple[Operator, ...]
+    own: Worst | None  # their outputs against torch's, given the same inputs; None if there is a `problem`
+    passed_on: Worst | None  # the same of the delegate's outputs, or the method's for operators outside of delegates
+    problem: str = ""  # why they cannot be compared: NaN, infinity, an error of the runtime
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateLoss(Record):
+    """One delegate of a method, run by the runtime while torch computes all other operators of the edge program."""
+
+    position: int  # among the method's delegates, from 0 on
+    backend: str
+    operators: int
+    own: Worst | None  # its outputs against torch's, given the same inputs; None if there is a `problem`
+    passed_on: Worst | None  # the method's outputs against those of the edge program
+    problem: str = ""
+    loses: bool = False  # by itself
+    parts: tuple[LosingPart, ...] = ()  # if it loses: where
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadLosses(Record):
+    """Where a payload loses quality, against the edge program that it was made from."""
+
+    delegates: tuple[DelegateLoss, ...]  # the largest loss first
+    together: Worst | None  # the method's outputs with all delegates run by the runtime, and the others by torch
+    operators: int  # outside of delegates
+    searched_outside: bool = False  # whether those operators were searched: if the delegates lose nothing
+    outside: tuple[LosingPart, ...] = ()
+    unfinished: bool = False  # not all lowerings were made that the search would need
+
+    @property
+    def losing(self) -> tuple[DelegateLoss, ...]:
+        return tuple(delegate for delegate in self.delegates if delegate.loses)
+
+    @property
+    def parts(self) -> tuple[tuple[str, LosingPart], ...]:
+        """Each part that loses, with where it is."""
+        inside = [(f"delegate {delegate.position}", part) for delegate in self.losing for part in delegate.parts]
+        return (*inside, *(("outside of delegates", part) for part in self.outside))
+
+    @property
+    def conclusion(self) -> str:
+        """Where the quality is lost, in words."""
+        if self.losing:
+            numbers = ", ".join(str(delegate.position) for delegate in self.losing)
+            said = f"It is lost in {len(self.losing)} of {len(self.delegates)} delegates ({numbers})"
+        elif self.outside:
+            said = "It is lost outside of delegates"
+        elif self.delegates and not self.searched_outside:
+            said = "No delegate loses that much by itself, but all of them together do: what each loses adds up"
+        else:
+            said = (
+                "Neither a delegate nor an operator outside of delegates loses it by itself: it is lost where they "
+                "meet, as in memory planning, or in state that the method writes"
+            )
+        unknown = [str(delegate.position) for delegate in self.delegates if delegate.problem and not delegate.loses]
+        said += f"; delegates that do not run by themselves: {', '.join(unknown)}" if unknown else ""
+        return f"{said}; the search stopped before it was done." if self.unfinished else f"{said}."
+
+
+@dataclass(frozen=True, slots=True)
 class Loss:
     """The first rung that loses quality."""
 

@@ -19,7 +19,7 @@ from .terminal import open_console, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...tasks.numerics import NodeLoss
+    from ...tasks.numerics import LosingPart, NodeLoss
     from ..bisect import Bisection
 
 _NODES = 10
@@ -112,8 +112,7 @@ def _print(console: Console, found: Bisection) -> None:
     method = "" if loss.rung.method == "forward" else f", method {loss.rung.method},"
     console.print(Text(f"{loss.rung.label}{method} {loss.reason}.", "bold"), soft_wrap=True)
     if loss.rung.name == "payload":
-        delegates = ", ".join(f"{count} of {backend}" for backend, count in found.delegates.items())
-        console.print(f"It is lost inside the payload; delegates: {delegates or 'none'}.")
+        _print_payload(console, found)
     elif found.nodes is None:
         console.print("There is no program before it to compare with.")
     else:
@@ -141,6 +140,39 @@ def _print_nodes(console: Console, found: Bisection) -> None:
         f"are in {found.loss.before.label}.",
         soft_wrap=True,
     )
+
+
+def _print_payload(console: Console, found: Bisection) -> None:
+    from ..figures_text import format_sqnr, open_table
+
+    losses = found.payload
+    if losses is None:
+        return
+    if losses.delegates:
+        console.print("Delegates, each run by the runtime while torch computes the rest, against the edge program:")
+        table = open_table(("delegate", "backend"), ("operators", "own SQNR", "SQNR of outputs"))
+        table.add_column("", overflow="fold")
+        for delegate in losses.delegates[:_NODES]:
+            figures = [format_sqnr(worst) if worst else "" for worst in (delegate.own, delegate.passed_on)]
+            note = delegate.problem or ("loses" if delegate.loses else "")
+            table.add_row(str(delegate.position), delegate.backend, str(delegate.operators), *figures, note)
+        console.print(table)
+    console.print(losses.conclusion, soft_wrap=True)
+    for where, part in losses.parts:
+        _print_part(console, part, where)
+
+
+def _print_part(console: Console, part: LosingPart, where: str) -> None:
+    from rich.text import Text
+
+    from ..figures_text import format_sqnr
+
+    reached = format_sqnr(part.own) if part.own else part.problem
+    console.print(Text(f"\n{where}, {reached}:", "bold"), soft_wrap=True)
+    for operator in part.operators:
+        place = ", ".join(filter(None, (operator.module, operator.line.partition(" ")[0])))
+        text = f"  {operator.node} = {operator.operator}({', '.join(operator.inputs)}) -> {operator.output}"
+        console.print(Text(f"{text}  {place}".rstrip()), soft_wrap=True)
 
 
 def _cells(node: NodeLoss) -> tuple[str, str, str]:

@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..upstream.exir_decompositions import no_idle_decompositions
+from ..upstream.number_operands import take_numbers_as_tensors
 from ..upstream.shape_bounds import declared_bounds
 from .graphs import find_operators
 from .state import exclude_from_partitions
@@ -63,6 +64,7 @@ def to_edge_program(
 
     Relies on `_gen_edge_manager_for_partitioners` (exir/program/_program.py).
     """
+    take_numbers_as_tensors(program)
     with no_idle_decompositions():
         manager = _program._gen_edge_manager_for_partitioners(  # noqa: SLF001 - see the module's docstring
             {_METHOD: [_Keeping(own, partitioners[after:]) for after, own in enumerate(partitioners, start=1)]},

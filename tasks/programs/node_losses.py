@@ -79,7 +79,7 @@ class Comparison:
         problem = self._problems.get(name, "")
         return NodeLoss(
             node=match.computing.name,
-            operator=_operator(match.computing),
+            operator=operator_name(match.computing),
             sources=match.sources,
             module=origin.module,
             line=origin.line,
@@ -89,7 +89,7 @@ class Comparison:
         )
 
 
-def _operator(node: Node) -> str:
+def operator_name(node: Node) -> str:
     """An operator as people write it, whichever dialect it is of."""
     target = node.target
     return str(target._op if isinstance(target, EdgeOpOverload) else target)  # noqa: SLF001 - no public access

@@ -10,6 +10,7 @@ from torchao.quantization.pt2e import ObserverOrFakeQuantize, disable_observer, 
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from ...errors import SourceError
+from ..upstream.dynamic_constants import whole_dynamic_quantization
 
 
 def is_prepared(module: torch.nn.Module) -> bool:
@@ -43,7 +44,7 @@ def convert_prepared(module: GraphModule, what: str) -> GraphModule:
                 f"{what} has a module that was prepared for quantization, but {name} in it has observed nothing; train "
                 "it, or run it on samples, before the builder returns it"
             )
-    with torch.no_grad():
+    with torch.no_grad(), whole_dynamic_quantization():
         return convert_pt2e(copy.deepcopy(module))
 
 

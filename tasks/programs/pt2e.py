@@ -23,6 +23,7 @@ from ...errors import SourceError, TargetError
 from ..quantization import LeftWeight, Quantization
 from ..stage import CallableParams, TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
+from ..upstream.dynamic_constants import whole_dynamic_quantization
 from .method import Shapes, export_method
 from .products import write_as_linear
 from .recipe_functions import node_filter, run_graph_passes
@@ -150,7 +151,8 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
             args, kwargs = pytree.tree_unflatten(list(sample), program.call_spec.in_spec)
             prepared(*args, **kwargs)
         prepared = run_graph_passes(passes, "pre_convert_passes", prepared)
-        converted = convert_pt2e(prepared, fold_quantize=fold_weights(quantizers))
+        with whole_dynamic_quantization():
+            converted = convert_pt2e(prepared, fold_quantize=fold_weights(quantizers))
         for name, value in initial.items():  # samples have changed it, and so has folding, which runs operators
             converted.get_buffer(name).copy_(value)
     restore_integer_scalars(converted)

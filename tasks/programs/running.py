@@ -234,20 +234,19 @@ Watch = Callable[[Node, Any], Any]
 """Called with each node and its value; returns the value that later nodes get."""
 
 
-class StoredProgram:
-    """A program of the store, run from its initial state each time."""
+class TorchProgram:
+    """A program that torch runs, from its initial state each time."""
 
-    def __init__(self, ref: ArtifactRef, store: LocalStore) -> None:
-        """Loads nothing yet."""
-        self._ref = ref
-        self._store = store
+    def __init__(self, load: Callable[[], ExportedProgram]) -> None:
+        """Loads nothing yet. What `load` returns may be written to."""
+        self._load = load
         self._module: GraphModule | None = None
 
     @property
     def module(self) -> GraphModule:
         """The program with its state as attributes: parameters and buffers are not inputs. Nodes keep their names."""
         if self._module is None:
-            self._module = unlifted(load_program(self._ref, self._store))
+            self._module = unlifted(self._load())
         return self._module
 
     def run(self, flat: Sequence[Any], watch: Watch | None = None) -> list[Any]:
@@ -262,8 +261,15 @@ class StoredProgram:
             )
         outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in outputs]
         if versions != [buffer._version for buffer in buffers] or _writes_unseen(module):  # noqa: SLF001 - as above
-            self._module = None  # loaded again from the store, which is never written to
+            self._module = None
         return outputs
+
+
+class StoredProgram(TorchProgram):
+    """A program of the store, which is never written to."""
+
+    def __init__(self, ref: ArtifactRef, store: LocalStore) -> None:
+        super().__init__(lambda: load_program(ref, store))
 
 
 def _writes_unseen(module: GraphModule) -> bool:

@@ -107,13 +107,18 @@ def test_nothing_is_lost(warm, look):
 
 @pytest.mark.slow
 def test_lost_inside_the_payload(warm, look):
-    """If only the payload loses, its delegates are named, since their inner values cannot be observed."""
+    """If only the payload loses, delegates are run one at a time, and the operators of those that lose are named."""
     strict = {"strict": {"extends": "xnnpack-fp32", "verify": {"min_sqnr_db": 250}}}
     warm.write_zoo({"linear": {"source": "nets:linear", "dynamic_shapes": BATCH}}, ("strict",), strict)
     found = look(warm, "linear", "strict")
     assert (found.loss.rung.label, found.nodes) == ("payload", None)
-    assert found.delegates == {"XnnpackBackend": 1}
-    assert "It is lost inside the payload; delegates: 1 of XnnpackBackend." in printed(found)
+    (delegate,) = found.payload.delegates
+    assert (delegate.backend, delegate.loses) == ("XnnpackBackend", True)
+    assert any("aten.linear.default" in operator.operator for part in delegate.parts for operator in part.operators)
+    text = printed(found)
+    assert "It is lost in 1 of 1 delegates (0)." in text
+    assert re.search(r"= aten\.linear\.default\(float32 \[.*nets\.py:\d+", text)
+    assert found.to_json()["loss"]["payload"]["delegates"][0]["loses"] is True
 
 
 def test_model_that_cannot_be_exported(project, look):

@@ -1,0 +1,65 @@
+"""bisect_payload: finds the operators of a payload that lose quality against the edge program that it was made from."""
+
+from __future__ import annotations
+
+from ...artifacts.digest import Digest, canonical_json
+from ...artifacts.ref import ArtifactRef
+from .. import kinds, stage
+
+
+class BisectPayload(stage.Stage, name="bisect_payload"):
+    """Looks inside of delegates, once `ladder` has found that only the payload loses quality."""
+
+    class Params(stage.Params):
+        method: str
+        target: stage.TargetParams  # whose import registers the backends
+        least_db: float  # SQNR that the method's outputs must reach, against those of the edge program
+        drop_db: float  # see `payload_losses`
+        inputs: int = 2  # how many inputs to run at most, examples first
+        drawn_inputs: int = 0  # of the ladder
+        lowerings: int = 200  # how many parts to lower at most
+        host: str = ""  # CPU capability of the machine
+
+        def target_names(self) -> tuple[str, ...]:
+            return (self.target.name,)
+
+    class Inputs(stage.Roles):
+        program: kinds.ToEmit  # of `partition`; of `edge` if nothing is delegated
+        payload: kinds.PteFile
+        examples: kinds.Examples  # of `export`
+        data: kinds.PtdFile | None = None  # weights of a payload that keeps them in a file of its own
+
+    class Outputs(stage.Roles):
+        losses: kinds.PayloadLosses
+
+    @classmethod
+    def input_digest(cls, params: Params, ref: ArtifactRef) -> Digest:
+        """A program's identity excludes stack traces, which are part of the result here: its stored bytes count."""
+        del params
+        return ref.root.digest
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Lowers and runs delegates and parts of them."""
+        from ..codecs.program import load_program
+        from ..codecs.values import load_value
+        from ..programs.delivery import write_delivered
+        from ..programs.inputs import stored_cases
+        from ..programs.payload_search import Bench, payload_losses
+        from ..programs.running import ExpectedCall, Loadable
+        from ..targets.find import find_target
+
+        find_target(params.target.name, params.target.options).partitioners()  # its imports register the backends
+        path, data = write_delivered(inputs.payload, inputs.data, work)
+        payload = Loadable(path, next(iter(data), None))
+        cases = list(stored_cases(load_value(inputs.examples, work.store), params.drawn_inputs))
+        losses = payload_losses(
+            load_program(inputs.program, work.store),
+            lambda flat: next(iter(payload.run([ExpectedCall(params.method, flat, (), "")]))),
+            [case.inputs for case in cases[: params.inputs]],
+            Bench(work.scratch, params.lowerings),
+            least_db=params.least_db,
+            drop_db=params.drop_db,
+        )
+        ref = work.store.put_artifact("report/payload_losses", canonical_json(losses.to_json()))
+        return BisectPayload.Outputs(losses=ref)
