@@ -107,7 +107,7 @@ async def _bisect_payload(scope: Scope, loss: Loss, drop_db: float) -> PayloadLo
     before = CLEAN_DB if loss.before is None or loss.before.figures is None else loss.before.figures.sqnr_db
     least_db = min(CLEAN_DB if before is None else before, CLEAN_DB) - drop_db
     made = await bisect_payload(scope, _params(loss.rung), loss.rung.method, least_db=least_db, drop_db=drop_db)
-    return made and PayloadLosses.from_json(scope.read_json(made.losses))
+    return PayloadLosses.from_json(scope.read_json(made.losses)) if made else None
 
 
 _NODES = 12

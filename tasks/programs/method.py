@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from ...artifacts.digest import Digest, digest_bytes
 from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
+from ..upstream.causal_masks import uncompared_masks
 from .copies import copy_module
 from .eager import is_like_eager, run_eager
 from .inputs import check_bounded
@@ -219,7 +220,7 @@ def _export_contiguous(
 
     Without gradients, as ExecuTorch's examples do: state that is written to gets none.
     """
-    with torch.no_grad(), _contiguous_weights(module) as weights:
+    with torch.no_grad(), uncompared_masks(), _contiguous_weights(module) as weights:
         program = export(module)
     for stored in (program.state_dict, program.constants):
         stored.update({name: weight for name, weight in weights.items() if name in stored})

@@ -185,7 +185,7 @@ class Hybrid:
                 values[node.name] = value
             if node.target is not executorch_call_delegate:
                 return value
-            name = str(node.args[0].target)  # type: ignore[union-attr]  # a lowered module
+            name = str(node.args[0].target)
             inputs = [values[given.name] if isinstance(given, Node) else given for given in node.args[1:]]
             outputs = list(value)
             if name in self._on_runtime:

@@ -1,6 +1,6 @@
 """Constants that are quantized dynamically: torchao 0.18 folds a part of what quantizes them.
 
-`convert_pt2e` computes what the ``quantize`` operators of constants return, such as the queries of DETR's decoder, which
+`convert_pt2e` computes what the ``quantize`` operators of constants return, such as the queries of DETR, which
 begin with zeros. Where scale and zero point are computed by the program, the file still computes those, and dequantizes
 by them what was quantized by others: for zeros, the portable kernel's differ from torch's (-52 dB). Besides, the rest
 is no pattern that backends know, so that the layer is left to the portable kernels in floating point. With this patch,

@@ -123,8 +123,12 @@ EDITS = (
     Edit("tasks/stages/edge.py", r"( +)(return Edge\.Outputs)", r"\1del config\n\1\2", frozenset({"edge"})),
     Edit("tasks/stages/verify.py", r'( +)(host: str = "".*\n)', NEW_FIELD, frozenset({"verify"})),
     Edit("tasks/stages/report.py", r"( +)(model: str\n)", NEW_FIELD, frozenset({"report"})),
-    Edit("tasks/programs/matching.py", *MORE_CODE, frozenset({"bisect", "compile"})),
-    Edit("tasks/figures.py", *MORE_CODE, frozenset({"ladder", "bisect", "verify", "evaluate", *EXPORTING})),
+    Edit("tasks/programs/matching.py", *MORE_CODE, frozenset({"bisect", "bisect_payload", "compile"})),
+    Edit(
+        "tasks/figures.py",
+        *MORE_CODE,
+        frozenset({"ladder", "bisect", "bisect_payload", "verify", "evaluate", *EXPORTING}),
+    ),
     Edit("tasks/codecs/program.py", *MORE_CODE, STAGES - WITHOUT_PROGRAMS),
 )
 
