@@ -16,8 +16,6 @@ _OF_TENSORS = {
     _ATEN.bitwise_and.Scalar_Tensor: _ATEN.bitwise_and.Tensor,
     _ATEN.bitwise_or.Scalar_Tensor: _ATEN.bitwise_or.Tensor,
     _ATEN.bitwise_xor.Scalar_Tensor: _ATEN.bitwise_xor.Tensor,
-    _ATEN.bitwise_left_shift.Scalar_Tensor: _ATEN.bitwise_left_shift.Tensor,
-    _ATEN.bitwise_right_shift.Scalar_Tensor: _ATEN.bitwise_right_shift.Tensor,
 }
 
 

@@ -25,7 +25,7 @@ def _network(kind: str) -> Any:
         def forward(self, x: Any) -> Any:
             constants = {
                 "zeros": torch.zeros(4, 16),
-                "like zeros": torch.zeros_like(x),
+                "like zeros": torch.zeros_like(self.learned),
                 "negative": torch.full((4, 16), -2.0),
                 "learned": self.learned.expand(4, 16),
             }
@@ -49,5 +49,5 @@ def test_torchao_fails_by_itself(monkeypatch):
     from pteforge.tasks.programs import pt2e
 
     monkeypatch.setattr(pt2e, "whole_dynamic_quantization", contextlib.nullcontext)
-    network, x = _network("zeros")
+    network, x = _network("like zeros")
     assert worst_sqnr(lower_quantized(network, x, dynamic=True), network, x) < 0

@@ -35,10 +35,10 @@ def test_remainders(number, dtype):
     assert _run(_lowered(lambda x: number % x, x), x).equal(number % x)
 
 
-@pytest.mark.parametrize("compute", [operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift])
+@pytest.mark.parametrize("compute", [operator.and_, operator.or_, operator.xor])
 def test_bits(compute):
     """Operators on bits, too."""
-    x = torch.tensor(VALUES).abs()
+    x = torch.tensor(VALUES)
     assert _run(_lowered(lambda x: compute(99, x), x), x).equal(compute(99, x))
 
 
