@@ -7,18 +7,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-_NAMED = 3  # operators, and weights of each, that a message names
+_NAMED = 3  # reasons, and weights of each, that a message names
 LITTLE = 0.5
 """Share of the weights below which a run warns."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftWeight:
-    """A weight that stays in floating point, with the operators that take it: the quantizer left those out."""
+    """A weight that stays in floating point, with the operators that take it, and the reason."""
 
     name: str
     operators: tuple[str, ...]
     elements: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ class Quantization:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Quantization:
-        left = tuple(LeftWeight(each["name"], tuple(each["operators"]), each["elements"]) for each in fields["left"])
+        left = tuple(
+            LeftWeight(each["name"], tuple(each["operators"]), each["elements"], each["why"]) for each in fields["left"]
+        )
         return cls(fields["sizes"], fields["elements"], fields["quantized"], left)
 
     def __str__(self) -> str:
@@ -60,14 +63,14 @@ def quantization_by_method(fields: Mapping[str, Any] | None) -> dict[str, Quanti
 
 
 def _describe(left: Iterable[LeftWeight]) -> str:
-    """The operators that the quantizer left out, with names of their weights, those with most elements first."""
+    """The reasons, with names of weights, those with most elements first."""
     weights = list(left)
     sizes = Counter[str]()
     for weight in weights:
-        sizes[", ".join(weight.operators)] += weight.elements
+        sizes[weight.why] += weight.elements
     parts = []
-    for operator, _ in sizes.most_common(_NAMED):
-        names = [weight.name for weight in weights if ", ".join(weight.operators) == operator]
+    for why, _ in sizes.most_common(_NAMED):
+        names = [weight.name for weight in weights if weight.why == why]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        parts.append(f"{', '.join(names[:_NAMED])}{more} (the quantizer left {operator})")
+        parts.append(f"{', '.join(names[:_NAMED])}{more} ({why})")
     return "; ".join(parts) + ("; and others" if len(sizes) > _NAMED else "")

@@ -1,21 +1,30 @@
 """Products with weights as linear layers, for quantizers that know no others.
 
-GPT-2's layers are `torch.addmm(bias, x, weight)`, Falcon's `x @ weight.T`. A linear layer computes the same.
+GPT-2's layers are `torch.addmm(bias, x, weight)`, Falcon's `x @ weight.T`, XLNet's `torch.einsum("ibh,hnd->ibnd", x,
+weight)`. A linear layer computes the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
 
 _ATEN = torch.ops.aten
 _PRODUCTS = (_ATEN.mm.default, _ATEN.matmul.default)
-_SWAPS = {  # operators that transpose matrices, and their arguments after the matrix
+_EINSUM, _TENSORDOT = _ATEN.einsum.default, _ATEN.tensordot.default
+TRANSPOSED = "transposed_"
+"""Prefix of the names of weights that are made of others, where dots are underscores."""
+
+SWAPS = {  # operators that transpose matrices, and their arguments after the matrix
     _ATEN.t.default: ((),),
     _ATEN.numpy_T.default: ((),),
+    _ATEN.mT.default: ((),),
     _ATEN.permute.default: (([1, 0],), ([-1, -2],)),
     _ATEN.transpose.int: ((0, 1), (1, 0), (-1, -2), (-2, -1)),
 }
@@ -31,11 +40,47 @@ class _Product:
     bias: Node | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Contraction:
+    """A sum of products of a value and a parameter, with a label for each dimension, as `torch.einsum` has them."""
+
+    factor: Node
+    weight: Node
+    of_factor: tuple[str, ...]
+    of_weight: tuple[str, ...]
+    of_result: tuple[str, ...]
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        return tuple(label for label in self.of_weight if label in self.of_factor)
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        return tuple(label for label in self.of_weight if label not in self.of_factor)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return tuple(label for label in self.of_factor if label not in self.summed)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether a linear layer computes it: each dimension of the weight is either summed or new in the result."""
+        labels = (self.of_factor, self.of_weight, self.of_result)
+        distinct = all(len(set(each)) == len(each) and "." not in each for each in labels)
+        return distinct and bool(self.summed and self.made) and {*self.kept, *self.made} == set(self.of_result)
+
+
 def write_as_linear(module: GraphModule) -> None:
-    """Replaces products of matrices with parameters by linear layers; their weights are the parameters transposed."""
+    """Replaces products of values with parameters by linear layers; their weights are the parameters transposed."""
     weights = _Weights(module)
     for node in list(module.graph.nodes):
-        if product := _product(node):
+        if contraction := _contraction(node):
+            with module.graph.inserting_before(node):
+                made = _contract(module.graph, contraction, weights)
+            made.meta = {**node.meta, "val": made.meta["val"]}
+            node.replace_all_uses_with(made)
+            module.graph.erase_node(node)
+        elif product := _product(node):
             with module.graph.inserting_before(node):
                 weight = product.weight if product.transposed else weights.transposed(product.weight)
                 arguments = (product.factor, weight, *([product.bias] if product.bias else []))
@@ -48,6 +93,72 @@ def write_as_linear(module: GraphModule) -> None:
     module.recompile()
 
 
+def _contraction(node: Node) -> _Contraction | None:
+    operands, result = _labelled(node)
+    for (factor, of_factor), (weight, of_weight) in (operands, operands[::-1]) if operands else ():
+        value = weight.meta.get("val")
+        if weight.op == "get_attr" and factor.op != "get_attr" and value is not None and value.is_floating_point():
+            made = _Contraction(factor, weight, of_factor, of_weight, result)
+            return made if made.is_linear else None
+    return None
+
+
+_Labels = tuple[str, ...]
+
+
+def _labelled(node: Node) -> tuple[list[tuple[Node, _Labels]], _Labels]:
+    """Both operands and the result of a contraction with the labels of their dimensions; nothing for other nodes."""
+    if node.target is _EINSUM and len(node.args[1]) == 2:
+        given, _, result = str(node.args[0]).replace(" ", "").partition("->")
+        return list(zip(node.args[1], map(tuple, given.split(",")), strict=True)), tuple(result)
+    if node.target is _TENSORDOT and len(node.args) == 4:
+        one, other, of_one, of_other = node.args
+        first, second = _fresh("a", one), _fresh("b", other)
+        for index, position in zip(of_one, of_other, strict=True):
+            second[position] = first[index]
+        labels = [*first, *second]
+        return [(one, (*first,)), (other, (*second,))], tuple(label for label in labels if labels.count(label) == 1)
+    if node.target in _PRODUCTS and node.args[1].meta["val"].dim() > 1:
+        matrix, transposed = _untransposed(node.args[0])
+        *batch, middle, last = _fresh("a", node.args[1])
+        of_matrix = (middle, "row") if transposed else ("row", middle)
+        if _is_matrix(matrix):
+            return [(matrix, of_matrix), (node.args[1], (*batch, middle, last))], (*batch, "row", last)
+    return [], ()
+
+
+def _fresh(prefix: str, node: Node) -> list[str]:
+    return [f"{prefix}{dimension}" for dimension in range(node.meta["val"].dim())]
+
+
+def _contract(graph: Graph, product: _Contraction, weights: _Weights) -> Node:
+    """The value of a contraction, by a linear layer."""
+    sizes = dict(zip(product.of_weight, product.weight.meta["val"].shape, strict=True))
+    value = _permuted(graph, product.factor, product.of_factor, product.kept + product.summed)
+    if len(product.summed) > 1:
+        value = call_operator(graph, _ATEN.flatten.using_ints, value, len(product.kept), -1)
+    made = call_operator(graph, _ATEN.linear.default, value, weights.as_matrix(product))
+    if len(product.made) > 1:
+        parts = [sizes[label] for label in product.made]
+        made = call_operator(graph, _ATEN.unflatten.int, made, len(product.kept), parts)
+    return _permuted(graph, made, product.kept + product.made, product.of_result)
+
+
+def _permuted(graph: Graph, value: Node, labels: tuple[str, ...], wanted: tuple[str, ...]) -> Node:
+    return (
+        value if labels == wanted else call_operator(graph, _ATEN.permute.default, value, [*map(labels.index, wanted)])
+    )
+
+
+def call_operator(graph: Graph, operator: OpOverload, *args: Any) -> Node:
+    """A node that calls an operator, with its value in its metadata; the first argument is a node."""
+    node = graph.call_function(operator, args)
+    values = [argument.meta["val"] if isinstance(argument, Node) else argument for argument in args]
+    with values[0].fake_mode:
+        node.meta["val"] = operator(*values)
+    return node
+
+
 def _product(node: Node) -> _Product | None:
     if node.op != "call_function" or node.kwargs:
         return None
@@ -57,12 +168,18 @@ def _product(node: Node) -> _Product | None:
         bias, (factor, weight) = None, node.args
     else:
         return None
-    named, transposed = weight, False
-    if weight.op == "call_function" and weight.args[1:] in _SWAPS.get(weight.target, ()):
-        named, transposed = weight.args[0], True
+    named, transposed = _untransposed(weight)
     if not _is_matrix(named) or (bias and not _fits(bias, weight)):
         return None
     return _Product(factor, named, transposed, bias)
+
+
+def _untransposed(matrix: Node) -> tuple[Node, bool]:
+    """What a node transposes, any number of times, and whether the node has rows for its columns."""
+    transposed = False
+    while matrix.op == "call_function" and matrix.args[1:] in SWAPS.get(matrix.target, ()):
+        matrix, transposed = matrix.args[0], not transposed
+    return matrix, transposed
 
 
 def _is_matrix(node: Node) -> bool:
@@ -82,20 +199,34 @@ class _Weights:
     """The parameters of a module that become weights of linear layers, transposed."""
 
     module: GraphModule
-    made: dict[str, str] = field(default_factory=dict)  # by name of a parameter, that of its transpose
+    made: dict[str, str] = field(default_factory=dict)  # by parameter and how it is transposed, the name of the result
+    replaced: set[str] = field(default_factory=set)
 
     def transposed(self, weight: Node) -> Node:
-        name = str(weight.target)
-        if name not in self.made:
-            self.made[name] = f"_transposed_{len(self.made)}"
-            value = attrgetter(name)(self.module).detach().t().contiguous()
-            self.module.register_parameter(self.made[name], torch.nn.Parameter(value, requires_grad=False))
-        node = self.module.graph.get_attr(self.made[name])
-        node.meta["val"] = weight.meta["val"].t()
+        return self._made(str(weight.target), weight, lambda value: value.t())
+
+    def as_matrix(self, product: _Contraction) -> Node:
+        """A row for each result of a contraction, a column for each summand."""
+        order = [product.of_weight.index(label) for label in product.made + product.summed]
+        return self._made(
+            f"{product.weight.target}, {order}, {len(product.made)}",
+            product.weight,
+            lambda value: value.permute(order).flatten(len(product.made)).flatten(0, -2),
+        )
+
+    def _made(self, key: str, weight: Node, change: Callable[[torch.Tensor], torch.Tensor]) -> Node:
+        self.replaced.add(str(weight.target))
+        if key not in self.made:
+            name = f"{TRANSPOSED}{str(weight.target).replace('.', '_')}"
+            self.made[key] = name if name not in self.made.values() else f"{name}_{len(self.made)}"
+            value = change(attrgetter(str(weight.target))(self.module).detach()).contiguous()
+            self.module.register_parameter(self.made[key], torch.nn.Parameter(value, requires_grad=False))
+        node = self.module.graph.get_attr(self.made[key])
+        node.meta["val"] = change(weight.meta["val"])
         return node
 
     def delete_unused(self) -> None:
         used = {node.target for node in self.module.graph.nodes if node.op == "get_attr"}
-        for name in self.made.keys() - used:
+        for name in self.replaced - used:
             owner, _, attribute = name.rpartition(".")
             delattr(self.module.get_submodule(owner), attribute)

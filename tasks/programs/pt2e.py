@@ -20,13 +20,13 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from ...configs.definition import MethodDefinition
 from ...errors import SourceError, TargetError
-from ..quantization import LeftWeight, Quantization
 from ..stage import CallableParams, TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
 from ..upstream.dynamic_constants import whole_dynamic_quantization
 from .method import Shapes, export_method
 from .products import write_as_linear
 from .recipe_functions import node_filter, run_graph_passes
+from .recurrent import unroll_recurrent_layers
 from .sizes import dynamic_sizes, export_again, sizes_collection
 
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
@@ -90,8 +90,13 @@ class LeftOut(Quantizer):  # type: ignore[misc]  # torchao is untyped here
         """Everything is valid."""
 
     def _leaves_out(self, node: Node) -> bool:
-        modules = (str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())
-        return any(fnmatchcase(module, pattern) for module in modules for pattern in self._patterns)
+        return is_inside(node, self._patterns)
+
+
+def is_inside(node: Node, patterns: Collection[str]) -> bool:
+    """Whether an operator is inside of a module that a pattern matches."""
+    modules = (str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())
+    return any(fnmatchcase(module, pattern) for module in modules for pattern in patterns)
 
 
 def quantize(  # noqa: PLR0913 - what quantization depends on
@@ -128,6 +133,7 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     module = run_graph_passes(passes, "pre_prepare_passes", program.module(check_guards=False))
     hide_integer_scalars(module)
     if knows_linear_only(quantizers):
+        unroll_recurrent_layers(module)
         write_as_linear(module)
     changed = _written(module).union(state)
     initial = {name: buffer.clone() for name, buffer in module.named_buffers() if name in changed}
@@ -158,39 +164,6 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     restore_integer_scalars(converted)
     converted = run_graph_passes(passes, "post_convert_passes", converted)
     return export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
-
-
-def quantization_of(program: ExportedProgram) -> Quantization:
-    """How much of the weights of a quantized program are integers, and which are not."""
-    signature, state = program.graph_signature, written_buffers(program)
-    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    sizes: dict[str, int] = {}
-    left, total, quantized = [], 0, 0
-    for node in program.graph.find_nodes(op="placeholder"):
-        value, name = node.meta.get("val"), names.get(node.name)
-        if name is None or name in state or not isinstance(value, torch.Tensor) or value.dim() < 2:
-            continue
-        operators = {_operator(user) for user in node.users}
-        if not operators:
-            continue  # what has been folded
-        integer = value.dtype in (torch.int8, torch.uint8) or all(_QUANTIZE in operator for operator in operators)
-        if not (integer or (value.is_floating_point() and node.name in signature.inputs_to_parameters)):
-            continue  # tables and positions
-        dtype = str(value.dtype).removeprefix("torch.")
-        sizes[dtype] = sizes.get(dtype, 0) + value.numel() * value.itemsize
-        total += value.numel()
-        quantized += value.numel() * integer
-        if not integer:
-            left.append(LeftWeight(name, tuple(sorted(operators)), value.numel()))
-    left.sort(key=lambda weight: (-weight.elements, weight.name))
-    return Quantization(dict(sorted(sizes.items())), total, quantized, tuple(left))
-
-
-_QUANTIZE = "quantized_decomposed.quantize"
-
-
-def _operator(node: Node) -> str:
-    return str(node.target).removesuffix(".default")
 
 
 def written_buffers(program: ExportedProgram) -> set[str]:

@@ -57,7 +57,8 @@ class Quantize(stage.Stage, name="quantize"):
         from ..codecs.values import count_values, load_value, load_values
         from ..programs.graphs import why_nothing_to_quantize
         from ..programs.inputs import with_progress
-        from ..programs.pt2e import quantization_of, quantize, written_buffers
+        from ..programs.pt2e import quantize, written_buffers
+        from ..programs.reached import Asked, quantization_of
         from ..programs.samples import checked_samples
 
         program = load_program(inputs.program, work.store)
@@ -87,7 +88,7 @@ class Quantize(stage.Stage, name="quantize"):
                 error.args = (f"{error}; {why}",)
             raise
         observed = f"{count} {'sample' if inputs.samples else 'example'}{'' if count == 1 else 's'}"
-        reached = quantization_of(quantized)
+        reached = quantization_of(quantized, program, Asked(params.quantizers, params.filters, params.exclude))
         if params.at_least is not None and reached.share < params.at_least:
             raise TargetError(
                 f"the recipe asks for {params.at_least:.0%} (`quantize.at_least`), and {reached}; write these layers "

@@ -645,12 +645,29 @@ def channels_last_weights():
     return net.to(memory_format=torch.channels_last), (torch.randn(1, 1, 8, 8),)
 
 
-def linear_and_recurrent():
-    """A recurrent layer, which quantizers leave, between two linear ones."""
-    layers = {"first": nn.Linear(8, 16), "lstm": nn.LSTM(16, 32, batch_first=True), "last": nn.Linear(32, 4)}
-    return FunctionOfLayers(lambda net, x: net.last(net.lstm(net.first(x))[0][:, -1]), **layers), (
-        torch.randn(2, 5, 8),
-    )
+def linear_and_embedding():
+    """A large table of embeddings, which quantizers leave, and a linear layer."""
+    layers = {"table": nn.Embedding(512, 16), "last": nn.Linear(16, 16)}
+    return FunctionOfLayers(lambda net, ids: net.last(net.table(ids)), **layers), (torch.arange(6).reshape(2, 3),)
+
+
+def recurrent_layers(kind: str, **options):
+    """Recurrent layers of one kind by the name of their class, for any batch, and a linear one."""
+    layers = {"layers": getattr(nn, kind)(8, 16, batch_first=True, **options)}
+    layers["last"] = nn.Linear(options.get("proj_size", 16) * (1 + options.get("bidirectional", False)), 4)
+    return FunctionOfLayers(lambda net, x: net.last(net.layers(x)[0]), **layers), (torch.randn(2, 5, 8),)
+
+
+def recurrent_cells():
+    """One step of each kind of recurrent cell, with the states that it leaves."""
+    kinds = {"lstm": nn.LSTMCell, "gru": nn.GRUCell, "rnn": nn.RNNCell}
+    layers = {name: kind(16, 16) for name, kind in kinds.items()}
+
+    def step(net, x, state):
+        hidden, cell = net.lstm(x, (state, state.tanh()))
+        return net.rnn(net.gru(hidden, state), state), cell
+
+    return FunctionOfLayers(step, **layers), (torch.randn(2, 16), torch.randn(2, 16))
 
 
 def notes():

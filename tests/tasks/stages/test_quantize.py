@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pteforge.configs import Quantize as Quantization
 from pteforge.configs.verification import VerifyBounds
@@ -277,18 +279,51 @@ def test_methods_are_quantized_by_themselves(stages):
         assert steps[f"quantize/{method}"].call.inputs["examples"] == steps[export].outputs.examples
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes self.lstm")  # torch's, of all LSTMs
 def test_what_quantization_reached(lower):
     """Provenance has the weights by dtype, and those in floating point with the operators that take them."""
-    made = lower("builders:linear_and_recurrent", int8(dynamic=True)).provenance["quantization"]["forward"]
-    linear, recurrent = 8 * 16 + 32 * 4, 4 * 32 * (16 + 32)
-    assert made["sizes"] == {"float32": 4 * recurrent, "int8": linear}
-    assert (made["elements"], made["quantized"]) == (linear + recurrent, linear)
-    assert [weight["name"] for weight in made["left"]] == ["lstm.weight_hh_l0", "lstm.weight_ih_l0"]
-    assert {tuple(weight["operators"]) for weight in made["left"]} == {("aten.lstm.input",)}
+    made = lower("builders:linear_and_embedding", int8(dynamic=True)).provenance["quantization"]["forward"]
+    linear, table = 16 * 16, 512 * 16
+    assert made["sizes"] == {"float32": 4 * table, "int8": linear}
+    assert (made["elements"], made["quantized"]) == (linear + table, linear)
+    assert [(weight["name"], weight["operators"]) for weight in made["left"]] == [("table.weight", ["aten.embedding"])]
     text = str(quantization.Quantization.from_json(made))
-    assert text.startswith("4% of the weights are integers; in floating point: lstm.weight_hh_l0, lstm.weight_ih_l0 (")
-    assert "aten.lstm.input" in text
+    assert text.startswith("3% of the weights are integers; in floating point: table.weight (")
+    assert "aten.embedding" in text
+
+
+RECURRENT = [
+    ("recurrent_layers", {"kind": "LSTM", "num_layers": 2, "bidirectional": True}),
+    ("recurrent_layers", {"kind": "LSTM", "proj_size": 6, "bias": False}),
+    ("recurrent_layers", {"kind": "GRU", "bidirectional": True}),
+    ("recurrent_layers", {"kind": "GRU", "num_layers": 2, "bias": False}),
+    ("recurrent_layers", {"kind": "RNN"}),
+    ("recurrent_layers", {"kind": "RNN", "nonlinearity": "relu"}),
+    ("recurrent_cells", {}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.layers", "ignore:LSTM with projections is not supported")
+@pytest.mark.parametrize(
+    "options",
+    [{"dynamic": True}, {}, {"per_channel": False}],
+    ids=["dynamic", "static", "tensor"],
+)
+@pytest.mark.parametrize(("builder", "kwargs"), RECURRENT)
+@pytest.mark.slow
+def test_recurrent_layers(builder, kwargs, options, stages):
+    """All matrices of recurrent layers and cells become integers, and a file has each of them once.
+
+    Gates stay in floating point, so the file computes about what the model does.
+    """
+    asked = {**int8(**options), "verify": {"min_sqnr_db": 25, "drawn_inputs": 0}}
+    lowered = stages.lower({"builder": f"builders:{builder}", "kwargs": kwargs}, asked)
+    stored = lowered.store.read_artifact(lowered.outputs[FORWARD]["reached"])
+    reached = quantization.Quantization.from_json(json.loads(stored))
+    assert (reached.share, reached.left) == (1, ())
+    plain = stages.lower({"builder": f"builders:{builder}", "kwargs": kwargs}, XNNPACK)
+    weights = [value for value in plain.program("export").state_dict.values() if value.dim() == 2]
+    assert reached.sizes == {"int8": sum(value.numel() for value in weights)}
+    assert len(lowered.file) < len(plain.file)
 
 
 def test_state_is_no_weight(lower):
@@ -297,11 +332,10 @@ def test_state_is_no_weight(lower):
     assert [made["share"] for made in lowered.provenance["quantization"].values()] == [1, 1]
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes self.lstm")  # torch's, of all LSTMs
 def test_quantization_must_reach_at_least(lower):
     """A recipe may say how much; where less is reached, no file is made, and the layers are named."""
     asked = int8(dynamic=True)
     asked["quantize"]["at_least"] = 0.8
-    with pytest.raises(TargetError, match=r"asks for 80%.* 4% of the weights are integers; .*lstm\.weight_hh_l0"):
-        lower("builders:linear_and_recurrent", asked)
+    with pytest.raises(TargetError, match=r"asks for 80%.* 3% of the weights are integers; .*table\.weight"):
+        lower("builders:linear_and_embedding", asked)
     lower("builders:conv_net", {**asked, "quantize": {"quantizer": "xnnpack", "at_least": 1.0}}, until="quantize")
