@@ -19,6 +19,7 @@ from ..artifacts.opening import open_input, read_sidecar
 from ..artifacts.runs import RunRecord, Runs, StageOutcome
 from ..errors import InputError, first_line, printable
 from ..tasks.diagnosis import Finding
+from ..tasks.quantization import Quantization, quantization_by_method
 from .figures_text import format_db, format_size
 from .file_map import Block, FileMap, PayloadMap, Tile, map_of, sparkline, treemap
 
@@ -78,6 +79,11 @@ class FileReport:
     def status(self) -> str:
         status: str = self.entry["status"]
         return status
+
+    @property
+    def quantization(self) -> Mapping[str, Quantization]:
+        """What quantization reached, by method."""
+        return quantization_by_method(self.entry.get("quantization"))
 
     @property
     def delegated(self) -> str:

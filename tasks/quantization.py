@@ -14,7 +14,7 @@ LITTLE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LeftWeight:
-    """A weight that stays in floating point, with the operators that take it, and the reason."""
+    """A weight that stays in floating point, with the operators that take it, and the reason, in words."""
 
     name: str
     operators: tuple[str, ...]
@@ -48,9 +48,14 @@ class Quantization:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Quantization:
         left = tuple(
-            LeftWeight(each["name"], tuple(each["operators"]), each["elements"], each["why"]) for each in fields["left"]
+            LeftWeight(each["name"], tuple(each["operators"]), each["elements"], each.get("why", ""))
+            for each in fields["left"]
         )
         return cls(fields["sizes"], fields["elements"], fields["quantized"], left)
+
+    @property
+    def is_little(self) -> bool:
+        return self.share < LITTLE
 
     def __str__(self) -> str:
         text = f"{self.share:.0%} of the weights are integers"

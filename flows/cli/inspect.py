@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...artifacts.digest import digest_file
+from ...artifacts.opening import read_sidecar
 from ...errors import printable
+from ...tasks.quantization import Quantization, quantization_by_method
 from ..figures_text import format_size, open_table
 from .metadata import metadata_lines
 from .options import AS_JSON, DATA
@@ -41,18 +46,22 @@ def inspect_file(
     from ...formats.nfat.fat_file import is_fat
     from ...formats.pte.describe import describe
     from ...formats.pte.metadata import metadata_json, read_metadata, returning_methods
-    from ...formats.pte.reader import open_pte
+    from ...formats.pte.reader import map_file, open_pte
     from ...formats.pte.sizes import SIZES
+    from ...formats.pte.weights import weight_bytes
 
     pte = open_pte(file)
     fat = open_fat_file(file, data) if is_fat(pte) else None
     metadata = read_metadata(file)
+    reached = _quantization(file)
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),
         "container": _describe_container(fat) if fat else None,
+        "quantization": {method: made.to_json() for method, made in reached.items()},
     }
     if not fat:
+        description["weights"] = asdict(weight_bytes(pte, map_file(file)))
         description["outside"] = _describe_external(file, pte, data_files(file, data))
     if as_json:
         print_json(description)
@@ -64,6 +73,9 @@ def inspect_file(
         _print_container(console, file, description)
     else:
         _print_file(console, file, description)
+    for method, made in reached.items():
+        of_method = f"method {method}: " if len(reached) > 1 else ""
+        console.print(Text(printable(f"{of_method}{made}")), soft_wrap=True)
     told = {key: value for key, value in metadata.items() if not key.startswith(SIZES)}  # inputs have those
     for line in metadata_lines(told, limit=_MAX_LENGTH):
         console.print(Text(line), soft_wrap=True)
@@ -73,6 +85,15 @@ def inspect_file(
             _print_method(console, method)
     if not fat:
         _print_named_data(console, description)
+
+
+def _quantization(file: Path) -> dict[str, Quantization]:
+    """What quantization reached by method, from the provenance next to the file, if it is of this file."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        provenance = json.loads(read_sidecar(file.with_suffix(".json")))
+        if provenance["file"]["size"] == file.stat().st_size and provenance["file"]["sha256"] == digest_file(file):
+            return quantization_by_method(provenance.get("quantization"))
+    return {}
 
 
 def _describe_container(fat: FatFile) -> dict[str, Any]:
@@ -197,6 +218,17 @@ def _print_file(console: Console, file: Path, description: dict[str, Any]) -> No
     kernels = printable(", ".join(description["kernels"])) or "none"
     console.print(Text(f"kernels to link: {kernels}"), soft_wrap=True)
     console.print(f"{constants['tensors']} constant tensors, {format_size(constants['bytes'])}")
+    if line := _weights(**description["weights"]):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _weights(sizes: dict[str, int], unread: Sequence[str]) -> str:
+    """Bytes of weights by data type, with each one's share, in one line."""
+    total = sum(sizes.values())
+    said = [f"{dtype} {format_size(size)} ({size / total:.0%})" for dtype, size in sizes.items()]
+    if unread:
+        said.append(f"those of {printable(', '.join(unread))} are not read")
+    return f"weights: {', '.join(said)}" if said else ""
 
 
 def _print_method(console: Console, method: dict[str, Any]) -> None:

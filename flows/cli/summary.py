@@ -15,7 +15,6 @@ from ...errors import first_line, printable
 from ...tasks.diagnosis import as_text, without_advice
 from ...tasks.figures import WHOLE_FILE
 from ...tasks.keys.inputs import ALL_VARIABLES
-from ...tasks.quantization import LITTLE
 from ..figures_text import format_error, format_score, format_size, format_sqnr, ladders_table, open_table
 from ..outcome import KEPT_AS, Failure, ModelOutcome, RecipeOutcome, ZooOutcome
 from ..publish import FOUND
@@ -93,7 +92,7 @@ def _notes(outcome: ZooOutcome) -> Iterator[Text]:
         yield from _of_figures(model.model, recipe, said)
         for method, reached in recipe.quantization.items():
             of_method = f", method {method}" if len(recipe.quantization) > 1 else ""
-            yield Text(f"{name}{of_method}: {printable(str(reached))}", "yellow" if reached.share < LITTLE else "dim")
+            yield Text(f"{name}{of_method}: {printable(str(reached))}", "yellow" if reached.is_little else "dim")
         for payload, reason in recipe.left_out.items():
             yield Text(f"{name} is without {payload}: {reason}", "yellow")
         for payload, reason in (recipe.figures.not_run if recipe.figures else {}).items():

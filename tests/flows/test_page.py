@@ -141,6 +141,17 @@ def test_changes_and_trends(made, record):
     assert Page(render(record, [], made.out)).of_class("trend") == ""
 
 
+def test_what_quantization_reached(made, record):
+    """A file's section says the share of the weights, what is left and why, and marks a small share."""
+    left = [{"name": "table", "operators": ["aten.embedding"], "elements": 90, "why": "quantizers leave tables"}]
+    fields = {"sizes": {"int8": 10, "float32": 360}, "elements": 100, "quantized": 10, "left": left}
+    text = "10% of the weights are integers; in floating point: table (quantizers leave tables)"
+    page = Page(render(changed(record, quantization={"forward": fields}), [], made.out))
+    assert text in page.of_class("bad")
+    page = Page(render(changed(record, quantization={"forward": {**fields, "quantized": 90}}), [], made.out))
+    assert text.replace("10%", "90%") in page.of_class("dim")
+
+
 def test_failures_come_with_their_log(made, record):
     """A failed step says why, for which recipe, and how its log ended; other files keep their place."""
     page = Page(render(changed(record, **FAILED, file=None), [], made.out))

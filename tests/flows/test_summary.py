@@ -13,6 +13,7 @@ from pteforge.flows.cli.progress import Lines
 from pteforge.flows.cli.summary import Failures, print_failures, print_summary
 from pteforge.flows.outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
 from pteforge.tasks.figures import Figures, Worst
+from pteforge.tasks.quantization import LeftWeight, Quantization
 from pteforge.tasks.runner import StageCall, StageId
 from pteforge.tasks.stages.edge import Edge
 from rich.console import Console
@@ -85,6 +86,19 @@ def test_narrow_terminals(failed, capsys, tmp_path, monkeypatch):
         assert out.splitlines()[1].split() == ["model", "recipe", "status", *names.split()]
         assert "failed at partition " in out
         assert "xnnpack-int8-dynamic   made" in out
+
+
+@pytest.mark.parametrize(("quantized", "style"), [(40, "33"), (60, "2")], ids=["yellow", "dim"])
+def test_what_quantization_reached(quantized, style, tmp_path, monkeypatch):
+    """A line says the share of the weights, what is left and why, in yellow below half of them."""
+    left = (LeftWeight("table.weight", ("aten.embedding",), 100 - quantized, "quantizers leave tables"),)
+    reached = {"forward": Quantization({"float32": 40, "int8": 10}, 100, quantized, left)}
+    recipe = RecipeOutcome("int8", "made", path=tmp_path / "file.pte", quantization=reached)
+    console = Console(width=200, force_terminal=True, color_system="standard", record=True)
+    monkeypatch.setattr(summary, "open_console", lambda: console)
+    print_summary(ZooOutcome("zoo", (ModelOutcome("net", (recipe,), ran=1, cached=0),), 2.0))
+    text = f"{quantized}% of the weights are integers; in floating point: table.weight (quantizers leave tables)"
+    assert f"\x1b[{style}mnet/int8: {text}\x1b[0m" in console.export_text(styles=True)
 
 
 def test_long_summaries_list_what_changed(capsys, tmp_path):

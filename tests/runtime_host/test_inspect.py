@@ -1,8 +1,10 @@
 """`pteforge inspect`: what it prints about fat files, and that names from a file cannot control a terminal."""
 
+import json
 import random
 from collections import Counter
 from dataclasses import replace
+from shutil import copy
 
 import pytest
 from pteforge.artifacts.digest import digest_file
@@ -55,6 +57,35 @@ def test_payloads_as_text(pteforge, fat, payloads):
         'constant method label: string "speech"',
     ):
         assert part in said.out
+
+
+def test_data_types_of_weights(pteforge, payloads):
+    """The text says which bytes of weights are of which data type, also in XNNPACK's delegates, but not in others'."""
+    matrices = pteforge("inspect", payloads["portable"], "--json").json["weights"]
+    assert matrices["sizes"].keys() == {"float32"}
+    assert pteforge("inspect", payloads["xnnpack"], "--json").json["weights"] == matrices
+    (line,) = [line for line in pteforge("inspect", payloads["xnnpack"]).out.splitlines() if "weights: " in line]
+    assert line.startswith("weights: float32 ")
+    assert line.endswith("(100%)")
+    assert "those of VulkanBackend are not read" in pteforge("inspect", payloads["vulkan"]).out
+
+
+def test_what_quantization_reached(pteforge, payloads, tmp_path):
+    """Inspecting says it if the provenance next to the file is that of the file."""
+    copy(payloads["xnnpack"], file := tmp_path / "file.pte")
+    left = [{"name": "table", "operators": ["aten.embedding"], "elements": 9, "why": "quantizers leave tables"}]
+    fields = {"sizes": {"int8": 1, "float32": 36}, "elements": 10, "quantized": 1, "left": left}
+    provenance = {
+        "file": {"sha256": digest_file(file), "size": file.stat().st_size},
+        "quantization": {"encode": fields},
+    }
+    file.with_suffix(".json").write_text(json.dumps(provenance), encoding="utf-8")
+    text = "10% of the weights are integers; in floating point: table (quantizers leave tables)"
+    assert text in pteforge("inspect", file).out.splitlines()
+    assert pteforge("inspect", file, "--json").json["quantization"]["encode"]["left"] == left
+    provenance["file"]["sha256"] = "0" * 64
+    file.with_suffix(".json").write_text(json.dumps(provenance), encoding="utf-8")
+    assert pteforge("inspect", file, "--json").json["quantization"] == {}
 
 
 def test_plain_files_have_no_container(pteforge, payloads):

@@ -653,21 +653,21 @@ def linear_and_embedding():
 
 def recurrent_layers(kind: str, **options):
     """Recurrent layers of one kind by the name of their class, for any batch, and a linear one."""
-    layers = {"layers": getattr(nn, kind)(8, 16, batch_first=True, **options)}
-    layers["last"] = nn.Linear(options.get("proj_size", 16) * (1 + options.get("bidirectional", False)), 4)
+    layers = {"layers": getattr(nn, kind)(8, 32, batch_first=True, **options)}
+    layers["last"] = nn.Linear(options.get("proj_size", 32) * (1 + options.get("bidirectional", False)), 4)
     return FunctionOfLayers(lambda net, x: net.last(net.layers(x)[0]), **layers), (torch.randn(2, 5, 8),)
 
 
 def recurrent_cells():
     """One step of each kind of recurrent cell, with the states that it leaves."""
     kinds = {"lstm": nn.LSTMCell, "gru": nn.GRUCell, "rnn": nn.RNNCell}
-    layers = {name: kind(16, 16) for name, kind in kinds.items()}
+    layers = {name: kind(32, 32) for name, kind in kinds.items()}
 
     def step(net, x, state):
         hidden, cell = net.lstm(x, (state, state.tanh()))
         return net.rnn(net.gru(hidden, state), state), cell
 
-    return FunctionOfLayers(step, **layers), (torch.randn(2, 16), torch.randn(2, 16))
+    return FunctionOfLayers(step, **layers), (torch.randn(2, 32), torch.randn(2, 32))
 
 
 def notes():

@@ -1,0 +1,108 @@
+"""What int8 recipes reach of the models of breadth.py: share of the weights that are integers, and bytes of the files.
+
+    python benchmarks/reached.py [--only NAME,...] [--recipes RECIPE,...] [--before FILE] [--save FILE]
+
+Models are those of breadth.py, and three with recurrent layers and a convolution. `--save` writes the figures to a file,
+and `--before` shows those of another version of pteforge next to this one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from breadth import sources
+
+DEFAULT = "bert,convbert,gpt2,t5,mamba,convnext,regnet,whisper,wav2vec2,speech_to_text"
+RECIPES = "xnnpack-fp32,xnnpack-int8-dynamic,xnnpack-int8-static"
+RECURRENT = """
+import torch
+from torch import nn
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, convolution):
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv1d(40, 64, 5, padding=2), nn.ReLU()) if convolution else nn.Conv1d(40, 64, 1)
+        self.layers, self.last = kind(64, 96, 2, batch_first=True), nn.Linear(96, 12)
+
+    def forward(self, x):
+        return self.last(self.layers(self.first(x).mT)[0][:, -1])
+
+
+def make(kind, convolution=False):
+    torch.manual_seed(0)
+    return Recurrent(getattr(nn, kind), convolution), (torch.randn(2, 40, 12),)
+"""
+KINDS = {"lstm": {"kind": "LSTM"}, "gru": {"kind": "GRU"}, "keywords": {"kind": "LSTM", "convolution": True}}
+
+Figures = dict[str, dict[str, dict[str, Any]]]
+"""By model and recipe: `share` of weights, `size` in bytes, `problem` instead of a size."""
+
+
+def measure(names: list[str], recipes: list[str], folder: Path) -> Figures:
+    """Lowers the models with the recipes."""
+    (folder / "recurrent.py").write_text(RECURRENT, encoding="utf-8")
+    models: dict[str, Any] = {name: {"builder": "recurrent:make", "kwargs": kwargs} for name, kwargs in KINDS.items()}
+    models |= {name: source for _, name, source in sources("*") if name in names}
+    zoo = {
+        "version": 1,
+        "models": {name: {"source": made, "recipes": recipes} for name, made in models.items() if name in names},
+    }
+    (folder / "zoo.yaml").write_text(json.dumps(zoo), encoding="utf-8")
+    command = [Path(sys.executable).with_name("pteforge"), "export", "zoo.yaml", "--json", "--store", "store"]
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=False)
+    return {
+        model: {recipe: _figures(outcome) for recipe, outcome in by_recipe.items()}
+        for model, by_recipe in json.loads(done.stdout)["models"].items()
+    }
+
+
+def _figures(outcome: dict[str, Any]) -> dict[str, Any]:
+    if not outcome.get("file"):
+        return {"problem": outcome["problem"].partition("\n")[0]}
+    reached = outcome["quantization"].values()
+    elements = sum(method["elements"] for method in reached)
+    share = sum(method["quantized"] for method in reached) / elements if elements else 0
+    return {"share": share, "size": outcome["size"]}
+
+
+def table(figures: Figures, before: Figures) -> str:
+    """A row for each model: share and size relative to fp32's file, by recipe; those before to the left of an arrow."""
+    recipes = [recipe for recipe in next(iter(figures.values())) if recipe != "xnnpack-fp32"]
+    lines = ["model", "fp32, bytes", *(f"{recipe}: {what}" for recipe in recipes for what in ("share", "size / fp32"))]
+    rows = [lines, ["---", *("---:" for _ in lines[1:])]]
+    for model, of_model in figures.items():
+        plain = of_model["xnnpack-fp32"].get("size")
+        cells = [model, f"{plain:,}" if plain else "failed"]
+        for recipe in recipes:
+            of_recipe = [side[model][recipe] for side in (before, figures) if recipe in side.get(model, {})]
+            cells.append(" → ".join(f"{made['share']:.0%}" if "share" in made else "failed" for made in of_recipe))
+            sizes = [f"{made['size'] / plain:.2f}" if plain and "size" in made else "-" for made in of_recipe]
+            cells.append(" → ".join(sizes))
+        rows.append(cells)
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default=",".join((*KINDS, DEFAULT)))
+    parser.add_argument("--recipes", default=RECIPES)
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(options.only.split(","), options.recipes.split(","), Path(folder))
+    if options.save:
+        options.save.write_text(json.dumps(figures), encoding="utf-8")
+    print(table(figures, json.loads(options.before.read_text(encoding="utf-8")) if options.before else {}))
+
+
+if __name__ == "__main__":
+    main()
