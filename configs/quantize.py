@@ -151,6 +151,13 @@ class TorchaoTransform(FrozenModel):
     layers: tuple[Literal["linear", "embedding"], ...] = Field(
         ("linear",), min_length=1, description="The kinds of layers to quantize."
     )
+    at_least: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="The share of each method's weights, by their elements, that must be integers after all "
+        "transforms, such as 0.8; null: any.",
+    )
     filter_fn: ObjectReference | None = Field(
         None,
         description="package.module:name of a function that takes a module and its name and says whether to quantize "

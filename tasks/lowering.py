@@ -178,14 +178,18 @@ async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
             assets=assets,
             origin=file.origin,
             examples={method: export.examples for method, export in exports.items()},
-            quantization={
-                method: done.outputs.reached for method in exports if (done := run.find(Quantize.name, method=method))
-            },
+            quantization={method: reached for method in exports if (reached := _reached(run, method))},
             **proven,
             **debug_refs,
         ),
     )
     return LoweredRecipe(file.file, file.data, assets, payloads, report, debugging)
+
+
+def _reached(run: Scope, method: str) -> ArtifactRef | None:
+    """What quantization reached of a method: that of transforms, where nothing quantizes afterwards."""
+    done = run.find(Quantize.name, method=method) or run.find(SourceTransform.name, method=method)
+    return done.outputs.reached if done else None
 
 
 async def search_layers(run: Scope, exports: Exports) -> None:
@@ -394,6 +398,7 @@ async def quantize(run: Scope, method: str, program: ArtifactRef, exports: Expor
     recipe, model = run.plan, run.model
     if not recipe.quantizes(method):
         return program
+    transformed = run.find(SourceTransform.name, method=method)
     export, samples = exports[method], None
     if method in model.calibration:
         dataset = model.calibration[method]
@@ -411,6 +416,7 @@ async def quantize(run: Scope, method: str, program: ArtifactRef, exports: Expor
             program=program,
             examples=export.examples,
             samples=samples,
+            transformed=transformed.outputs.reached if transformed else None,
             shaped=export.program if recipe.observes_any_batch(method) else None,
             others={
                 other: made.program

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from ..errors import TargetError
 
 _NAMED = 3  # reasons, and weights of each, that a message names
 LITTLE = 0.5
@@ -53,6 +55,21 @@ class Quantization:
         )
         return cls(fields["sizes"], fields["elements"], fields["quantized"], left)
 
+    def after(self, transformed: Quantization) -> Quantization:
+        """With the reasons of transforms before quantizers, for the weights of the operators that those take alone."""
+        reasons = {weight.name: weight.why for weight in transformed.left if _is_lookup(weight)}
+        return replace(
+            self, left=tuple(replace(weight, why=reasons.get(weight.name, weight.why)) for weight in self.left)
+        )
+
+    def check(self, at_least: float | None, field: str) -> None:
+        """Raises TargetError if less was reached than the recipe asks for, in a field."""
+        if at_least is not None and self.share < at_least:
+            raise TargetError(
+                f"the recipe asks for {at_least:.0%} (`{field}`), and {self}; write these layers with others that are "
+                "quantized, or ask for less"
+            )
+
     @property
     def is_little(self) -> bool:
         return self.share < LITTLE
@@ -60,6 +77,10 @@ class Quantization:
     def __str__(self) -> str:
         text = f"{self.share:.0%} of the weights are integers"
         return f"{text}; in floating point: {_describe(self.left)}" if self.left else text
+
+
+def _is_lookup(weight: LeftWeight) -> bool:
+    return all(operator.startswith("aten.embedding") for operator in weight.operators)
 
 
 def quantization_by_method(fields: Mapping[str, Any] | None) -> dict[str, Quantization]:

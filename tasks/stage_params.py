@@ -86,6 +86,7 @@ def _transform_params(run: Scope, made: Transform) -> TorchaoParams | CallablePa
             include=made.filter,
             exclude=made.exclude,
             layers=made.layers,
+            at_least=made.at_least,
             filter_fn=called,
         )
     assert called  # noqa: S101 - the other kind of transform is a function

@@ -34,6 +34,7 @@ class TorchaoParams(Params):
     include: tuple[str, ...] = ("*",)  # patterns of names of the layers to quantize
     exclude: tuple[str, ...] = ()  # patterns of names of layers to leave out
     layers: tuple[str, ...] = ("linear",)  # kinds of layers, ``linear`` and ``embedding``
+    at_least: float | None = None  # share of the method's weights that must be integers after all transforms
     filter_fn: CallableParams | None = None  # says of every module whether to quantize it, in place of these
 
 

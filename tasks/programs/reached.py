@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch.export import ExportedProgram
@@ -11,6 +13,7 @@ from torch.fx import Node
 
 from ..quantization import LeftWeight, Quantization
 from ..stage import CallableParams, TargetParams
+from ..torchao_configs import TorchaoParams
 from .graphs import CONTROL
 from .products import SWAPS, TRANSPOSED
 from .pt2e import is_inside, written_buffers
@@ -28,11 +31,16 @@ _TAKEN = (_ATEN.linear.default, *_CONVOLUTIONS)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How a recipe quantizes a method: what may leave a weight in floating point."""
+    """How a recipe quantizes a method: what may leave a weight in floating point.
+
+    Either quantizers and their filters and exclusions, or torchao's transforms and the layers that they have to keep.
+    """
 
     quantizers: Sequence[TargetParams] = ()
     filters: Mapping[int, CallableParams] = field(default_factory=dict)
     exclude: Collection[str] = ()
+    transforms: Sequence[TorchaoParams] = ()
+    kept: Collection[str] = ()
 
 
 def quantization_of(program: ExportedProgram, original: ExportedProgram, asked: Asked) -> Quantization:
@@ -45,7 +53,7 @@ def quantization_of(program: ExportedProgram, original: ExportedProgram, asked: 
     left, total, quantized = [], 0, 0
     for node, name in _weights(program):
         value, operators = node.meta["val"], {_operator(user): user for user in node.users}
-        if name in state or not operators:
+        if name in state or not operators or all(map(partial(_scales, node), node.users)):
             continue
         integer = value.dtype in (torch.int8, torch.uint8) or all(_QUANTIZE in operator for operator in operators)
         if not (integer or (value.is_floating_point() and node.name in signature.inputs_to_parameters)):
@@ -70,11 +78,16 @@ def _weights(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
             yield node, names[node.name]
 
 
+def _scales(node: Node, user: Node) -> bool:
+    """Whether an operator dequantizes something else, with a value as its scale or zero point."""
+    return "dequantize" in str(user.target) and user.args[0] is not node
+
+
 def _dtype(value: torch.Tensor, users: Iterable[Node]) -> tuple[str, int]:
     """The data type of a weight and its bits: integers that torchao keeps in a byte each may have fewer in a file."""
     for user in users:
         if str(user.target).startswith(_DEQUANTIZE_AFFINE) and user.args[5] is not None:
-            bits = (int(user.args[6]) - int(user.args[5])).bit_length()  # type: ignore[call-overload]  # numbers
+            bits = (int(user.args[6]) - int(user.args[5])).bit_length()
             return f"int{bits}", bits
     return str(value.dtype).removeprefix("torch."), 8 * value.itemsize
 
@@ -86,7 +99,8 @@ def why_left(original: ExportedProgram, name: str, operators: Collection[str], a
     weight = named.get(name)
     users = list(_takers(weight)) if weight else []
     users = [user for user in users if _operator(user) in operators] or users
-    reasons = [_why(weight, user, asked) for user in users if weight]
+    explain = _why_untransformed if asked.transforms else _why
+    reasons = [explain(weight, user, name, asked) for user in users if weight]
     return "; ".join(dict.fromkeys(reasons)) or _unknown(operators, asked)
 
 
@@ -99,7 +113,8 @@ def _takers(node: Node) -> Iterator[Node]:
             yield user
 
 
-def _why(weight: Node, user: Node, asked: Asked) -> str:
+def _why(weight: Node, user: Node, name: str, asked: Asked) -> str:
+    del name
     dtype = weight.meta["val"].dtype
     if is_inside(user, asked.exclude):
         return "`quantize.exclude` leaves it out"
@@ -112,6 +127,28 @@ def _why(weight: Node, user: Node, asked: Asked) -> str:
     if dtype is not torch.float32:
         return f"quantizers take float32, and it is {str(dtype).removeprefix('torch.')}"
     return _why_not_xnnpack(weight, user, asked) or _unknown([_operator(user)], asked)
+
+
+def _why_untransformed(weight: Node, user: Node, name: str, asked: Asked) -> str:
+    """Why torchao's transforms left a weight."""
+    del weight
+    layer = name.rpartition(".")[0]
+    kind = "embedding" if user.target in _LOOKUPS else "linear" if user.target is _ATEN.linear.default else ""
+    chosen = [made for made in asked.transforms if made.filter_fn or kind in made.layers]
+    named = [made for made in chosen if made.filter_fn or _matches(layer, made.include)]
+    if not kind:
+        return "torchao takes linear layers and embeddings only"
+    if layer in asked.kept:
+        return "the model also uses it in another way than layers do"
+    if not named:
+        return "no transform's `filter` matches it" if chosen else f"no transform has `layers: [{kind}]`"
+    if all(made.filter_fn or _matches(layer, made.exclude) for made in named):
+        return "a transform's `filter_fn` or `exclude` leaves it out"
+    return "torchao takes layers of their own only, and this is part of another one"
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _is_filtered(user: Node, asked: Asked) -> bool:
@@ -139,8 +176,7 @@ def _why_not_xnnpack(weight: Node, user: Node, asked: Asked) -> str:
 
 def _unknown(operators: Collection[str], asked: Asked) -> str:
     names = " and ".join(dict.fromkeys(quantizer.name for quantizer in asked.quantizers))
-    taken = f"the quantizer of {names}" if names else "no transform"
-    return f"{taken} {'does not take' if names else 'takes'} {', '.join(sorted(operators))}"
+    return f"the quantizer of {names} does not take {', '.join(sorted(operators))}"
 
 
 def _operator(node: Node) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import field
 
@@ -10,6 +11,7 @@ from pydantic import Field
 from ...artifacts.digest import canonical_json
 from ...errors import TargetError
 from .. import kinds, stage
+from ..quantization import Quantization
 
 
 class Quantize(stage.Stage, name="quantize"):
@@ -37,6 +39,7 @@ class Quantize(stage.Stage, name="quantize"):
         samples: kinds.Samples | None = None  # of `calibration`; without them the examples are observed
         # of `export`, where `program` was exported for samples of any batch size, which the result is not for
         shaped: kinds.AtenProgram | None = None
+        transformed: kinds.Quantization | None = None  # of `source_transform`, what it reached
         # of `export`, the other methods, by name, where methods share their state: it is no constant here
         others: Mapping[str, kinds.AtenProgram] = field(default_factory=dict)
 
@@ -89,11 +92,9 @@ class Quantize(stage.Stage, name="quantize"):
             raise
         observed = f"{count} {'sample' if inputs.samples else 'example'}{'' if count == 1 else 's'}"
         reached = quantization_of(quantized, program, Asked(params.quantizers, params.filters, params.exclude))
-        if params.at_least is not None and reached.share < params.at_least:
-            raise TargetError(
-                f"the recipe asks for {params.at_least:.0%} (`quantize.at_least`), and {reached}; write these layers "
-                "with others that the quantizer takes, or ask for less"
-            )
+        if inputs.transformed:
+            reached = reached.after(Quantization.from_json(json.loads(work.store.read_artifact(inputs.transformed))))
+        reached.check(params.at_least, "quantize.at_least")
         return Quantize.Outputs(
             program=save_program(quantized, kind="program/quantized", store=work.store),
             calibration=work.store.put_artifact("report/calibration", canonical_json(observed)),

@@ -40,6 +40,7 @@ class SourceTransform(stage.Stage, name="source_transform"):
     class Outputs(stage.Roles):
         program: kinds.AtenProgram
         notes: kinds.Notes | None = None  # what is to be known of the program, if anything
+        reached: kinds.Quantization | None = None  # of the weights, where torchao quantizes some
         # what the user's code loaded and read on the way; None for a live model
         observed: kinds.Observed | None = None
 
@@ -76,6 +77,7 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     from ..programs.module_transforms import check_all_match, layers_used_otherwise, transformed
     from ..programs.prepared import is_prepared
     from ..programs.pt2e import export_for_any_batch
+    from ..programs.reached import Asked, quantization_of
 
     name = choose_method(model, params.method, params.dynamic_shapes)
     if model.program is not None:
@@ -89,8 +91,8 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
         # it is quantized, and observes nothing more
         program, _ = export_sized(name, method, params.dynamic_shapes, strict=params.strict)
         return SourceTransform.Outputs(program=save_program(program, kind="program/aten", store=store))
-    quantizes = any(isinstance(made, TorchaoParams) for made in params.transforms)
-    kept = layers_used_otherwise(model, name) if quantizes else frozenset()
+    quantizing = [made for made in params.transforms if isinstance(made, TorchaoParams)]
+    kept = layers_used_otherwise(model, name) if quantizing else frozenset()
     module, matched = transformed(method.module, params.transforms, kept)
     check_all_match(model, name, params.transforms, matched)
     state = " after source_transforms" if params.transforms else ""
@@ -99,6 +101,10 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
         program = export_for_any_batch(name, method, params.dynamic_shapes, strict=params.strict, state=state)
     else:
         program, _ = export_sized(name, method, params.dynamic_shapes, strict=params.strict, state=state)
+    reached = quantization_of(program, program, Asked(transforms=quantizing, kept=kept)) if quantizing else None
+    for transform in quantizing:
+        assert reached  # noqa: S101 - there is a transform
+        reached.check(transform.at_least, "source_transforms.at_least")
     notes = [
         f"method {name!r}: the layer {layer!r} stays in floating point, since the model also uses its weights in "
         "another way than layers do, as in `x @ table.weight.t()`"
@@ -107,4 +113,5 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     return SourceTransform.Outputs(
         program=save_program(program, kind="program/aten", store=store),
         notes=store.put_artifact("report/notes", canonical_json(notes)) if notes else None,
+        reached=store.put_artifact("report/quantization", canonical_json(reached.to_json())) if reached else None,
     )

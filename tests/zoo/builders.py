@@ -651,6 +651,14 @@ def linear_and_embedding():
     return FunctionOfLayers(lambda net, ids: net.last(net.table(ids)), **layers), (torch.arange(6).reshape(2, 3),)
 
 
+def two_embeddings():
+    """Two tables of embeddings, and a linear layer."""
+    layers = {"table": nn.Embedding(64, 16), "small": nn.Embedding(8, 16), "last": nn.Linear(16, 16)}
+    return FunctionOfLayers(lambda net, ids: net.last(net.table(ids) + net.small(ids)), **layers), (
+        torch.arange(6).reshape(2, 3),
+    )
+
+
 def recurrent_layers(kind: str, **options):
     """Recurrent layers of one kind by the name of their class, for any batch, and a linear one."""
     layers = {"layers": getattr(nn, kind)(8, 32, batch_first=True, **options)}

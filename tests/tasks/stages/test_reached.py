@@ -9,9 +9,11 @@ import pytest
 with warnings.catch_warnings():  # these modules warn when they are imported
     warnings.simplefilter("ignore")
     import torch
+    from pteforge.tasks.programs.module_transforms import transformed
     from pteforge.tasks.programs.pt2e import quantize
     from pteforge.tasks.programs.reached import Asked, quantization_of
     from pteforge.tasks.stage import TargetParams
+    from pteforge.tasks.torchao_configs import TorchaoParams
     from pteforge.tests.zoo.networks import FunctionOfLayers
     from torch import nn
 
@@ -182,3 +184,64 @@ def test_layers_in_branches():
         lambda net, x: torch.cond(net.first(x).sum() > 0, net.one, lambda y: y + 1, (x,)), **layers
     )
     assert reasons(module, torch.randn(2, 8)) == {"one.weight": "quantizers do not look into branches and loops"}
+
+
+def weights_only(dtype="int8", **choice):
+    """A transform to weights of one data type."""
+    return TorchaoParams(
+        config="IntxWeightOnlyConfig", fields={"weight_dtype": dtype, "granularity": {"per_axis": 0}}, **choice
+    )
+
+
+class Transformed(nn.Module):
+    """Layers that torchao takes, and some that it does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.first, self.last = nn.Embedding(16, 32), nn.Linear(32, 32), nn.Linear(32, 8)
+        self.attention, self.convolution = nn.MultiheadAttention(32, 2, batch_first=True), nn.Conv1d(32, 32, 1)
+
+    def forward(self, ids):
+        """Of (batch, rows)."""
+        values = self.first(self.table(ids))
+        values = self.attention(values, values, values)[0] + self.convolution(values.mT).mT
+        return self.last(values)
+
+
+OTHERS = {
+    "attention.in_proj_weight": "torchao takes layers of their own only, and this is part of another one",
+    "attention.out_proj.weight": "torchao takes layers of their own only, and this is part of another one",
+    "convolution.weight": "torchao takes linear layers and embeddings only",
+}
+NO_TABLES = {"table.weight": "no transform has `layers: [embedding]`"}
+UNMATCHED = "no transform's `filter` matches it"
+EXCLUDED = "a transform's `filter_fn` or `exclude` leaves it out"
+
+
+@pytest.mark.parametrize(
+    ("transforms", "kept", "left", "sizes"),
+    [
+        ([weights_only()], (), NO_TABLES, {"int8": 40 * 32}),
+        ([weights_only("int4")], (), NO_TABLES, {"int4": 20 * 32}),
+        ([weights_only(layers=("linear", "embedding"))], (), {}, {"int8": 56 * 32}),
+        (
+            [weights_only(include=("last", "table"), layers=("linear", "embedding"))],
+            ("table",),
+            {
+                "first.weight": UNMATCHED,
+                "table.weight": "the model also uses it in another way than layers do",
+            },
+            {"int8": 8 * 32},
+        ),
+        ([weights_only(exclude=("first",))], (), {**NO_TABLES, "first.weight": EXCLUDED}, {"int8": 8 * 32}),
+    ],
+)
+def test_transforms(transforms, kept, left, sizes):
+    """Weights that torchao's transforms leave have the reason that applies; those with fewer bits count as such."""
+    torch.manual_seed(0)
+    module, _ = transformed(Transformed().eval(), transforms, kept)
+    program = torch.export.export(module, (torch.arange(6).reshape(2, 3),))
+    made = quantization_of(program, program, Asked(transforms=transforms, kept=kept))
+    unmatched = {} if transforms[0].include == ("*",) else {name: UNMATCHED for name in OTHERS if "attention" in name}
+    assert {weight.name: weight.why for weight in made.left} == OTHERS | unmatched | left
+    assert {dtype: size for dtype, size in made.sizes.items() if dtype != "float32"} == sizes

@@ -224,3 +224,31 @@ def test_presets_are_upstreams(kind, stages):
     assert sqnr[0] == pytest.approx(sqnr[1], abs=1)
     assert sqnr[0] > given["verify"]["min_sqnr_db"]
     assert torch.equal(*outputs)
+
+
+def test_what_transforms_reach(lower):
+    """Provenance has the share of the weights, and a recipe may ask for one; where quantizers follow, theirs counts."""
+    embeddings = {
+        "torchao": "intx_weight_only",
+        "params": {"weight_dtype": "int8", "granularity": {"per_axis": 0}},
+        "layers": ["embedding"],
+    }
+    made = lower("builders:linear_and_embedding", transforming(embeddings)).provenance["quantization"]["forward"]
+    assert made["sizes"] == {"float32": 4 * 16 * 16, "int8": 512 * 16}
+    assert [weight["why"] for weight in made["left"]] == ["no transform has `layers: [linear]`"]
+    with pytest.raises(TargetError, match=r"asks for 99% \(`source_transforms.at_least`\), and 97% of the weights"):
+        lower("builders:linear_and_embedding", transforming({**embeddings, "at_least": 0.99}))
+    asked = transforming({**embeddings, "at_least": 0.9}) | {
+        "quantize": {"quantizer": "xnnpack", "options": {"dynamic": True}, "at_least": 1.0}
+    }
+    made = lower("builders:linear_and_embedding", asked).provenance["quantization"]["forward"]
+    assert (made["sizes"], made["left"]) == ({"int8": 528 * 16}, [])
+
+
+def test_tables_that_transforms_leave(lower):
+    """Where quantizers follow, a table that the transforms leave has their reason, and not the advice to add some."""
+    params = {"weight_dtype": "int8", "granularity": {"per_axis": 0}}
+    embeddings = {"torchao": "intx_weight_only", "params": params, "layers": ["embedding"], "exclude": "small"}
+    asked = transforming(embeddings) | {"quantize": {"quantizer": "xnnpack", "options": {"dynamic": True}}}
+    (left,) = lower("builders:two_embeddings", asked).provenance["quantization"]["forward"]["left"]
+    assert (left["name"], left["why"]) == ("small.weight", "a transform's `filter_fn` or `exclude` leaves it out")
