@@ -67,7 +67,8 @@ class _Contraction:
         """Whether a linear layer computes it: each dimension of the weight is either summed or new in the result."""
         labels = (self.of_factor, self.of_weight, self.of_result)
         distinct = all(len(set(each)) == len(each) and "." not in each for each in labels)
-        return distinct and bool(self.summed and self.made) and {*self.kept, *self.made} == set(self.of_result)
+        complete = {*self.kept, *self.made} == set(self.of_result)
+        return distinct and complete and all((self.summed, self.made, self.kept))
 
 
 def write_as_linear(module: GraphModule) -> None:

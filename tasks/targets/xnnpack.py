@@ -44,8 +44,8 @@ class Scales(TargetOptions):
 
     Attributes:
         per_channel: weights have a scale for each output channel instead of one for all.
-        dynamic: scales of activations are computed at run time; quantizes only linear layers, and convolutions that no
-            ReLU follows.
+        dynamic: scales of activations are computed at run time; quantizes only linear and recurrent layers, and
+            convolutions in one and two dimensions that have several input channels in a group.
     """
 
     per_channel: bool = True
@@ -81,8 +81,8 @@ class XnnpackQuantizerOptions(Scales):
 
     Attributes:
         per_channel: weights have a scale for each output channel instead of one for all.
-        dynamic: scales of activations are computed at run time; quantizes only linear layers, and convolutions that no
-            ReLU follows.
+        dynamic: scales of activations are computed at run time; quantizes only linear and recurrent layers, and
+            convolutions in one and two dimensions that have several input channels in a group.
         rules: other options for some modules or operators. Those of modules by name come first, then those by type.
         only_rules: leave everything that no rule names in floating point.
     """

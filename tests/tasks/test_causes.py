@@ -46,7 +46,7 @@ def test_entries_can_be_shown(cause):
         ("double", "quantize", INT8, "float64", ".float()"),
         ("inverse", "quantize", INT8, "no operator with weights", "without `quantize`"),
         ("chooses", "quantize", INT8, "branches of torch.cond", "torch.where"),
-        ("cell", "quantize", INT8, "does not take: aten.lstm_cell", "torch.nn.Linear"),
+        ("each", "quantize", INT8, "does not take: aten.einsum", "torch.nn.Linear"),
         ("table", "quantize", INT8, "tables of embeddings", "source_transforms"),
     ],
 )

@@ -248,7 +248,10 @@ MODELS = {
     "volume": (Computes(lambda self, x: self.conv(x), conv=nn.Conv3d(1, 1, 3)), (torch.ones(1, 1, 4, 4, 4),)),
     "crops": (Computes(lambda _, x: nn.functional.pad(x, (-1, 1))), ROWS),
     "chooses": (Chooses(), ROWS),
-    "cell": (nn.LSTMCell(4, 4), ROWS),
+    "each": (
+        Computes(lambda self, x: torch.einsum("ij,ijk->ik", x, self.each), each=nn.Parameter(torch.ones(2, 4, 4))),
+        ROWS,
+    ),
     "table": (nn.Embedding(8, 4), (torch.tensor([1, 2]),)),
     "nothing": (Computes(lambda *_: None), ROWS),
     "constant": (Computes(lambda self, x: self.state.add_(x), state=torch.zeros(2, 4)), ROWS),
