@@ -213,6 +213,25 @@ def export_method(
         raise
 
 
+def with_usual_layouts(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
+    """A program, exported again if weights or inputs are laid out in a way that ExecuTorch's kernels do not take.
+
+    Args:
+        program: as torch.export made it.
+        args: example inputs with memory of their own.
+        kwargs: those that are given by keyword.
+    """
+    held = [*program.state_dict.values(), *program.constants.values()]
+    inputs = [value for value in pytree.tree_leaves(program.example_inputs) if isinstance(value, torch.Tensor)]
+    if not any(isinstance(value, torch.Tensor) and _is_channels_last(value) for value in held) and not any(
+        value.is_contiguous() and _is_channels_last(value) for value in inputs
+    ):
+        return program
+    flat, spec = pytree.tree_flatten((args, dict(kwargs)))
+    export = partial(export_again, program=program, example=flat, spec=spec, strict=False)
+    return _export_contiguous(program.module(), export)
+
+
 def _export_contiguous(
     module: torch.nn.Module, export: Callable[[torch.nn.Module], ExportedProgram]
 ) -> ExportedProgram:

@@ -74,7 +74,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     from ..programs.constants import emitted_constants
     from ..programs.eager import eager_examples
     from ..programs.inputs import check_bounded, input_sizes, tied_inputs
-    from ..programs.method import choose_method, digest_weights, export_sized
+    from ..programs.method import choose_method, digest_weights, export_sized, with_usual_layouts
     from ..programs.model_source import check_outputs, written_metadata
 
     methods = list(model.definition.methods)
@@ -86,6 +86,8 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
         program, notes = export_sized(name, method, params.dynamic_shapes, strict=params.strict)
     else:
         notes += tied_inputs(program, f"method {name!r}")
+        inputs = model.definition.methods[name].example_inputs[0]
+        program = with_usual_layouts(program, inputs, model.keyword_inputs or {})
     check_bounded(program, name)
     constants = emitted_constants(model.definition.constant_methods)
     examples = {**eager_examples(model, name, program, params.drawn_inputs), "notes": notes}

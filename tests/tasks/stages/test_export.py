@@ -291,3 +291,26 @@ def test_weights_with_channels_last(lower, made):
     assert all(weight.is_contiguous() for weight in program.state_dict.values())
     torch.testing.assert_close(program.module()(*inputs), net(*inputs))
     assert program.state_dict["layers.1.weight"] is program.state_dict["layers.2.weight"]
+
+
+@pytest.mark.filterwarnings("ignore:No complete tensor found")  # of torch.export.save
+@pytest.mark.parametrize("channels", [1, 3])
+def test_programs_with_channels_last(stages, tmp_path, channels):
+    """A `.pt2` file with such weights, or with an image of one channel, is exported again: names and sizes stay."""
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(channels, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3)).eval()
+    image = torch.randn(2, channels, 8, 8).to(memory_format=torch.channels_last)
+    if channels > 1:
+        net.to(memory_format=torch.channels_last)
+    program = torch.export.export(net, (image,), dynamic_shapes=({0: torch.export.Dim("rows", max=4)},))
+    torch.export.save(program, tmp_path / "net.pt2")
+    outputs = stages.export("", program_file=tmp_path / "net.pt2")
+    made = stages.program(outputs["program"])
+    assert made.state_dict.keys() == program.state_dict.keys()
+    assert all(weight.is_contiguous() for weight in made.state_dict.values())
+    assert bounds(made) == bounds(program)
+    (given,) = [node.meta["val"] for node in made.graph.find_nodes(op="placeholder")][-1:]
+    assert given.stride() == ((64, 64, 8, 1) if channels == 1 else image.stride())
+    torch.testing.assert_close(made.module()(image), net(image))
