@@ -141,6 +141,12 @@ def test_changes_and_trends(made, record):
     assert Page(render(record, [], made.out)).of_class("trend") == ""
 
 
+def test_notes(made, record):
+    """What is to be known of a file is shown with it, harmless whatever it is."""
+    page = Page(render(changed(record, notes=["dimension 0 takes <2> to 4"]), [], made.out))
+    assert "dimension 0 takes <2> to 4" in page.text
+
+
 def test_what_quantization_reached(made, record):
     """A file's section says the share of the weights, what is left and why, and marks a small share."""
     left = [{"name": "table", "operators": ["aten.embedding"], "elements": 90, "why": "quantizers leave tables"}]
