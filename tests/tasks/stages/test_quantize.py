@@ -220,7 +220,10 @@ def test_quantizers_compose(stages):
     """
     exported = stages.export("builders:conv_net")
     inputs = {role: exported[role] for role in ("program", "examples")}
-    dynamic, static = ({"quantizer": "xnnpack", "options": {"dynamic": dynamic}} for dynamic in (True, False))
+    rules = [{"operator": "aten.linear.default", "dynamic": True}]
+    dynamic, static = (
+        {"quantizer": "xnnpack", "options": options} for options in ({"only_rules": True, "rules": rules}, {})
+    )
 
     def by_layer(*quantizers):
         chosen = check_quantizers(Quantization.model_validate({"quantizers": quantizers}))
