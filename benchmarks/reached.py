@@ -2,7 +2,7 @@
 
     python benchmarks/reached.py [--only NAME,...] [--recipes RECIPE,...] [--before FILE] [--save FILE]
 
-Models are those of breadth.py, and three with recurrent layers and a convolution. `--save` writes the figures to a file,
+Models are those of breadth.py, and three with recurrent layers. `--save` writes the figures to a file,
 and `--before` shows those of another version of pteforge next to this one's.
 """
 
