@@ -17,7 +17,6 @@ U16 = number_types.Uint16Flags
 U32 = number_types.Uint32Flags
 U64 = number_types.Uint64Flags
 I8 = number_types.Int8Flags
-I16 = number_types.Int16Flags
 I32 = number_types.Int32Flags
 I64 = number_types.Int64Flags
 F64 = number_types.Float64Flags

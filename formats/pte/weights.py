@@ -11,13 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from flatbuffers import number_types  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
+
 from ...errors import FileFormatError
 from .contents import PteFile
-from .tables import I16, U8, U32, U64, Flatbuffer, TableView
+from .tables import U8, U32, U64, Flatbuffer, TableView
 
 _XNNPACK = "XnnpackBackend"
 _HEADER = struct.Struct("<4sHII")  # magic, size of the header, place and size of the flatbuffer
 _MAGIC, _MAGIC_POSITION = b"XH00", 4
+_I16 = number_types.Int16Flags
 _DTYPES = {1: "float32", 2: "float16", 3: "int8", 4: "uint8", 6: "int8", 8: "int4", 10: "int4", 14: "bfloat16"}
 """By number of `XNNDatatype`: those of weights."""
 
@@ -91,7 +94,7 @@ def _in_xnnpack(data: memoryview) -> Iterator[tuple[str, str, int]]:
         tensor = _tensor(value)
         if tensor is None:
             continue
-        index, dtype = tensor.number(_Tensor.CONSTANT, U32), _DTYPES.get(tensor.number(_Tensor.DTYPE, I16))
+        index, dtype = tensor.number(_Tensor.CONSTANT, U32), _DTYPES.get(tensor.number(_Tensor.DTYPE, _I16))
         if dtype and 0 < index < len(constants) and _is_matrix(tensor.numbers(_Tensor.SIZES, U32)):
             yield constants[index].text(_Constant.KEY), dtype, constants[index].number(_Constant.SIZE, U64)
 
