@@ -89,7 +89,7 @@ def why_nothing_to_quantize(program: ExportedProgram) -> str:
         for node in program.graph.nodes
         if node.op == "call_function" and any(value.name in weights for value in node.all_input_nodes)
     ]
-    operators = sorted({str(node.target).removesuffix(".default") for node in used if node.target not in CONTROL})
+    operators = sorted({str(node.target).removesuffix(".default") for node in used if node.target not in _CONTROL})
     inner = [node.target for module in graph_modules(program.graph_module) for node in module.graph.nodes]
     if not any(map(_TAKEN.match, operators)) and any(_TAKEN.match(str(target)) for target in inner):
         return "it would take operators of branches and loops only"
@@ -98,7 +98,7 @@ def why_nothing_to_quantize(program: ExportedProgram) -> str:
     return f"with weights it has {', '.join(operators)}" if operators else "it has no operator with weights"
 
 
-CONTROL = {getattr(torch.ops.higher_order, name) for name in ("cond", "map_impl", "scan", "while_loop")}
+_CONTROL = {getattr(torch.ops.higher_order, name) for name in ("cond", "map_impl", "scan", "while_loop")}
 
 
 def graph_modules(graph_module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:

@@ -8,13 +8,13 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..quantization import LeftWeight, Quantization
 from ..stage import CallableParams, TargetParams
 from ..torchao_configs import TorchaoParams
-from .graphs import CONTROL
 from .products import SWAPS, TRANSPOSED
 from .pt2e import is_inside, written_buffers
 from .recipe_functions import node_filter
@@ -120,7 +120,7 @@ def _why(weight: Node, user: Node, name: str, asked: Asked) -> str:
         return "`quantize.exclude` leaves it out"
     if _is_filtered(user, asked):
         return "`filter_fn` leaves it out"
-    if user.target in CONTROL:
+    if isinstance(user.target, HigherOrderOperator):
         return "quantizers do not look into branches and loops"
     if user.target in _LOOKUPS:
         return f"quantizers leave tables of embeddings; the `source_transforms` of {_EMBEDDINGS} take them"
