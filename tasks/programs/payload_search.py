@@ -10,6 +10,7 @@ import bisect
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.backend.utils import tag_constant_data
 from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
@@ -79,8 +81,9 @@ class Bench:
     """Lowers parts, each to a file of one method."""
 
     scratch: Path
-    left: int  # how many more lowerings to make
+    left: int  # how many more parts of delegates to lower
     refused: bool = False  # whether one was asked for when none was left
+    _files: int = 0
 
     def lower(self, part: ExportedProgram, backend: Backend) -> Loadable:
         """A file that consists of a program, whose graph is not usable afterwards."""
@@ -89,7 +92,8 @@ class Bench:
             made = preprocess_all({_METHOD: part}, LocalStore.open(self.scratch / "delegates"))
             link_delegates(part, made[_METHOD], external=False)
         manager = EdgeProgramManager({_METHOD: part}, None, EdgeCompileConfig(_check_ir_validity=False))
-        path = self.scratch / f"part{self.left}.pte"
+        path = self.scratch / f"part{self._files}.pte"
+        self._files += 1
         with path.open("wb") as file:
             to_executorch(manager, backend_config(CompileOptions(), [_METHOD])).write_to_file(file)
         return Loadable(path)
@@ -204,19 +208,18 @@ def measure(
     ran = [Hybrid(program, {name: lowered}).run(flat) for flat in inputs]
     calls = [own[name] for _, own in ran]
     try:
-        own = [_figures(call.outputs, call.expected) for call in calls]
-        passed_on = [_figures(outputs, wanted) for (outputs, _), wanted in zip(ran, expected, strict=True)]
+        own = _compared([call.outputs for call in calls], [call.expected for call in calls])
+        return Measured(own, _compared([outputs for outputs, _ in ran], expected)), calls
     except VerificationFailed as error:
         return Measured(problem=str(error).rpartition(": ")[2]), calls
-    return Measured(_worst(own), _worst(passed_on)), calls
 
 
-def _figures(outputs: Sequence[Any], expected: Sequence[Any]) -> Sequence[Any]:
-    return list(compare_all(outputs, StoredCase("", (), expected), method=_METHOD))
-
-
-def _worst(figures: Sequence[Sequence[Any]]) -> Worst:
-    return worst_of([case for cases in figures for case in cases])
+def _compared(outputs: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any]]) -> Worst:
+    """The worst figures over several calls; raises VerificationFailed if an output cannot be compared."""
+    pairs = zip(outputs, expected, strict=True)
+    return worst_of(
+        [case for made, wanted in pairs for case in compare_all(made, StoredCase("", (), wanted), method=_METHOD)]
+    )
 
 
 @dataclass
@@ -275,7 +278,10 @@ class Search:
             program, name = split(self.program, names, self.backend)
             (lowered,) = (lowered for _, other, lowered in lowered_modules(program) if other == name)
             file = self.bench.lower(copy_program(lowered.original_module), self.backend)
-            return measure(TorchProgram(lambda: copy_program(program)), name, file, self.inputs, self._expected)[0]
+            whole = TorchProgram(lambda: copy_program(program))
+            measured, _ = measure(whole, name, file, self.inputs, self._expected)
+            file.program.unlink()  # the disk could not hold all of a large model
+            return measured  # noqa: TRY300 - what `except` is for is everything above
         except Exception as error:  # noqa: BLE001 - parts that backends or kernels do not take say nothing
             return Measured(problem=first_line(error), comparable=False)
 
@@ -304,84 +310,68 @@ def _calls(graph: Graph) -> Iterator[Node]:
     return (node for node in graph.nodes if node.op == "call_function")
 
 
-def payload_losses(
-    program: ExportedProgram,
-    payload: Callable[[Sequence[Any]], Sequence[Any]],
-    inputs: Sequence[Sequence[Any]],
-    bench: Bench,
-    *,
-    least_db: float,
-    drop_db: float,
-) -> PayloadLosses:
-    """Which delegates lose, and where; if none does, which operators outside of them.
+@dataclass
+class PayloadSearch:
+    """Which delegates of a method lose, and where; if none does, which operators outside of them."""
 
-    Args:
-        program: of one method, in the edge dialect, partitioned.
-        payload: runs the method of the payload on flat inputs.
-        inputs: flat inputs to run.
-        bench: where parts are lowered.
-        least_db: SQNR that the method's outputs must reach, against those of the program in torch.
-        drop_db: what is at most this much better than the payload's own SQNR loses, too.
-    """
-    whole = TorchProgram(lambda: copy_program(program))
-    expected = [whole.run(flat) for flat in inputs]
-    try:
-        figures = _worst([_figures(payload(flat), wanted) for flat, wanted in zip(inputs, expected, strict=True)])
-        least_db = max(least_db, decibels(figures) + drop_db)
-    except VerificationFailed:
-        pass  # the bound that was given has to do
-    files: dict[str, Loadable] = {}
-    losses: list[DelegateLoss] = []
-    found = [(name, lowered) for owner, name, lowered in lowered_modules(program) if owner is program.graph_module]
-    for position, (name, lowered) in enumerate(found):
+    program: ExportedProgram  # of the method, in the edge dialect, partitioned
+    inputs: Sequence[Sequence[Any]]  # flat
+    bench: Bench
+    least_db: float  # SQNR that the method's outputs must reach, against those of the program in torch
+    drop_db: float  # what is at most this much better than the payload's own SQNR loses, too
+
+    def __post_init__(self) -> None:
+        self._whole = TorchProgram(lambda: copy_program(self.program))
+        self._expected = [self._whole.run(flat) for flat in self.inputs]
+        self._files: dict[str, Loadable] = {}
+
+    def losses(self, payload: Callable[[Sequence[Any]], Sequence[Any]]) -> PayloadLosses:
+        """Of a payload, which is called with flat inputs."""
+        with suppress(VerificationFailed):  # the bound that was given has to do
+            figures = _compared([payload(flat) for flat in self.inputs], self._expected)
+            self.least_db = max(self.least_db, decibels(figures) + self.drop_db)
+        graph, modules = self.program.graph, lowered_modules(self.program)
+        found = [(name, lowered) for owner, name, lowered in modules if owner is self.program.graph_module]
+        losses = [self._delegate(position, *named) for position, named in enumerate(found)]
+        together = self._together()
+        searched = not any(loss.loses for loss in losses) and (together is None or decibels(together) >= self.least_db)
+        outside: tuple[LosingPart, ...] = ()
+        if searched:
+            outside = Search(self.program, Backend(), self.inputs, self.least_db, self.bench).find()
+        losses.sort(
+            key=lambda loss: decibels(loss.passed_on) if loss.passed_on else -math.inf if loss.loses else math.inf
+        )
+        operators = sum(len(group) for stretch in groups_of(graph, delegated=False) for group in stretch)
+        return PayloadLosses(tuple(losses), together, operators, searched, outside, self.bench.refused)
+
+    def _delegate(self, position: int, name: str, lowered: LoweredBackendModule) -> DelegateLoss:
         backend_id, specs = split_compile_specs(lowered.compile_specs)
-        backend = Backend(backend_id, tuple(specs))
-        calls: list[Call] = []
+        backend, part = Backend(backend_id, tuple(specs)), lowered.original_module
+        parts: tuple[LosingPart, ...] = ()
         try:
-            files[name] = bench.lower(copy_program(lowered.original_module), backend)
-            bench.left -= bool(bench.left)
-            measured, calls = measure(whole, name, files[name], inputs, expected)
+            self._files[name] = self.bench.lower(copy_program(part), backend)
+            measured, calls = measure(self._whole, name, self._files[name], self.inputs, self._expected)
         except Exception as error:  # noqa: BLE001 - of a backend or the runtime, and said of this delegate
             measured = Measured(problem=first_line(error), comparable=False)
-        parts: tuple[LosingPart, ...] = ()
-        if measured.loses(least_db):
-            own = least_db if measured.own is None else max(least_db, decibels(measured.own) + drop_db)
-            parts = Search(lowered.original_module, backend, [call.inputs for call in calls], own, bench).find()
-        operators = sum(1 for _ in _calls(lowered.original_module.graph))
-        losses.append(
-            DelegateLoss(
-                position,
-                backend_id,
-                operators,
-                measured.own,
-                measured.passed_on,
-                measured.problem,
-                measured.loses(least_db),
-                parts,
-            )
+        else:
+            if measured.loses(self.least_db):
+                least = max(self.least_db, decibels(measured.own) + self.drop_db) if measured.own else self.least_db
+                parts = Search(part, backend, [call.inputs for call in calls], least, self.bench).find()
+        return DelegateLoss(
+            position=position,
+            backend=backend_id,
+            operators=sum(1 for _ in _calls(part.graph)),
+            own=measured.own,
+            passed_on=measured.passed_on,
+            problem=measured.problem,
+            loses=measured.loses(self.least_db),
+            parts=parts,
         )
-    together = _together(whole, files, inputs, expected)
-    outside: tuple[LosingPart, ...] = ()
-    searched = not any(loss.loses for loss in losses) and (together is None or decibels(together) >= least_db)
-    if searched:
-        outside = Search(program, Backend(), inputs, least_db, bench).find()
-    losses.sort(key=lambda loss: math.inf if loss.passed_on is None and not loss.loses else _order(loss.passed_on))
-    operators = sum(len(group) for stretch in groups_of(program.graph, delegated=False) for group in stretch)
-    return PayloadLosses(tuple(losses), together, operators, searched, outside, bench.refused)
 
-
-def _order(worst: Worst | None) -> float:
-    return -math.inf if worst is None else decibels(worst)
-
-
-def _together(
-    program: TorchProgram, files: Mapping[str, Loadable], inputs: Sequence[Sequence[Any]], expected: Sequence[Any]
-) -> Worst | None:
-    """The outputs with all delegates run by the runtime; None if there are none, or they cannot be compared."""
-    if not files:
-        return None
-    try:
-        outputs = [Hybrid(program, files).run(flat)[0] for flat in inputs]
-        return _worst([_figures(made, wanted) for made, wanted in zip(outputs, expected, strict=True)])
-    except VerificationFailed:
+    def _together(self) -> Worst | None:
+        """The outputs with all delegates run by the runtime; None if there are none, or they cannot be compared."""
+        if not self._files:
+            return None
+        with suppress(VerificationFailed):
+            return _compared([Hybrid(self._whole, self._files).run(flat)[0] for flat in self.inputs], self._expected)
         return None

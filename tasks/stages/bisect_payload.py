@@ -14,7 +14,7 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
         method: str
         target: stage.TargetParams  # whose import registers the backends
         least_db: float  # SQNR that the method's outputs must reach, against those of the edge program
-        drop_db: float  # see `payload_losses`
+        drop_db: float  # see `PayloadSearch`
         inputs: int = 2  # how many inputs to run at most, examples first
         drawn_inputs: int = 0  # of the ladder
         lowerings: int = 200  # how many parts to lower at most
@@ -45,7 +45,7 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
         from ..codecs.values import load_value
         from ..programs.delivery import write_delivered
         from ..programs.inputs import stored_cases
-        from ..programs.payload_search import Bench, payload_losses
+        from ..programs.payload_search import Bench, PayloadSearch
         from ..programs.running import ExpectedCall, Loadable
         from ..targets.find import find_target
 
@@ -53,13 +53,13 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
         path, data = write_delivered(inputs.payload, inputs.data, work)
         payload = Loadable(path, next(iter(data), None))
         cases = list(stored_cases(load_value(inputs.examples, work.store), params.drawn_inputs))
-        losses = payload_losses(
+        search = PayloadSearch(
             load_program(inputs.program, work.store),
-            lambda flat: next(iter(payload.run([ExpectedCall(params.method, flat, (), "")]))),
             [case.inputs for case in cases[: params.inputs]],
             Bench(work.scratch, params.lowerings),
-            least_db=params.least_db,
-            drop_db=params.drop_db,
+            params.least_db,
+            params.drop_db,
         )
+        losses = search.losses(lambda flat: next(iter(payload.run([ExpectedCall(params.method, flat, (), "")]))))
         ref = work.store.put_artifact("report/payload_losses", canonical_json(losses.to_json()))
         return BisectPayload.Outputs(losses=ref)

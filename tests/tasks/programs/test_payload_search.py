@@ -16,7 +16,7 @@ from pteforge.tasks.programs import emission, pt2e
 from pteforge.tasks.programs.backends import preprocess_all
 from pteforge.tasks.programs.exir import to_edge_program, to_partitioned_program
 from pteforge.tasks.programs.linking import link_delegates
-from pteforge.tasks.programs.payload_search import Bench, copy_program, payload_losses
+from pteforge.tasks.programs.payload_search import Bench, PayloadSearch, copy_program
 from pteforge.tasks.programs.running import ExpectedCall, Loadable
 from pteforge.tasks.stage import TargetParams
 from pteforge.tasks.targets.find import find_target
@@ -45,7 +45,7 @@ def search(tmp_path):
             return outputs
 
         limits = {"least_db": 84, "drop_db": 6} | bounds
-        return payload_losses(program, run_payload, [[x]], Bench(tmp_path, lowerings), **limits)
+        return PayloadSearch(program, [[x]], Bench(tmp_path, lowerings), **limits).losses(run_payload)
 
     return run
 
