@@ -1,4 +1,4 @@
-"""XNNPACK's partitioner of executorch 1.5.1, extended in nine ways.
+"""XNNPACK's partitioner of executorch 1.5.1, extended in ten ways.
 
 Control flow: upstream (backends/xnnpack/partition/xnnpack_partitioner.py) partitions only a method's own graph. Delete
 `_Branch` and the loop over branches once it also looks into ``cond``, ``map`` and ``scan``.
@@ -28,6 +28,9 @@ Layouts: where the model changes the layout of a quantized value, as with ``x.to
 XNNPACK's passes mistake it for one of their own copies, and the file computes something else. Delete `_ToDimOrderCopy`
 once they tell these apart.
 
+State: where a method overwrites a buffer that is the weight of a linear layer, the delegate crashes. Delete `_Linear`,
+`_MM` and `_Addmm` once the partitioner checks it.
+
 GELU: see `xnnpack_gelu`.
 """
 
@@ -41,9 +44,12 @@ from typing import Any
 import torch
 from executorch.backends.xnnpack.partition.config import (
     ALL_PARTITIONER_CONFIGS,
+    AddmmConfig,
     ConvolutionConfig,
     GeluConfig,
+    LinearConfig,
     MaxDimConfig,
+    MMConfig,
     PreluConfig,
     ToDimOrderCopyConfig,
     UnsqueezeCopyConfig,
@@ -100,6 +106,29 @@ class _ToDimOrderCopy(ToDimOrderCopyConfig):  # type: ignore[misc]  # as above
         return (same or not is_dequant(given)) and bool(super().check_constraints(node, ep))
 
 
+class _Linear(LinearConfig):  # type: ignore[misc]  # as above
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        return not _is_state(node.args[1], ep) and bool(super().check_constraints(node, ep))
+
+
+class _MM(MMConfig):  # type: ignore[misc]  # as above
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        return not _is_state(node.args[1], ep) and bool(super().check_constraints(node, ep))
+
+
+class _Addmm(AddmmConfig):  # type: ignore[misc]  # as above
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        return not _is_state(node.args[2], ep) and bool(super().check_constraints(node, ep))
+
+
+def _is_state(weight: Any, ep: ExportedProgram) -> bool:
+    """Whether a weight is a buffer that the method writes to, or a view of one."""
+    while weight.op == "call_function" and weight.all_input_nodes:
+        weight = weight.all_input_nodes[0]
+    signature = ep.graph_signature
+    return signature.inputs_to_buffers.get(weight.name) in set(signature.buffers_to_mutate.values())
+
+
 class _Prelu(PreluConfig):  # type: ignore[misc]  # as above
     def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
         return node.meta["val"].dim() == 4 and bool(super().check_constraints(node, ep))  # batch, channels, two more
@@ -126,6 +155,9 @@ def _dynamic_sizes(node: Node) -> int:
 
 
 _EXTENDED = {
+    AddmmConfig: _Addmm,
+    LinearConfig: _Linear,
+    MMConfig: _MM,
     UnsqueezeCopyConfig: _Unsqueeze,
     ConvolutionConfig: _Convolution,
     GeluConfig: _Gelu,

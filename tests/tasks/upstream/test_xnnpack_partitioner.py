@@ -92,3 +92,32 @@ def test_bilinear_resizing(lower_for, options, delegated):
     assert (not operators) == delegated
     (made,) = Runtime.get().load_program(content).load_method("forward").execute([x])
     torch.testing.assert_close(made, module(x), rtol=1e-4, atol=1e-4)
+
+
+def test_layers_whose_weight_is_written(lower_for):
+    """A layer whose weight is state that the method overwrites is computed outside; XNNPACK crashes on it."""
+    import torch
+    from executorch.runtime import Runtime
+
+    class Writes(torch.nn.Module):
+        """Keeps its input as the weight of the next call."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.zeros(4, 16))
+            self.layer = torch.nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = torch.nn.functional.linear(x, self.state)
+            self.state.copy_(x)
+            return made + self.layer(x)
+
+    network = Writes().eval()
+    content = lower_for("xnnpack", network, torch.ones(4, 16))
+    program = Runtime.get().load_program(content)
+    method = program.load_method("forward")
+    method.execute([torch.ones(4, 16)])
+    x = torch.randn(4, 16)
+    (made,) = method.execute([x])
+    with torch.no_grad():
+        torch.testing.assert_close(made, x.sum(1, keepdim=True) + network.layer(x), rtol=1e-4, atol=1e-4)
