@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import prefect
@@ -23,16 +22,16 @@ from prefect.utilities.callables import ParameterSchema
 from pydantic import ValidationError
 
 from ..artifacts.remote_files import missing_bucket, public_url
-from ..configs.load import LoadedZoo, load_zoo
-from ..configs.zoo import Place
+from ..configs.load import LoadedZoo
 from ..errors import InputError, PteforgeError
 from ..tasks.lowering import STAGES
 from .alerts import apply_alerts
 from .pool import model_deployment
 from .publish import publication_of
+from .request import ExportRequest
 from .select import select_models
 from .server_health import wait_for_schedule
-from .session import absolute_location
+from .session import load
 from .zoo_flow import export_model, export_zoo
 
 ENTRYPOINT = "pteforge.flows.zoo_flow.export_zoo"  # with dots: a path of modules, not of a file
@@ -50,37 +49,23 @@ class Deployed:
 
 @dataclass(frozen=True)
 class ZooDeployment:
-    """A zoo's flow with what it is to be run with."""
+    """A zoo's flow with what its runs are asked for."""
 
-    zoo: Path
+    request: ExportRequest
     name: str
     cron: str | None = None
     timezone: str | None = None  # an IANA name; None for UTC
-    store: str | None = None
-    out: Path = Path("out")
-    jobs: int | None = None
-    on: Place | None = None
-    overrides: tuple[str, ...] = ()
-    publish: str | None = None
     alerts: str | None = None  # TYPE/NAME of a block that sends notifications
 
     @cached_property
     def _loaded(self) -> LoadedZoo:
-        return load_zoo(self.zoo, [*self.overrides, *([f"run.on={self.on}"] if self.on else [])])
+        return load(self.request)
 
     @property
     def model_pool(self) -> str | None:
         """The work pool that runs single models, if any does."""
         place = self._loaded.zoo.run
         return place.pool if place.on == "pool" else None
-
-    def parameters(self) -> dict[str, Any]:
-        """Parameters of `export_zoo`, with absolute paths: workers start in folders of their own."""
-        given = {"zoo": str(self.zoo.absolute()), "out": str(self.out.absolute())}
-        places = {"store": self.store, "publish": self.publish}
-        given |= {name: absolute_location(place) for name, place in places.items() if place}
-        more = {"jobs": self.jobs, "on": self.on, "overrides": list(self.overrides)}
-        return given | {name: value for name, value in more.items() if value}
 
     def schedules(self) -> list[DeploymentScheduleCreate]:
         """None or one; raises InputError for a cron line or a time zone that does not exist."""
@@ -111,13 +96,13 @@ class ZooDeployment:
 
     def settings(self) -> dict[str, Any]:
         """What makes the deployment, under Prefect's names; raises InputError if zoo or schedule cannot be used."""
-        select_models(self._loaded)
-        publication_of(self._loaded, self.parameters())
+        select_models(self._loaded, self.request.models, self.request.recipes)
+        publication_of(self._loaded, self.request)
         return {
             "schedules": self.schedules(),
-            "parameters": self.parameters(),
+            "parameters": self.request.parameters(defaults=False),
             "parameter_openapi_schema": self.form(),
-            "description": f"Lowers {self.zoo.name} and verifies its files. Made by `pteforge deploy`.",
+            "description": f"Lowers {self.request.zoo.name} and verifies its files. Made by `pteforge deploy`.",
             "tags": [f"zoo:{self._loaded.zoo.name}"],
         }
 
@@ -146,7 +131,7 @@ class ZooDeployment:
     def _check_buckets(self) -> None:
         """Raises InputError for buckets of store and releases that do not exist; what cannot be asked may exist."""
         publication = self._loaded.zoo.publish
-        for url in (self.store, self.publish or (publication and publication.url)):
+        for url in (self.request.store, self.request.publish or (publication and publication.url)):
             if url and (bucket := missing_bucket(url)):
                 raise InputError(
                     f"the bucket {bucket!r} of {public_url(url)} does not exist; create it first, for example with: "

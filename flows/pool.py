@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect import get_client
 from prefect.client.orchestration import PrefectClient
-from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
+from prefect.client.schemas.filters import DeploymentFilter, FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.deployments import arun_deployment
@@ -26,7 +24,8 @@ from prefect.states import Cancelled, Cancelling, Crashed
 from ..artifacts.runs import run_lease
 from ..errors import InputError, printable
 from ..tasks.model import PlannedModel
-from .session import BLOCK, Session
+from .request import BLOCK
+from .session import Session
 from .zoo import conclude_elsewhere, find_model
 
 _log = logging.getLogger(__name__)
@@ -115,9 +114,9 @@ class _Pool:
         Those with the parameters that this run would give are adopted. Others of its deployment are cancelled, since
         they would keep workers busy.
         """
-        wanted = {model.name: _plain(self._parameters(model)) for model in models}
+        wanted = {model.name: self._parameters(model) for model in models}
         for run in await self._unfinished():
-            model = run.parameters.get("model", "")
+            model = run.parameters.get("models", "")
             if wanted.get(model) == run.parameters and model not in self.left:
                 self.left[model] = run
             elif _OF.format(_deployment()) in run.tags:
@@ -149,7 +148,7 @@ class _Pool:
         return await arun_deployment(
             model_deployment(self.name),
             parameters=self._parameters(model),
-            flow_run_name=printable(f"export {Path(session.parameters['zoo']).name} {model.name}"),
+            flow_run_name=printable(f"export {session.request.zoo.name} {model.name}"),
             tags=[f"zoo:{session.zoo}", f"model:{model.name}", _OF.format(_deployment())],
             timeout=0,
         )
@@ -202,10 +201,10 @@ class _Pool:
 
         This run writes them, from the store, and releases them.
         """
-        session = self.session
-        given = {name: value for name, value in session.parameters.items() if name not in ("models", "publish")}
-        store = given["store"] if str(given["store"]).startswith(BLOCK) else session.store.url
-        return given | {"model": model.name, "store": store, "out": "out", "on": "local"}
+        request = self.session.request
+        store = request.store if (request.store or "").startswith(BLOCK) else self.session.store.url
+        own = {"models": model.name, "publish": None, "store": store, "on": "local"}
+        return request.model_copy(update=own).parameters() | {"out": "out"}
 
     async def _unfinished(self) -> list[FlowRun]:
         """Runs of models of the zoo that have not ended, those that run first."""
@@ -214,14 +213,14 @@ class _Pool:
         found: list[FlowRun] = []
         async with get_client() as client:
             while page := await client.read_flow_runs(
+                flow_filter=FlowFilter.model_validate({"name": {"any_": ["export-model"]}}),
                 flow_run_filter=FlowRunFilter.model_validate(wanted),
                 deployment_filter=deployment,
                 limit=_PAGE,
                 offset=len(found),
             ):
                 found += page
-        models = [run for run in found if "model" in run.parameters]
-        return sorted(models, key=lambda run: not (run.state and run.state.is_running()))
+        return sorted(found, key=lambda run: not (run.state and run.state.is_running()))
 
 
 _OF = "of:{}"
@@ -232,11 +231,6 @@ def _deployment() -> str:
     """The deployment of the current flow run, if it has one."""
     context = FlowRunContext.get()
     return str(context.flow_run.deployment_id) if context and context.flow_run else ""
-
-
-def _plain(parameters: dict[str, Any]) -> Any:
-    """Parameters as the server gives them back."""
-    return json.loads(json.dumps(parameters))
 
 
 def _crashed(run: FlowRun) -> bool:

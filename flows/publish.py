@@ -28,6 +28,7 @@ from ..tasks.codecs.assets import asset_blobs
 from ..tasks.codecs.payload import payload_sha256, write_payload
 from ..tasks.stages.compile import Compile
 from .outcome import ZooOutcome
+from .request import ExportRequest, absolute_place
 
 if TYPE_CHECKING:  # these import fsspec and readers of files, which runs without a release do without
     from .comparison import Gate
@@ -297,20 +298,18 @@ class Publication:
         return self.publish(read_contents(record.zoo, found, [record]))
 
 
-def publication_of(loaded: LoadedZoo, parameters: Mapping[str, Any]) -> Publication | None:
-    """What a run with these parameters of `export_zoo` publishes. Only a whole run does so without being asked.
+def publication_of(loaded: LoadedZoo, request: ExportRequest) -> Publication | None:
+    """What a run publishes. Only a whole run does so without being asked.
 
     Raises InputError, before any work, if that cannot be done.
     """
-    config, url = loaded.zoo.publish, parameters.get("publish")
-    if url and parameters.get("until"):
-        raise InputError("--publish needs files, and --until stops before they are made; leave one of them out")
+    config, url = loaded.zoo.publish, request.publish and absolute_place(request.publish)
     if url:
         config = config.model_copy(update={"url": url}) if config else PublishConfig(url=url)
     if config is None:
         return None
-    parts = [name for name in ("models", "recipes") if parameters.get(name, "*") != "*"]
-    parts += [name for name in ("until", "debug") if parameters.get(name)]
+    parts = [name for name in ("models", "recipes") if getattr(request, name) != "*"]
+    parts += [name for name in ("until", "debug") if getattr(request, name)]
     if parts and not url:
         return Publication(
             config.url, skipped=f"it was not a whole run ({', '.join(parts)}); use --publish URL to do so"

@@ -24,10 +24,11 @@ from ..tasks.keys.versions import distribution_versions, host_capability
 from ..tasks.lowering import STAGES
 from ..tasks.workers import Workers
 from .difference import File, FileDifference, compare_files
+from .origin import Origin, git_commit, git_folder
 from .outcome import Failure
 from .release_records import ReleasedFile
 from .releases import Releases
-from .request import Request, git_commit, git_folder
+from .request import ExportRequest
 from .select import select_models
 from .session import Session
 from .zoo import lower_rest
@@ -115,7 +116,7 @@ class _Run(Record):
 
     version: str
     commit: str
-    request: Request
+    request: Origin
 
 
 def _recorded(released: ReleasedFile, what: str) -> _Run:
@@ -184,14 +185,15 @@ def _own_cache(folder: Path) -> Iterator[None]:
             os.environ["PTEFORGE_CACHE"] = before
 
 
-def _make(loaded: LoadedZoo, request: Request, name: str, folder: Path, observe: Observe, jobs: int | None) -> Path:
+def _make(loaded: LoadedZoo, origin: Origin, name: str, folder: Path, observe: Observe, jobs: int | None) -> Path:
     """Lowers and verifies a file; raises InputError or StageFailed."""
     models = select_models(loaded, *name.split("/"))
-    if request.debug:
+    if origin.debug:
         models = tuple(model.for_debugging() for model in models)
     with open_store(str(folder / "store")) as store, Workers(jobs=jobs) as workers:
         executor = Executor(store, workers)
-        session = Session(loaded.zoo.name, models, executor, workers, folder / "out", workers.jobs)
+        asked = ExportRequest(zoo=loaded.files[0], out=folder / "out", debug=origin.debug)
+        session = Session(loaded.zoo.name, models, executor, workers, asked, workers.jobs)
         with observe(session):
             session.check_names()
             asyncio.run(lower_rest(session, session.local_runner()))
@@ -208,12 +210,12 @@ def _error(name: str, failure: Failure | None, reason: str) -> InputError | Stag
     return StageFailed(f"{name} {failure.step}: {failure.problem}\n{failure.log_tail.rstrip()}".rstrip())
 
 
-def _suspicions(request: Request, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+def _suspicions(origin: Origin, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
     machine, python = host_capability(), platform.python_version()
-    if request.machine != machine:
-        yield f"it was made on a machine with other vector instructions: {request.machine}; here are {machine}"
-    if request.python != python:
-        yield f"it was made with Python {request.python}; here is {python}"
+    if origin.machine != machine:
+        yield f"it was made on a machine with other vector instructions: {origin.machine}; here are {machine}"
+    if origin.python != python:
+        yield f"it was made with Python {origin.python}; here is {python}"
     order = [stage.name for stage in STAGES]
     other = [step for step in {**before, **after} if before.get(step) != after.get(step)]
     if other:

@@ -1,99 +1,91 @@
-"""What a file was made from, recorded in its provenance so that `pteforge reproduce` can make it again."""
+"""What a run of a zoo is asked for, as one value."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import cache
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
-from ..artifacts.records import Record
-from ..configs.load import LoadedZoo, load_zoo
-from ..configs.recipe import Recipe
-from ..configs.zoo import Zoo
-from ..tasks.keys.versions import host_capability
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from ..errors import InputError
+
+BLOCK = "block:"
+"""Before the name of a Prefect block that has a store's URL and signing key."""
+
+Place = Literal["local", "pool", "dask", "ray"]  # as in `configs.zoo`, which completion has no time to import
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # pathlib makes one slash of two
 
 
-@dataclass(frozen=True, slots=True)
-class Request(Record):
-    """A model of a zoo, as it was asked for.
+def _join(globs: str | Sequence[str]) -> str:
+    return globs if isinstance(globs, str) else ",".join(globs)
 
-    Attributes:
-        zoo: a zoo file with the model and its recipes, after includes, defaults and overrides. Paths below the root of
-            the repository, or below the folder of a zoo without git, are relative to `folder`.
-        folder: where the zoo is, relative to the root of the repository; empty without git.
-        debug: whether it was asked for with ``--debug``.
-        python: version of Python.
-        machine: the instructions that torch chose kernels by.
+
+Globs = Annotated[str, BeforeValidator(_join, json_schema_input_type=str | list[str])]
+"""Globs with commas between them; a list is read too."""
+
+
+class ExportRequest(BaseModel):
+    """What a run of a zoo is asked for.
+
+    Each field is a parameter of the flows, an option of the commands that start or plan runs, and part of the record of
+    the run. Its docstring is the help of the option, and the description in Prefect's form.
     """
 
-    zoo: Mapping[str, Any]
-    folder: str
-    debug: bool
-    python: str
-    machine: str
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    zoo: Path
+    """The zoo file; or, for one model, package.module:builder, hf:org/name or a .pt2 file."""
+    models: Globs = "*"
+    """Only models whose names match; several globs with commas between them."""
+    recipes: Globs = "*"
+    """Only recipes whose names match; several globs with commas between them."""
+    store: str | None = None
+    """Folder, URL (s3://bucket/prefix) or Prefect block (block:NAME) of the artifact store; by default in your cache folder."""  # noqa: E501 - one line of help
+    out: Path = Path("out")
+    """Where the files go: DIR/MODEL/RECIPE.pte."""
+    overrides: tuple[str, ...] = ()
+    """Replace a field of the zoo file for this run: KEY=VALUE, such as models.a.seed=3."""
+    jobs: Annotated[int, Field(ge=1)] | None = None
+    """Stages at once; by default one per core."""
+    until: str | None = None
+    """Stop after this stage, such as edge, and make no files; by default all stages run."""
+    debug: bool = False
+    """Debug mode: keep stack traces in the files, and write ETRecords and maps of debug handles next to them."""
+    on: Place | None = None
+    """Where stages run: here, as runs on a Prefect work pool, or on a cluster; by default as the zoo says."""
+    publish: str | None = None
+    """Folder or URL to release the files at in the end; by default as the zoo says."""
+    refresh: bool = False
+    """Run stages again that are cached, each once; so does Prefect's setting PREFECT_TASKS_REFRESH_CACHE=true."""
+
+    @field_validator("out", mode="before")
     @classmethod
-    def of(cls, loaded: LoadedZoo, model: str, *, debug: bool) -> Request:
-        place = loaded.files[0].parent
-        folder = git_folder(place)
-        root = (place, *place.parents)[len(Path(folder or "").parts)]
-        zoo = _part(loaded.zoo, model, place, root)
-        return cls(zoo, folder or "", debug, platform.python_version(), host_capability())
+    def _is_folder(cls, out: Any) -> Any:
+        if _URL.match(str(out)):
+            raise InputError(f"--out {out} is a URL, and results are files; choose a folder, and copy it from there")
+        return out
 
-    def load(self, folder: Path) -> LoadedZoo:
-        """The zoo, as if it were a file in a folder; raises ConfigError as `load_zoo`."""
-        return load_zoo(folder / "zoo.yaml", text=json.dumps(dict(self.zoo)))
+    @model_validator(mode="after")
+    def _publishes_files(self) -> Self:
+        if self.publish and self.until:
+            raise InputError("--publish needs files, and --until stops before they are made; leave one of them out")
+        return self
 
-
-def git_commit(folder: Path) -> str:
-    """The commit that is checked out in a folder, with ``-dirty`` where tracked files differ; empty without git."""
-    return _git(folder, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*") or ""
-
-
-@cache
-def git_folder(folder: Path) -> str | None:
-    """A folder relative to the root of its repository; None without git. Looked up once per process, not per file."""
-    prefix = _git(folder, "rev-parse", "--show-prefix")
-    return None if prefix is None else prefix.rstrip("/")
+    def parameters(self, *, defaults: bool = True) -> dict[str, Any]:
+        """The fields as JSON values: parameters of the flows. Paths are absolute, since runs start in other folders."""
+        places: dict[str, Any] = {"zoo": self.zoo.absolute(), "out": self.out.absolute()}
+        places |= {name: absolute_place(place) for name in ("store", "publish") if (place := getattr(self, name))}
+        return self.model_copy(update=places).model_dump(mode="json", exclude_defaults=not defaults)
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(  # noqa: S603
-            ["git", "-C", str(folder), *arguments],  # noqa: S607 - as the user's own
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+def describe(field: str) -> str:
+    """What a field of a request means, for people."""
+    return ExportRequest.model_fields[field].description or ""
 
 
-def _part(zoo: Zoo, model: str, place: Path, root: Path) -> dict[str, Any]:
-    """The zoo with one model, and the recipes that it names, as JSON."""
-
-    def relative(path: object) -> str:
-        if not isinstance(path, Path):
-            raise TypeError(f"{path!r} is not JSON")
-        return os.path.relpath(path, place) if path.is_relative_to(root) else str(path)
-
-    recipes = {name: _for_model(zoo.recipes[name], model) for name in zoo.recipes_of(model)}
-    part = zoo.model_copy(update={"models": {model: zoo.models[model]}, "recipes": recipes})
-    written = part.model_dump(exclude={"run", "publish"}, exclude_unset=True)
-    tree: dict[str, Any] = json.loads(json.dumps(written, default=relative))
-    return tree
-
-
-def _for_model(recipe: Recipe, model: str) -> Recipe:
-    """The recipe without exceptions for other models, which the loader would not find."""
-    exceptions = {glob: reason for glob, reason in recipe.not_for.items() if fnmatchcase(model, glob)}
-    return recipe.model_copy(update={"not_for": exceptions}) if recipe.not_for else recipe
+def absolute_place(place: str) -> str:
+    """A URL or a block as it is, a folder as an absolute path."""
+    return place if "://" in place or place.startswith(BLOCK) else str(Path(place).absolute())

@@ -11,20 +11,18 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from .interrupt import prompt_interrupt
 from .machines import check_place
 from .outcome import ZooOutcome
 from .prefect_settings import local_run, quiet_console, send_what_is_queued, server_configured, set_embedded_defaults
-from .session import Session, prepared
+from .session import Session
 from .zoo import lower_rest
 
 if TYPE_CHECKING:
-    from prefect import Flow
-
     from .embedded_server import EmbeddedServer
 
 _log = logging.getLogger(__name__)
@@ -47,9 +45,9 @@ def run_flow(session: Session) -> ZooOutcome:
         prefect = _import_prefect(session)
         session.check_names()
         if prefect:
-            export_zoo, server = prefect
+            export_opened, server = prefect
             with session.without_prefect_if_it_fails(), _connected(session, server):
-                asyncio.run(cast("Any", export_zoo(**session.parameters, return_state=True)))
+                asyncio.run(export_opened(session))
                 if session.complete:  # to end takes both the workers and Prefect's server a while
                     threading.Thread(target=session.workers.stop, name="stop-workers").start()
         if not session.complete:
@@ -57,8 +55,8 @@ def run_flow(session: Session) -> ZooOutcome:
     return session.outcome()
 
 
-def _import_prefect(session: Session) -> tuple[Flow[..., Any], EmbeddedServer | None] | None:
-    """The zoo's flow, and a server that has been started where none is configured; None if that fails.
+def _import_prefect(session: Session) -> tuple[Callable[[Session], Any], EmbeddedServer | None] | None:
+    """What runs a session as a flow, and a server that has been started where none is configured; None if that fails.
 
     Takes seconds.
     """
@@ -72,14 +70,13 @@ def _import_prefect(session: Session) -> tuple[Flow[..., Any], EmbeddedServer | 
         if embedded:
             set_embedded_defaults()
         with warnings.catch_warnings(action="ignore"):  # such as a read-only home: failures are reported
-            from .zoo_flow import export_zoo  # noqa: PLC0415 - slow
+            from .zoo_flow import export_opened  # noqa: PLC0415 - slow
 
-        export_zoo = export_zoo.with_options(retries=0)  # those are for deployments
         if not embedded:
-            return export_zoo, None
+            return export_opened, None
         from .embedded_server import EmbeddedServer  # noqa: PLC0415 - slow
 
-        return export_zoo, EmbeddedServer()
+        return export_opened, EmbeddedServer()
     except Exception as error:  # noqa: BLE001 - Prefect's, such as a home folder that cannot be written
         session.lose_server(error)
         return None
@@ -98,7 +95,7 @@ def _share_malloc_arenas() -> None:
 
 @contextmanager
 def _connected(session: Session, server: EmbeddedServer | None) -> Iterator[None]:
-    """While the context is open, a flow that is started finds the session and the server."""
+    """While the context is open, a flow that is started finds the server; a signal that ends it ends the session."""
     from prefect.exceptions import TerminationSignal  # noqa: PLC0415 - slow, and imported by now
 
     with ExitStack() as stack:
@@ -107,8 +104,6 @@ def _connected(session: Session, server: EmbeddedServer | None) -> Iterator[None
             server.wait_until_ready()
         stack.enter_context(local_run(server.url if server else None))
         stack.callback(send_what_is_queued)
-        token = prepared.set(session)
-        stack.callback(prepared.reset, token)
         try:
             yield
         except TerminationSignal as error:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -26,8 +24,8 @@ from ..artifacts.locations import open_store
 from ..artifacts.runs import ReleaseOutcome, RunRecord, RunStatus, StageOutcome, run_lease
 from ..artifacts.store import Store
 from ..configs.load import LoadedZoo, load_source, load_zoo, recipe_names, split_source
-from ..configs.zoo import Place, RunConfig
-from ..errors import InputError, PteforgeError, StageFailed, StoreError, TargetError, first_line
+from ..configs.zoo import RunConfig
+from ..errors import PteforgeError, StageFailed, StoreError, TargetError, first_line
 from ..tasks.executor import Executor
 from ..tasks.lowering import check_stage
 from ..tasks.model import PlannedModel
@@ -35,11 +33,12 @@ from ..tasks.recipe_checks import torchao_calls
 from ..tasks.runner import Done, LocalRunner, NullObserver, Observer, StageCall
 from ..tasks.scope import outcome_of, outcome_of_failure
 from ..tasks.workers import WorkerLimits, Workers, memory_for_calls
+from .origin import Origin, git_commit
 from .outcome import ModelOutcome, ZooOutcome
 from .pace import Pace, expected_stages
 from .prefect_settings import refresh_configured
 from .publish import Publication, check_folders, known_results, publication_of
-from .request import Request, git_commit
+from .request import BLOCK, ExportRequest
 from .select import select_models
 from .whole import WholeModels
 
@@ -48,11 +47,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # pathlib makes one slash of two
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
 _RECORDED_EVERY = 15.0  # seconds between two records of a run that goes on
-BLOCK = "block:"
-"""Before the name of a Prefect block that has a store's URL and signing key."""
 _CHECK_OPERATORS = "pteforge.tasks.programs.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.programs.entry:check_transforms"
 
@@ -77,10 +73,9 @@ class Session:
     models: tuple[PlannedModel, ...]
     executor: Executor
     workers: Workers  # processes for stages; started when the first stage has to run
-    out: Path  # folder for results
+    request: ExportRequest  # what was asked for
     jobs: int  # stages at once, in each process that runs stages
     place: RunConfig = field(default_factory=RunConfig)  # where they run
-    parameters: Mapping[str, Any] = field(default_factory=dict)  # what was asked for, as the flow `export-zoo` takes it
     zoo_digest: str = ""  # SHA-256 of the zoo after includes and overrides
     loaded: LoadedZoo | None = None  # the zoo, if there is a file of it
     publication: Publication | None = None  # what becomes of the files at the end
@@ -105,6 +100,11 @@ class Session:
     @property
     def store(self) -> Store:
         return self.executor.store
+
+    @property
+    def out(self) -> Path:
+        """The folder for results."""
+        return self.request.out.absolute()
 
     @property
     def complete(self) -> bool:
@@ -144,7 +144,7 @@ class Session:
         due = [model for model in self.models if model.name not in self.outcomes]
         self.pace.ask(model.name for model in due)
         with suppress(Exception):  # an estimate must not end a run
-            zoo = None if self.parameters.get("until") else self.zoo
+            zoo = None if self.request.until else self.zoo
             for model, stages in expected_stages(due, self.executor, zoo):
                 self.pace.expect(model, stages)
 
@@ -202,13 +202,6 @@ class Session:
         self.observer = NullZooObserver()
         self.aborted = True
         self.workers.stop()
-
-    def forget_failures(self) -> None:
-        """Makes models with failed recipes due again."""
-        for model in [name for name, outcome in self.outcomes.items() if any(r.failure for r in outcome.recipes)]:
-            del self.outcomes[model], self.stages[model]
-        self.release = self._published = None
-        self._tried_to_publish = False
 
     @contextmanager
     def without_prefect_if_it_fails(self) -> Iterator[None]:
@@ -298,7 +291,7 @@ class Session:
             return
         with suppress(StoreError, OSError):
             for other in self.store.runs.namesakes(record):
-                if self._is_another_zoo(other):
+                if self._is_another_zoo(record, other):
                     _log.warning(
                         "%s and %s (on %s) are both named %r, so they share runs, history and what `gc --keep-last` "
                         "keeps in this store; give one of them another name: `name: ...` in the zoo file",
@@ -309,14 +302,14 @@ class Session:
                     )
                     return
 
-    def _is_another_zoo(self, other: RunRecord) -> bool:
-        """Whether a run was of another zoo in this store, and not in one that this is a copy of.
+    def _is_another_zoo(self, record: RunRecord, other: RunRecord) -> bool:
+        """Whether another run was of another zoo in this store, and not in one that this is a copy of.
 
         Checkouts of this one on other machines, or that have been removed since, are no other zoos.
         """
         if other.host == platform.node():
-            file, copied = Path(other.zoo_file), other.parameters.get("store") != self.parameters.get("store")
-            return not copied and file.is_file() and not file.samefile(self.parameters["zoo"])
+            file, copied = Path(other.zoo_file), other.parameters.get("store") != record.parameters.get("store")
+            return not copied and file.is_file() and not file.samefile(record.zoo_file)
         models = {*other.models, *other.files}
         known = {*self.loaded.zoo.models} if self.loaded else {model.name for model in self.models}
         return bool(models) and not models & known
@@ -329,7 +322,7 @@ class Session:
             seconds=time.monotonic() - self.start,
             models={name: tuple(stages.values()) for name, stages in list(self.unfinished.items())} | dict(self.stages),
             status=status,
-            parameters=self.parameters,
+            parameters=self.request.parameters(),
             files=self.outcome().to_json()["models"],
             release=self.release,
         )
@@ -352,7 +345,7 @@ class Session:
 
     def _write_page(self, record: RunRecord) -> None:
         """Writes the page about the run next to its files, if it was to make files; a failure is a warning."""
-        if not self.outcomes or self.parameters.get("until"):
+        if not self.outcomes or self.request.until:
             return
         try:
             from .page import NAME, write_page  # noqa: PLC0415 - imports that only runs need
@@ -362,10 +355,9 @@ class Session:
         except Exception as error:  # noqa: BLE001 - the files are made, whatever is wrong with the page
             _log.warning("the page about the run is not written: %s: %s", type(error).__name__, first_line(error))
 
-    def request(self, model: str) -> dict[str, Any] | None:
+    def origin(self, model: str) -> dict[str, Any] | None:
         """The JSON of what a model's files are made from."""
-        debug = bool(self.parameters.get("debug"))
-        return Request.of(self.loaded, model, debug=debug).to_json() if self.loaded else None
+        return Origin.of(self.loaded, model, debug=self.request.debug).to_json() if self.loaded else None
 
     @cached_property
     def known_files(self) -> KnownFiles:
@@ -400,16 +392,6 @@ def store_url(store: str | None) -> str | None:
     return open_block(store.removeprefix(BLOCK))
 
 
-def joined(globs: str | Sequence[str]) -> str:
-    """Globs with commas between."""
-    return globs if isinstance(globs, str) else ",".join(globs)
-
-
-def absolute_location(url: str) -> str:
-    """A URL as it is, a folder as an absolute path: runs start in other folders."""
-    return url if "://" in url or url.startswith(BLOCK) else str(Path(url).absolute())
-
-
 def stage_memory(place: RunConfig) -> int | None:
     """Bytes that the stages of one process may need together; None for the default of the machine it is on."""
     if place.processes is None:
@@ -417,79 +399,47 @@ def stage_memory(place: RunConfig) -> int | None:
     return max(1, (place.memory or memory_for_calls()) // place.processes)
 
 
-prepared: ContextVar[Session | None] = ContextVar("prepared", default=None)
-"""The session that the command line opened for the flow that it starts."""
+def load(request: ExportRequest) -> LoadedZoo:
+    """The zoo of a request; raises InputError if it cannot be used."""
+    changes = [*request.overrides, *([f"run.on={request.on}"] if request.on else [])]
+    if one := split_source(request.zoo):
+        return load_source(*one, recipe_names(request.recipes), changes)
+    return load_zoo(request.zoo, changes)
 
 
 @contextmanager
-def open_session(  # noqa: PLR0913 - one parameter per option of the command line
-    zoo: Path,
-    *,
-    models: str | Sequence[str] = "*",
-    recipes: str | Sequence[str] = "*",
-    store: str | None = None,
-    out: Path | None = Path("out"),
-    overrides: Sequence[str] = (),
-    jobs: int | None = None,
-    until: str | None = None,
-    debug: bool = False,
-    on: Place | None = None,
-    publish: str | None = None,
-    refresh: bool = False,
-) -> Iterator[Session]:
+def open_session(request: ExportRequest, *, writes: bool = True) -> Iterator[Session]:
     """Loads a zoo and checks everything that needs no work; the session's processes end with the context.
 
-    `models` and `recipes` are globs, several with commas between or as a sequence; `overrides` are ``KEY=VALUE``.
-    `zoo` is a zoo file, or a builder in the folder that it is imported from; then `recipes` are of the shipped ones. By
-    default the store is in the user's cache folder, no files are written, one stage per core runs at once, and all
-    stages run. `debug` forces every recipe's debug mode. `on` replaces the zoo's ``run.on``, `publish` the URL of its
-    releases. `refresh`, like Prefect's setting of that name, makes stages run again that are in the store. Raises
-    InputError if an argument or the zoo cannot be used.
+    The zoo is a zoo file, or a builder in the folder that it is imported from; then recipes are of the shipped ones.
+    Prefect's setting of that name does what `refresh` does. Raises InputError if the request or the zoo cannot be used,
+    or if files are to be written, and the folder for them cannot.
     """
-    models, recipes = joined(models), joined(recipes)
-    refresh = refresh or refresh_configured()
-    if one := split_source(zoo):
-        recipes = ",".join(recipe_names(recipes))
-    parameters = {
-        "zoo": str(zoo.absolute()),
-        "models": models,
-        "recipes": recipes,
-        "store": store,
-        "out": str((out or Path()).absolute()),
-        "overrides": list(overrides),
-        "jobs": jobs,
-        "until": until,
-        "debug": debug,
-        "on": on,
-        "publish": publish and absolute_location(publish),
-        "refresh": refresh,
-    }
-    if out and _URL.match(str(out)):
-        raise InputError(f"--out {out} is a URL, and results are files; choose a folder, and copy it from there")
-    changes = [*overrides, *([f"run.on={on}"] if on else [])]
-    loaded = load_source(*one, recipe_names(recipes), changes) if one else load_zoo(zoo, changes)
-    place = loaded.zoo.run
-    selected = select_models(loaded, models, recipes)
-    if until:
-        last = check_stage(until)
+    loaded = load(request)
+    shipped = {"recipes": ",".join(recipe_names(request.recipes))} if split_source(request.zoo) else {}
+    request = request.model_copy(update={**shipped, "refresh": request.refresh or refresh_configured()})
+    selected = select_models(loaded, request.models, request.recipes)
+    if request.until:
+        last = check_stage(request.until)
         selected = tuple(model.ending_with(last) for model in selected)
-    if debug:
+    if request.debug:
         selected = tuple(model.for_debugging() for model in selected)
-    publication = publication_of(loaded, parameters)
-    check_folders(out.absolute() / model.name for model in selected if out)
+    publication = publication_of(loaded, request)
+    if writes:
+        check_folders(request.out.absolute() / model.name for model in selected)
+    place, jobs, run = loaded.zoo.run, request.jobs, uuid.uuid4().hex
     if jobs is None and place.processes:  # those of a cluster on this machine share its cores
         jobs = max(1, (os.cpu_count() or 1) // place.processes)
-    workers, run = Workers(jobs=jobs, memory=stage_memory(place)), uuid.uuid4().hex
-    with open_store(store_url(store)) as opened, workers:
+    workers = Workers(jobs=jobs, memory=stage_memory(place))
+    with open_store(store_url(request.store)) as opened, workers:
         yield Session(
             zoo=loaded.zoo.name,
             models=selected,
-            executor=Executor(opened, workers, refresh=run if refresh else ""),
+            executor=Executor(opened, workers, refresh=run if request.refresh else ""),
             workers=workers,
-            out=(out or Path()).absolute(),
+            request=request,
             jobs=workers.jobs,
             place=place,
-            parameters=parameters,
             zoo_digest=digest_json(loaded.zoo.model_dump(mode="json", exclude={"run", "publish"})),
             loaded=loaded,
             publication=publication,

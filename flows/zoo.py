@@ -240,7 +240,7 @@ def _publish_files(
     store, folder = session.store, session.out / model.name
     store.fetch(report)
     provenance = json.loads(store.local.read_artifact(report))
-    provenance["run"] = {**session.identity, "request": session.request(model.name)}
+    provenance["run"] = {**session.identity, "request": session.origin(model.name)}
     path = publish(
         store, made.file, made.data, provenance, folder, recipe.name, session.known_files, assets=made.assets
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 __package__ = "pteforge.flows"  # as it is; but `prefect deploy FILE:export_zoo` loads the file by its path
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
-from pathlib import Path
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar
 from uuid import UUID
 
 from prefect import flow, get_client, task
@@ -19,7 +20,6 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from ..configs.zoo import Place
 from ..errors import InputError, ReleaseHeldBack, StoreAway, ZooFailed, first_line, printable
 from ..tasks.model import PlannedModel
 from .deployed import take_turn, wait_for_server
@@ -29,45 +29,27 @@ from .pool import lower_in_pool
 from .prefect_pages import announce, progress_shown, show_findings, show_ladders, show_scores, show_zoo
 from .prefect_runner import PrefectRunner, add_tags, runner_of
 from .prefect_settings import redact_workspaces
-from .session import Session, joined, open_session, prepared
+from .request import ExportRequest, describe
+from .session import Session, open_session
 from .zoo import find_models, lower_one, lower_rest
 
 _TASKS_AT_ONCE = 64  # threads that wait for workers
 _MODELS_AT_ONCE = 16  # they mostly wait; how many stages run at once is the workers' to decide
 
 
-async def _export_zoo(  # noqa: PLR0913 - one parameter per option of the command line
-    zoo: Path,
-    *,
-    models: str | list[str] = "*",
-    recipes: str | list[str] = "*",
-    store: str | None = None,
-    out: Path = Path("out"),
-    overrides: tuple[str, ...] = (),
-    jobs: int | None = None,
-    until: str | None = None,
-    debug: bool = False,
-    on: Place | None = None,
-    publish: str | None = None,
-    refresh: bool = False,
-) -> Any:
+def _asked(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives the body of a flow a parameter for each field of a request, which Prefect describes in its form."""
+    described = "\n".join(f"    {name}: {describe(name)}" for name in ExportRequest.model_fields)
+    body.__doc__ = f"{inspect.getdoc(body)}\n\nArgs:\n{described}"
+    body.__dict__["__signature__"] = inspect.signature(ExportRequest)
+    return body
+
+
+@_asked
+async def _export_zoo(**asked: Any) -> Any:
     """Lowers a zoo: every model with every recipe, each file verified against eager on the ExecuTorch runtime.
 
     Models and recipes that fail do not keep others from being made.
-
-    Args:
-        zoo: the zoo file.
-        models: glob of model names; several as a list, or with commas between.
-        recipes: glob of recipe names; several as a list, or with commas between.
-        store: URL or folder of the artifact store; None for the user's own.
-        out: folder for the produced files.
-        overrides: ``KEY=VALUE`` each, as ``--set``.
-        jobs: stages at once; None for one per core.
-        until: name of the last stage to run; None to make the files.
-        debug: whether to keep stack traces in the files and write debug files next to them.
-        on: where stages run; None for what the zoo says.
-        publish: folder or URL to release the files at; None for the one that the zoo has, if any.
-        refresh: whether stages run again that are cached, each once; so does Prefect's `PREFECT_TASKS_REFRESH_CACHE`.
 
     Returns:
         A state, `Cached` if no stage had to run; its result is the JSON of `flows.outcome.ZooOutcome`.
@@ -78,103 +60,87 @@ async def _export_zoo(  # noqa: PLR0913 - one parameter per option of the comman
         InputError: the zoo or an argument cannot be used. Prefect's retries do not apply.
         ReleaseHeldBack: the files are worse than the present release by more than the gates allow. Nor do they here.
     """
-    return await _run(
-        zoo,
-        models=models,
-        recipes=recipes,
-        store=store,
-        out=out,
-        overrides=overrides,
-        jobs=jobs,
-        until=until,
-        debug=debug,
-        on=on,
-        publish=publish,
-        refresh=refresh,
-    )
+    return await _run(asked)
 
 
-async def _export_model(  # noqa: PLR0913 - as above
-    zoo: Path,
-    model: str,
-    *,
-    recipes: str | list[str] = "*",
-    store: str | None = None,
-    out: Path = Path("out"),
-    overrides: tuple[str, ...] = (),
-    jobs: int | None = None,
-    until: str | None = None,
-    debug: bool = False,
-    on: Place | None = None,
-    refresh: bool = False,
-) -> Any:
-    """Lowers one model of a zoo with its recipes, and verifies the files, for a run of `export_zoo` on a work pool.
+@_asked
+async def _export_model(**asked: Any) -> Any:
+    """Lowers models of a zoo, and verifies the files, for a run of `export_zoo`, which publishes them."""
+    return await _run(asked, part=True)
 
-    All else is as there, but nothing is published.
+
+@dataclass(frozen=True)
+class _Export:
+    """The body of the flow of a run that is open already: in this process only, wherever else Prefect sends the flow.
+
+    It has the parameters of `_export_zoo`, for Prefect to record.
     """
-    return await _run(
-        zoo,
-        part=True,
-        models=model,
-        recipes=recipes,
-        store=store,
-        out=out,
-        overrides=overrides,
-        jobs=jobs,
-        until=until,
-        debug=debug,
-        on=on,
-        refresh=refresh,
-    )
+
+    session: Session | None
+    __signature__: ClassVar = inspect.signature(ExportRequest)
+
+    async def __call__(self, **_asked: Any) -> Any:
+        assert self.session  # noqa: S101 - other processes run tasks of it only
+        with prompt_termination(self.session):
+            return await _export(self.session)
+
+    def __reduce__(self) -> Any:
+        return _Export, (None,)
 
 
-async def _run(zoo: Path, *, part: bool = False, out: Path, **options: Any) -> Any:
+def export_opened(session: Session) -> Any:
+    """The flow `export-zoo` for the run of a session, without the retries of deployed runs."""
+    opened: Any = export_zoo.with_options(retries=0, validate_parameters=False)
+    opened.fn = _Export(session)
+    return opened(**session.request.parameters(), return_state=True)
+
+
+async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
     """The body of both flows. `part` is whether another run publishes, and shows, what this one makes."""
     async with AsyncExitStack() as stack:
         stack.push_async_exit(_refuse_to_retry)
-        session = prepared.get()
-        own = session is None
-        if session is None:
-            stack.push_async_exit(wait_for_server)
-            redact_workspaces()
-            session = stack.enter_context(open_session(Path(zoo), out=Path(out), **options))
-            session.id = UUID(flow_run.id).hex
-            if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
-                session.executor.refresh = session.id
-            if part:
-                session.publication = None
-            else:
-                await take_turn(session, stack)
-            await asyncio.to_thread(stack.enter_context, session.recorded())
-            await asyncio.to_thread(find_models, session)
-            check_place(session)
-            await asyncio.to_thread(session.check_names)
-        elif flow_run.run_count > 1:
-            session.forget_failures()
-        await _tag_run(session)
-        with nullcontext() if own else prompt_termination(session):
-            async with progress_shown(session):
-                await _lower(session)
-        outcome = session.outcome()
-        try:
-            published = await asyncio.to_thread(session.publish)
-        finally:
-            if not part:
-                with session.without_prefect_if_it_fails():
-                    await show_zoo(outcome, session.release)
-        if outcome.failures:
-            raise ZooFailed(
-                f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
-                bad_input=all(failure.bad_input for failure in outcome.failures),
-            )
-        message = f"{outcome.summary}; {outcome.ran} stages run, {outcome.cached} cached"
-        if published:
+        stack.push_async_exit(wait_for_server)
+        redact_workspaces()
+        session = stack.enter_context(open_session(ExportRequest(**asked)))
+        session.id = UUID(flow_run.id).hex
+        if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
+            session.executor.refresh = session.id
+        if part:
+            session.publication = None
+        else:
+            await take_turn(session, stack)
+        await asyncio.to_thread(stack.enter_context, session.recorded())
+        await asyncio.to_thread(find_models, session)
+        check_place(session)
+        await asyncio.to_thread(session.check_names)
+        return await _export(session, part=part)
+
+
+async def _export(session: Session, *, part: bool = False) -> Any:
+    """Lowers the models of a session that have no outcome, publishes the files, and shows the outcome."""
+    await _tag_run(session)
+    async with progress_shown(session):
+        await _lower(session)
+    outcome = session.outcome()
+    try:
+        published = await asyncio.to_thread(session.publish)
+    finally:
+        if not part:
             with session.without_prefect_if_it_fails():
-                announce(session.zoo, published)
-            if published.regressions:
-                raise ReleaseHeldBack(published.describe())
-            message += f"; {published.describe()}"
-        return Completed(name=None if outcome.ran else "Cached", message=printable(message), data=outcome.to_json())
+                await show_zoo(outcome, session.release)
+    if outcome.failures:
+        raise ZooFailed(
+            f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
+            bad_input=all(failure.bad_input for failure in outcome.failures),
+        )
+    message = f"{outcome.summary}; {outcome.ran} stages run, {outcome.cached} cached"
+    if published:
+        with session.without_prefect_if_it_fails():
+            announce(session.zoo, published)
+        if published.regressions:
+            raise ReleaseHeldBack(published.describe())
+        message += f"; {published.describe()}"
+    return Completed(name=None if outcome.ran else "Cached", message=printable(message), data=outcome.to_json())
 
 
 async def _lower(session: Session) -> None:
@@ -273,9 +239,9 @@ async def _refuse_to_retry(_type: Any, error: BaseException | None, _traceback: 
 
 def _run_name() -> str:
     """The zoo file and the selection, such as ``export zoo.yaml resnet*``."""
-    given = flow_run.parameters
-    chosen = [joined(given.get(name) or "*") for name in ("model", "models", "recipes")]
-    return printable(" ".join(["export", Path(given["zoo"]).name, *(text for text in chosen if text != "*")]))
+    request = ExportRequest(**flow_run.parameters)
+    chosen = [globs for globs in (request.models, request.recipes) if globs != "*"]
+    return printable(" ".join(["export", request.zoo.name, *chosen]))
 
 
 def _never(_task: Any, _run: Any, _state: Any) -> bool:

@@ -12,8 +12,9 @@ import typer
 from ...errors import InputError
 from ..interrupt import leave_interrupted
 from ..prefect_settings import quiet_console, server_configured
+from ..request import ExportRequest
 from . import completion
-from .options import AS_JSON, CHANGES, JOBS, STORE
+from .options import AS_JSON, takes_request
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ _NODES = 10
 _log = logging.getLogger(__name__)
 
 
+@takes_request("models", "recipes", "out", "until", "debug", "on", "publish", "refresh")
 def bisect_recipe(
-    zoo: Annotated[Path, typer.Argument(help="The zoo file.", show_default=False)],
+    request: ExportRequest,
     name: Annotated[
         str,
         typer.Argument(
@@ -35,7 +37,6 @@ def bisect_recipe(
         ),
     ],
     *,
-    store: STORE = None,
     drop: Annotated[
         float | None,
         typer.Option(
@@ -45,8 +46,6 @@ def bisect_recipe(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Plot SQNR by rung, and the worst operators.")
     ] = None,
-    set_: CHANGES = None,
-    jobs: JOBS = None,
     as_json: AS_JSON = False,
 ) -> None:
     """Find where a recipe loses quality: in which program on the way to the file, and at which of its operators.
@@ -63,13 +62,9 @@ def bisect_recipe(
         raise InputError(f"{name!r} is not MODEL/RECIPE, the name of a model of the zoo and of one of its recipes")
     if plot:
         check_plot(plot)
+    request = request.model_copy(update={"models": model, "recipes": recipe})
     try:
-        with (
-            open_session(
-                zoo, models=model, recipes=recipe, store=store, out=None, overrides=tuple(set_ or ()), jobs=jobs
-            ) as session,
-            observe(session, quiet=as_json),
-        ):
+        with open_session(request, writes=False) as session, observe(session, quiet=as_json):
             found = bisect(session, drop or DROP_DB)
     except KeyboardInterrupt:
         leave_interrupted()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...errors import InputError
 from ..prefect_settings import quiet_console, server_configured
-from .options import FOLDER, JOBS, ON, PUBLISH, STORE, ZOO
+from ..request import ExportRequest
+from .options import takes_request
 
 if TYPE_CHECKING:
     from ..deployments import ZooDeployment
@@ -22,18 +21,14 @@ CRON = Annotated[
 TIMEZONE = Annotated[str | None, typer.Option(metavar="ZONE", help="Time zone of the schedule.", show_default="UTC")]
 
 
-def deploy(  # noqa: PLR0913 - one parameter per option
-    zoo: ZOO,
+@takes_request()
+def deploy(
+    request: ExportRequest,
     *,
     pool: Annotated[str, typer.Option(metavar="POOL", help="Work pool whose workers run it.", show_default=False)],
     name: NAME = "nightly",
     cron: CRON = None,
     timezone: TIMEZONE = None,
-    store: STORE = None,
-    out: FOLDER = Path("out"),
-    jobs: JOBS = None,
-    on: ON = None,
-    publish: PUBLISH = None,
     alerts: Annotated[
         str | None,
         typer.Option(
@@ -45,42 +40,26 @@ def deploy(  # noqa: PLR0913 - one parameter per option
     ] = None,
 ) -> None:
     """Create or update a deployment of a zoo on your Prefect server; it runs one at a time, later runs wait."""
-    overrides = (f"run.pool={pool}",) if on == "pool" else ()
-    deployment = _deployment(zoo, name, cron, timezone, store, out, jobs, publish)
-    deployed = replace(deployment, on=on, overrides=overrides, alerts=alerts).apply(pool)
+    if request.on == "pool":
+        request = request.model_copy(update={"overrides": (f"run.pool={pool}", *request.overrides)})
+    deployed = _deployment(request, name, cron, timezone, alerts).apply(pool)
     typer.echo(f"{deployed.change}: {deployed.name}; start a run with: prefect deployment run {deployed.name}")
     for alert in deployed.alerts:
         typer.echo(f"alert: {alert}")
 
 
-def serve(
-    zoo: ZOO,
-    *,
-    name: NAME = "nightly",
-    cron: CRON = None,
-    timezone: TIMEZONE = None,
-    store: STORE = None,
-    out: FOLDER = Path("out"),
-    jobs: JOBS = None,
-    publish: PUBLISH = None,
-) -> None:
+@takes_request()
+def serve(request: ExportRequest, *, name: NAME = "nightly", cron: CRON = None, timezone: TIMEZONE = None) -> None:
     """Run a zoo on a schedule in this process, without workers; Ctrl-C ends it."""
-    deployment = _deployment(zoo, name, cron, timezone, store, out, jobs, publish)
+    deployment = _deployment(request, name, cron, timezone)
     from ..deployments import serve as serve_deployment
 
     typer.echo(f"serving export-zoo/{name}; Ctrl-C ends it")
     serve_deployment(deployment)
 
 
-def _deployment(  # noqa: PLR0917 - as above
-    zoo: Path,
-    name: str,
-    cron: str | None,
-    timezone: str | None,
-    store: str | None,
-    out: Path,
-    jobs: int | None,
-    publish: str | None,
+def _deployment(
+    request: ExportRequest, name: str, cron: str | None, timezone: str | None, alerts: str | None = None
 ) -> ZooDeployment:
     if not server_configured():
         raise InputError(
@@ -89,4 +68,4 @@ def _deployment(  # noqa: PLR0917 - as above
     quiet_console()
     from ..deployments import ZooDeployment
 
-    return ZooDeployment(zoo, name, cron=cron, timezone=timezone, store=store, out=out, jobs=jobs, publish=publish)
+    return ZooDeployment(request, name, cron, timezone, alerts)

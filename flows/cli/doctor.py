@@ -10,6 +10,7 @@ import typer
 from ...errors import InputError, first_line, printable
 from ..interrupt import leave_interrupted
 from ..prefect_settings import quiet_console, server_configured
+from ..request import ExportRequest
 from .options import AS_JSON, CHANGES, JOBS, MODELS, REFRESH, STORE, ZOO_ARGUMENT
 from .terminal import open_console, print_json
 
@@ -49,13 +50,10 @@ def doctor(
     from ..session import open_session
     from .progress import observe
 
+    asked = {"models": model, "store": store, "overrides": set_, "jobs": jobs}
+    request = ExportRequest(zoo=zoo, refresh=refresh, **{name: value for name, value in asked.items() if value})
     try:
-        with (
-            open_session(
-                zoo, models=model or "*", store=store, out=None, overrides=tuple(set_ or ()), jobs=jobs, refresh=refresh
-            ) as session,
-            observe(session, quiet=as_json),
-        ):
+        with open_session(request, writes=False) as session, observe(session, quiet=as_json):
             found = examine(session)
     except KeyboardInterrupt:
         leave_interrupted()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,39 +10,16 @@ import typer
 from ...errors import PteforgeError
 from ..interrupt import leave, leave_interrupted
 from ..prefect_settings import server_configured
-from .options import (
-    AS_JSON,
-    CHANGES,
-    DEBUG,
-    FOLDER,
-    JOBS,
-    MODELS,
-    ON,
-    PUBLISH,
-    RECIPES,
-    REFRESH,
-    STORE,
-    UNTIL,
-    ZOO_OR_BUILDER,
-)
-from .plan import plan
+from ..request import ExportRequest
+from .options import AS_JSON, takes_request
+from .plan import show_plan
 from .terminal import print_json
 
 
-def export(  # noqa: PLR0913 - one parameter per option
-    zoo: ZOO_OR_BUILDER,
+@takes_request()
+def export(
+    request: ExportRequest,
     *,
-    model: MODELS = None,
-    recipe: RECIPES = None,
-    store: STORE = None,
-    out: FOLDER = Path("out"),
-    set_: CHANGES = None,
-    jobs: JOBS = None,
-    until: UNTIL = None,
-    debug: DEBUG = False,
-    on: ON = None,
-    publish: PUBLISH = None,
-    refresh: REFRESH = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run, and run nothing: as `pteforge plan`.")
     ] = False,
@@ -57,37 +33,11 @@ def export(  # noqa: PLR0913 - one parameter per option
     from .summary import Failures, print_failures, print_published, print_summary
 
     if dry_run:
-        plan(
-            zoo,
-            model=model,
-            recipe=recipe,
-            store=store,
-            set_=set_,
-            until=until,
-            debug=debug,
-            refresh=refresh,
-            as_json=as_json,
-        )
+        show_plan(request, as_json=as_json)
     try:
-        with (
-            open_session(
-                zoo,
-                models=model or "*",
-                recipes=recipe or "*",
-                store=store,
-                out=out,
-                overrides=tuple(set_ or ()),
-                jobs=jobs,
-                until=until,
-                debug=debug,
-                on=on,
-                publish=publish,
-                refresh=refresh,
-            ) as session,
-            session.recorded(),
-        ):
+        with open_session(request) as session, session.recorded():
             find_models(session)
-            failures = Failures(None if until else session.out / NAME)
+            failures = Failures(None if request.until else session.out / NAME)
             if session.complete and not server_configured():
                 outcome = session.outcome()
             else:

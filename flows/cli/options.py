@@ -2,102 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import InputError
+from ..request import ExportRequest, describe
 from . import completion
 
 if TYPE_CHECKING:
     from ...artifacts.store import Store
 
-ZOO = Annotated[Path, typer.Argument(help="The zoo file.", show_default=False)]
+ZOO_ARGUMENT = typer.Argument(metavar="ZOO", help=describe("zoo"), show_default=False)
 
-ZOO_ARGUMENT = typer.Argument(
-    metavar="ZOO",
-    help="The zoo file; or, for one model, package.module:builder, hf:org/name or a .pt2 file.",
-    show_default=False,
-)
+FOLDER = Annotated[Path, typer.Option("--out", metavar="DIR", help=describe("out"))]
 
-ZOO_OR_BUILDER = Annotated[Path, ZOO_ARGUMENT]
-
-FOLDER = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")]
-
-STORE = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        envvar="PTEFORGE_STORE",
-        help="Folder, URL (s3://bucket/prefix) or Prefect block (block:NAME) of the artifact store.",
-        show_default="in your cache folder",
-    ),
-]
+STORE = Annotated[str | None, typer.Option(metavar="URL", envvar="PTEFORGE_STORE", help=describe("store"))]
 
 MODELS = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="GLOB",
-        help="Only models whose names match; may be given again.",
-        show_default="all",
-        autocompletion=completion.models,
-    ),
+    typer.Option("--model", metavar="GLOB", help=describe("models"), autocompletion=completion.models),
 ]
 
-RECIPES = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="GLOB",
-        help="Only recipes whose names match; may be given again.",
-        show_default="all",
-        autocompletion=completion.recipes,
-    ),
-]
+CHANGES = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=describe("overrides"))]
 
-CHANGES = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the zoo file, such as models.a.seed=3."),
-]
-
-UNTIL = Annotated[
-    str | None,
-    typer.Option(
-        metavar="STAGE",
-        help="Stop after this stage.",
-        show_default="files are made",
-        autocompletion=completion.stages,
-    ),
-]
-
-DEBUG = Annotated[
-    bool,
-    typer.Option(
-        "--debug", help="Keep stack traces in the files; write an ETRecord and maps of debug handles next to them."
-    ),
-]
-
-PUBLISH = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="Release the files there at the end.", show_default="as the zoo says"),
-]
-
-REFRESH = Annotated[bool, typer.Option("--refresh", help="Run stages again that are cached, each once.")]
+REFRESH = Annotated[bool, typer.Option("--refresh", help=describe("refresh"))]
 
 AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 
 OUT = Annotated[Path, typer.Option("--out", "-o", metavar="OUT.pte", help="The file to write.", show_default=False)]
 
-JOBS = Annotated[int | None, typer.Option(min=1, help="Stages at once.", show_default="one per core")]
-
-Place = Literal["local", "pool", "dask", "ray"]  # as in `configs.zoo`, which completion has no time to import
-
-ON = Annotated[
-    Place | None,
-    typer.Option(
-        help="Where stages run: here, as runs on a Prefect work pool, or on a cluster.", show_default="the zoo's `run`"
-    ),
-]
+JOBS = Annotated[int | None, typer.Option(min=1, help=describe("jobs"))]
 
 DATA = Annotated[
     list[Path] | None,
@@ -112,6 +51,51 @@ DATA_OUT = Annotated[
     Path | None,
     typer.Option(metavar="OUT.ptd", help="Put the weights there.", show_default="inside the file"),
 ]
+
+
+_OF_FIELDS: dict[str, Any] = {
+    "zoo": Annotated[Path, ZOO_ARGUMENT],
+    "models": MODELS,
+    "recipes": Annotated[
+        list[str] | None,
+        typer.Option("--recipe", metavar="GLOB", help=describe("recipes"), autocompletion=completion.recipes),
+    ],
+    "store": STORE,
+    "out": FOLDER,
+    "overrides": CHANGES,
+    "jobs": JOBS,
+    "until": Annotated[
+        str | None, typer.Option(metavar="STAGE", help=describe("until"), autocompletion=completion.stages)
+    ],
+    "publish": Annotated[str | None, typer.Option(metavar="URL", help=describe("publish"))],
+}
+"""How fields of a request are written, apart from those that are simply ``--NAME VALUE``."""
+
+
+def takes_request(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes the first parameter of a command, a request, from an option for each field, apart from those named."""
+    fields = {name: field for name, field in ExportRequest.model_fields.items() if name not in without}
+    offered = []
+    for name, field in fields.items():
+        plain = Annotated[field.annotation, typer.Option(f"--{name}", help=describe(name))]
+        default = None if isinstance(field.default, str | tuple) else field.default  # those take lists, or globs
+        default = Parameter.empty if field.is_required() else default
+        offered.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=_OF_FIELDS.get(name, plain)))
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            asked = {name: value for name in fields if (value := given.pop(name)) is not None}
+            command(ExportRequest(**asked), **given)
+
+        own = [*signature(command, eval_str=True).parameters.values()][1:]
+        run.__dict__["__signature__"] = Signature(
+            [*offered, *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in own)]
+        )
+        run.__annotations__ = {}
+        return run
+
+    return decorate
 
 
 def open_existing_store(url: str | None) -> Store:

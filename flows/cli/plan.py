@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from ...errors import printable
 from ..figures_text import format_size
-from .options import AS_JSON, CHANGES, DEBUG, MODELS, RECIPES, REFRESH, STORE, UNTIL, ZOO_OR_BUILDER
+from ..request import ExportRequest
+from .options import AS_JSON, takes_request
 from .terminal import open_console, print_json
 from .why import format_change
 
@@ -43,32 +44,17 @@ class Due:
         return "has not run before" if self.changes is None else "changed:" if self.changes else "its outputs are gone"
 
 
-def plan(  # noqa: PLR0913 - one parameter per option
-    zoo: ZOO_OR_BUILDER,
-    *,
-    model: MODELS = None,
-    recipe: RECIPES = None,
-    store: STORE = None,
-    set_: CHANGES = None,
-    until: UNTIL = None,
-    debug: DEBUG = False,
-    refresh: REFRESH = False,
-    as_json: AS_JSON = False,
-) -> None:
+@takes_request("out", "jobs", "on", "publish")
+def plan(request: ExportRequest, *, as_json: AS_JSON = False) -> None:
     """Show which stages an export would run, and why. Runs nothing; exits with 3 if there is something to do."""
+    show_plan(request, as_json=as_json)
+
+
+def show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
+    """Prints the plan of a run, and exits."""
     from ..session import open_session
 
-    with open_session(
-        zoo,
-        models=model or "*",
-        recipes=recipe or "*",
-        store=store,
-        out=None,
-        overrides=tuple(set_ or ()),
-        until=until,
-        debug=debug,
-        refresh=refresh,
-    ) as session:
+    with open_session(request, writes=False) as session:
         found, will_run, may_run = _plan(session)
     if as_json:
         stages = [_json(due) for due in will_run]

@@ -24,6 +24,7 @@ from pteforge.configs.load import LoadedZoo, load_zoo
 from pteforge.errors import InputError, ObjectDamaged, ObjectMissing, ReleaseDamaged, StoreUnusable
 from pteforge.flows.release_contents import find_results, read_contents
 from pteforge.flows.releases import Releases
+from pteforge.flows.request import ExportRequest
 from pteforge.flows.select import select_models
 from pteforge.flows.session import Session
 from pteforge.flows.zoo import find_models
@@ -246,9 +247,8 @@ def look_up(whole: Whole, store: Store) -> None:
 def rerun(whole: Whole, store: Store) -> None:
     """A model of which a run takes all for cached has the right files afterwards."""
     executor = Executor(store, whole.workers)
-    session = Session(
-        whole.loaded.zoo.name, whole.models, executor, whole.workers, whole.project.out, 1, loaded=whole.loaded
-    )
+    asked = ExportRequest(zoo=whole.loaded.files[0], out=whole.project.out)
+    session = Session(whole.loaded.zoo.name, whole.models, executor, whole.workers, asked, 1, loaded=whole.loaded)
     find_models(session)
     session.record("completed")
     files = whole.project.files() if session.outcomes else {}

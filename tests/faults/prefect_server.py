@@ -63,12 +63,12 @@ class Spoiler:
 # Exports as lines of standard input say, all in one process; prints exit codes and whether Prefect was given up.
 _EXPORTS = """
 import json, sys
-from pathlib import Path
+from pteforge.flows.request import ExportRequest
 from pteforge.flows.run_flow import run_flow
 from pteforge.flows.session import open_session
 for line in sys.stdin:
     out, overrides = json.loads(line)
-    with open_session(Path("zoo.yaml"), out=Path(out), overrides=overrides) as session:
+    with open_session(ExportRequest(zoo="zoo.yaml", out=out, overrides=overrides)) as session:
         outcome = run_flow(session)
     print(json.dumps([outcome.exit_code, session.server_lost]), flush=True)
 """

@@ -16,6 +16,7 @@ from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.store import Store
 from pteforge.configs.load import load_zoo
 from pteforge.flows.outcome import ZooOutcome
+from pteforge.flows.request import ExportRequest
 from pteforge.flows.select import select_models
 from pteforge.flows.session import Session
 from pteforge.flows.zoo import find_models, lower_rest
@@ -73,7 +74,8 @@ class SmallZoo(Project):
         try:
             with self.opened(more) as store, Workers(jobs=1) as workers:
                 executor = Executor(store, InProcess())
-                session = Session("zoo", select_models(loaded), executor, workers, self.out, 1, loaded=loaded)
+                asked = ExportRequest(zoo=self.folder / "zoo.yaml", out=self.out)
+                session = Session("zoo", select_models(loaded), executor, workers, asked, 1, loaded=loaded)
                 with session.recorded():
                     find_models(session)
                     asyncio.run(lower_rest(session, LocalRunner(executor, 1, session)))

@@ -22,6 +22,7 @@ from pteforge.artifacts.runs import StageOutcome
 from pteforge.artifacts.store import Store
 from pteforge.configs.load import load_zoo
 from pteforge.flows.outcome import ZooOutcome
+from pteforge.flows.request import ExportRequest
 from pteforge.flows.select import select_models
 from pteforge.flows.session import Session
 from pteforge.flows.zoo import find_models, lower_rest
@@ -267,8 +268,11 @@ def lower_zoo(
     loaded = load_zoo(project.folder / "zoo.yaml", overrides)
     chosen = select_models(loaded, models, recipes)
     with store or open_store(str(project.store)) as opened:
-        executor = Executor(opened, pool, refresh)
-        session = Session(loaded.zoo.name, chosen, executor, pool, project.out, pool.jobs, loaded=loaded)
+        executor, asked = (
+            Executor(opened, pool, refresh),
+            ExportRequest(zoo=project.folder / "zoo.yaml", out=project.out),
+        )
+        session = Session(loaded.zoo.name, chosen, executor, pool, asked, pool.jobs, loaded=loaded)
         with session.recorded():
             find_models(session)
             asyncio.run(lower_rest(session, LocalRunner(executor, 8, session)))

@@ -9,6 +9,7 @@ import pytest
 from pteforge.artifacts.locations import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.configs.zoo import RunConfig
+from pteforge.flows.request import ExportRequest
 from pteforge.flows.select import select_models
 from pteforge.flows.session import NullZooObserver, Session, stage_memory
 from pteforge.flows.zoo import lower_rest
@@ -39,8 +40,8 @@ def test_large_stages_run_one_after_another(warm):
         past = {slot: store.ledger.last_run(slot).peak_memory for slot in exports}
         with Workers(jobs=4, memory=sum(past.values()) - 1) as workers:
             warm.edit("nets.py", "def conv", "EDITED = 1\n\n\ndef conv")
-            executor = Executor(store, workers)
-            session = Session("zoo", chosen, executor, workers, warm.out, 4)
+            executor, asked = Executor(store, workers), ExportRequest(zoo=warm.folder / "zoo.yaml", out=warm.out)
+            session = Session("zoo", chosen, executor, workers, asked, 4)
             session.observer = watch = Watch()
             asyncio.run(lower_rest(session, LocalRunner(executor, 8, session)))
     assert session.outcome().exit_code == 0

@@ -12,6 +12,7 @@ from pteforge.errors import InputError, StageFailed
 from pteforge.flows.bisect import bisect, check_plot, draw
 from pteforge.flows.cli.bisect import _print
 from pteforge.flows.cli.main import app
+from pteforge.flows.request import ExportRequest
 from pteforge.flows.select import select_models
 from pteforge.flows.session import Session
 from pteforge.tasks.executor import Executor
@@ -27,10 +28,13 @@ def look(workers):
     """Bisects a recipe of a project's zoo, with the shared workers."""
 
     def run(project, model, recipe, drop=DROP_DB):
-        loaded = load_zoo(project.folder / "zoo.yaml")
+        loaded, asked = (
+            load_zoo(project.folder / "zoo.yaml"),
+            ExportRequest(zoo=project.folder / "zoo.yaml", out=project.out),
+        )
         chosen = select_models(loaded, model, recipe)
         with open_store(str(project.store)) as store:
-            session = Session(loaded.zoo.name, chosen, Executor(store, workers), workers, project.out, workers.jobs)
+            session = Session(loaded.zoo.name, chosen, Executor(store, workers), workers, asked, workers.jobs)
             return bisect(session, drop)
 
     return run

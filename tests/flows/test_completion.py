@@ -13,7 +13,7 @@ from pteforge.artifacts.files import LocalFiles
 from pteforge.artifacts.runs import RunRecord, Runs, StageOutcome
 from pteforge.configs.presets import preset_names
 from pteforge.configs.zoo import PLACES
-from pteforge.flows.cli import options
+from pteforge.flows import request
 from pteforge.tasks.lowering import STAGES
 
 COMMANDS = ["export", "plan", "init", "inspect", "metadata", "run", "verify", "thin", "extract", "merge", "bisect"]
@@ -97,7 +97,7 @@ def test_nothing_without_a_zoo(folder, complete, zoo):
 
 def test_places_are_those_of_zoos():
     """`--on` takes what a zoo file takes in `run.on`."""
-    assert typing.get_args(options.Place) == PLACES
+    assert typing.get_args(request.Place) == PLACES
 
 
 @pytest.mark.parametrize("words", ["pteforge export zoo.yaml --model ", "pteforge diff --", "pteforge store gc --"])

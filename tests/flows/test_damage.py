@@ -14,6 +14,7 @@ from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.ref import BlobRef
 from pteforge.configs.load import load_zoo
 from pteforge.errors import ObjectDamaged
+from pteforge.flows.request import ExportRequest
 from pteforge.flows.select import select_models
 from pteforge.flows.session import Session
 from pteforge.flows.zoo import lower_one
@@ -305,7 +306,8 @@ def spoiled(project, workers):
         with open_store(str(project.store)) as store:
             executor = Spoiling(store, workers)
             executor.damage, executor.times = damage, times
-            session = Session("zoo", models, executor, workers, project.out, 2)
+            asked = ExportRequest(zoo=project.folder / "zoo.yaml", out=project.out)
+            session = Session("zoo", models, executor, workers, asked, 2)
             outcome = asyncio.run(lower_one(session, model, LocalRunner(executor, 4, session)))
         assert executor.spoils == times
         return outcome

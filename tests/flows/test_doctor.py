@@ -9,6 +9,7 @@ from pteforge.flows.cli.summary import Failures, print_failures
 from pteforge.flows.doctor import examine
 from pteforge.flows.page import NAME
 from pteforge.flows.prefect_pages import _diagnosis
+from pteforge.flows.request import ExportRequest
 from pteforge.flows.select import select_models
 from pteforge.flows.session import Session
 from pteforge.tasks.diagnosis import Diagnosis
@@ -39,10 +40,13 @@ def doctor(workers):
     """Diagnoses a project's models, with the shared workers."""
 
     def run(project, models="*"):
-        loaded = load_zoo(project.folder / "zoo.yaml")
+        loaded, asked = (
+            load_zoo(project.folder / "zoo.yaml"),
+            ExportRequest(zoo=project.folder / "zoo.yaml", out=project.out),
+        )
         with open_store(str(project.store)) as store:
             chosen = select_models(loaded, models)
-            session = Session(loaded.zoo.name, chosen, Executor(store, workers), workers, project.out, workers.jobs)
+            session = Session(loaded.zoo.name, chosen, Executor(store, workers), workers, asked, workers.jobs)
             return {found.model: found for found in examine(session)}
 
     return run

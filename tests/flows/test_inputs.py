@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pteforge.flows.request import ExportRequest
 from pteforge.flows.session import open_session
 from safetensors.torch import save_file
 
@@ -34,7 +35,8 @@ def reading(project):
 
 def holding(project):
     """Names of models that a run would answer from their records."""
-    with open_session(project.folder / "zoo.yaml", store=str(project.store), out=project.out) as session:
+    asked = ExportRequest(zoo=project.folder / "zoo.yaml", store=str(project.store), out=project.out)
+    with open_session(asked) as session:
         return {model.name for model in session.models if session.whole_models.find(model)}
 
 

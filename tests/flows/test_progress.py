@@ -22,6 +22,7 @@ from pteforge.flows.cli.progress import Bar, Lines
 from pteforge.flows.cli.summary import Failures
 from pteforge.flows.outcome import ModelOutcome
 from pteforge.flows.pace import ExpectedStage, Pace
+from pteforge.flows.request import ExportRequest
 from pteforge.flows.select import select_models
 from pteforge.flows.session import Session
 from pteforge.tasks.executor import Executor
@@ -157,12 +158,13 @@ def test_stages_are_known_before_they_run(lower, warm):
     before = lower(warm, models="linear")
     loaded = load_zoo(warm.folder / "zoo.yaml")
     chosen = select_models(loaded, "*", "*")
+    asked = ExportRequest(zoo=warm.folder / "zoo.yaml", out=warm.out)
     with open_store(str(warm.store)) as store, Workers(jobs=1) as workers:
-        session = Session("zoo", chosen, Executor(store, workers), workers, warm.out, 1)
+        session = Session("zoo", chosen, Executor(store, workers), workers, asked, 1)
         session.expect_stages()
         by_record = session.pace.known
         assert session.pace.left(1) > 0
-        other = Session("a zoo that has no runs", chosen, session.executor, workers, warm.out, 1)
+        other = Session("a zoo that has no runs", chosen, session.executor, workers, asked, 1)
         other.expect_stages()
         assert not workers.started
     stages = len(before.stages["linear"])

@@ -11,6 +11,7 @@ from pteforge.artifacts.files import LocalFiles
 from pteforge.artifacts.gc import collect, verify_store
 from pteforge.artifacts.locations import open_store
 from pteforge.flows import whole
+from pteforge.flows.request import ExportRequest
 from pteforge.flows.session import open_session
 from pteforge.tasks.stages import edge
 
@@ -71,8 +72,8 @@ def reads(monkeypatch):
 
 def holding(project, *overrides, **options):
     """Names of models whose records hold."""
-    zoo, store = project.folder / "zoo.yaml", str(project.store)
-    with open_session(zoo, store=store, out=project.out, overrides=overrides, **options) as session:
+    asked = {"zoo": project.folder / "zoo.yaml", "store": str(project.store), "out": project.out, **options}
+    with open_session(ExportRequest(**asked, overrides=overrides)) as session:
         return {model.name for model in session.models if session.whole_models.find(model)}
 
 

@@ -229,8 +229,8 @@ class Site:
         """The runs of models that a zoo's run has started, in any state or in some."""
         chosen = {"state": {"type": {"any_": states}}} if states else {}
         zoo = self.run(run)
-        started = self.read("flow_runs/filter", flow_runs={"name": {"like_": "export"}, **chosen})
-        return [entry for entry in started if "model" in entry["parameters"] and entry["created"] > zoo["created"]]
+        started = self.read("flow_runs/filter", flows={"name": {"any_": ["export-model"]}}, flow_runs=chosen)
+        return [entry for entry in started if entry["created"] > zoo["created"]]
 
     def unfinished(self) -> list[str]:
         """Names of all flow runs that have not ended, without those that are scheduled for later."""

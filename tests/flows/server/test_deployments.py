@@ -112,13 +112,14 @@ def test_a_server_without_a_scheduler(project, server_without_scheduler, monkeyp
     from pteforge.errors import PteforgeError
     from pteforge.flows import server_health
     from pteforge.flows.deployments import ZooDeployment
+    from pteforge.flows.request import ExportRequest
 
     env = {"PREFECT_API_URL": server_without_scheduler}
     project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
     pool = {"name": "forge", "type": "process"}
     assert httpx.post(f"{server_without_scheduler}/work_pools/", json=pool).status_code == 201
     monkeypatch.setattr(server_health, "_SCHEDULED_WITHIN", 8)
-    deployment = ZooDeployment(project.folder / "zoo.yaml", "nightly", cron="0 2 * * *")
+    deployment = ZooDeployment(ExportRequest(zoo=project.folder / "zoo.yaml"), "nightly", cron="0 2 * * *")
     with (
         temporary_settings({PREFECT_API_URL: server_without_scheduler}),
         pytest.raises(PteforgeError, match="its scheduler does not work"),

@@ -119,7 +119,7 @@ def test_machine_dies(site):
     night = site.start_night()
     site.wait_for(night, 1)
     victim = next(worker for worker in site.workers.values() if night in worker.runs())
-    lost = {run["parameters"]["model"] for run in site.runs_of_models(night) if run["id"] in victim.runs()}
+    lost = {run["parameters"]["models"] for run in site.runs_of_models(night) if run["id"] in victim.runs()}
     victim.kill()
     second = site.start_night()
     check_night(site, second, twice=lost)

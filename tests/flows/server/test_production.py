@@ -40,8 +40,8 @@ def test_two_nights(site):
     ended = site.runs_of_models(night)
     assert "nothing is published" not in "".join(worker.log.read_text() for worker in site.workers.values())
     assert len(site.read("artifacts/filter", artifacts={"key": {"any_": ["zoo-zoo"]}})) == 1
-    crashed = {run["parameters"]["model"] for run in ended if run["state"]["type"] == "CRASHED"}
-    assert crashed <= {run["parameters"]["model"] for run in ended if run["id"] in lost}
+    crashed = {run["parameters"]["models"] for run in ended if run["state"]["type"] == "CRASHED"}
+    assert crashed <= {run["parameters"]["models"] for run in ended if run["id"] in lost}
     counts = {name: Counter(found) for name, found in site.record(night)["models"].items()}
     assert {name: count["ran"] + count["cached"] for name, count in counts.items()} == dict.fromkeys(counts, STAGES)
     assert {name for name, count in counts.items() if count["cached"]} <= crashed

@@ -241,7 +241,7 @@ def test_figures_are_tables(warm, recorded, on_server):
     ("entrypoint", "parameters", "models"),
     [
         ("pteforge.flows.zoo_flow:export_zoo", {"models": "*"}, {"linear", "conv"}),
-        ("pteforge.flows.zoo_flow:export_model", {"model": "conv"}, {"conv"}),
+        ("pteforge.flows.zoo_flow:export_model", {"models": "conv"}, {"conv"}),
     ],
 )
 def test_entrypoints(warm, server, recorded, entrypoint, parameters, models):

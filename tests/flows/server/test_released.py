@@ -16,6 +16,7 @@ import pytest
 from pteforge.errors import InputError
 from pteforge.flows.deployments import ZooDeployment
 from pteforge.flows.releases import Releases
+from pteforge.flows.request import ExportRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -116,11 +117,12 @@ def test_the_flow_publishes(project, on_server, recorded, notifications):
     assert re.match(r"A release is held back \| zoo: net/portable-fp32: the file grew by", notified)
     assert notifications.empty()
 
-    deployment = ZooDeployment(project.folder / "zoo.yaml", "nightly", publish="elsewhere")
+    asked = ExportRequest(zoo=project.folder / "zoo.yaml")
+    deployment = ZooDeployment(asked.model_copy(update={"publish": "elsewhere"}), "nightly")
     assert deployment.settings()["parameters"]["publish"].endswith("/elsewhere")
     project.edit("zoo.yaml", "growth=2%", "most")
     with pytest.raises(InputError, match=r"zoo\.yaml:\d+:\d+: publish: 'most' is not a limit"):
-        ZooDeployment(project.folder / "zoo.yaml", "nightly").settings()
+        ZooDeployment(asked, "nightly").settings()
 
 
 def test_deployed_nights(project, prefect, on_server, recorded):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+from pteforge.flows.request import ExportRequest, describe
 from pteforge.tests.chromium import open_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -40,3 +42,15 @@ def test_runs_in_the_ui(project, on_server, server, recorded, pictures, tmp_path
 
         assert project.export(*out, env=on_server).code == 0
         page.open(f"{runs}/{recorded(project).flow_run().id}", "export zoo.yaml", "Cached", "2 Task runs")
+
+
+def test_the_form_of_a_deployment(project, prefect, on_server, server, tmp_path):
+    """The form of a custom run describes each field."""
+    project.write_zoo({"classifier": "nets:linear"}, ("portable-fp32",))
+    prefect("work-pool", "create", "form", "--type", "process")
+    done = project.run("deploy", "zoo.yaml", "--pool", "form", "--name", "form", env=on_server)
+    assert done.code == 0, done.err
+    known = json.loads(prefect("deployment", "inspect", "export-zoo/form", "--output", "json"))
+    with open_page(tmp_path) as page:
+        form = f"{server.replace('/api', '/deployments/deployment')}/{known['id']}/run"
+        page.open(form, *(describe(name) for name in ExportRequest.model_fields))
