@@ -19,11 +19,12 @@ Place = Literal["local", "pool", "dask", "ray"]  # as in `configs.zoo`, which co
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # pathlib makes one slash of two
 
 
-def _join(globs: str | Sequence[str]) -> str:
+def joined(globs: str | Sequence[str]) -> str:
+    """Globs with commas between them."""
     return globs if isinstance(globs, str) else ",".join(globs)
 
 
-Globs = Annotated[str, BeforeValidator(_join, json_schema_input_type=str | list[str])]
+Globs = Annotated[str, BeforeValidator(joined, json_schema_input_type=str | list[str])]
 """Globs with commas between them; a list is read too."""
 
 
@@ -67,6 +68,13 @@ class ExportRequest(BaseModel):
         if _URL.match(str(out)):
             raise InputError(f"--out {out} is a URL, and results are files; choose a folder, and copy it from there")
         return out
+
+    @field_validator("until")
+    @classmethod
+    def _is_stage(cls, until: str | None) -> str | None:
+        from ..tasks.lowering import check_stage  # noqa: PLC0415 - imports much that completion has no time for
+
+        return until and check_stage(until)
 
     @model_validator(mode="after")
     def _publishes_files(self) -> Self:

@@ -27,7 +27,6 @@ from ..configs.load import LoadedZoo, load_source, load_zoo, recipe_names, split
 from ..configs.zoo import RunConfig
 from ..errors import PteforgeError, StageFailed, StoreError, TargetError, first_line
 from ..tasks.executor import Executor
-from ..tasks.lowering import check_stage
 from ..tasks.model import PlannedModel
 from ..tasks.recipe_checks import torchao_calls
 from ..tasks.runner import Done, LocalRunner, NullObserver, Observer, StageCall
@@ -420,8 +419,7 @@ def open_session(request: ExportRequest, *, writes: bool = True) -> Iterator[Ses
     request = request.model_copy(update={**shipped, "refresh": request.refresh or refresh_configured()})
     selected = select_models(loaded, request.models, request.recipes)
     if request.until:
-        last = check_stage(request.until)
-        selected = tuple(model.ending_with(last) for model in selected)
+        selected = tuple(model.ending_with(request.until) for model in selected)
     if request.debug:
         selected = tuple(model.for_debugging() for model in selected)
     publication = publication_of(loaded, request)

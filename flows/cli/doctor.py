@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +10,7 @@ from ...errors import InputError, first_line, printable
 from ..interrupt import leave_interrupted
 from ..prefect_settings import quiet_console, server_configured
 from ..request import ExportRequest
-from .options import AS_JSON, CHANGES, JOBS, MODELS, REFRESH, STORE, ZOO_ARGUMENT
+from .options import AS_JSON, takes_request
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
@@ -24,34 +23,28 @@ if TYPE_CHECKING:
     from ..doctor import ModelDiagnosis
 
 
+@takes_request("recipes", "out", "until", "debug", "on", "publish", optional=True)
 def doctor(
-    zoo: Annotated[Path | None, ZOO_ARGUMENT] = None,
+    request: ExportRequest | None,
     *,
     server: Annotated[
         bool, typer.Option("--server", help="Look at the Prefect server, its schedules and workers instead of a zoo.")
     ] = False,
-    model: MODELS = None,
-    store: STORE = None,
-    set_: CHANGES = None,
-    jobs: JOBS = None,
-    refresh: REFRESH = False,
     as_json: AS_JSON = False,
 ) -> None:
     """Tell whether torch.export takes the models of a zoo, with and without strict mode, and what to do if not.
 
     Makes no files. Only what is not cached runs. Exits with 1 if a method cannot be exported as its model is set.
     """
-    if server == (zoo is not None):
+    if server == (request is not None):
         raise InputError("give either a zoo, or --server")
-    if zoo is None:
+    if request is None:
         _check_server(as_json=as_json)
         return
     from ..doctor import examine
     from ..session import open_session
     from .progress import observe
 
-    asked = {"models": model, "store": store, "overrides": set_, "jobs": jobs}
-    request = ExportRequest(zoo=zoo, refresh=refresh, **{name: value for name, value in asked.items() if value})
     try:
         with open_session(request, writes=False) as session, observe(session, quiet=as_json):
             found = examine(session)

@@ -17,20 +17,9 @@ from . import completion
 if TYPE_CHECKING:
     from ...artifacts.store import Store
 
-ZOO_ARGUMENT = typer.Argument(metavar="ZOO", help=describe("zoo"), show_default=False)
-
 FOLDER = Annotated[Path, typer.Option("--out", metavar="DIR", help=describe("out"))]
 
 STORE = Annotated[str | None, typer.Option(metavar="URL", envvar="PTEFORGE_STORE", help=describe("store"))]
-
-MODELS = Annotated[
-    list[str] | None,
-    typer.Option("--model", metavar="GLOB", help=describe("models"), autocompletion=completion.models),
-]
-
-CHANGES = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=describe("overrides"))]
-
-REFRESH = Annotated[bool, typer.Option("--refresh", help=describe("refresh"))]
 
 AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 
@@ -54,15 +43,18 @@ DATA_OUT = Annotated[
 
 
 _OF_FIELDS: dict[str, Any] = {
-    "zoo": Annotated[Path, ZOO_ARGUMENT],
-    "models": MODELS,
+    "zoo": Annotated[Path | None, typer.Argument(metavar="ZOO", help=describe("zoo"), show_default=False)],
+    "models": Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="GLOB", help=describe("models"), autocompletion=completion.models),
+    ],
     "recipes": Annotated[
         list[str] | None,
         typer.Option("--recipe", metavar="GLOB", help=describe("recipes"), autocompletion=completion.recipes),
     ],
     "store": STORE,
     "out": FOLDER,
-    "overrides": CHANGES,
+    "overrides": Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=describe("overrides"))],
     "jobs": JOBS,
     "until": Annotated[
         str | None, typer.Option(metavar="STAGE", help=describe("until"), autocompletion=completion.stages)
@@ -72,21 +64,25 @@ _OF_FIELDS: dict[str, Any] = {
 """How fields of a request are written, apart from those that are simply ``--NAME VALUE``."""
 
 
-def takes_request(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes the first parameter of a command, a request, from an option for each field, apart from those named."""
+def takes_request(*without: str, optional: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes the first parameter of a command, a request, from an option for each field, apart from those named.
+
+    Where it is `optional`, it is None without a zoo.
+    """
     fields = {name: field for name, field in ExportRequest.model_fields.items() if name not in without}
     offered = []
     for name, field in fields.items():
-        plain = Annotated[field.annotation, typer.Option(f"--{name}", help=describe(name))]
+        plain: Any = Annotated[field.annotation, typer.Option(f"--{name}", help=describe(name))]
         default = None if isinstance(field.default, str | tuple) else field.default  # those take lists, or globs
-        default = Parameter.empty if field.is_required() else default
+        if field.is_required():
+            default = None if optional else Parameter.empty
         offered.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=_OF_FIELDS.get(name, plain)))
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
             asked = {name: value for name in fields if (value := given.pop(name)) is not None}
-            command(ExportRequest(**asked), **given)
+            command(ExportRequest(**asked) if asked.get("zoo") else None, **given)
 
         own = [*signature(command, eval_str=True).parameters.values()][1:]
         run.__dict__["__signature__"] = Signature(
