@@ -22,7 +22,7 @@ from ..artifacts.store import Store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
 from ..errors import AccuracyMissed, InputError
-from ..tasks.lowering import check_stage, lower_model
+from ..tasks.lowering import LoweredRecipe, check_stage, lower_model
 from ..tasks.model import PlannedModel, for_debugging
 from ..tasks.runner import CutShort, run_without_loop
 from ..tasks.scope import History, Scope
@@ -105,8 +105,15 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         metadata=described,
     )
     with one_at_a_time:
-        opened = _open_store(store)
-        return _lower(plan, source, LiveRunner(opened, source, observed.samples))
+        run = Scope(LiveRunner(_open_store(store), source, observed.samples), plan)
+        began, started = datetime.now(UTC), time.monotonic()
+        try:
+            outcome = run_without_loop(lower_model(run))[planned.name]
+        except Exception as error:
+            outcome = error
+            if not run.recipes:
+                raise
+        return _result(run, source, outcome, began, time.monotonic() - started)
 
 
 def _read_metadata(given: Metadata | Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -122,23 +129,18 @@ def _read_metadata(given: Metadata | Mapping[str, Any] | None) -> dict[str, Any]
         raise InputError(f"metadata: {error}") from error
 
 
-def _lower(model: PlannedModel, source: LiveSource, runner: LiveRunner) -> Exported:
-    """Lowers the model's only recipe, and records the run in the store."""
-    began, started = datetime.now(UTC), time.monotonic()
-    (recipe,) = model.recipes
-    run = Scope(runner, model)
-    try:
-        outcome = run_without_loop(lower_model(run))[recipe.name]
-    except Exception as error:
-        outcome = error
-        if not run.recipes:
-            raise
+def _result(
+    run: Scope, source: LiveSource, outcome: LoweredRecipe | Exception, began: datetime, seconds: float
+) -> Exported:
+    """Records the run of the model's only recipe in the store; returns or raises what came of it."""
     history = History(run)
     history.remember()
     stages = history.outcomes()
-    when, seconds = began.isoformat(timespec="milliseconds"), time.monotonic() - started
-    runner.store.runs.write(RunRecord(uuid.uuid4().hex, "pteforge.export", when, seconds, {model.name: stages}))
-    scope = run.recipes[recipe.name]
+    record = RunRecord(
+        uuid.uuid4().hex, "pteforge.export", began.isoformat(timespec="milliseconds"), seconds, {run.model.name: stages}
+    )
+    run.store.runs.write(record)
+    (scope,) = run.recipes.values()
     missed = Gate.name in [step.stage for step, error in scope.failed.items() if error is outcome]
     if isinstance(outcome, Exception) and not missed and not isinstance(outcome, CutShort):
         raise outcome

@@ -8,6 +8,7 @@ in a zoo and in memory is lowered once.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,14 +20,14 @@ from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import count_values
 from ..tasks.executor import Executor
 from ..tasks.programs.samples import checked_samples, flat_samples, save_samples
-from ..tasks.runner import CallingThreadRunner, Done, StageCall
+from ..tasks.runner import Done, EngineRunner, StageCall
 from ..tasks.stage import Params, to_roles
 from ..tasks.stages.baseline import Baseline, score_built
 from ..tasks.stages.calibration import Calibration
 from ..tasks.stages.diagnose import Diagnose, diagnose_built
 from ..tasks.stages.export import Export, export_built
 from ..tasks.stages.source_transform import SourceTransform, transform_built
-from ..tasks.workers.in_process import InProcess, call_in_process
+from ..tasks.workers.in_process import InProcess, as_in_a_process
 from .source import LiveSource
 
 one_at_a_time = threading.Lock()  # torch and ExecuTorch cannot trace or lower in two threads at once
@@ -36,8 +37,11 @@ Outputs = Mapping[str, ArtifactRef]
 _EACH_TIME = "nothing changed; a model in memory is exported each time"
 
 
-class LiveRunner(CallingThreadRunner):
-    """Runs calls that need the model with the model in memory; finds or runs all others as usual."""
+class LiveRunner(EngineRunner):
+    """Runs calls that need the model with the model in memory; finds or runs all others as usual.
+
+    Stages run one after another in the calling thread, where Ctrl-C ends them at once. Needs no event loop.
+    """
 
     def __init__(self, store: Store, source: LiveSource, samples: Mapping[str, Iterable[Any]]) -> None:
         """A runner for one model; `samples` is calibration data by method: tuples of inputs, or single inputs."""
@@ -66,7 +70,7 @@ class LiveRunner(CallingThreadRunner):
                 return self._take_samples(call)
             case Baseline.name:
                 return self._score(call)
-        return await super().__call__(call)
+        return self._executor.run(call)
 
     def _export(self, call: StageCall) -> Done:
         method = call.id.method or next(iter(self._source.definition.methods))
@@ -114,11 +118,10 @@ class LiveRunner(CallingThreadRunner):
         call = replace(call, params=params)
         if found := self._executor.find(call):
             return found
-        model = self._source
-        outputs, seconds = call_in_process(
-            lambda: to_roles(score_built(model.fresh(), model.programs, params, self.store.local))
-        )
-        return self._executor.adopt(call, outputs, seconds)
+        model, began = self._source, time.perf_counter()
+        with as_in_a_process():
+            outputs = to_roles(score_built(model.fresh(), model.programs, params, self.store.local))
+        return self._executor.adopt(call, outputs, time.perf_counter() - began)
 
     def _adopt(self, call: StageCall, source: Mapping[str, Any], outputs: Outputs, seconds: float) -> Done:
         params = call.params.model_copy(update={"source": source})
@@ -131,8 +134,10 @@ def _identities(outputs: Outputs) -> dict[str, str]:
 
 def _unwrapped(body: Callable[[], Outputs]) -> tuple[Outputs, float]:
     """Calls a body; errors of ours are raised as they are, since the caller gave what they are about."""
+    began = time.perf_counter()
     try:
-        return call_in_process(body)
+        with as_in_a_process():
+            return body(), time.perf_counter() - began
     except StageFailed as error:
         if isinstance(error.__cause__, PteforgeError):
             raise error.__cause__ from None

@@ -203,12 +203,23 @@ class PrefectRunner(SharingRunner):
         async with nullcontext() if self.session.executor.awaited(call) else self._places.place(call.model):
             if not self.session.server_lost:
                 with self.session.without_prefect_if_it_fails():  # if it was our failure after all, it comes again
-                    return await self._submit(call)
+                    found = await asyncio.to_thread(self.engine.find, call)  # so that hits wait for no limit
+                    future, here = await self._submit(call, found)
+                    try:
+                        answer = await _result(future)
+                    except PteforgeError as error:
+                        if not here:  # else the task has told the session itself
+                            self.session.failed(call, error)
+                        raise
+                    done = found or _from_json(call, answer, self.engine.key)
+                    if found or not here:
+                        self.session.finished(done)
+                    self._remember(done, future.state)
+                    return done
             return await asyncio.to_thread(self.engine.run, call, self.session)
 
-    async def _submit(self, call: StageCall) -> Done:
-        """Asks the ledger first, so that hits wait for no concurrency limit."""
-        found = await asyncio.to_thread(self.engine.find, call)
+    async def _submit(self, call: StageCall, found: Done | None) -> tuple[Any, bool]:
+        """The future of the stage's task, and whether that runs in this process."""
         key = found.key if found else await asyncio.to_thread(self.engine.key, call)
         work = {
             "call": call.encode().decode(),
@@ -218,30 +229,20 @@ class PrefectRunner(SharingRunner):
             "found": _to_json(found) if found else None,
         }
         tasks = self._flow_tasks if found or not call.stage.runs_isolated(call.params) else self._stage_tasks
-        in_process = isinstance(tasks, ThreadPoolTaskRunner)
-        if not found and not in_process:
+        here = isinstance(tasks, ThreadPoolTaskRunner)
+        if not found and not here:
             await asyncio.to_thread(self._publish_bound, call)
         names = [name for ref in call.inputs.values() for name in self._names(ref)]
         makers: dict[Any, Any] = {state.id: state for name in names if (state := self._makers.get(name))}
         limited = not found and await self._limits.cover(call.stage.name)
-        future = tasks.submit(
-            _named(call.stage.name, limited=limited),
-            {"title": call.title, "work": json.dumps(work).encode()},
-            wait_for=list(makers.values()),
-        )
-        try:
-            answer = await _result(future)
-        except PteforgeError as error:
-            if not in_process:  # else the task has told the session itself
-                self.session.failed(call, error)
-            raise
-        done = found or _from_json(call, answer, self.engine.key)
-        if found or not in_process:
-            self.session.finished(done)
-        ended = future.state.model_copy(update={"data": True})  # its result is kept nowhere else
+        parameters = {"title": call.title, "work": json.dumps(work).encode()}
+        return tasks.submit(_named(call.stage.name, limited=limited), parameters, wait_for=list(makers.values())), here
+
+    def _remember(self, done: Done, state: State[Any]) -> None:
+        """Keeps how the task that made artifacts ended."""
+        ended = state.model_copy(update={"data": True})  # its result is kept nowhere else
         self._linked.clear()
         self._makers |= dict.fromkeys((name for ref in done.roles.values() for name in self._names(ref)), ended)
-        return done
 
     def _publish_bound(self, call: StageCall) -> None:
         """Makes programs that were bound to their weights here known to other machines: their manifests are new."""

@@ -7,8 +7,9 @@ __package__ = "pteforge.flows"  # as it is; but `prefect deploy FILE:export_zoo`
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -29,7 +30,7 @@ from .pool import lower_in_pool
 from .prefect_pages import announce, progress_shown, show_findings, show_ladders, show_scores, show_zoo
 from .prefect_runner import PrefectRunner, add_tags, runner_of
 from .prefect_settings import redact_workspaces
-from .request import ExportRequest, describe
+from .request import ExportRequest, describe, joined
 from .session import Session, open_session
 from .zoo import find_models, lower_one, lower_rest
 
@@ -69,29 +70,10 @@ async def _export_model(**asked: Any) -> Any:
     return await _run(asked, part=True)
 
 
-@dataclass(frozen=True)
-class _Export:
-    """The body of the flow of a run that is open already: in this process only, wherever else Prefect sends the flow.
-
-    It has the parameters of `_export_zoo`, for Prefect to record.
-    """
-
-    session: Session | None
-    __signature__: ClassVar = inspect.signature(ExportRequest)
-
-    async def __call__(self, **_asked: Any) -> Any:
-        assert self.session  # noqa: S101 - other processes run tasks of it only
-        with prompt_termination(self.session):
-            return await _export(self.session)
-
-    def __reduce__(self) -> Any:
-        return _Export, (None,)
-
-
 def export_opened(session: Session) -> Any:
-    """The flow `export-zoo` for the run of a session, without the retries of deployed runs."""
+    """The flow `export-zoo` for the run of a session that is open, without the retries of deployed runs."""
     opened: Any = export_zoo.with_options(retries=0, validate_parameters=False)
-    opened.fn = _Export(session)
+    opened.fn = _Export(session, opened=True)
     return opened(**session.request.parameters(), return_state=True)
 
 
@@ -113,34 +95,52 @@ async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
         await asyncio.to_thread(find_models, session)
         check_place(session)
         await asyncio.to_thread(session.check_names)
-        return await _export(session, part=part)
+        return await _Export(session, part=part)()
 
 
-async def _export(session: Session, *, part: bool = False) -> Any:
-    """Lowers the models of a session that have no outcome, publishes the files, and shows the outcome."""
-    await _tag_run(session)
-    async with progress_shown(session):
-        await _lower(session)
-    outcome = session.outcome()
-    try:
-        published = await asyncio.to_thread(session.publish)
-    finally:
-        if not part:
+@dataclass(frozen=True)
+class _Export:
+    """Lowers the models of a session that have no outcome, publishes the files, and shows the outcome.
+
+    For a session that the command line has opened, this is the body of the flow, with the parameters of a request for
+    Prefect to record. Other processes, to which Prefect sends the flow along with each task, do not get the session.
+    """
+
+    session: Session | None
+    opened: bool = False
+    part: bool = False  # see `_run`
+    __signature__: ClassVar = inspect.signature(ExportRequest)
+
+    async def __call__(self, **_asked: Any) -> Any:
+        session = self.session
+        assert session  # noqa: S101 - other processes only run tasks
+        await _tag_run(session)
+        with prompt_termination(session) if self.opened else nullcontext():
+            async with progress_shown(session):
+                await _lower(session)
+        outcome = session.outcome()
+        try:
+            published = await asyncio.to_thread(session.publish)
+        finally:
+            if not self.part:
+                with session.without_prefect_if_it_fails():
+                    await show_zoo(outcome, session.release)
+        if outcome.failures:
+            raise ZooFailed(
+                f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
+                bad_input=all(failure.bad_input for failure in outcome.failures),
+            )
+        message = f"{outcome.summary}; {outcome.ran} stages run, {outcome.cached} cached"
+        if published:
             with session.without_prefect_if_it_fails():
-                await show_zoo(outcome, session.release)
-    if outcome.failures:
-        raise ZooFailed(
-            f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
-            bad_input=all(failure.bad_input for failure in outcome.failures),
-        )
-    message = f"{outcome.summary}; {outcome.ran} stages run, {outcome.cached} cached"
-    if published:
-        with session.without_prefect_if_it_fails():
-            announce(session.zoo, published)
-        if published.regressions:
-            raise ReleaseHeldBack(published.describe())
-        message += f"; {published.describe()}"
-    return Completed(name=None if outcome.ran else "Cached", message=printable(message), data=outcome.to_json())
+                announce(session.zoo, published)
+            if published.regressions:
+                raise ReleaseHeldBack(published.describe())
+            message += f"; {published.describe()}"
+        return Completed(name=None if outcome.ran else "Cached", message=printable(message), data=outcome.to_json())
+
+    def __reduce__(self) -> Any:
+        return _Export, (None,)
 
 
 async def _lower(session: Session) -> None:
@@ -239,9 +239,9 @@ async def _refuse_to_retry(_type: Any, error: BaseException | None, _traceback: 
 
 def _run_name() -> str:
     """The zoo file and the selection, such as ``export zoo.yaml resnet*``."""
-    request = ExportRequest(**flow_run.parameters)
-    chosen = [globs for globs in (request.models, request.recipes) if globs != "*"]
-    return printable(" ".join(["export", request.zoo.name, *chosen]))
+    given = flow_run.parameters  # which may be none that a run can have
+    chosen = [joined(given.get(name, "*")) for name in ("models", "recipes")]
+    return printable(" ".join(["export", Path(given["zoo"]).name, *(globs for globs in chosen if globs != "*")]))
 
 
 def _never(_task: Any, _run: Any, _state: Any) -> bool:

@@ -100,7 +100,13 @@ class Executor:
             done = self._find(call, key)
             if done is None:
                 with self.store.leases.hold(key.digest(), call.title):
-                    done = self._find(call, key) or self._make_again(call, key, observer, report)
+                    try:
+                        done = self._find(call, key) or self._make(call, key, observer, report)
+                    except StageError as error:
+                        if not error.lost_object:
+                            raise
+                        self._drop_damaged(call)  # this host may be able to replace it by itself
+                        done = self._make(call, key, observer, report)
         except Exception as error:
             if not awaits_diagnosis(call.stage.name, error):
                 add_known_causes(call.stage.name, error, call.circumstances)
@@ -124,18 +130,12 @@ class Executor:
             return None
         return Done(call, key, record.outputs, cached=True, seconds=record.seconds, peak_memory=record.peak_memory)
 
-    def _make_again(self, call: StageCall, key: StageKey, observer: Observer, progressed: Progressed) -> Done:
-        """Makes the result; once more if the body finds a damaged object that this host can replace by itself."""
-        try:
-            return self._make(call, key, observer, progressed)
-        except StageError as error:
-            if not error.lost_object:
-                raise
+    def _drop_damaged(self, call: StageCall) -> None:
+        """Removes what is damaged of a call's inputs from the local store: `_make` fetches what is good elsewhere."""
         for ref in call.inputs.values():
             for blob in self.store.objects_of(ref):
                 with suppress(ObjectMissing, ObjectDamaged):
-                    self.store.local.path(blob)  # there may be more damage; `_make` fetches what is good elsewhere
-        return self._make(call, key, observer, progressed)
+                    self.store.local.path(blob)
 
     def _make(self, call: StageCall, key: StageKey, observer: Observer, progressed: Progressed) -> Done:
         for ref in call.inputs.values():

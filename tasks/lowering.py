@@ -24,7 +24,7 @@ from .keys.versions import host_capability
 from .layer_search import Attempt, FoundLayers, next_count, rank_layers
 from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .numerics import NodeLosses
-from .runner import CutShort, NotCached, UserCode, first_of, outcomes_of, together
+from .runner import CutShort, NotCached, UserCode, first_of, together
 from .scope import Scope
 from .stage import Stage, is_known
 from .stage_params import (
@@ -140,7 +140,8 @@ async def lower_model(run: Scope) -> dict[str, LoweredRecipe | Exception]:
         return {}
     exports = await export_methods(run)
     recipes = {recipe.name: run.of_recipe(recipe, stages_after(recipe.until)) for recipe in run.model.recipes}
-    return await outcomes_of({name: lower_recipe(scope, exports) for name, scope in recipes.items()})
+    lowering = {name: lower_recipe(scope, exports) for name, scope in recipes.items()}
+    return await together(lowering, return_exceptions=True)
 
 
 async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
@@ -253,7 +254,7 @@ async def make_payloads(run: Scope, exports: Exports) -> dict[str, Payload]:
     recipe = run.plan
     programs = await together({method: prepare(run, method, exports) for method in exports})
     forks = {spec.name: lower_specialization(run, spec, exports, programs) for spec in recipe.specializations}
-    outcomes = await outcomes_of(forks)
+    outcomes = await together(forks, return_exceptions=True)
     failures = [
         outcome
         for spec in recipe.specializations
@@ -355,7 +356,8 @@ async def diagnose(run: Scope, method: str | None) -> Diagnosis:
 async def diagnose_methods(run: Scope) -> dict[str, Diagnosis | Exception]:
     """Diagnoses every method of a model; what was raised in place of a diagnosis, for those that have none."""
     first = await diagnose(run, None)
-    others = await outcomes_of({method: diagnose(run, method) for method in first.methods[1:]})
+    diagnoses = {method: diagnose(run, method) for method in first.methods[1:]}
+    others = await together(diagnoses, return_exceptions=True)
     return {first.method: first, **others}
 
 
@@ -704,7 +706,7 @@ async def lower_to_ladder(run: Scope) -> dict[str, Ladder.Outputs | Exception]:
         return await ladder(scope, exports)
 
     scopes = {recipe.name: run.of_recipe(recipe, stages_after(recipe.until)) for recipe in run.model.recipes}
-    return await outcomes_of({name: climb(scope) for name, scope in scopes.items()})
+    return await together({name: climb(scope) for name, scope in scopes.items()}, return_exceptions=True)
 
 
 async def bisect_rung(run: Scope, before: RungParams, after: RungParams, method: str) -> Bisect.Outputs:

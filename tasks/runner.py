@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self, TypeVar
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, overload
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationInfo
 
@@ -321,13 +321,6 @@ class LocalRunner(SharingRunner):
             return await loop.run_in_executor(self._pool, self.engine.run, call, self._observer)
 
 
-class CallingThreadRunner(EngineRunner):
-    """Runs stages one after another in the calling thread, where Ctrl-C ends them at once. Needs no event loop."""
-
-    async def __call__(self, call: StageCall) -> Done:
-        return self.engine.run(call, NullObserver())
-
-
 class Observer(Protocol):
     """Hears what happens in a run, from any thread."""
 
@@ -356,13 +349,33 @@ class NullObserver:
     def failed(self, call: StageCall, error: Exception) -> None: ...
 
 
-async def together(calls: Mapping[str, Awaitable[T]]) -> dict[str, T]:
-    """All results, by name; raises the first failure, but only when all have come to their end."""
-    outcomes = await outcomes_of(calls)
+@overload
+async def together(calls: Mapping[str, Awaitable[T]], *, return_exceptions: Literal[False] = False) -> dict[str, T]: ...
+@overload
+async def together(
+    calls: Mapping[str, Awaitable[T]], *, return_exceptions: Literal[True]
+) -> dict[str, T | Exception]: ...
+async def together(calls: Mapping[str, Awaitable[T]], *, return_exceptions: bool = False) -> Any:
+    """All results, by name; raises the first failure, but only when all have come to their end.
+
+    With `return_exceptions`, what was raised is among the results, as for `asyncio.gather`.
+    """
+    outcomes: dict[str, Any] = {}
+    if len(calls) < 2 or _one_by_one.get():
+        for name, call in calls.items():
+            try:
+                outcomes[name] = await call
+            except Exception as error:  # noqa: BLE001 - the caller decides what a failure means
+                outcomes[name] = error
+    else:
+        outcomes = dict(zip(calls, await asyncio.gather(*calls.values(), return_exceptions=True), strict=True))
+    for outcome in outcomes.values():
+        if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
+            raise outcome
     failures = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
-    if failures:
+    if failures and not return_exceptions:
         raise first_of(failures)
-    return outcomes  # type: ignore[return-value]  # there are no exceptions among them
+    return outcomes
 
 
 def first_of(failures: list[Exception]) -> Exception:
@@ -370,25 +383,8 @@ def first_of(failures: list[Exception]) -> Exception:
     return next((failure for failure in failures if not isinstance(failure, CutShort)), failures[0])
 
 
-async def outcomes_of(calls: Mapping[str, Awaitable[T]]) -> dict[str, T | Exception]:
-    """All results or what was raised instead, by name."""
-    if len(calls) < 2 or _one_by_one.get():
-        found: dict[str, T | Exception] = {}
-        for name, call in calls.items():
-            try:
-                found[name] = await call
-            except Exception as error:  # noqa: BLE001 - the caller decides what a failure means
-                found[name] = error
-        return found
-    gathered = await asyncio.gather(*calls.values(), return_exceptions=True)
-    for outcome in gathered:
-        if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
-            raise outcome
-    return dict(zip(calls, gathered, strict=True))  # type: ignore[arg-type]  # as above
-
-
 def run_without_loop(lowering: Coroutine[Any, Any, T]) -> T:
-    """Runs a lowering whose runner never waits (`LedgerRunner`, `PlanRunner`, `CallingThreadRunner`) in this thread.
+    """Runs a lowering whose runner never waits (`LedgerRunner`, `PlanRunner`, `LiveRunner`) in this thread.
 
     Works in a notebook, too, whose own event loop is running.
     """

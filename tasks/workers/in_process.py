@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from ...errors import StageError, StageFailed
 from ..stage import Progressed, no_progress, reporter
 from .pool import Chain, ignore_start
 from .protocol import WorkerLimits, WorkerReport
-
-Result = TypeVar("Result")
 
 
 class InProcess:
@@ -36,12 +35,13 @@ class InProcess:
         module, _, name = function.partition(":")
         body = getattr(importlib.import_module(module), name)
         started()
-        token = reporter.set(progressed)
+        token, began = reporter.set(progressed), time.perf_counter()
         try:
-            result, seconds = call_in_process(lambda: body(argument))
+            with as_in_a_process():
+                result = body(argument)
         finally:
             reporter.reset(token)
-        return WorkerReport(result, seconds, peak_memory=0, log=b"")
+        return WorkerReport(result, time.perf_counter() - began, peak_memory=0, log=b"")
 
     def awaits(self, chain: Chain | None) -> bool:
         """No process waits here."""
@@ -49,18 +49,17 @@ class InProcess:
         return False
 
 
-def call_in_process(body: Callable[[], Result]) -> tuple[Result, float]:
-    """Returns a body's result and its seconds, under the global torch state of a fresh process; raises StageFailed."""
+@contextmanager
+def as_in_a_process() -> Iterator[None]:
+    """The global torch state of a fresh process, for a body that is called in the context; raises StageFailed."""
     from ..programs.entry import forget_old_calls, fresh_state  # noqa: PLC0415 - torch
 
-    started = time.perf_counter()
     with fresh_state():
         try:
-            result = body()
+            yield
         except StageError:
             raise
         except Exception as error:
             raise StageFailed.of(error) from error
         finally:
             forget_old_calls()
-    return result, time.perf_counter() - started

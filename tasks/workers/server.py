@@ -77,7 +77,7 @@ _KEPT_MEMORY = 32 << 20  # bytes that a process may hold while it waits for its 
 _LINUX_OOM_PREFERENCE = Path("/proc/self/oom_score_adj")
 
 
-def run_stage_process(server: int, control: Callable[[int, int], None], fds: list[int], calls_fd: int) -> NoReturn:
+def run_stage_process(server: int, control: Callable[[int, int], None], own_fds: list[int]) -> NoReturn:
     """Runs the requested body, then those of further calls, and exits with code 0, whether they returned or raised.
 
     The exit skips Python's finalization, so threads and atexit functions of a body cannot keep the process alive.
@@ -88,6 +88,7 @@ def run_stage_process(server: int, control: Callable[[int, int], None], fds: lis
     with contextlib.suppress(OSError):  # out of memory, the kernel should kill a stage, not the pool or the server
         _LINUX_OOM_PREFERENCE.write_text("500")
     inherited = own_memory(os.getpid())
+    *fds, calls_fd = own_fds
     with socket.socket(fileno=calls_fd) as calls:
         while fds:
             linger = _run_call(*fds)
@@ -99,7 +100,16 @@ def _run_call(request_fd: int, answer_fd: int, log_fd: int, progress_fd: int) ->
     """Runs one body and writes its answer; returns for how many seconds to wait for the next call."""
     _write_to(log_fd)
     reporter.set(ProgressWriter(progress_fd))
-    answer, linger = _answer(request_fd)
+    linger = 0.0
+    try:
+        with open(request_fd, "rb") as file:
+            request = Request.decode(file.read())
+        result = _load(request)(request.argument)
+        answer = Answer(result, None, bad_input=False, memory=own_memory(os.getpid())).encode()
+        linger = request.linger
+    except BaseException as error:  # noqa: BLE001 - a process boundary: the answer says what was raised
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # the traceback begins in the body
+        answer = _failure(error).encode()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # closed by the body
             stream.flush()
@@ -145,25 +155,18 @@ def _receive_fds(calls: socket.socket, count: int) -> list[int] | None:
     return fds if message else None
 
 
-def _answer(request_fd: int) -> tuple[bytes, float]:
-    try:
-        with open(request_fd, "rb") as file:
-            request = Request.decode(file.read())
-        result = _load(request)(request.argument)
-        return Answer(result, None, bad_input=False, memory=own_memory(os.getpid())).encode(), request.linger
-    except BaseException as error:  # noqa: BLE001 - a process boundary: the answer says what was raised
-        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # the traceback begins in the body
-        with contextlib.suppress(OSError, ValueError):  # the body closed stderr
-            traceback.print_exception(error)
-        answer = Answer(
-            result=None,
-            error=_one_message(error),
-            bad_input=isinstance(error, InputError),
-            memory=own_memory(os.getpid()),
-            lost_object=isinstance(error, ObjectMissing | ObjectDamaged),
-            user_code=from_user_code(error),
-        )
-        return answer.encode(), 0.0
+def _failure(error: BaseException) -> Answer:
+    """The answer to a call that has raised; its traceback is in the log."""
+    with contextlib.suppress(OSError, ValueError):  # the body closed stderr
+        traceback.print_exception(error)
+    return Answer(
+        result=None,
+        error=_one_message(error),
+        bad_input=isinstance(error, InputError),
+        memory=own_memory(os.getpid()),
+        lost_object=isinstance(error, ObjectMissing | ObjectDamaged),
+        user_code=from_user_code(error),
+    )
 
 
 def _load(request: Request) -> Callable[[Any], Any]:
@@ -252,7 +255,7 @@ class _Server:
         self,
         control: socket.socket,
         listener: socket.socket | None,
-        run_process: Callable[[list[int], int], NoReturn],  # called in each process that is forked
+        run_process: Callable[[list[int]], NoReturn],  # called in each process that is forked
     ) -> None:
         self._control = control
         self._listener = listener
@@ -354,7 +357,13 @@ class _Server:
         except OSError as error:
             pid = -(error.errno or 1)
         if pid == 0:
-            self._become_stage_process(link, own_fds)
+            try:
+                self._let_go(link)
+                self._run_process(own_fds)
+            except BaseException:  # noqa: BLE001 - a process boundary
+                traceback.print_exc()
+            finally:  # a stage process must never continue as a server
+                os._exit(os.EX_SOFTWARE)
         for fd in own_fds:
             os.close(fd)
         with contextlib.suppress(OSError):  # the pool gave the call up: the selector will report it
@@ -390,23 +399,16 @@ class _Server:
                 os.waitpid(pid, os.WNOHANG)
         return bool(orphans)
 
-    def _become_stage_process(self, link: socket.socket, own_fds: list[int]) -> NoReturn:
-        """Closes the server's sockets, so that their other ends notice its end at once, and runs the body."""
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self._selector.close()
-            links = [link, *(call.link for call in self._calls.values())]
-            listeners = [self._listener] if self._listener else []
-            for shared in (*self._controls, *listeners, self._wakeup, self._wakeup_end, *links):
-                shared.close()
-            *call_fds, calls_fd = own_fds
-            self._run_process(call_fds, calls_fd)
-        except BaseException:  # noqa: BLE001 - a process boundary
-            traceback.print_exc()
-        finally:  # a stage process must never continue as a server
-            os._exit(os.EX_SOFTWARE)
+    def _let_go(self, link: socket.socket) -> None:
+        """Closes the server's sockets in a stage process, so that their other ends notice its end at once."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._selector.close()
+        links = [link, *(call.link for call in self._calls.values())]
+        listeners = [self._listener] if self._listener else []
+        for shared in (*self._controls, *listeners, self._wakeup, self._wakeup_end, *links):
+            shared.close()
 
 
 def _exit_on_signal(signum: int, _frame: types.FrameType | None) -> None:

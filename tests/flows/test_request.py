@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
+import cloudpickle
 import pteforge
 import pytest
 import typer
@@ -57,12 +59,23 @@ def test_parameters():
 
 
 def test_what_makes_no_sense():
-    """An unknown field, no stage at once, results at a URL, and a release of files that are not made are errors."""
+    """Unknown fields and stages, no stage at once, results at a URL, and releases of no files are errors."""
     with pytest.raises(ValidationError, match="model\n"):
         ExportRequest(zoo="zoo.yaml", model="a")
     with pytest.raises(ValidationError, match="greater than or equal to 1"):
         ExportRequest(zoo="zoo.yaml", jobs=0)
     with pytest.raises(InputError, match="s3://models/out is a URL"):
         ExportRequest(zoo="zoo.yaml", out="s3://models/out")
+    with pytest.raises(InputError, match="there is no stage 'egde'; did you mean 'edge'"):
+        ExportRequest(zoo="zoo.yaml", until="egde")
     with pytest.raises(InputError, match="--until stops before they are made"):
         ExportRequest(zoo="zoo.yaml", publish="shared", until="edge")
+
+
+def test_the_flow_travels_without_its_run():
+    """Prefect sends the flow along with each task to other processes: without the run, which cannot be pickled."""
+    from pteforge.flows.zoo_flow import _Export
+
+    content = cloudpickle.dumps(_Export(threading.Lock(), opened=True))
+    assert cloudpickle.loads(content) == _Export(None)
+    assert len(content) < 200

@@ -25,7 +25,6 @@ from pteforge.tasks.runner import (
     StageCall,
     StageId,
     UserCode,
-    outcomes_of,
     run_without_loop,
     together,
 )
@@ -124,7 +123,7 @@ def test_equal_calls_run_once():
     runner = Runner(Engine(fail))
 
     async def failing():
-        return await outcomes_of({"a": runner(call()), "b": runner(call(model="twin"))})
+        return await together({"a": runner(call()), "b": runner(call(model="twin"))}, return_exceptions=True)
 
     outcomes = asyncio.run(failing())
     assert outcomes["a"] is outcomes["b"]
@@ -160,7 +159,7 @@ def test_failures_wait_for_their_siblings():
         asyncio.run(run([CutShort(), 2]))
     assert asyncio.run(run([0, 2])) == {"first": 0, "slow": 1, "last": 2}
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(outcomes_of({"a": _value(KeyboardInterrupt()), "b": _value(1)}))
+        asyncio.run(together({"a": _value(KeyboardInterrupt()), "b": _value(1)}, return_exceptions=True))
 
 
 def test_without_an_event_loop():
