@@ -148,7 +148,7 @@ def said() -> type[Said]:
 def run_here(monkeypatch, capfd) -> Iterator[Callable[..., Said]]:
     """Runs the command line in this process, with the working directory given first."""
     # Imported late: what it imports may read settings that `pytest_configure` makes.
-    from pteforge.flows.cli import run_command
+    from pteforge.tests.command import run_command
 
     log = logging.getLogger("pteforge")
     before = log.handlers[:], log.level, log.propagate

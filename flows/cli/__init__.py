@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .main import main, run_command
+from .main import main
 
-__all__ = ["main", "run_command"]
+__all__ = ["main"]

@@ -25,7 +25,7 @@ from .release import app as release_app
 from .release import publish, reproduce_file
 from .run import run_file
 from .store import app as store_app
-from .terminal import guard_streams, guarded_streams, print_json
+from .terminal import guard_streams, print_json
 from .verify import verify_files
 from .why import runs, why
 
@@ -105,13 +105,7 @@ def main() -> NoReturn:
     The process ends without Python's finalization, which would take a second to free all of Prefect.
     """
     guard_streams()  # until the end, for tracebacks too
-    leave(run_command())
-
-
-@guarded_streams()
-def run_command() -> int:
-    """Runs the command in `sys.argv`; returns the exit code."""
     gc.set_threshold(_OBJECTS)
     with exit_code() as end:
         app(prog_name="pteforge")  # however it is started: completion depends on the name
-    return end.code
+    leave(end.code)

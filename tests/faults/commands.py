@@ -53,7 +53,7 @@ class Commands:
 
 
 def _command(folder: Path, args: list[str], env: dict[str, str]) -> None:
-    from pteforge.flows.cli.main import run_command
+    from pteforge.tests.command import run_command
 
     os.chdir(folder)
     os.environ.update(env)

@@ -154,8 +154,8 @@ def replay(first: str) -> NoReturn:
     All else is done: keys, records, tasks of Prefect, files. So thousands of stages take minutes.
     """
     from pteforge.artifacts.locations import open_store
-    from pteforge.flows.cli.main import run_command
     from pteforge.tasks.executor import Executor
+    from pteforge.tests.command import run_command
 
     with open_store(os.environ["PTEFORGE_STORE"]) as store:
         found = {record.slot: store.ledger.lookup(record.key) for record in store.ledger.slots()}

@@ -69,7 +69,7 @@ def test_provenance(cold):
 _DRIVER = """
 import sys, time
 started = time.monotonic()
-from pteforge.flows.cli import run_command
+from pteforge.tests.command import run_command
 from pteforge.tasks.workers import pool
 started_servers = []
 start = pool.WarmServer.__init__

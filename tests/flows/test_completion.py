@@ -104,8 +104,9 @@ def test_places_are_those_of_zoos():
 def test_what_completion_imports(folder, words):
     """No completion of names in a zoo and of options imports what takes long."""
     env = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    program = "import sys; from pteforge.tests.command import run_command; run_command(); print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", "import sys, pteforge.flows.cli as cli; cli.run_command(); print(*sys.modules)"],
+        [sys.executable, "-c", program],
         env={**os.environ, **env, "_PTEFORGE_COMPLETE": "complete_bash"},
         cwd=folder,
         capture_output=True,

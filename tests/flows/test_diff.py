@@ -209,7 +209,7 @@ def test_bad_input(made, pteforge, ids):
 def test_imports_nothing_heavy(made):
     """The command imports neither torch nor Prefect."""
     code = (
-        "import sys; from pteforge.flows.cli import run_command; "
+        "import sys; from pteforge.tests.command import run_command; "
         f"sys.argv[1:] = ['diff', {BEFORE!r}, {AFTER!r}]; run_command(); "
         "print([name for name in ('torch', 'executorch', 'prefect') if name in sys.modules])"
     )

@@ -173,7 +173,7 @@ def test_stages_are_known_before_they_run(lower, warm):
 
 _DRIVER = """
 import sys
-from pteforge.flows.cli import run_command
+from pteforge.tests.command import run_command
 from pteforge.flows.pace import Throttle
 Throttle.due = lambda self: True  # log each sample
 sys.argv = ["pteforge", "export", "zoo.yaml"]
