@@ -72,7 +72,7 @@ def takes_request(*without: str, optional: bool = False) -> Callable[[Callable[.
     fields = {name: field for name, field in ExportRequest.model_fields.items() if name not in without}
     offered = []
     for name, field in fields.items():
-        plain: Any = Annotated[field.annotation, typer.Option(f"--{name}", help=describe(name))]
+        plain: Any = Annotated[field.annotation, typer.Option(f"--{name.replace('_', '-')}", help=describe(name))]
         default = None if isinstance(field.default, str | tuple) else field.default  # those take lists, or globs
         if field.is_required():
             default = None if optional else Parameter.empty
