@@ -275,7 +275,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         ("verify",),
-        r"(?s)\A(?!.*(example|drawn) \d+, output \d+: SQNR).*sequence \d+, call \d+, output \d+: SQNR",
+        r"(?s)\A(?!.*(example|sample|drawn) \d+, output \d+: SQNR).*sequence \d+, call \d+, output \d+: SQNR",
         "each method computes as eager does, and sequences of calls do not: every method of the file has its own copy "
         "of the model's buffers, so none sees what another one writes",
         ("let the methods share them, in the recipe: `compile: {{share_mutable_buffers: true}}`",),

@@ -26,7 +26,7 @@ class Case:
     """One output of one method on one input, against eager.
 
     Attributes:
-        label: which input: ``example 0``, ``drawn 1``.
+        label: which input: ``example 0``, ``sample 2`` of calibration, ``drawn 1``.
         output: position among the flat outputs.
         max_abs_error: largest absolute difference.
         max_relative_error: `max_abs_error` divided by the largest magnitude of eager's output.

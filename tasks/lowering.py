@@ -534,6 +534,9 @@ async def pack(run: Scope, exports: Exports, payloads: Mapping[str, Payload]) ->
 
 async def verify(run: Scope, exports: Exports, file: Serialize.Outputs) -> ArtifactRef:
     on_examples = judged_on_examples(run, exports)
+    samples = {
+        method: done.outputs.samples for method in on_examples if (done := run.find(Calibration.name, method=method))
+    }
     inputs = Verify.Inputs(
         file=file.file,
         data=file.data,
@@ -551,6 +554,8 @@ async def verify(run: Scope, exports: Exports, file: Serialize.Outputs) -> Artif
             for method in exports
             if run.plan.calibrates(method) and (done := run.find(Quantize.name, method=method))
         },
+        samples=samples,
+        exported={method: exports[method].program for method in samples},
     )
     params = Verify.Params(bounds=run.plan.bounds, host=host_capability(), on_examples=on_examples)
     try:
@@ -565,13 +570,11 @@ async def verify(run: Scope, exports: Exports, file: Serialize.Outputs) -> Artif
 
 
 def judged_on_examples(run: Scope, methods: Iterable[str]) -> tuple[str, ...]:
-    """The methods that were calibrated on their examples, whose random inputs no bound applies to.
+    """The methods whose activations have calibrated ranges, so that no bound applies to their random inputs.
 
-    Values beyond those of the examples are clipped there, however right the file is.
+    Values beyond those of the examples or calibration samples are clipped there, however right the file is.
     """
-    if run.plan.asks_for_drawn_inputs:
-        return ()
-    return tuple(run.plan.calibrated_on_examples(methods, run.model.calibration))
+    return () if run.plan.asks_for_drawn_inputs else tuple(filter(run.plan.calibrates, methods))
 
 
 def _unshared_state(run: Scope, exports: Exports) -> list[str]:

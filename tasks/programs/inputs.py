@@ -47,19 +47,26 @@ def draw_count(asked: int, *, dynamic: bool) -> int:
 class StoredCase(NamedTuple):
     """Flat inputs of a method, and what eager makes of them."""
 
-    label: str  # ``example 0``, ``drawn 1``
+    label: str  # ``example 0``, ``sample 2``, ``drawn 1``
     inputs: Sequence[Any]
     expected: Sequence[Any]  # eager's flat outputs
     exact: Sequence[Any] | None = None  # those in float32, of a model that rounds to 16 bits
 
 
 def stored_cases(stored: Mapping[str, Any], drawn: int) -> Iterator[StoredCase]:
-    """All examples, and then some of the random inputs."""
+    """All examples, the calibration samples that follow them, and then some of the random inputs."""
     real = len(stored["inputs"]) - stored["drawn"]
+    examples = real - stored.get("samples", 0)
     exact = stored.get("exact") or [None] * len(stored["inputs"])
     cases = list(zip(stored["inputs"], stored["outputs"], exact, strict=True))
     for number, case in enumerate(cases[: real + draw_count(drawn, dynamic=stored.get("dynamic", False))]):
-        yield StoredCase(f"example {number}" if number < real else f"drawn {number - real}", *case)
+        kind, first = ("sample", examples) if number < real else ("drawn", real)
+        yield StoredCase(f"example {number}" if number < examples else f"{kind} {number - first}", *case)
+
+
+def same_shapes(flat: Sequence[Any], like: Sequence[Any]) -> bool:
+    """Whether flat inputs have the sizes of others."""
+    return [getattr(value, "shape", None) for value in flat] == [getattr(value, "shape", None) for value in like]
 
 
 _UNBOUNDED = 1 << 31  # torch.export writes "no upper bound" as a number beyond any real size

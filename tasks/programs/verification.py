@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +17,7 @@ from ...formats.pte.contents import PteFile, TensorSpec
 from ...formats.pte.sizes import shape_problem
 from ..figures import WHOLE_FILE, Case, Figures, disagreements, judged, summarize, violations, worst_of
 from .compare import compare_all
-from .inputs import stored_cases
+from .inputs import same_shapes, stored_cases
 from .running import Runnable, StoredProgram, run_method, run_sequences, runnable_payloads
 
 
@@ -41,6 +42,24 @@ def verify_file(
     for payload, program in runnable_payloads(path, data_files, not_run):
         cases += _run_program(program, payload, examples, bounds, on_examples)
     return summarize(cases, not_run, on_examples=on_examples)
+
+
+def with_samples(
+    stored: Mapping[str, Any], samples: Iterable[Sequence[Any]], exported: ArtifactRef, store: LocalStore
+) -> dict[str, Any]:
+    """The examples of a method, and after them the first calibration samples of the size that was traced.
+
+    What eager makes of these, the exported program computes.
+    """
+    program = StoredProgram(exported, store)
+    first, real = stored["inputs"][0], len(stored["inputs"]) - stored["drawn"]
+    taken = list(islice((flat for flat in samples if same_shapes(flat, first)), _SAMPLES))
+    added = {"inputs": taken, "outputs": [program.run(flat) for flat in taken]}
+    spliced = {role: [*stored[role][:real], *added[role], *stored[role][real:]] for role in added}
+    return {**stored, **spliced, "exact": None, "samples": len(taken)}
+
+
+_SAMPLES = 4  # of calibration that a file is run on
 
 
 def as_quantized(stored: Mapping[str, Any], program: ArtifactRef, drawn: int, store: LocalStore) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Verify(stage.Stage, name="verify"):
     class Params(stage.Params):
         bounds: VerifyBounds  # the largest allowed differences from eager
         host: str = ""  # CPU capability of the machine that the file runs on
-        # methods that were calibrated on their examples: their random inputs are held to the quantized program
+        # methods whose activations have calibrated ranges: their random inputs are held to the quantized program
         on_examples: tuple[str, ...] = ()
 
     class Inputs(stage.Roles):
@@ -33,6 +33,8 @@ class Verify(stage.Stage, name="verify"):
         quantized: Mapping[str, kinds.QuantizedProgram] = field(default_factory=dict)  # of the methods `on_examples`
         notes: Mapping[str, kinds.Notes] = field(default_factory=dict)  # by method, of `source_transform`
         calibration: Mapping[str, kinds.ObservedSamples] = field(default_factory=dict)  # by method, of `quantize`
+        samples: Mapping[str, kinds.Samples] = field(default_factory=dict)  # by method, of `calibration`
+        exported: Mapping[str, kinds.AtenProgram] = field(default_factory=dict)  # of `export`, the methods of `samples`
 
     class Outputs(stage.Roles):
         figures: kinds.Figures
@@ -44,14 +46,17 @@ class Verify(stage.Stage, name="verify"):
         Raises:
             VerificationFailed: an output is outside the bounds; nothing is recorded, so a repaired run verifies again.
         """
-        from ..codecs.values import load_value
+        from ..codecs.values import load_value, load_values
         from ..programs.constants import check_constants
         from ..programs.running import missing_backends
-        from ..programs.verification import as_quantized, check_sizes, verify_file, verify_programs
+        from ..programs.verification import as_quantized, check_sizes, verify_file, verify_programs, with_samples
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         pte = open_pte(path)
         examples = {method: load_value(ref, work.store) for method, ref in inputs.examples.items()}
+        for name, ref in inputs.samples.items():
+            samples = load_values(ref, work.store)
+            examples[name] = with_samples(examples[name], samples, inputs.exported[name], work.store)
         try:
             if inputs.edge and (missing := missing_backends(pte.backends)):
                 figures = verify_programs(inputs.edge, examples, params.bounds, missing, work.store, params.on_examples)

@@ -12,10 +12,10 @@ BATCHES = [torch.ones(2, 4), torch.zeros(5, 4)]
 """Samples that are there from the start, each the only input."""
 
 
-def batches(count: int = 4, width: int = 4, scale: float = 1.0):
+def batches(count: int = 4, width: int = 4, scale: float = 1.0, rows: int = 3):
     """Samples for `builders:mlp`, made one after another."""
     for number in range(count):
-        yield (torch.randn(3, width) * scale * (number + 1),)
+        yield (torch.randn(rows, width) * scale * (number + 1),)
 
 
 def ramps(count: int = 3):

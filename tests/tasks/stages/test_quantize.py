@@ -132,10 +132,7 @@ def test_guarded_sizes_are_kept(stages):
 
 
 def test_calibrated_on_the_example_only(stages):
-    """Bounds hold on the example, and random inputs are measured; where the recipe asks for them, bounds hold there.
-
-    With calibration samples, they hold there anyway.
-    """
+    """Bounds hold on the example, and random inputs are measured; where the recipe asks for them, bounds hold there."""
     from pteforge.errors import VerificationFailed
 
     asked, builder = int8() | {"verify": {"min_sqnr_db": 25}}, "builders:calibrated_on_one"
@@ -145,12 +142,29 @@ def test_calibrated_on_the_example_only(stages):
     assert figures["calibration"] == {"forward": "1 example"}
     with pytest.raises(VerificationFailed, match=r"drawn .* give the model `calibration` samples"):
         stages.lower(builder, asked | {"verify": {"min_sqnr_db": 25, "drawn_inputs": 2}})
-    calibration = {
-        "forward": {"dataset": "callables:batches", "kwargs": {"count": 30, "width": 16, "scale": 0.05}, "samples": 30}
-    }
-    figures = stages.lower(builder, asked, calibration=calibration).figures
-    assert figures["drawn"] is None
+
+
+def test_calibrated_on_samples(stages):
+    """Bounds hold on the example and on the first samples, each compared with what eager makes of it.
+
+    Random inputs are measured; where the recipe asks for them, bounds hold there.
+    """
+    from pteforge.errors import VerificationFailed
+
+    kwargs = {"count": 30, "rows": 2, "width": 16, "scale": 0.05}
+    calibration = {"forward": {"dataset": "callables:batches", "kwargs": kwargs, "samples": 30}}
+    asked, builder = int8() | {"verify": {"min_sqnr_db": 25}}, "builders:calibrated_on_one"
+    lowered = stages.lower(builder, asked, calibration=calibration)
+    figures = lowered.figures
     assert figures["calibration"] == {"forward": "30 samples"}
+    assert [case["label"] for case in figures["cases"]][:6] == [
+        "example 0", "sample 0", "sample 1", "sample 2", "sample 3", "drawn 0",
+    ]  # fmt: skip
+    assert figures["overall"]["cases"] == 5
+    assert figures["drawn"]["cases"] == 3
+    kwargs["scale"] = 50.0  # ranges for which the example is next to nothing
+    with pytest.raises(VerificationFailed, match=r"example 0"):
+        stages.lower(builder, asked, calibration=calibration)
 
 
 def test_random_inputs_of_a_file_calibrated_on_its_example(stages, tmp_path):
