@@ -275,25 +275,35 @@ class Record:
 
 
 def measure(cases: Sequence[Case], flow: str, records: Mapping[str, Record], jobs: int) -> None:
-    """Adds what the records do not have."""
-    left = [(case, side) for case in cases for side in records if str(case) not in records[side].problems]
+    """Adds what the records do not have; where ours finds nothing to quantize, the other side is not run."""
     idle = SimpleQueue[Worker]()
     workers = [Worker() for _ in range(jobs)]
     for worker in workers:
         idle.put(worker)
 
-    def problem_of(call: tuple[Case, str]) -> str:
+    def problems_of(case: Case) -> dict[str, str]:
         worker = idle.get()
+        found: dict[str, str] = {}
         try:
-            return worker.problem_of(call[0], flow, call[1])
+            for side, record in records.items():
+                if str(case) not in record.problems and NOTHING not in found.get(SIDES[0], ""):
+                    found[side] = worker.problem_of(case, flow, side)
         finally:
             idle.put(worker)
+        return found
 
+    left = [case for case in cases if is_left(str(case), records)]
     with ThreadPoolExecutor(jobs) as pool:
-        for (case, side), problem in zip(left, pool.map(problem_of, left), strict=True):
-            records[side].add(case, problem)
+        for case, problems in zip(left, pool.map(problems_of, left), strict=True):
+            for side, problem in problems.items():
+                records[side].add(case, problem)
     for worker in workers:
         worker.stop()
+
+
+def is_left(case: str, records: Mapping[str, Record]) -> bool:
+    ours, direct = (records[side].problems.get(case) for side in SIDES)
+    return ours is None or (direct is None and NOTHING not in ours)
 
 
 def owners(cases: Sequence[Case], records: Mapping[str, Record]) -> dict[str, str]:
@@ -304,11 +314,9 @@ def owners(cases: Sequence[Case], records: Mapping[str, Record]) -> dict[str, st
     found = {}
     for case in map(str, cases):
         ours, direct = (records[side].problems.get(case) for side in SIDES)
-        if ours is None or direct is None or ours.startswith(SKIPPED):
-            continue
-        if NOTHING in ours:
+        if ours is not None and NOTHING in ours:
             found[case] = "nothing"
-        else:
+        elif ours is not None and direct is not None and not ours.startswith(SKIPPED):
             found[case] = "both" if ours and direct else "ours" if ours else "upstream" if direct else ""
     return found
 
