@@ -566,6 +566,8 @@ async def verify(run: Scope, exports: Exports, file: Serialize.Outputs) -> Artif
             error.args = (f"{error.args[0]}; {_on_sharing(state)}",)
         elif methods and re.search(r"drawn \d+, output \d+: SQNR", str(error)):
             error.args = (f"{error.args[0]}; {_on_calibration(methods)}",)
+        elif re.search(r"output \d+: SQNR", str(error)) and (layers := await _losing_layers(run, exports)):
+            error.args = (f"{error.args[0]}; {_on_layers(layers)}",)
         raise
 
 
@@ -575,6 +577,26 @@ def judged_on_examples(run: Scope, methods: Iterable[str]) -> tuple[str, ...]:
     Values beyond those of the examples or calibration samples are clipped there, however right the file is.
     """
     return () if run.plan.asks_for_drawn_inputs else tuple(filter(run.plan.calibrates, methods))
+
+
+async def _losing_layers(run: Scope, exports: Exports) -> tuple[str, ...]:
+    """The layers that lose most by quantization, the worst one first; none where that cannot be found out."""
+    try:
+        return (await rank(run, exports))[:_LAYERS_NAMED] if any(map(run.plan.quantizes, exports)) else ()
+    except (NotCached, CutShort):
+        raise
+    except Exception:  # noqa: BLE001 - the failure that it is about is what counts
+        return ()
+
+
+_LAYERS_NAMED = 4
+
+
+def _on_layers(layers: Sequence[str]) -> str:
+    return (
+        f"quantization loses most in {', '.join(map(repr, layers))}, the worst one first: leave as few of them in "
+        f"floating point as will do, with `quantize: {{exclude: {list(layers)}}}` in the recipe"
+    )
 
 
 def _unshared_state(run: Scope, exports: Exports) -> list[str]:

@@ -869,6 +869,15 @@ def nested_layers():
     return named_layers(blocks=blocks, head=nn.Linear(8, 4)), (torch.randn(2, 8),)
 
 
+def fragile_layer():
+    """Linear layers; in one of them, one weight of a row is so large that eight bits make zeros of the others."""
+    calm, fragile = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+    with torch.no_grad():
+        calm.weight[0] = 0  # what the large weights are multiplied with
+        fragile.weight[:, 0] = 1000
+    return named_layers(calm=calm, fragile=fragile), (torch.randn(4, 16),)
+
+
 def described():
     """Says what its file is to say, and has a constant method of the name that an entry would get."""
     metadata = {"name": "its own", "license": "mit", "labels": ["a", "b", "c"], "extra": {"acme.build": 7}}

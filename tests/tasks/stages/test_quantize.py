@@ -249,6 +249,16 @@ def test_quantizers_compose(stages):
     assert by_layer(static, dynamic) == {"conv2d": fixed, "linear": fixed}
 
 
+def test_layers_that_lose_most(stages):
+    """A quantized file that is not exact enough names them, and passes with the worst one in floating point."""
+    from pteforge.errors import VerificationFailed
+
+    asked = int8()
+    with pytest.raises(VerificationFailed, match=r"loses most in 'fragile'.*`quantize: \{exclude: \['fragile'"):
+        stages.lower("builders:fragile_layer", asked)
+    assert stages.lower("builders:fragile_layer", asked | {"quantize": asked["quantize"] | {"exclude": "fragile"}}).file
+
+
 @pytest.mark.slow
 def test_excluded_layers(stages):
     """Modules that a pattern matches stay in floating point, with all that is in them, and others are quantized.
