@@ -594,8 +594,9 @@ _LAYERS_NAMED = 4
 
 def _on_layers(layers: Sequence[str]) -> str:
     return (
-        f"quantization loses most in {', '.join(map(repr, layers))}, the worst one first: leave as few of them in "
-        f"floating point as will do, with `quantize: {{exclude: {list(layers)}}}` in the recipe"
+        f"quantization loses most in {', '.join(map(repr, layers))}, the worst one first: leave them in floating point "
+        f"with `quantize: {{exclude: {list(layers)}}}` in the recipe, and where that is not enough, those that are "
+        "named then"
     )
 
 
