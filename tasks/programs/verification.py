@@ -54,7 +54,7 @@ def with_samples(
     program = StoredProgram(exported, store)
     first, real = stored["inputs"][0], len(stored["inputs"]) - stored["drawn"]
     taken = list(islice((flat for flat in samples if same_shapes(flat, first)), _SAMPLES))
-    added = {"inputs": taken, "outputs": [program.run(flat) for flat in taken]}
+    added: dict[str, list[Any]] = {"inputs": taken, "outputs": [program.run(flat) for flat in taken]}
     spliced = {role: [*stored[role][:real], *added[role], *stored[role][real:]] for role in added}
     return {**stored, **spliced, "exact": None, "samples": len(taken)}
 
