@@ -375,7 +375,8 @@ def main() -> None:
         if not options.table:
             measure(cases, flow, records, options.jobs)
         results[flow] = (cases, records)
-    sample = f"A sample: the first {options.cases} cases of each file." if options.cases else ""
+    first = "first case" if options.cases == 1 else f"first {options.cases} cases"
+    sample = f"A sample: the {first} of each file." if options.cases else ""
     text = section(results, sample)
     print(text)
     if options.write:

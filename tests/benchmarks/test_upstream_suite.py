@@ -27,3 +27,16 @@ def test_both_sides_make_two_operators(tmp_path):
     assert all("| xnnpack-fp32 | 4 | 0 | 4 | 0 | 0 | 0 |" in output for output in outputs)
     assert "right\n" in outputs[0]
     assert ": right" not in outputs[1]
+
+
+def test_nothing_to_quantize_is_final(tmp_path):
+    """A case in which ours finds nothing to quantize is counted as that, not run again, and not on the other side."""
+    message = "StageFailed: the quantizer of xnnpack finds no operator in the program that it could quantize"
+    case = "abs/test_abs_dtype-torch.float32/0"
+    (tmp_path / "xnnpack-int8-dynamic, ours.json").write_text(json.dumps({case: message}))
+    selected = ["--only", "abs", "--cases", "1", "--flows", "xnnpack-int8-dynamic", "--retry"]
+    command = [sys.executable, _BENCHMARK, *selected, "--folder", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| xnnpack-int8-dynamic | 1 | 1 | 0 | 0 | 0 | 0 |" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["xnnpack-int8-dynamic, ours.json"]
