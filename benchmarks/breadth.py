@@ -70,7 +70,8 @@ SIZES = {
 }
 
 # Least SQNR in dB.
-RECIPES = {"xnnpack-fp32": 80, "portable-fp32": 80, "xnnpack-int8-dynamic": 20}
+RECIPES = {"xnnpack-fp32": 80, "portable-fp32": 80, "xnnpack-int8-dynamic": 20, "xnnpack-int8-static": 20}
+SAMPLES = 8  # that xnnpack-int8-static is calibrated on
 BATCH = 40  # models of one zoo
 LIMIT = 1800  # seconds of a stage or a direct call, on a machine that may be busy
 
@@ -117,13 +118,31 @@ def sources(only: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def ours(models: Mapping[str, Any], recipe: str, folder: Path) -> dict[str, str]:
     """Model to the problem."""
     of_each = {"recipes": [recipe], "limits": {"timeout": LIMIT}}
-    zoo = {"version": 1, "models": {name: {"source": source, **of_each} for name, source in models.items()}}
+    made = {name: {"source": source, **of_each, **calibrated(source, recipe)} for name, source in models.items()}
+    zoo = {"version": 1, "models": made}
     (folder / "zoo.yaml").write_text(json.dumps(zoo), encoding="utf-8")
     command = [Path(sys.executable).with_name("pteforge"), "export", "zoo.yaml", "--json", "--store", folder / "store"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}  # of `samples`
     with (folder / "log").open("ab") as log:
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, check=False)
+        done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, check=False)
     outcomes = {model: of_recipes[recipe] for model, of_recipes in json.loads(done.stdout)["models"].items()}
     return {model: "" if outcome.get("file") else problem_of(outcome) for model, outcome in outcomes.items()}
+
+
+def calibrated(source: Any, recipe: str) -> dict[str, Any]:
+    """What a model of a zoo has for a recipe that needs calibration."""
+    if recipe != "xnnpack-int8-static":
+        return {}
+    return {"calibration": {"forward": {"dataset": "breadth:samples", "kwargs": {"source": source}}}}
+
+
+def samples(source: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Examples that a model by name makes with other random numbers."""
+    import torch
+
+    for seed in range(1, SAMPLES + 1):
+        torch.manual_seed(seed)
+        yield tuple(build(source).get_example_inputs())
 
 
 def problem_of(outcome: Mapping[str, Any]) -> str:
@@ -188,10 +207,12 @@ def lower_directly(source: Mapping[str, Any], recipe: str) -> None:
     with torch.no_grad():
         wanted = module(*inputs)
         program = torch.export.export(module, inputs)
-        if recipe == "xnnpack-int8-dynamic":
-            settings = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
+        if "int8" in recipe:
+            is_dynamic = recipe == "xnnpack-int8-dynamic"
+            settings = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=is_dynamic)
             prepared = prepare_pt2e(program.module(), XNNPACKQuantizer().set_global(settings))
-            prepared(*inputs)
+            for sample in [inputs] if is_dynamic else samples(source):
+                prepared(*sample)
             program = torch.export.export(convert_pt2e(prepared), inputs)
     partitioner = [XnnpackPartitioner()] if recipe.startswith("xnnpack") else []
     file = to_edge_transform_and_lower(program, partitioner=partitioner).to_executorch().buffer
