@@ -163,7 +163,8 @@ def test_quantization_examples(load):
         "int8_weight_only",
         "int8_dynamic_activation_intx_weight",
     ]
-    assert [quantizer.options for quantizer in zoo.recipes["mixed-int8"].quantize.chosen] == [{"dynamic": True}, {}]
+    linear = {"only_rules": True, "rules": [{"operator": "aten.linear.default", "dynamic": True}]}
+    assert [quantizer.options for quantizer in zoo.recipes["mixed-int8"].quantize.chosen] == [linear, {}]
     assert zoo.models["segmenter"].calibration["forward"].samples == 256
 
 

@@ -16,7 +16,6 @@ import typer
 from ...artifacts.digest import digest_file
 from ...artifacts.opening import read_sidecar
 from ...errors import printable
-from ...tasks.quantization import Quantization, quantization_by_method
 from ..figures_text import format_size, open_table
 from .metadata import metadata_lines
 from .options import AS_JSON, DATA
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from ...formats.nfat.contents import Manifest, Payload, Source
     from ...formats.nfat.fat_file import FatFile
     from ...formats.pte.contents import PteFile
+    from ...tasks.quantization import Quantization
 
 _SHORT_DIGEST = 12
 _MAX_OPERATORS = 12
@@ -89,6 +89,8 @@ def inspect_file(
 
 def _quantization(file: Path) -> dict[str, Quantization]:
     """What quantization reached by method, from the provenance next to the file, if it is of this file."""
+    from ...tasks.quantization import quantization_by_method
+
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         provenance = json.loads(read_sidecar(file.with_suffix(".json")))
         if provenance["file"]["size"] == file.stat().st_size and provenance["file"]["sha256"] == digest_file(file):

@@ -31,6 +31,10 @@ from .sizes import dynamic_sizes, export_again, sizes_collection
 
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 _PREFIX = "_integer_scalar_"
+_WITH_WEIGHTS = {  # as their second argument
+    getattr(torch.ops.aten, name)
+    for name in ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+}
 
 
 def hide_integer_scalars(module: GraphModule) -> None:
@@ -135,6 +139,7 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     if knows_linear_only(quantizers):
         unroll_recurrent_layers(module)
         write_as_linear(module)
+    _leave_computed_weights(module)
     changed = _written(module).union(state)
     initial = {name: buffer.clone() for name, buffer in module.named_buffers() if name in changed}
     quantizer = make_quantizer(
@@ -189,6 +194,20 @@ def _viewed(value: Any) -> Any:
             break
         value = value.args[0]
     return value
+
+
+def _leave_computed_weights(module: GraphModule) -> None:
+    """Annotates layers whose weight is an input, or computed from one, so that quantizers leave them.
+
+    They would quantize it in each call, by channel, for which there is no kernel ("scale is not double type").
+    """
+    constant = set[Node]()
+    for node in module.graph.nodes:
+        inputs = node.all_input_nodes
+        if node.op == "get_attr" or (inputs and constant.issuperset(inputs)):
+            constant.add(node)
+        if getattr(node.target, "overloadpacket", None) in _WITH_WEIGHTS and node.args[1] not in constant:
+            node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
 
 
 def _leave_state_in_floating_point(prepared: GraphModule, names: Collection[str]) -> None:

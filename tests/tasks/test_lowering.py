@@ -209,9 +209,9 @@ def test_quantized_programs(lower, tmp_path: Path):
     (tmp_path / "planned_data.py").write_text("samples = []\n")
     asked = {**XNNPACK, **INT8, "quantize": {"quantizer": "xnnpack"}}
     made = lower(q=asked)
-    assert set(made.calls["quantize/forward/q"].inputs) == {"program", "examples"}
+    assert set(made.calls["quantize/forward/q"].inputs) == {"program", "transformed", "examples"}
     made = lower(q=asked, model={"calibration": {"forward": {"dataset": "planned_data:samples"}}})
-    assert set(made.calls["quantize/forward/q"].inputs) == {"program", "examples", "samples"}
+    assert set(made.calls["quantize/forward/q"].inputs) == {"program", "transformed", "examples", "samples"}
     with pytest.raises(SourceError, match=r"calibration names the methods \['backward'\]; the model has"):
         lower(q=asked, model={"calibration": {"backward": {"dataset": "planned_data:samples"}}})
 

@@ -271,6 +271,11 @@ def products():
     return networks.Products(), (torch.randn(2, 5, 16),)
 
 
+def computed():
+    """Layers whose weights are no constants."""
+    return networks.Computed(), (torch.randn(3, 4), torch.randn(6, 4))
+
+
 def rotary():
     """Quantized for XNNPACK, ExecuTorch makes partitions of it that depend on each other."""
     return networks.Rotary(), (torch.randn(2, 4, 8), torch.randn(2, 4, 8))

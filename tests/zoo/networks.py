@@ -213,6 +213,22 @@ class Products(nn.Module):
         return torch.relu(torch.matmul(rows, self.second)) @ self.third.T
 
 
+class Computed(nn.Module):
+    """Layers whose weights are an input, computed from one, and a buffer that is overwritten first."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.makes = nn.Linear(4, 4), nn.Linear(4, 24)
+        self.register_buffer("state", torch.randn(6, 4))
+
+    def forward(self, x, weight):
+        """Of (3, 4) and (6, 4)."""
+        x = self.own(x)
+        self.state.copy_(self.state * 0.5 + x.mean())
+        made = self.makes(weight).mean(0).reshape(6, 4)
+        return tuple(nn.functional.linear(x, each) for each in (weight, made, self.state))
+
+
 class Square(nn.Module):
     """A layer that decomposes into steps that all have the shape of its result."""
 

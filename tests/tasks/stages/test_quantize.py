@@ -70,6 +70,15 @@ def test_state(options, stages):
     assert made.figures["overall"]["sqnr_db"] > 25
 
 
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}], ids=["static", "dynamic"])
+def test_weights_that_are_no_constants(options, stages):
+    """Layers with an input, something computed or overwritten state as weight stay in floating point, others do not."""
+    made = stages.lower("builders:computed", of_the_example(**options))
+    assert made.figures["overall"]["sqnr_db"] > 25
+    state = made.program(FORWARD).state_dict
+    assert sorted(value.numel() for value in state.values() if value.element_size() == 1) == [16, 96]
+
+
 def test_values_computed_from_weights(stages):
     """What a pass computes from weights, on a graph without them, is computed with them then."""
     assert stages.lower("builders:transposed_weight", of_the_example()).figures["overall"]["sqnr_db"] > 25
