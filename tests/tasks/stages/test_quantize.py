@@ -75,8 +75,8 @@ def test_weights_that_are_no_constants(options, stages):
     """Layers with an input, something computed or overwritten state as weight stay in floating point, others do not."""
     made = stages.lower("builders:computed", of_the_example(**options))
     assert made.figures["overall"]["sqnr_db"] > 25
-    state = made.program(FORWARD).state_dict
-    assert sorted(value.numel() for value in state.values() if value.element_size() == 1) == [16, 96]
+    integers = [value for value in made.program(FORWARD).state_dict.values() if value.element_size() == 1]
+    assert sorted(value.numel() for value in integers if value.dim()) == [16, 96]
 
 
 def test_values_computed_from_weights(stages):
