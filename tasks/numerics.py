@@ -174,6 +174,13 @@ class PayloadLosses(Record):
         if self.losing:
             numbers = ", ".join(str(delegate.position) for delegate in self.losing)
             said = f"It is lost in {len(self.losing)} of {len(self.delegates)} delegates ({numbers})"
+            undivided = [
+                str(loss.position)
+                for loss in self.losing
+                if loss.operators > 1 and [len(part.operators) for part in loss.parts] == [loss.operators]
+            ]
+            if undivided:
+                said += f"; in {' and '.join(undivided)}, fewer operators than all lose nothing by themselves"
         elif self.outside:
             said = "It is lost outside of delegates"
         elif self.delegates and not self.searched_outside:

@@ -356,7 +356,9 @@ class PayloadSearch:
         else:
             if measured.loses(self.least_db):
                 least = max(self.least_db, decibels(measured.own) + self.drop_db) if measured.own else self.least_db
-                parts = Search(part, backend, [call.inputs for call in calls], least, self.bench).find()
+                search = Search(part, backend, [call.inputs for call in calls], least, self.bench)
+                operators = tuple(map(_operator, _calls(part.graph)))
+                parts = search.find() or (LosingPart(operators, measured.own, measured.passed_on, measured.problem),)
         return DelegateLoss(
             position=position,
             backend=backend_id,
