@@ -1,4 +1,4 @@
-"""XNNPACK's partitioner of executorch 1.5.1, extended in ten ways.
+"""XNNPACK's partitioner of executorch 1.5.1, extended in eleven ways.
 
 Control flow: upstream (backends/xnnpack/partition/xnnpack_partitioner.py) partitions only a method's own graph. Delete
 `_Branch` and the loop over branches once it also looks into ``cond``, ``map`` and ``scan``.
@@ -28,6 +28,10 @@ Layouts: where the model changes the layout of a quantized value, as with ``x.to
 XNNPACK's passes mistake it for one of their own copies, and the file computes something else. Delete `_ToDimOrderCopy`
 once they tell these apart.
 
+Padding: a pass of XNNPACK's (backends/xnnpack/_passes/insert_pad_qdq.py) gives the scale of a quantized value to what
+pads it with zeros, also where the value is needed in floating point, as in ``unfold``, and the file cannot be loaded
+("Failed to create StaticConstantPad node"). Delete `_ConstantPad` once it quantizes both sides or none.
+
 State: where a method overwrites a buffer that is the weight of a linear layer, the delegate crashes. Delete `_Linear`,
 `_MM` and `_Addmm` once the partitioner checks it.
 
@@ -45,6 +49,7 @@ import torch
 from executorch.backends.xnnpack.partition.config import (
     ALL_PARTITIONER_CONFIGS,
     AddmmConfig,
+    ConstantPadConfig,
     ConvolutionConfig,
     GeluConfig,
     LinearConfig,
@@ -56,7 +61,7 @@ from executorch.backends.xnnpack.partition.config import (
     UpsampleBilinear2dConfig,
 )
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.backends.xnnpack.utils.quant_utils import is_dequant
+from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_quant
 from executorch.exir.backend.partitioner import PartitionResult
 from executorch.exir.dialects._ops import ops
 from executorch.exir.graph_module import get_control_flow_submodules
@@ -104,6 +109,14 @@ class _ToDimOrderCopy(ToDimOrderCopyConfig):  # type: ignore[misc]  # as above
         given: Any = node.args[0]
         same = given.meta["val"].dim_order() == node.meta["val"].dim_order()
         return (same or not is_dequant(given)) and bool(super().check_constraints(node, ep))
+
+
+class _ConstantPad(ConstantPadConfig):  # type: ignore[misc]  # as above
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        given: Any = node.args[0]
+        zeros = len(node.args) == 2 or node.args[2] == 0
+        only_given = zeros and is_dequant(given) and not any(map(is_quant, node.users))
+        return not only_given and bool(super().check_constraints(node, ep))
 
 
 class _Linear(LinearConfig):  # type: ignore[misc]  # as above
@@ -156,6 +169,7 @@ def _dynamic_sizes(node: Node) -> int:
 
 _EXTENDED = {
     AddmmConfig: _Addmm,
+    ConstantPadConfig: _ConstantPad,
     LinearConfig: _Linear,
     MMConfig: _MM,
     UnsqueezeCopyConfig: _Unsqueeze,

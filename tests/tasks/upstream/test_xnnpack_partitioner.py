@@ -2,6 +2,7 @@
 
 import pytest
 from pteforge.formats.pte.reader import read_pte
+from pteforge.tests.lowering import lower_quantized, worst_sqnr
 from pteforge.tests.zoo.networks import Function
 
 
@@ -92,6 +93,27 @@ def test_bilinear_resizing(lower_for, options, delegated):
     assert (not operators) == delegated
     (made,) = Runtime.get().load_program(content).load_method("forward").execute([x])
     torch.testing.assert_close(made, module(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_padding_of_values_that_are_needed_in_floating_point(padding):
+    """The file can be loaded, and `unfold` between int8 layers, which pads and then takes elements, is as in eager."""
+    import torch
+
+    class Unfolds(torch.nn.Module):
+        """Convolutions of an image and of its patches."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            patches = torch.nn.functional.unfold(self.first(x), 2, padding=padding, stride=2)
+            return self.second(patches.reshape(2, 4, 4, -1))
+
+    torch.manual_seed(0)
+    network, x = Unfolds().eval(), torch.randn(2, 4, 8, 8)
+    assert worst_sqnr(lower_quantized(network, x), network, x) > 30
 
 
 def test_layers_whose_weight_is_written(lower_for):
