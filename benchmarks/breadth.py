@@ -51,6 +51,14 @@ TIMM = """convnext_atto cspresnet50 deit3_small_patch16_224 densenet121 edgenext
 
 # With the usual random weights, its values shrink to 1e-40, which XNNPACK takes for 0.
 FIELDS = {"mobilevit": {"initializer_range": 0.2}}
+# XNNPACK's quantizer has no fixed scale below 2**-12. With the usual weights, all values of these become smaller.
+STATIC_FIELDS = {
+    "levit": {"initializer_range": 0.1},
+    "mobilenet_v1": {"initializer_range": 0.2},
+    "mobilenet_v2": {"initializer_range": 0.2},
+    "mobilevit": {"initializer_range": 0.4},
+    "mobilevitv2": {"initializer_range": 0.4},
+}
 
 TIMM_SIZED = "deit3_small_patch16_224 levit_128s mixer_s32_224 vit_tiny_patch16_224"  # made for one size of images
 
@@ -97,16 +105,17 @@ def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def sources(only: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def sources(only: str, recipe: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Kind, name and source of each model whose name matches."""
     from pteforge.tasks.upstream.torchvision_operators import import_torchvision
 
     import_torchvision()
     from transformers import CONFIG_MAPPING
 
+    fields = FIELDS | (STATIC_FIELDS if recipe == "xnnpack-int8-static" else {})
     for kind, names in TRANSFORMERS.items():
         for name in filter(lambda name: fnmatchcase(name, only), names.split()):
-            config = shrunk(CONFIG_MAPPING[name]().to_dict()) | FIELDS.get(name, {})
+            config = shrunk(CONFIG_MAPPING[name]().to_dict()) | fields.get(name, {})
             yield kind, name, {"huggingface": name, "config": config}
     if find_spec("timm"):
         for name in filter(lambda name: fnmatchcase(name, only), TIMM.split()):
@@ -306,9 +315,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into docs/models-by-name.md")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    known = [source for source in sources(options.only) if source[0] in options.kinds.split(",")]
-    kinds = {name: kind for kind, name, _ in known}
     for recipe in options.recipes.split(","):
+        known = [source for source in sources(options.only, recipe) if source[0] in options.kinds.split(",")]
+        kinds = {name: kind for kind, name, _ in known}
         records = {
             side: Record(options.folder, f"{recipe}, {side}", retry=options.retry) for side in options.sides.split(",")
         }
