@@ -98,7 +98,7 @@ INT8 = {"specializations": [{"target": "xnnpack"}], "quantize": {"quantizer": "x
 def test_each_says_the_same_of_failures(tmp_path):
     """What the command line says of a stage's failure are notes of the exception, and `findings`, whichever stage."""
     shutil.copytree(ZOO, tmp_path, dirs_exist_ok=True)
-    failures = {"branches": "export", "complex": "edge", "nothing": "compile", "sorts": "verify", "cell": "quantize"}
+    failures = {"branches": "export", "complex": "edge", "nothing": "compile", "sorts": "verify", "each": "quantize"}
     models = {
         name: {
             "source": {"builder": "refused:model", "kwargs": {"name": name}},
