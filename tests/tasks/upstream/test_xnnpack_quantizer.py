@@ -38,9 +38,10 @@ def _network(function: Any) -> Any:
 
 @pytest.fixture
 def plain(monkeypatch):
-    """ExecuTorch's own quantizer."""
-    from pteforge.tasks.upstream import xnnpack_quantizer
+    """ExecuTorch's own quantizer, and its partitioner where that pads."""
+    from pteforge.tasks.upstream import xnnpack_partitioner, xnnpack_quantizer
 
+    monkeypatch.delitem(xnnpack_partitioner._EXTENDED, xnnpack_partitioner.ConstantPadConfig)
     monkeypatch.setattr(xnnpack_quantizer, "ExtendedXnnpackQuantizer", xnnpack_quantizer.XNNPACKQuantizer)
 
 
