@@ -285,10 +285,8 @@ class Exported:
             yield "calibrated on", f"{observed} ({method})"
         if drawn := self.figures.drawn:
             reached = "exact" if drawn.sqnr_db is None else f"{drawn.sqnr_db:.1f} dB"
-            on_samples = any("sample" in observed for observed in self.figures.calibration.values())
-            verified = "its examples and calibration samples" if on_samples else "its examples"
-            advice = "" if on_samples else ": give `calibration` samples"
-            yield "verified on", f"{verified}; random inputs reach {reached}{advice}"
+            advice = "" if self.figures.on_samples else ": give `calibration` samples"
+            yield "verified on", f"{self.figures.verified_on}; random inputs reach {reached}{advice}"
         for note in self.figures.notes:
             yield "note", note
         yield "max abs error", f"{overall.max_abs_error:.2g}"

@@ -190,6 +190,7 @@ class Ledger:
                 yield record
 
     def watch_lists(self) -> Iterator[WatchRecord]:
+        """The list of each source."""
         for found in self._all("watch", WatchRecord):
             if modules := self.watched(found.source):
                 yield WatchRecord(found.source, modules)

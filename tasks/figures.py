@@ -97,6 +97,16 @@ class Figures(Record):
         """Whether the file itself was run; else they are those of its edge programs."""
         return WHOLE_FILE not in self.not_run
 
+    @property
+    def on_samples(self) -> bool:
+        """Whether quantizers observed calibration samples."""
+        return any("sample" in observed for observed in self.calibration.values())
+
+    @property
+    def verified_on(self) -> str:
+        """What bounds apply to where random inputs count apart, in words."""
+        return f"its examples{' and calibration samples' if self.on_samples else ''}"
+
 
 def summarize(
     cases: Sequence[Case], not_run: Mapping[str, str] | None = None, *, on_examples: Collection[str] = ()

@@ -110,14 +110,12 @@ def _of_figures(model: str, recipe: RecipeOutcome, said: set[tuple[str, str]]) -
             yield Text(f"{model}: {note}", "yellow")
     observed = ", ".join(dict.fromkeys(figures.calibration.values()))
     if figures.drawn:
-        on_samples = "sample" in observed
-        on = "its examples and calibration samples" if on_samples else "its examples"
         yield Text(
-            f"{name} is verified on {on}: quantizers observed {observed}, and random "
+            f"{name} is verified on {figures.verified_on}: quantizers observed {observed}, and random "
             f"inputs reach {format_sqnr(figures.drawn)}. "
-            f"{'' if on_samples else 'Give the model `calibration` samples; '}"
+            f"{'' if figures.on_samples else 'Give the model `calibration` samples; '}"
             "`verify: {drawn_inputs: 2}` in the recipe holds random inputs to its bounds, too",
-            "dim" if on_samples else "yellow",
+            "dim" if figures.on_samples else "yellow",
         )
     elif observed:
         yield Text(f"{name} is calibrated on {observed}", "dim")

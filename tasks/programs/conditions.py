@@ -44,6 +44,14 @@ def in_python(expression: str, names: Mapping[str, str]) -> str:
     return ast.unparse(made)
 
 
+_SIZE = re.compile(r"L\['(\w+)'\](\S*?)\.size\(\)\[(\d+)\]")
+
+
+def with_shapes(text: str) -> str:
+    """A text in which sizes of inputs are written as the model's code has them: `x.shape[0]`."""
+    return _SIZE.sub(r"\1\2.shape[\3]", text)
+
+
 class _InPython(ast.NodeTransformer):
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
@@ -66,10 +74,8 @@ class _InPython(ast.NodeTransformer):
         source = self._names.get(node.id)
         if source is None:
             return node
-        size = re.fullmatch(r"L\['(\w+)'\](.*)\.size\(\)\[(\d+)\]", source)
-        text = f"{size[1]}{size[2]}.shape[{size[3]}]" if size else source
         try:
-            return ast.parse(text, mode="eval").body
+            return ast.parse(with_shapes(source), mode="eval").body
         except SyntaxError:
             return node
 

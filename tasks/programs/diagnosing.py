@@ -32,7 +32,7 @@ from ...configs.definition import MethodDefinition
 from ...errors import SourceError
 from ..causes import known_causes
 from ..diagnosis import Attempt, Diagnosis, Finding, Mode, without_advice
-from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding
+from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding, with_shapes
 from .copies import copy_module
 from .eager import run_eager
 from .method import Shapes, dynamic_shapes_of, export_method, export_sized
@@ -83,11 +83,8 @@ def diagnose_method(
             found += _graph_breaks(refused, method, frames)
     for each in attempts:
         if (narrowed := _NARROWED.search(each.problem)) and not _explained(each, found):
-            needed = (
-                f"{narrowed['name']} == {narrowed['size']}"
-                if narrowed["name"]
-                else _SIZE.sub(r"\1.shape[\2]", narrowed["guard"])
-            )
+            name_is = f"{narrowed['name']} == {narrowed['size']}"
+            needed = name_is if narrowed["name"] else with_shapes(narrowed["guard"])
             finding = _unrolled(needed, "", "") if recurrent else size_finding(needed, fixes, "", "")
             found.append(replace(finding, where=each.where, code=each.code))
     found += _known([each for each in attempts if not _explained(each, found)])
@@ -359,7 +356,6 @@ _NARROWED = re.compile(
     r"|Not all values of .+ satisfy the generated guard (?P<guard>.+?)\.?$",
     re.MULTILINE,
 )
-_SIZE = re.compile(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]")
 _REFUSED = re.compile(r"(?:Constraints violated|Specializations unexpectedly required) \((.+?)\)")
 _DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 

@@ -222,10 +222,8 @@ def with_usual_layouts(program: ExportedProgram, args: tuple[Any, ...], kwargs: 
         kwargs: those that are given by keyword.
     """
     held = [*program.state_dict.values(), *program.constants.values()]
-    inputs = [value for value in pytree.tree_leaves(program.example_inputs) if isinstance(value, torch.Tensor)]
-    if not any(isinstance(value, torch.Tensor) and _is_channels_last(value) for value in held) and not any(
-        value.is_contiguous() and _is_channels_last(value) for value in inputs
-    ):
+    inputs = filter(_has_other_strides, pytree.tree_leaves(program.example_inputs))
+    if not any(map(_has_other_strides, held)) and not any(value.is_contiguous() for value in inputs):
         return program
     flat, spec = pytree.tree_flatten((args, dict(kwargs)))
     export = partial(export_again, program=program, example=flat, spec=spec, strict=False)
@@ -257,7 +255,7 @@ def _contiguous_weights(module: torch.nn.Module) -> Iterator[dict[str, torch.Ten
         name: tensor
         for named in (module.named_parameters, module.named_buffers)
         for name, tensor in named(remove_duplicate=False)
-        if _is_channels_last(tensor)
+        if _has_other_strides(tensor)
     }
     before = {id(tensor): (tensor, tensor.data) for tensor in given.values()}
     made: dict[int, torch.Tensor] = {}
@@ -271,7 +269,8 @@ def _contiguous_weights(module: torch.nn.Module) -> Iterator[dict[str, torch.Ten
             tensor.data = data
 
 
-def _is_channels_last(tensor: torch.Tensor) -> bool:
+def _has_other_strides(tensor: Any) -> bool:
+    """Whether a value is an image or a kernel that is not laid out in the order of its dimensions."""
     usual = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided
     return usual and tensor.dim() in (4, 5) and tensor.stride() != torch.empty(tensor.shape, device="meta").stride()
 

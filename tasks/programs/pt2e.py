@@ -196,16 +196,23 @@ def _viewed(value: Any) -> Any:
     return value
 
 
-def _leave_computed_weights(module: GraphModule) -> None:
-    """Annotates layers whose weight is an input, or computed from one, so that quantizers leave them.
-
-    They would quantize it in each call, by channel, for which there is no kernel ("scale is not double type").
-    """
+def _constants(module: GraphModule) -> set[Node]:
+    """Attributes, and what is computed from them alone."""
     constant = set[Node]()
     for node in module.graph.nodes:
         inputs = node.all_input_nodes
         if node.op == "get_attr" or (inputs and constant.issuperset(inputs)):
             constant.add(node)
+    return constant
+
+
+def _leave_computed_weights(module: GraphModule) -> None:
+    """Annotates layers whose weight is an input, or computed from one, so that quantizers leave them.
+
+    They would quantize it in each call, by channel, for which there is no kernel ("scale is not double type").
+    """
+    constant = _constants(module)
+    for node in module.graph.nodes:
         if getattr(node.target, "overloadpacket", None) in _WITH_WEIGHTS and node.args[1] not in constant:
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
 
@@ -215,12 +222,9 @@ def _leave_state_in_floating_point(prepared: GraphModule, names: Collection[str]
 
     PT2E takes all buffers for constants, and would compute such values once, when it converts.
     """
-    constant, stateful = set[Node](), set[Node]()
+    constant, stateful = _constants(prepared), set[Node]()
     for node in list(prepared.graph.nodes):
-        inputs = node.all_input_nodes
-        if node.op == "get_attr" or (inputs and constant.issuperset(inputs)):
-            constant.add(node)
-        if node.target in names or not stateful.isdisjoint(inputs):
+        if node.target in names or not stateful.isdisjoint(node.all_input_nodes):
             stateful.add(node)
         observes = node.op == "call_module" and isinstance(prepared.get_submodule(node.target), ObserverOrFakeQuantize)
         if observes and node in constant & stateful:
