@@ -107,7 +107,7 @@ def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def sources(only: str, recipe: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Kind, name and source of each model whose name matches."""
-    from pteforge.tasks.upstream.torchvision_operators import import_torchvision
+    from pteforge.tasks.upstream.torch_export import import_torchvision
 
     import_torchvision()
     from transformers import CONFIG_MAPPING

@@ -16,7 +16,7 @@ from typing import Any
 
 from cold import Seconds, environment_of, prepare_database, run
 from pteforge.artifacts.locations import open_store
-from pteforge.tasks.upstream.lean import SWITCH
+from pteforge.tasks.upstream import SWITCH
 
 RECIPES = ("portable-fp32", "xnnpack-fp32")
 

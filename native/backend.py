@@ -25,7 +25,7 @@ from ..tasks.programs.emission import backend_config
 from ..tasks.programs.fat_program import named_blobs
 from ..tasks.programs.graphs import check_no_affine, decompose_affine
 from ..tasks.targets.base import Target
-from ..tasks.upstream.pending_symbols import no_pending_symbols
+from ..tasks.upstream.torch_lowering import no_pending_symbols
 from .aten import signature_of, to_aten
 from .settings import FALLBACK, Resolved, from_compile_specs, resolve
 from .support import is_affine, missing_kernels

@@ -262,15 +262,21 @@ def lower_quantized(module: Any, x: Any, *, dynamic: bool = False) -> bytes:
     return lower_directly(program, "xnnpack")
 
 
+def outputs_of(content: bytes, *inputs: Any) -> Any:
+    """What the method `forward` of a file returns."""
+    from executorch.runtime import Runtime
+
+    return Runtime.get().load_program(content).load_method("forward").execute(inputs)
+
+
 def worst_sqnr(content: bytes, module: Any, x: Any) -> float:
     """Of all outputs of a file, against eager's, in dB."""
     import torch
-    from executorch.runtime import Runtime
     from pteforge.tasks.programs.compare import compare_all
     from pteforge.tasks.programs.inputs import StoredCase
     from torch.utils import _pytree as pytree
 
-    made = Runtime.get().load_program(content).load_method("forward").execute([x])
+    made = outputs_of(content, x)
     with torch.no_grad():
         stored = StoredCase("x", [x], pytree.tree_leaves(module(x)))
     cases = list(compare_all(made, stored, method="forward"))

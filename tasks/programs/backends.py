@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from ...artifacts.local_store import LocalStore
 from ...errors import TargetError
 from ..codecs.delegates import DelegateResult, keep_named_data
-from ..upstream.shape_bounds import declared_bounds
+from ..upstream.exir import declared_bounds
 from .exir import split_compile_specs
 from .graphs import lowered_modules
 

@@ -16,10 +16,8 @@ from executorch.exir.program import ExecutorchProgramManager
 from torch.export import ExportedProgram
 
 from ...configs.recipe import CompileOptions
-from ..upstream.cond_results import copy_results_of_cond
-from ..upstream.remainders import floor_remainders
-from ..upstream.shape_bounds import declared_bounds
-from ..upstream.shared_constants import constants_once
+from ..upstream.exir import declared_bounds
+from ..upstream.exir_emission import constants_once, copy_results_of_cond, floor_remainders
 from . import kernels  # noqa: F401 - the forms of quantized operators that files name
 from .debugging import add_stack_traces, without_stack_traces
 from .graphs import find_edge_operators

@@ -18,9 +18,7 @@ from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..upstream.exir_decompositions import no_idle_decompositions
-from ..upstream.number_operands import take_numbers_as_tensors
-from ..upstream.shape_bounds import declared_bounds
+from ..upstream.exir import declared_bounds, no_idle_decompositions, take_numbers_as_tensors
 from .graphs import find_operators
 from .state import exclude_from_partitions
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ...artifacts.digest import Digest, digest_bytes
 from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
-from ..upstream.causal_masks import uncompared_masks
+from ..upstream.torch_export import uncompared_masks
 from .copies import copy_module
 from .eager import is_like_eager, run_eager
 from .inputs import check_bounded

@@ -29,7 +29,7 @@ from ...errors import SourceError
 from ..keys.inputs import Recorder, recording
 from ..keys.source import loaded_files, observed_distributions, observed_modules
 from ..stage import Workspace
-from ..upstream.mapped_files import mapping_heard
+from ..upstream.torch_export import mapping_heard
 from .inputs import own_tensors
 from .keyword_inputs import by_position
 

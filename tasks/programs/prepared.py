@@ -10,7 +10,7 @@ from torchao.quantization.pt2e import ObserverOrFakeQuantize, disable_observer, 
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from ...errors import SourceError
-from ..upstream.dynamic_constants import whole_dynamic_quantization
+from ..upstream.torch_export import whole_dynamic_quantization
 
 
 def is_prepared(module: torch.nn.Module) -> bool:

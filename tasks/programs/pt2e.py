@@ -22,7 +22,7 @@ from ...configs.definition import MethodDefinition
 from ...errors import SourceError, TargetError
 from ..stage import CallableParams, TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
-from ..upstream.dynamic_constants import whole_dynamic_quantization
+from ..upstream.torch_export import whole_dynamic_quantization
 from .method import Shapes, export_method
 from .products import write_as_linear
 from .recipe_functions import node_filter, run_graph_passes

@@ -11,7 +11,7 @@ from ...artifacts.ref import ArtifactRef
 from ...errors import StoreError, first_line
 from ..codecs.binding import REFUSED, is_graph
 from ..codecs.program import load_graph, load_program, save_graph, save_program
-from ..upstream.weight_reads import WeightRead, no_weight_reads
+from ..upstream.torch_lowering import WeightRead, no_weight_reads
 
 
 def transformed(

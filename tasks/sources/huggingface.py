@@ -16,7 +16,7 @@ import torch
 from ...configs.base import did_you_mean
 from ...configs.sources import is_folder
 from ...errors import SourceError
-from ..upstream.torchvision_operators import import_torchvision
+from ..upstream.torch_export import import_torchvision
 
 import_torchvision()
 import transformers

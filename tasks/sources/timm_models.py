@@ -11,7 +11,7 @@ import torch
 from ...configs.base import did_you_mean
 from ...configs.metadata import INTERPOLATIONS
 from ...errors import SourceError
-from ..upstream.torchvision_operators import import_torchvision
+from ..upstream.torch_export import import_torchvision
 
 import_torchvision()
 import timm

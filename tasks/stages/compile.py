@@ -12,7 +12,7 @@ from ...artifacts.digest import Digest
 from ...artifacts.ref import ArtifactRef
 from ...configs.recipe import CompileOptions
 from .. import kinds, stage
-from ..upstream.lean import lean_lowering
+from ..upstream import lean_lowering
 from .edge import Edge
 from .edge_manager_passes import ManagerPassParams
 
@@ -126,7 +126,7 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
     from ..programs.linking import check_outputs, link_delegates, rename_clashing_weights
     from ..programs.recipe_functions import run_manager_passes
     from ..programs.state import keep_initial_state, keep_shared_initial_state
-    from ..upstream.shape_bounds import declared_bounds
+    from ..upstream.exir import declared_bounds
 
     programs = {method: load_program(ref, store) for method, ref in inputs.program.items()}
     with declared_bounds():

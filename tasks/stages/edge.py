@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import kinds, stage
 from ..codecs.binding import ON_GRAPHS
-from ..upstream.lean import lean_lowering
+from ..upstream import lean_lowering
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...errors import TargetError
 from .. import kinds, stage
 from ..codecs.binding import ON_GRAPHS
-from ..upstream.lean import lean_lowering
+from ..upstream import lean_lowering
 from .edge import Edge
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .. import kinds, stage
-from ..upstream.lean import lean_lowering
+from ..upstream import lean_lowering
 
 
 class Preprocess(stage.Stage, name="preprocess"):

@@ -103,7 +103,7 @@ class CoreMl(Target):
         from coremltools.optimize.torch.quantization import LinearQuantizerConfig, ModuleLinearQuantizerConfig
         from executorch.backends.apple.coreml.quantizer import CoreMLQuantizer
 
-        from ..upstream.coreml_patterns import prune_coreml_patterns
+        from ..upstream.coreml import prune_coreml_patterns
 
         prune_coreml_patterns()
         given = CoreMlQuantizerOptions.model_validate(options.model_dump())
@@ -118,8 +118,7 @@ class CoreMl(Target):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.apple.coreml.partition.coreml_partitioner import CoreMLPartitioner
 
-        from ..upstream.coreml_padding import decompose_circular_padding
-        from ..upstream.coreml_temporary_files import remove_coreml_temporary_files
+        from ..upstream.coreml import decompose_circular_padding, remove_coreml_temporary_files
 
         decompose_circular_padding()
         remove_coreml_temporary_files()

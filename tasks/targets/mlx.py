@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..upstream.mlx_serialization import make_importable, missing
+from ..upstream.mlx import missing, mlx_partitioner
 from .base import Target
 
 if TYPE_CHECKING:
@@ -30,7 +30,4 @@ class Mlx(Target):
         return {}
 
     def partitioners(self) -> Sequence[Partitioner]:
-        make_importable()
-        from ..upstream.mlx_partitioner import mlx_partitioner
-
         return [mlx_partitioner()]

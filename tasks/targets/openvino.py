@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..upstream.openvino_telemetry import disable_openvino_telemetry
+from ..upstream.imports import disable_openvino_telemetry
 from .base import Target, TargetOptions, missing_packages
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ class Xnnpack(Target):
 
     @classmethod
     def quantizer(cls, options: TargetOptions) -> Quantizer:
-        from ..upstream.xnnpack_quantizer import ExtendedXnnpackQuantizer
+        from ..upstream.xnnpack import ExtendedXnnpackQuantizer
 
         given = XnnpackQuantizerOptions.model_validate(options.model_dump())
         quantizer = ExtendedXnnpackQuantizer()
@@ -124,18 +124,10 @@ class Xnnpack(Target):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
 
-        from ..upstream.xnnpack_gelu import expand_tanh_gelu
-        from ..upstream.xnnpack_layouts import mend_dynamic_layouts
-        from ..upstream.xnnpack_partitioner import ExtendedXnnpackPartitioner
-        from ..upstream.xnnpack_patterns import prune_xnnpack_patterns
-        from ..upstream.xnnpack_sharing import separate_products
-        from ..upstream.xnnpack_static_layouts import mend_static_layouts
+        from ..upstream.xnnpack import ExtendedXnnpackPartitioner
+        from ..upstream.xnnpack_passes import mend_xnnpack_passes
 
-        prune_xnnpack_patterns()
-        mend_dynamic_layouts()
-        separate_products()
-        mend_static_layouts()
-        expand_tanh_gelu()
+        mend_xnnpack_passes()
         options = self.options
         precisions = options.precisions and [ConfigPrecisionType[name.upper()] for name in options.precisions]
         return [

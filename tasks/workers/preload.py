@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from contextlib import nullcontext
 
-from ..upstream.unused_imports import without_unused_imports
+from ..upstream import lean_lowering, saves_time
+from ..upstream.imports import without_unused_imports
 
-with without_unused_imports():
+shorter_imports = without_unused_imports if saves_time() else nullcontext
+with shorter_imports():
     import torch
     import torch.hub
     from executorch.exir import to_edge_transform_and_lower
@@ -20,7 +23,6 @@ with without_unused_imports():
     from .. import executor, programs, stages
     from ..programs import entry
     from ..targets.find import find_target
-    from ..upstream.lean import lean_lowering
 
 __all__ = ["entry", "executor"]
 
@@ -34,7 +36,7 @@ def _warm_up() -> None:
 
 torch.set_num_threads(1)
 torch.hub.tqdm.monitor_interval = 0  # torch.fx's progress bars start a thread, and a process with threads must not fork
-with without_unused_imports():
+with shorter_imports():
     for package in (programs, stages):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)

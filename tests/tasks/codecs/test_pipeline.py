@@ -13,7 +13,7 @@ from executorch.examples.models.mlperf_tiny.resnet8 import ResNet8Model
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.program import _program
-from pteforge.tasks.upstream.lean import lean_lowering
+from pteforge.tasks.upstream import lean_lowering
 from pteforge.tests.zoo.networks import Branches, ConvNet, Function, Head, Reader
 from torch import nn
 from torch.export import Dim, ExportedProgram, export

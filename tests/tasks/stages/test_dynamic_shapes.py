@@ -184,7 +184,7 @@ def test_arithmetic_on_sizes(lower, network, target):
 def test_comparing_a_size_does_not_narrow_it():
     """Inside, a comparison leaves bounds alone, but those of sizes that depend on data; afterwards torch narrows."""
     import torch
-    from pteforge.tasks.upstream.shape_bounds import declared_bounds
+    from pteforge.tasks.upstream.exir import declared_bounds
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 

@@ -1,0 +1,412 @@
+"""exir of executorch 1.5.1 while programs are converted, partitioned and compiled: what it repeats and mistakes.
+
+Part of the keys of `edge`, `partition`, `preprocess`, `compile` and `bisect_payload`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+from weakref import WeakKeyDictionary
+
+import sympy
+import torch
+from executorch.exir import lowered_backend_module
+from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
+from executorch.exir.dialects._ops import ops
+from executorch.exir.graph_module import contains_any_call_fn_target_op
+from executorch.exir.pass_base import ExportPass, _ExportPassBase
+from executorch.exir.passes.const_prop_pass import ConstPropPass
+from executorch.exir.passes.dim_order_ops_registry import DimOrderOpsMap, MemoryFormatOpsMap
+from executorch.exir.passes.executorch_prim_ops_registry import _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS
+from executorch.exir.passes.legalize_portable_dim_order_pass import LegalizePortableDimOrderPass
+from executorch.exir.passes.memory_format_ops_pass import DimOrderOpsRevertPass, MemoryFormatOpsPass
+from executorch.exir.passes.normalize_transpose_pass import NormalizeTransposePass
+from executorch.exir.passes.remove_mixed_type_operators import RemoveMixedTypeOperators
+from executorch.exir.passes.replace_aten_with_edge_pass import OpReplacePass
+from executorch.exir.passes.replace_broken_ops_with_function_ops_pass import ReplaceBrokenOpsWithFunctionalOpsPass
+from executorch.exir.passes.scalar_to_tensor_pass import ScalarToTensorPass
+from executorch.exir.passes.sym_to_tensor_pass import SymToTensorPass
+from executorch.exir.verification import verifier
+from executorch.exir.verification.arg_validator import EdgeOpArgValidator
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.passes.infra.pass_base import PassResult
+from torch.fx.passes.tools_common import legalize_graph
+from torch.fx.passes.utils.fuser_utils import validate_partition
+
+_ATEN = torch.ops.aten
+
+
+def take_numbers_as_tensors(program: ExportedProgram) -> None:
+    """Gives operators whose first operand is a number a tensor of the result's dtype instead, in place.
+
+    ``17 % x`` is ``remainder.Scalar_Tensor``, which is no operator of the edge dialect and is not decomposed, so that
+    lowering fails with an error that says nothing. Delete an operator once `to_edge` takes a program with it.
+    """
+    for module in _graph_modules(program):
+        nodes = [node for node in module.graph.nodes if node.target in _OF_TENSORS]
+        for node in nodes:
+            number, operand = node.args
+            value = node.meta["val"]
+            with module.graph.inserting_before(node):
+                made = module.graph.call_function(_ATEN.full.default, ([], number), {"dtype": value.dtype})
+            made.meta = {**node.meta, "val": value.new_empty(())}
+            node.target, node.args = _OF_TENSORS[node.target], (made, operand)
+        if nodes:
+            module.recompile()
+
+
+_OF_TENSORS = {
+    _ATEN.remainder.Scalar_Tensor: _ATEN.remainder.Tensor,
+    _ATEN.bitwise_and.Scalar_Tensor: _ATEN.bitwise_and.Tensor,
+    _ATEN.bitwise_or.Scalar_Tensor: _ATEN.bitwise_or.Tensor,
+    _ATEN.bitwise_xor.Scalar_Tensor: _ATEN.bitwise_xor.Tensor,
+}
+
+
+def _graph_modules(program: ExportedProgram) -> Iterator[GraphModule]:
+    return (module for module in program.graph_module.modules() if isinstance(module, GraphModule))
+
+
+def no_idle_decompositions() -> AbstractContextManager[object]:
+    """Skips decompositions whose table has no operator of the program. The empty table stays: it functionalizes.
+
+    For partitioners that check support, `_gen_edge_manager_for_partitioners` (exir/program/_program.py) decomposes with
+    every table it has, each a trace of the whole program. For others it first looks whether the graph has any operator
+    of the table. Delete once it always looks. Tables that apply may decompose attention: see `_reshape_views`.
+    """
+    trace = ExportedProgram.run_decompositions
+
+    def run_decompositions(program: ExportedProgram, decomp_table: Any = None, **options: Any) -> ExportedProgram:
+        if decomp_table and not contains_any_call_fn_target_op(program.graph_module, decomp_table):
+            return program
+        if decomp_table:
+            _reshape_views(program)
+        return trace(program, decomp_table, **options)
+
+    return patch.object(ExportedProgram, "run_decompositions", run_decompositions)
+
+
+def _reshape_views(program: ExportedProgram) -> None:
+    """Replaces views by reshapes, in place, in graphs that have attention.
+
+    ``scaled_dot_product_attention`` returns heads and tokens in the layout of its inputs. Its decomposition in torch
+    2.13 (torch/_decomp/decompositions.py) does so only for the kernels that it stands for, so that a program that was
+    exported with ``view``, as eager code may well say, cannot be decomposed: "Cannot view a tensor with shape ...".
+    With ``reshape`` it can; where the layout is right, reshaping is a view again and the decomposed program is the
+    same. Delete once the decomposition keeps the layout.
+    """
+    for module in _graph_modules(program):
+        views = module.graph.find_nodes(op="call_function", target=_ATEN.view.default)
+        if views and module.graph.find_nodes(op="call_function", target=_ATEN.scaled_dot_product_attention.default):
+            for view in views:
+                view.target = _ATEN.reshape.default
+            module.recompile()
+
+
+@contextmanager
+def declared_bounds() -> Iterator[None]:
+    """Keeps the bounds of input sizes as declared.
+
+    Exir runs programs on fake tensors again and again, and torch 2.13 takes each comparison of a size for a fact about
+    it. The fake convolution, for example, asks whether a batch has 16 or more items to choose a CPU algorithm. The
+    example's batch has fewer, so the upper bound becomes 15: memory is planned for that, and the file rejects sizes
+    that the model was exported for. Bounds of sizes that depend on data are left to torch: checks in the model's code
+    narrow them. Relies on `ShapeEnv._refine_ranges` (torch/fx/experimental/symbolic_shapes.py). Delete once fake
+    kernels do not refine ranges while exir runs its passes.
+
+    Functions of sizes that are written in Python, such as ``torch.sym_max``, are refused by exir's verifier
+    (verification/verifier.py), although `EdgeToBackendOpsPass` gives them operators later, which the runtime has. Here,
+    it knows them. Delete once it does by itself.
+    """
+    refine = ShapeEnv._refine_ranges  # noqa: SLF001 - see above
+    operators = verifier._EXECUTORCH_SYM_OPS | _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS.keys()  # noqa: SLF001 - see above
+
+    def refine_ranges(env: ShapeEnv, expr: sympy.Basic) -> None:
+        if not expr.free_symbols <= env.backed_var_to_val.keys():
+            refine(env, expr)
+
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(ShapeEnv, "_refine_ranges", refine_ranges))
+        patches.enter_context(patch.object(verifier, "_EXECUTORCH_SYM_OPS", operators))
+        patches.enter_context(_whole_lists())
+        patches.enter_context(_full_for_empty())
+        yield
+
+
+def _whole_lists() -> AbstractContextManager[object]:
+    """Lets exir's verifier see what operators return that return one list of tensors.
+
+    It (verification/arg_validator.py) takes the first tensor of an operator that returns a list of them, such as
+    ``split``, for the list, and asks for its length. That makes a constant of its first size, whatever the program was
+    exported for. Here it sees a list with the list inside. Delete once it does not use the length of a tensor.
+    """
+    check = EdgeOpArgValidator.call_function
+
+    def call_function(validator: EdgeOpArgValidator, target: Any, args: Any, kwargs: Any) -> Any:
+        returns: Any = getattr(getattr(target, "_schema", None), "returns", ())
+        meta = validator.node.meta
+        if len(returns) != 1 or returns[0].type != torch.ListType.ofTensors():
+            return check(validator, target, args, kwargs)
+        tensors = meta["val"]
+        meta["val"] = [tensors]
+        try:
+            return check(validator, target, args, kwargs)
+        finally:
+            meta["val"] = tensors
+
+    return patch.object(EdgeOpArgValidator, "call_function", call_function)
+
+
+def _full_for_empty() -> AbstractContextManager[object]:
+    """Fills empty tensors of dynamic sizes with zeros.
+
+    Exir's operator for ``empty`` takes sizes that are constants (passes/dim_order_ops_registry.py), and makes them so.
+    ``full`` takes others, and what is in an empty tensor is nobody's business. Delete once it takes them.
+    """
+    convert = MemoryFormatOpsPass.call_operator
+
+    def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+        if op is not ops.edge.aten.empty.memory_format or all(type(size) is int for size in args[0]):
+            return convert(self, op, args, kwargs, meta)
+        options = {**kwargs, "dtype": meta["val"].dtype}
+        options.pop("memory_format", None)
+        return ExportPass.call_operator(self, ops.edge.aten.full.default, (args[0], 0), options, meta)
+
+    return patch.object(MemoryFormatOpsPass, "call_operator", call_operator)
+
+
+def sorting_in_place() -> AbstractContextManager[object]:
+    """Has exir move the nodes of a graph that it sorts, while the context is open.
+
+    For each partition, `create_submodule_from_nodes` (exir/lowered_backend_module.py) calls torch 2.13's
+    `legalize_graph` (torch/fx/passes/tools_common.py), which makes a new graph of copied nodes in another order. That
+    is more than half of the work of partitioning a transformer of 12 layers. Sound because the new graph is the same in
+    all that a pass can see: the order of nodes, of users and of what `find_nodes` finds, and names, also of nodes that
+    are created later. The old graph is left empty, and nothing reads it. Delete once exir sorts once for all
+    partitions, or torch sorts in place.
+    """
+    return patch.object(lowered_backend_module, "legalize_graph", sort_nodes)
+
+
+def sort_nodes(module: GraphModule) -> GraphModule:
+    """In place of `legalize_graph`: gives the module a new graph with the nodes of its old one, sorted."""
+    old, new = module.graph, Graph()
+    nodes = _in_order(old)
+    if len(nodes) < len(old.nodes):
+        return legalize_graph(module)  # there is a cycle: it raises
+    for node in nodes:
+        node.users.clear()
+    names = new._graph_namespace  # noqa: SLF001 - as `Graph.create_node` does, and below
+    for node in nodes:
+        node.graph = new
+        new._root.prepend(node)  # noqa: SLF001
+        name = names.create_name(node.name, None)
+        if name != node.name:
+            node.name = name
+        names.associate_name_with_obj(name, node)
+        for source in node.all_input_nodes:
+            source.users.setdefault(node)
+        new._find_nodes_lookup_table.insert(node)  # noqa: SLF001
+        new._len += 1  # noqa: SLF001
+    new._codegen = old._codegen  # noqa: SLF001
+    module.graph = new
+    return module
+
+
+def _in_order(graph: Graph) -> list[Node]:
+    """Nodes after all that they use, those first that have been waiting longest; without those of a cycle."""
+    waiting = {node: len(node.all_input_nodes) for node in graph.nodes}
+    queue = deque(node for node, count in waiting.items() if not count)
+    nodes = []
+    while queue:
+        node = queue.popleft()
+        nodes.append(node)
+        for user in node.users:
+            waiting[user] -= 1
+            if not waiting[user]:
+                first = user.op == "call_function" and user.target in _FIRST
+                (queue.appendleft if first else queue.append)(user)
+    return nodes
+
+
+_FIRST = frozenset(
+    {
+        *(operator.add, operator.mul, operator.sub, operator.floordiv, operator.truediv, operator.mod),
+        *(operator.le, operator.lt, operator.ge, operator.gt, operator.eq, operator.ne),
+        torch.ops.aten.sym_constrain_range.default,
+        torch.ops.aten.sym_constrain_range_for_size.default,
+        torch.ops.aten._assert_async.msg,  # noqa: SLF001 - an operator's name
+        torch.ops.aten.scalar_tensor.default,
+        torch.ops.aten._assert_scalar.default,  # noqa: SLF001 - as above
+    }
+)
+"""What `legalize_graph` takes as soon as it can: sizes and assertions about them."""
+
+
+def merging_by_sets() -> AbstractContextManager[object]:
+    """Has exir look through all that comes after two partitions as sets, not node by node, while the context is open.
+
+    `GroupBasedPartitioner._can_merge_partitions` (exir/backend/canonical_partitioners/group_partitioner.py) asks for
+    each pair of partitions whether a path leaves them and comes back. For a Llama of 12 layers that is 16 million
+    look-ups. Sound because the answer is the same yes or no. Delete once upstream uses `isdisjoint`.
+    """
+
+    def can_merge(partitioner: Any, first: int, second: int, partitions: Mapping[int, Any]) -> bool:
+        nodes = {*partitions[first].nodes, *partitions[second].nodes}
+        users = {user for node in nodes for user in node.users} - nodes
+        after = partitioner.dependency_viewer.downstreams_of
+        return all(nodes.isdisjoint(after(user)) for user in users) and bool(validate_partition(list(nodes)))
+
+    return patch.object(GroupBasedPartitioner, "_can_merge_partitions", can_merge)
+
+
+_CALLBACKS = [
+    name
+    for name in dir(ExportPass)
+    if name.startswith(("call_", "_fx", "Export")) or name in {"placeholder", "output", "on_attr", "inputs"}
+]
+_PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def no_idle_retraces() -> AbstractContextManager[object]:
+    """While the context is open, skips traces at the end of passes that would give their graph back.
+
+    Passes that edit a graph in place end with `super().call(graph_module)` (exir/pass_base.py), which executes the
+    graph on fake tensors, node by node, whether or not the pass changed anything. A graph that is, name for name, what
+    the last such trace of it gave comes out of the next one as it went in. The same holds for passes that override
+    `call_operator`, if the graph has none of the operators that they treat specially (`_UNCHANGED_BY`). Everything else
+    is traced: other passes that override a callback, graphs with submodules, symbolic sizes, and values of unknown
+    types. Delete once passes that change nothing skip the trace.
+    """
+    trace = _ExportPassBase.call
+    traced: WeakKeyDictionary[GraphModule, Any] = WeakKeyDictionary()  # what the last trace of a graph gave
+
+    def call(self: ExportPass, graph_module: GraphModule) -> PassResult:
+        before = _fingerprint(graph_module) if _would_only_retrace(self, graph_module) else None
+        if before is not None and traced.get(graph_module) == before:
+            return PassResult(graph_module, modified=True)
+        result = trace(self, graph_module)
+        # `OpReplacePass` gives one operator for one, as a trace of its result would give them again.
+        if before is not None or type(self) is OpReplacePass:
+            traced[result.graph_module] = _fingerprint(result.graph_module)
+        return result
+
+    return patch.object(_ExportPassBase, "call", call)
+
+
+def _would_only_retrace(pass_: ExportPass, graph_module: GraphModule) -> bool:
+    kind: Any = type(pass_)
+    if _only_retraces(kind):
+        return True
+    unchanged = _UNCHANGED_BY.get(kind)
+    operators = (node for node in graph_module.graph.nodes if node.op == "call_function")
+    return unchanged is not None and all(map(unchanged, operators))
+
+
+def _has_variable(node: Node) -> bool:
+    """Whether an operator takes a value that is known only when the program runs."""
+    return any(taken.op != "get_attr" for taken in node.all_input_nodes)
+
+
+def _has_tensors(node: Node) -> bool:
+    """Whether an operator has no number in the place of a tensor."""
+    schema = getattr(node.target, "_schema", None)
+    arguments = schema.arguments if schema else ()
+    given = [(node.kwargs.get(argument.name), argument) for argument in arguments]
+    given += zip(node.args, arguments, strict=False)
+    return not any(
+        isinstance(value, int | float) and isinstance(argument.type, torch.TensorType) for value, argument in given
+    )
+
+
+_PROMOTING = {"add", "mul", "sub", "div", "minimum"}
+
+
+def _is_of_one_type(node: Node) -> bool:
+    """Whether an operator that promotes its inputs, if it is one, has tensors of one floating point type."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if len(node.args) < 2 or packet is None or packet.__name__ not in _PROMOTING:
+        return True
+    values = [argument.meta.get("val") if isinstance(argument, Node) else None for argument in node.args]
+    dtypes = {value.dtype if isinstance(value, FakeTensor) else None for value in values}
+    return len(dtypes) == 1 and all(dtype is not None and dtype.is_floating_point for dtype in dtypes)
+
+
+def _is_in_default_order(node: Node) -> bool:
+    """Whether an operator that needs its input's dimensions in the default order, if it is one, has that."""
+    if node.target not in LegalizePortableDimOrderPass._target_ops:  # noqa: SLF001 - has no public name
+        return True
+    value = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else None
+    return isinstance(value, FakeTensor) and value.dim_order() == tuple(range(value.dim()))
+
+
+_UNCHANGED_BY: dict[type[ExportPass], Callable[[Node], bool]] = {
+    ConstPropPass: _has_variable,
+    DimOrderOpsRevertPass: lambda node: node.target not in MemoryFormatOpsMap,
+    LegalizePortableDimOrderPass: _is_in_default_order,
+    MemoryFormatOpsPass: lambda node: node.target not in DimOrderOpsMap,
+    NormalizeTransposePass: lambda node: node.target != torch.ops.aten.t.default,
+    RemoveMixedTypeOperators: _is_of_one_type,
+    ReplaceBrokenOpsWithFunctionalOpsPass: lambda node: not getattr(node.target, "is_view", False),
+    ScalarToTensorPass: _has_tensors,
+    SymToTensorPass: lambda _: True,  # graphs with symbolic values take the plain way
+}
+"""By pass that overrides `call_operator`, whether it leaves an operator as it is."""
+
+
+@cache
+def _only_retraces(pass_class: Hashable) -> bool:
+    """Whether no callback of a pass changes what is traced."""
+    return all(getattr(pass_class, name, None) is getattr(ExportPass, name) for name in _CALLBACKS)
+
+
+def _fingerprint(graph_module: GraphModule) -> Any:
+    """What a trace would read; None where that cannot be said."""
+    if any(isinstance(child, GraphModule) for child in graph_module.children()):
+        return None
+    try:
+        return [_row(node) for node in graph_module.graph.nodes]
+    except _UnknownError:
+        return None
+
+
+class _UnknownError(Exception):
+    """A value that two graphs cannot be compared by."""
+
+
+def _row(node: Node) -> Any:
+    return node.name, node.op, node.target, _argument(node.args), _argument(node.kwargs), _value(node.meta.get("val"))
+
+
+def _argument(argument: Any) -> Any:
+    if isinstance(argument, Node):
+        return argument.op, argument.name
+    if isinstance(argument, dict):
+        return [(name, _argument(value)) for name, value in argument.items()]
+    return _plain(argument, _argument)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, FakeTensor):
+        sizes = *value.shape, *value.stride(), value.storage_offset()
+        if not all(type(size) is int for size in sizes):
+            raise _UnknownError
+        return value.dtype, value.requires_grad, value.dim(), sizes, value.fake_mode, value.constant is None
+    return _plain(value, _value)
+
+
+def _plain(value: Any, of_item: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [of_item(item) for item in value]
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    raise _UnknownError

@@ -1,0 +1,204 @@
+"""exir of executorch 1.5.1 while programs are emitted and written: results of ``cond``, remainders, tied weights.
+
+Part of the keys of `compile` and `bisect_payload`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from executorch.exir._serialize import _program, _serialize
+from executorch.exir._serialize._cord import Cord, FileBackedData
+from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+from executorch.exir._serialize._program import PTEFile
+from executorch.exir.dialects._ops import ops
+from executorch.exir.schema import Buffer, DataSegment, NamedData, Program
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+
+from ...artifacts.digest import Digest, digest_bytes
+
+_COND = torch.ops.higher_order.cond
+_CONTROL_FLOW = (_COND, torch.ops.higher_order.map_impl, torch.ops.higher_order.scan)
+_CLONE = ops.edge.dim_order_ops._clone_dim_order.default  # noqa: SLF001 - the operator's name
+_VIEWS = (ops.edge.aten.view_copy.default,)  # which become views of the same memory
+
+
+def copy_results_of_cond(program: ExportedProgram) -> None:
+    """Copies the results of ``cond`` that are used by or after the next control flow operator, in place.
+
+    Memory planning (exir/memory_planning.py, `_apply_algo_to_submodules`) gives the tensors of all branches and bodies
+    of a graph the same memory, which is right while they run. But the emitter (exir/emit/_emitter.py) has the result of
+    ``cond`` refer to the branch's own tensor, so that the next control flow operator overwrites it. Two ``cond`` whose
+    results are added are enough. Delete once the emitter copies results of ``cond``, or the planner keeps their memory.
+    """
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            _copy_results(module.graph)
+
+
+def _copy_results(graph: Graph) -> None:
+    flows = [node for node in graph.nodes if node.target in _CONTROL_FLOW]
+    for node, later in pairwise(flows):
+        if node.target is _COND:
+            for result in [user for user in node.users if user.target is operator.getitem]:
+                if isinstance(result.meta["val"], torch.Tensor) and _is_used_from(later, result):
+                    node.append(result)  # it may stand behind the operator that overwrites it
+                    _copy(result)
+
+
+def _is_used_from(later: Node, value: Node) -> bool:
+    return any(not user < later or (user.target in _VIEWS and _is_used_from(later, user)) for user in value.users)
+
+
+def _copy(value: Node) -> None:
+    with value.graph.inserting_after(value):
+        copy = value.graph.call_function(_CLONE, (value,))
+    copy.meta |= value.meta
+    value.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+
+
+def floor_remainders(program: ExportedProgram) -> None:
+    """Has remainders of integers whose dividend may be negative come out as Python's, in place.
+
+    The runtime gives those of C++, which have the dividend's sign.
+
+    Of sizes: ``-length % 8``, as models say to pad to a multiple of eight, is traced as Python's remainder, which has
+    the divisor's sign. The runtime's operator (kernels/prim_ops/register_prim_ops.cpp) takes C++'s ``%``: the padding
+    is a negative number, and what comes after fails, or the process dies of a division by zero. Adding the divisor to a
+    remainder and taking the remainder again is the same in Python, and right with C++'s. Delete once the runtime
+    floors.
+
+    Of tensors: the kernel of ``remainder`` (kernels/portable/cpu/op_remainder.cpp) does the same, so that
+    ``torch.tensor(-7) % 2`` is -1. Division that floors is right, and what it leaves is the remainder, also where a
+    product overflows. Delete `_floor_divide` once the kernel is right for ``torch.tensor([-7]) % 2``.
+    """
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            for node in module.graph.find_nodes(op="call_function", target=operator.mod):
+                dividend, divisor = node.args
+                if _may_be_negative(dividend):
+                    _add_and_take_again(module.graph, node, divisor)
+            for target in _DIVISIONS:
+                for node in module.graph.find_nodes(op="call_function", target=target):
+                    if node.meta["val"].dtype.is_signed and not node.meta["val"].is_floating_point():
+                        _floor_divide(module.graph, node)
+
+
+_DIVISIONS = {
+    ops.edge.aten.remainder.Tensor: (ops.edge.aten.div.Tensor_mode, ops.edge.aten.mul.Tensor),
+    ops.edge.aten.remainder.Scalar: (ops.edge.aten.div.Scalar_mode, ops.edge.aten.mul.Scalar),
+}
+"""Operators of remainders to those that divide and multiply."""
+
+
+def _may_be_negative(size: Any) -> bool:
+    value = size.meta["val"] if isinstance(size, Node) else size
+    if isinstance(value, torch.SymInt):
+        return bool(value.node.shape_env.bound_sympy(value.node.expr).lower < 0)
+    return bool(value < 0)
+
+
+def _add_and_take_again(graph: Graph, remainder: Node, divisor: Any) -> None:
+    value = divisor.meta["val"] if isinstance(divisor, Node) else divisor
+    with graph.inserting_after(remainder):
+        total = graph.call_function(operator.add, (remainder, divisor))
+    with graph.inserting_after(total):
+        floored = graph.call_function(operator.mod, (total, divisor))
+    total.meta |= {**remainder.meta, "val": remainder.meta["val"] + value}
+    floored.meta |= remainder.meta
+    remainder.replace_all_uses_with(floored, delete_user_cb=lambda user: user is not total)
+
+
+def _floor_divide(graph: Graph, remainder: Node) -> None:
+    """Writes a remainder as what is left of the dividend."""
+    dividend, divisor = remainder.args
+    divide, multiply = _DIVISIONS[remainder.target]
+    with graph.inserting_before(remainder):
+        quotient = graph.call_function(divide, (dividend, divisor), {"rounding_mode": "floor"})
+        product = graph.call_function(multiply, (quotient, divisor))
+        left = graph.call_function(ops.edge.aten.sub.Tensor, (dividend, product))
+    for node in (quotient, product, left):
+        node.meta |= remainder.meta
+    remainder.replace_all_uses_with(left)
+    graph.erase_node(remainder)
+
+
+MIN_SHARED = 1 << 16
+"""Bytes; smaller tensors are written twice, so that files without large ones are byte for byte as upstream's."""
+
+
+@contextmanager
+def constants_once() -> Iterator[None]:
+    """While the context is open, named data that equals a constant is written as a part of the constants.
+
+    `serialize_pte_binary` (exir/_serialize/_program.py) puts the constants of operators into one segment, and each
+    buffer of the delegates' named data into one of its own, so that it writes a tensor twice that both use, such as a
+    tied embedding. A segment is a place in the file that the runtime loads by offset and size, so one of named data may
+    lie inside of the constants. Constants are then aligned as segments are, so that all data keeps its alignment.
+    Delete once the serializer compares the two.
+    """
+    with patch.object(_serialize, "serialize_pte_binary", _serialize_once):
+        yield
+
+
+def _serialize_once(
+    pte_file: PTEFile, *, segment_alignment: int = 128, constant_tensor_alignment: int | None = None, **options: Any
+) -> Cord:
+    """In place of `serialize_pte_binary`."""
+    named = pte_file.named_data
+    places = _places(pte_file.program.constant_buffer, named) if named else {}
+    if named and places:
+        inside = {key: entry for key, entry in named.pte_data.items() if entry.buffer_index in places}
+        apart = {key: entry for key, entry in named.pte_data.items() if entry.buffer_index not in places}
+        pte_file = replace(pte_file, named_data=NamedDataStoreOutput(named.buffers, apart, {}))
+        wanted = (constant_tensor_alignment or _program.ALIGNMENT, *(entry.alignment for entry in inside.values()))
+        constant_tensor_alignment = max(segment_alignment, *wanted)  # powers of two
+    plain = _program._program_to_flatbuffer  # noqa: SLF001 - the only step between placing segments and writing them
+
+    def to_flatbuffer(program: Program, **others: Any) -> Any:
+        segments: dict[int, int] = {}
+        for key, entry in inside.items():
+            constant = places[entry.buffer_index]
+            if constant not in segments:
+                segments[constant] = len(program.segments)
+                start = program.segments[program.constant_segment.segment_index].offset
+                offset = start + program.constant_segment.offsets[constant]
+                program.segments.append(DataSegment(offset, len(named.buffers[entry.buffer_index])))
+            program.named_data = [*(program.named_data or ()), NamedData(key, segments[constant])]
+        return plain(program, **others)
+
+    with patch.object(_program, "_program_to_flatbuffer", to_flatbuffer) if places else nullcontext():
+        return _program.serialize_pte_binary(
+            pte_file,
+            segment_alignment=segment_alignment,
+            constant_tensor_alignment=constant_tensor_alignment,
+            **options,
+        )
+
+
+def _places(constants: list[Buffer], named: NamedDataStoreOutput) -> dict[int, int]:
+    """Index of the constant with the same bytes, by index of the buffer. Constants can be aligned to powers of two."""
+    entries = named.pte_data.values()
+    odd = {entry.buffer_index for entry in entries if entry.alignment & (entry.alignment - 1)}
+    sizes = {entry.buffer_index: len(named.buffers[entry.buffer_index]) for entry in entries}
+    sizes = {number: size for number, size in sizes.items() if size >= MIN_SHARED and number not in odd}
+    known = {
+        digest_bytes(constant.storage): index
+        for index, constant in enumerate(constants)
+        if len(constant.storage) in sizes.values()
+    }
+    lengths = {len(constants[index].storage) for index in known.values()}
+    found = {number: known.get(_digest(named.buffers[number])) for number, size in sizes.items() if size in lengths}
+    return {number: index for number, index in found.items() if index is not None}
+
+
+def _digest(buffer: bytes | FileBackedData) -> Digest:
+    return Digest(buffer.sha256().hex()) if isinstance(buffer, FileBackedData) else digest_bytes(buffer)

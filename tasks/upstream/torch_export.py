@@ -1,0 +1,91 @@
+"""torch, torchvision and torchao while models are built, exported and quantized.
+
+Part of the keys of `export`, `source_transform`, `quantize` and all other stages that run the user's code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import wraps
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.fx import Node
+from torch.nn.modules import transformer
+
+
+def uncompared_masks() -> AbstractContextManager[object]:
+    """Has torch take masks of transformers as they come while the context is open.
+
+    `nn.TransformerEncoder` and `nn.TransformerDecoder` find out whether a mask is causal (`_detect_is_causal_mask` in
+    torch/nn/modules/transformer.py), for kernels that need no mask then. Tracing has no values: "Could not guard on
+    data-dependent expression". What is computed is the same if a mask is not known to be causal, and the program takes
+    others, too. What a caller says with ``is_causal`` still holds. Delete once torch does not compare while exporting.
+    """
+
+    def is_said_to_be_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+        del mask, size
+        return is_causal is True
+
+    return patch.object(transformer, "_detect_is_causal_mask", is_said_to_be_causal)
+
+
+def mapping_heard(hear: Callable[[Any], None]) -> AbstractContextManager[object]:
+    """Calls `hear` with each path that a storage is mapped from while the context lasts.
+
+    torch maps files by itself, and Python's audit hooks do not hear of it; safetensors 0.8.0 maps them with
+    ``torch.UntypedStorage.from_file``, too. Delete once that raises an audit event.
+    """
+    from_file = torch.UntypedStorage.from_file
+
+    @wraps(from_file)
+    def call(filename: Any, *args: Any, **options: Any) -> Any:
+        hear(filename)
+        return from_file(filename, *args, **options)
+
+    return patch.object(torch.UntypedStorage, "from_file", staticmethod(call))
+
+
+def import_torchvision() -> None:
+    """Imports torchvision if it is installed; where its library does not load, with operators that have no kernels.
+
+    For torchvision 0.28: the native library of its wheel for CUDA does not load with torch's wheel for CPUs, and its
+    import fails, since it registers fake kernels for operators that only the library defines. Only models that detect
+    objects need them. Delete once torchvision can be imported without its library.
+    """
+    if find_spec("torchvision") is None:
+        return
+    try:
+        import_module("torchvision")
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        for module in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[module]
+        import_module("torchvision")
+
+
+def whole_dynamic_quantization() -> AbstractContextManager[object]:
+    """Has `convert_pt2e` fold only what quantizes constants by a constant scale, while the context is open.
+
+    For torchao 0.18. `convert_pt2e` computes what the ``quantize`` operators of constants return, such as the queries
+    of DETR, which begin with zeros. Where scale and zero point are computed by the program, the file still computes
+    those, and dequantizes by them what was quantized by others: for zeros, the portable kernel's differ from torch's
+    (-52 dB). Besides, the rest is no pattern that backends know, so that the layer is left to the portable kernels in
+    floating point. Delete once `_quant_node_constraint` in quantization/pt2e/quantize_pt2e.py checks it.
+    """
+    from torchao.quantization.pt2e import quantize_pt2e  # noqa: PLC0415 - not for all that needs this module
+
+    quantizes = quantize_pt2e._quant_node_constraint  # noqa: SLF001 - the function that decides what is folded
+
+    def is_folded(node: Node) -> bool:
+        return quantizes(node) and all(given.op == "get_attr" for given in node.all_input_nodes[1:])
+
+    return patch.object(quantize_pt2e, "_quant_node_constraint", is_folded)

@@ -1,0 +1,325 @@
+"""torch 2.13 while exported graphs are lowered: what it repeats for each trace, other symbols, and absent weights.
+
+Part of the keys of `edge`, `partition`, `preprocess` and `compile`.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import _ops
+from torch._export import utils
+from torch._guards import detect_fake_mode
+from torch._ops import OpOverload
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch._subclasses.fake_tensor import _DISPATCH_META_HANDLERS, FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.graph import _PyTreeCodeGen
+from torch.fx.graph_module import GraphModule
+from torch.fx.traceback import NodeSource
+from torch.utils._pytree import tree_leaves
+
+from ..codecs.program import fake_on
+from ..codecs.storages import AbsentWeights, storage_address
+
+_recompile = GraphModule.recompile
+
+
+@contextmanager
+def code_on_demand() -> Iterator[None]:
+    """Generates no code of graph modules while the context is open. What is marked then does so at first use, whenever.
+
+    `GraphModule.recompile` (torch/fx/graph_module.py) writes and compiles the source of `forward`. Lowering calls it
+    thousands of times, and next to none of this code is ever called or read: exir interprets graphs. Here, `recompile`
+    only marks the module, and whatever reads its code generates that first. Torch's own `_LazyGraphModule` does so for
+    modules that are created as such. Sound as long as nobody edits a graph, does not recompile it, and counts on the
+    code from before. Delete once exir creates lazy graph modules.
+
+    exir's `backend_api` (executorch 1.5.1) formats whole graphs for messages that it then does not log; formatted, a
+    graph module is its class and its number of nodes. `str` and `print` give its code as always.
+    """
+    with patch.object(GraphModule, "recompile", _mark), patch.object(GraphModule, "__format__", _describe):
+        yield
+
+
+def _mark(module: GraphModule) -> Any:
+    """In place of `GraphModule.recompile`. Each graph module has a class of its own, which gets the marks."""
+    own_class = type(module)
+    if "GraphModuleImpl" not in own_class.__qualname__:
+        return _recompile(module)
+    codegen = module.graph._codegen  # noqa: SLF001 - as `recompile` does
+    if isinstance(codegen, _PyTreeCodeGen):
+        module._in_spec = codegen.pytree_info.in_spec  # noqa: SLF001 - as above
+        module._out_spec = codegen.pytree_info.out_spec  # noqa: SLF001 - as above
+    for name, mark in _MARKS.items():
+        setattr(own_class, name, mark)
+    return _Code(module)
+
+
+def _generate(module: GraphModule) -> Any:
+    """Removes the marks of a module, and generates its code."""
+    own_class = type(module)
+    for name, mark in _MARKS.items():
+        if vars(own_class).get(name) is mark:
+            delattr(own_class, name)
+    return _recompile(module)
+
+
+class _Generated:
+    """An attribute that exists once a module's code has been generated."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: GraphModule | None, owner: type) -> Any:
+        if module is None:
+            return self
+        _generate(module)
+        return getattr(module, self._name)
+
+    def __set__(self, module: GraphModule, value: Any) -> None:
+        vars(module)[self._name] = value
+
+
+def _reduce(module: GraphModule) -> Any:
+    _generate(module)
+    return module.__reduce__()
+
+
+def _reduce_package(module: GraphModule, exporter: Any) -> Any:
+    _generate(module)
+    return module.__reduce_package__(exporter)
+
+
+_MARKS: dict[str, Any] = {
+    **{name: _Generated(name) for name in ("forward", "_code", "_lineno_map", "_prologue_start")},
+    "__reduce__": _reduce,
+    "__reduce_package__": _reduce_package,
+}
+
+
+class _Code:
+    """What `recompile` returns: the code of a module, generated when one of its attributes is read."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_generate(self._module), name)
+
+
+def _describe(module: GraphModule, specification: str) -> str:
+    return format(f"{type(module).__name__} of {len(module.graph.nodes)} nodes", specification)
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - as torch does
+
+
+@contextmanager
+def one_registry_scan() -> Iterator[None]:
+    """Scans again only if operators were registered since, in C++ or by `py_impl`. Nothing outlasts the context.
+
+    `_collect_all_valid_cia_ops` (torch/_export/utils.py) collects the operators with a CompositeImplicitAutograd kernel
+    that can be kept. It looks at every overload of every namespace, and asks C++ for all registrations once for each
+    namespace. `to_edge` calls it more than a hundred times. Delete once torch caches what it found.
+
+    `run_decompositions` then registers some ten thousand kernels in Python for its own time, with
+    `OperatorBase.py_impl` (torch/_ops.py), which builds the types of its annotations at each call. Those of `typing`
+    are cached, those of `collections.abc` are not. Delete once torch's annotations are not evaluated.
+    """
+    scan, register = utils._collect_all_valid_cia_ops, _ops.OperatorBase.py_impl  # noqa: SLF001 - see above
+    found: tuple[Any, set[_ops.OperatorBase]] | None = None
+
+    def py_impl(operator: _ops.OperatorBase, key: Any) -> Any:
+        nonlocal found
+        if found and key == _COMPOSITE and operator not in found[1]:
+            found = None
+        return register(operator, key)
+
+    def scan_once() -> set[_ops.OperatorBase]:
+        nonlocal found
+        if found is None or found[0] != _registered():
+            operators = _scan(scan)
+            found = _registered(), operators  # asked again: the scan itself creates namespaces
+        return set(found[1])
+
+    with ExitStack() as patches:
+        for module in [module for module in list(sys.modules.values()) if vars(module).get(scan.__name__) is scan]:
+            patches.enter_context(patch.object(module, scan.__name__, scan_once))
+        patches.enter_context(patch.object(_ops.OperatorBase, "py_impl", py_impl))
+        patches.enter_context(patch.object(_ops, "Callable", typing.Callable))
+        yield
+
+
+def _registered() -> Any:
+    """What C++ has registered, and the namespaces that Python knows."""
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key(_COMPOSITE.name)  # noqa: SLF001 - as torch does
+    return list(registered), list(torch.ops._dir)  # noqa: SLF001 - as torch does
+
+
+def _scan(scan: Callable[[], set[_ops.OperatorBase]]) -> set[_ops.OperatorBase]:
+    """A scan that asks C++ for its registrations once."""
+    utils._materialize_cpp_cia_ops()  # noqa: SLF001 - see `one_registry_scan`
+    with patch.object(utils, "_materialize_cpp_cia_ops", lambda: None):
+        return scan()
+
+
+def shared_ancestors() -> AbstractContextManager[object]:
+    """While the context is open, a deep copy of a `NodeSource` is the same one.
+
+    `NodeSource.__init__` (torch/fx/traceback.py) deep-copies ``meta["from_node"]``, which grows by one with each trace
+    of the graph, so that the work is quadratic. Sound because nobody changes a `NodeSource` after it was made. Delete
+    once torch shares them.
+    """
+    return patch.object(NodeSource, "__deepcopy__", lambda source, _: source, create=True)
+
+
+@contextmanager
+def no_pending_symbols(program: ExportedProgram) -> Iterator[None]:
+    """Hides the pending symbols of other parts of the model while `program` is lowered.
+
+    Passes of exir (executorch 1.5.1) leave fresh unbacked symbols in the shape environment that all partitions of a
+    model share, and `compute_unbacked_bindings` (torch/fx/experimental/symbolic_shapes.py) takes them for symbols of
+    the program that is traced. Delete once exir's passes leave no symbol pending.
+    """
+    mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
+    pending = mode.shape_env.pending_fresh_unbacked_symbols if mode and mode.shape_env else []
+    kept = list(pending)
+    pending.clear()
+    try:
+        yield
+    finally:
+        pending[:] = kept
+
+
+_READERS = ("__array__", "data_ptr", "numpy", "tolist")  # methods that do not dispatch an operator
+_READING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class WeightRead(BaseException):
+    """Code needs the bytes of a weight that is absent."""
+
+
+@contextmanager
+def no_weight_reads(absent: AbsentWeights) -> Iterator[None]:
+    """While the context is open, raises WeightRead where code reads or writes absent weights.
+
+    Stages that run without weights (see `tasks.codecs.binding`) have fake tensors in their place, which torch lets code
+    read: `item` returns a symbol, `data_ptr` zero. Code that needs the bytes of one must neither go on with something
+    else nor catch the error: `WeightRead` is no `Exception`. Code may compute with weights, as MLX's partitioner does
+    to see what it supports, but it cannot read what comes out. `copy.deepcopy` of a weight, by which exir's
+    duplicate_constant_node_pass copies constants, makes another fake weight with the same bytes; torch cannot copy fake
+    tensors. Tests of each target compare results with those made with weights; no part of this goes upstream.
+    """
+    dispatch, copy, address = FakeTensorMode.dispatch, FakeTensor.__deepcopy__, torch.UntypedStorage.data_ptr
+    guard = _Guard(absent)
+
+    def checked_dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DISPATCH_META_HANDLERS or not guard.depends(args, kwargs):
+            return dispatch(mode, func, types, args, kwargs)
+        return guard.call(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+
+    def checked_copy(tensor: Any, memo: dict[Any, Any]) -> Any:
+        return _copied(absent, tensor, memo) if guard.stands_for_weight(tensor) else copy(tensor, memo)
+
+    def checked_address(storage: Any) -> int:
+        if absent.slot(storage) is not None:
+            raise WeightRead("the address of a weight was taken")
+        place: int = address(storage)
+        return place
+
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(FakeTensorMode, "dispatch", checked_dispatch))
+        patches.enter_context(patch.object(FakeTensor, "__deepcopy__", checked_copy))
+        patches.enter_context(patch.object(torch.UntypedStorage, "data_ptr", checked_address))
+        for name in _READERS:
+            reader = guard.reader(name, getattr(FakeTensor, name))
+            patches.enter_context(patch.object(FakeTensor, name, reader))
+        yield
+
+
+class _Guard:
+    """Follows what is computed from absent weights."""
+
+    def __init__(self, absent: AbsentWeights) -> None:
+        self._absent = absent
+        self._computed: dict[int, torch.UntypedStorage] = {}
+
+    def stands_for_weight(self, tensor: torch.Tensor) -> bool:
+        return self._absent.slot(tensor.untyped_storage()) is not None
+
+    def depends(self, *values: Any) -> bool:
+        """Whether a weight, or something computed from one, is among nested arguments."""
+        for value in values:
+            if isinstance(value, FakeTensor):
+                if self._depends(value):
+                    return True
+            elif isinstance(value, (list, tuple)):
+                if self.depends(*value):
+                    return True
+            elif isinstance(value, dict) and self.depends(*value.values()):
+                return True
+        return False
+
+    def call(self, func: Any, args: Any, kwargs: Any, dispatch: Callable[[], Any]) -> Any:
+        """Calls an operator on such arguments."""
+        if not isinstance(func, OpOverload) or not _READING.isdisjoint(func.tags):
+            raise WeightRead(f"{func} reads a weight")
+        if func._schema.is_mutable and any(map(self._is_weight, tree_leaves((args, kwargs)))):  # noqa: SLF001 - not public
+            raise WeightRead(f"{func} changes a weight")
+        try:
+            results = dispatch()
+        except Exception as error:
+            raise WeightRead(f"{func} fails on a weight that is absent: {error}") from error
+        if get_proxy_mode() is None:
+            self._follow(func, results)
+        return results
+
+    def reader(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of fake tensors that raises for these."""
+
+        def checked(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._depends(tensor):
+                raise WeightRead(f"`{name}` reads a weight")
+            return method(tensor, *args, **kwargs)
+
+        return checked
+
+    def _depends(self, tensor: torch.Tensor) -> bool:
+        storage = tensor.untyped_storage()
+        return storage_address(storage) in self._computed or self._absent.slot(storage) is not None
+
+    def _is_weight(self, value: Any) -> bool:
+        return isinstance(value, FakeTensor) and self.stands_for_weight(value)
+
+    def _follow(self, func: Any, results: Any) -> None:
+        for result in tree_leaves(results):
+            if not isinstance(result, FakeTensor):
+                raise WeightRead(f"{func} reads a weight")
+            if not self.stands_for_weight(result):
+                storage = result.untyped_storage()
+                self._computed[storage_address(storage)] = storage
+
+
+def _copied(absent: AbsentWeights, tensor: Any, memo: dict[Any, Any]) -> Any:
+    """As torch copies real tensors: a parameter's own bytes, and for other tensors the storage with all in it."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    storage = tensor.untyped_storage()
+    if isinstance(tensor, torch.nn.Parameter):
+        if not is_non_overlapping_and_dense_or_false(tensor) or tensor.nbytes != storage.nbytes():
+            raise WeightRead("a parameter that is part of a larger storage is copied")
+        copied = absent.add_copy(storage)
+    else:
+        storages = memo.setdefault("torch", {})  # where torch keeps them
+        copied = storages.get(storage_address(storage)) or absent.add_copy(storage)
+        storages[storage_address(storage)] = copied
+    memo[id(tensor)] = fake_on(copied, tensor, tensor.fake_mode)
+    return memo[id(tensor)]

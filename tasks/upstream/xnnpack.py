@@ -1,0 +1,490 @@
+"""XNNPACK's quantizer and partitioner of executorch 1.5.1, extended.
+
+Part of the keys of XNNPACK's stages, as is `xnnpack_passes`, which has what is changed in its passes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+import torch
+from executorch.backends.xnnpack.partition.config import (
+    ALL_PARTITIONER_CONFIGS,
+    AddmmConfig,
+    ConstantPadConfig,
+    ConvolutionConfig,
+    GeluConfig,
+    LinearConfig,
+    MaxDimConfig,
+    MMConfig,
+    PreluConfig,
+    ToDimOrderCopyConfig,
+    UnsqueezeCopyConfig,
+    UpsampleBilinear2dConfig,
+)
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer_utils import is_relu_node, propagate_annotation
+from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_quant
+from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
+from executorch.exir.backend.partitioner import PartitionResult
+from executorch.exir.dialects._ops import ops
+from executorch.exir.graph_module import get_control_flow_submodules
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.infra.partitioner import Partition
+from torch.fx.passes.operator_support import create_op_support
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQuantizationSpec
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+
+from ..programs.products import call_operator
+from ..programs.recurrent import STEPS
+from .xnnpack_passes import is_approximate
+
+_ATEN = torch.ops.aten
+_IN_ONE_DIMENSION = {  # the operator for two dimensions, and by position of an argument its value for the height
+    _ATEN.conv1d.default: (_ATEN.conv2d.default, {3: 1, 4: 0, 5: 1}),
+    _ATEN.conv_transpose1d.default: (_ATEN.conv_transpose2d.input, {3: 1, 4: 0, 5: 0, 7: 1}),
+}
+_GROUPS = 6  # the position of this argument of transposed convolutions
+_CONVOLUTIONS = (_ATEN.conv2d.default, _ATEN.conv_transpose2d.input)
+_PADS = (_ATEN.pad.default, _ATEN.constant_pad_nd.default)
+
+
+class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # executorch is untyped here
+    """Takes padding with zeros, and more convolutions with dynamic scales.
+
+    XNNPACK pads integers only if they keep their scale. The quantizer gives the scale of a value to what reshapes it,
+    cuts it or takes its maxima (`_is_share_obs_or_fq_op` in backends/xnnpack/quantizer/xnnpack_quantizer_utils.py), but
+    not to what pads it. Between two quantized layers, a ``pad`` then has two scales, and the file cannot be loaded
+    ("Failed to create StaticConstantPad node"). Zeros are in the range of every scale, so that nothing is lost. Delete
+    once upstream's list has ``pad``.
+
+    With scales that are computed at run time, it takes convolutions in two dimensions, unless a ReLU follows (it looks
+    for both together, which it does for fixed scales only), and none in one dimension, which XNNPACK computes as such
+    with a height of one. Delete each part once `test_dynamic_convolutions` passes without it.
+    """
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """As upstream, and convolutions in one dimension become such in two, if their scales are dynamic."""
+        configs = (self.global_config, *self.operator_type_config.values(), *self.module_type_config.values())
+        configs += (*self.module_name_config.values(),)
+        if all(_is_dynamic(config) for config in configs if config is not None):
+            for node in list(model.graph.nodes):
+                if node.target in _IN_ONE_DIMENSION and _is_taken(node):
+                    _write_in_two_dimensions(model.graph, node)
+        return super().transform_for_annotation(model)
+
+    def _annotate_all_patterns(self, model: GraphModule, config: Any, *args: Any, **kwargs: Any) -> GraphModule:
+        """As upstream, where an activation that follows a convolution with dynamic scales is an operator of its own."""
+        with _apart_from_activations(model) if _is_dynamic(config) else nullcontext():
+            return super()._annotate_all_patterns(model, config, *args, **kwargs)
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """As upstream, and then what pads, and what comes after that."""
+        model = super().annotate(model)
+        _share_scales_of_steps(model)
+        padded = False
+        for node in model.graph.nodes:
+            if node.target in _PADS and _pads_with_zeros(node):
+                padded |= _keep_scale(node)
+        if padded:
+            propagate_annotation(model)
+        return model
+
+
+def _is_dynamic(config: Any) -> bool:
+    return bool(config and config.input_activation and config.input_activation.is_dynamic)
+
+
+@contextmanager
+def _apart_from_activations(model: GraphModule) -> Iterator[None]:
+    """Puts a node between each convolution and the ReLU that follows it, which quantizers then do not see together."""
+    placed = []
+    for node in list(model.graph.nodes):
+        if is_relu_node(node) and isinstance(node.args[0], Node) and node.args[0].target in _CONVOLUTIONS:
+            with model.graph.inserting_before(node):
+                placed.append(model.graph.call_function(_ATEN.alias.default, (node.args[0],)))
+            node.replace_input_with(node.args[0], placed[-1])
+    try:
+        yield
+    finally:
+        for node in placed:
+            node.replace_all_uses_with(node.args[0])
+            model.graph.erase_node(node)
+
+
+def _is_taken(node: Node) -> bool:
+    """Whether XNNPACK has the convolution with dynamic scales: no depthwise one, and no transposed one with groups."""
+    if node.target is _ATEN.conv1d.default:
+        return int(node.args[1].meta["val"].shape[1]) != 1
+    return len(node.args) <= _GROUPS or node.args[_GROUPS] == 1
+
+
+def _write_in_two_dimensions(graph: Graph, node: Node) -> None:
+    """Replaces a convolution by one of images with a height of one."""
+    operator, neutral = _IN_ONE_DIMENSION[node.target]
+    rest = list(node.args[2:])
+    for position, size in neutral.items():
+        if len(node.args) > position:
+            rest[position - 2] = [size, *rest[position - 2]]
+    with graph.inserting_before(node):
+        images, kernels = (call_operator(graph, _ATEN.unsqueeze.default, value, 2) for value in node.args[:2])
+        made = graph.call_function(operator, (images, kernels, *rest))
+        result = graph.call_function(_ATEN.squeeze.dim, (made, 2))
+    made.meta = {**node.meta, "val": node.meta["val"].unsqueeze(2)}
+    result.meta = dict(node.meta)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+
+
+def _share_scales_of_steps(model: GraphModule) -> None:
+    """Gives all steps of a recurrent layer the scales of its first, which observe all of them.
+
+    XNNPACK has a bias of integers for each pair of scales, so a file would have one for each step.
+    """
+    firsts: dict[str, Node] = {}
+    for node in model.graph.nodes:
+        annotation = node.meta.get(Q_ANNOTATION_KEY)
+        if STEPS not in node.meta or annotation is None or annotation.output_qspec is None:
+            continue
+        first = firsts.setdefault(node.meta[STEPS], node)
+        if first is not node:
+            annotation.input_qspec_map[node.args[0]] = SharedQuantizationSpec((first.args[0], first))
+            annotation.output_qspec = SharedQuantizationSpec(first)
+
+
+def _pads_with_zeros(node: Node) -> bool:
+    rest = list(node.args[2:])
+    if node.target is _PADS[0]:
+        mode = rest.pop(0) if rest else "constant"
+        if mode != "constant":
+            return False
+    return not rest or rest[0] in (None, 0)
+
+
+def _keep_scale(node: Node) -> bool:
+    """Gives a value's scale to the node that pads it; says whether the value has one."""
+    value = node.args[0]
+    annotation = value.meta.get(Q_ANNOTATION_KEY) if isinstance(value, Node) else None
+    if annotation is None or annotation.output_qspec is None or Q_ANNOTATION_KEY in node.meta:
+        return False
+    shared = SharedQuantizationSpec(value)
+    node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
+        input_qspec_map={value: shared}, output_qspec=shared, _annotated=True
+    )
+    return True
+
+
+_TAG = "delegation_tag"
+_COPIES = (ops.edge.dim_order_ops._clone_dim_order.default, ops.edge.aten.clone.default)  # noqa: SLF001 - the operator's name
+
+
+def _has_one_dynamic_size(node: Node, _: ExportedProgram) -> bool:
+    """XNNPACK's reshapes take one dynamic dimension ("XNNPACK reshape only supports 1 dynamic dimension").
+
+    Upstream checks that of views, but not of ``unsqueeze``. Delete this and the next once partition/config checks it.
+    """
+    return sum(not isinstance(size, int) for size in node.meta["val"].shape) <= 1
+
+
+def _is_reshaped_by_one_size(node: Node, ep: ExportedProgram) -> bool:
+    """Convolutions over one dimension become ones over two: XNNPACK's passes put reshapes before and after them."""
+    return node.meta["val"].dim() != 3 or _has_one_dynamic_size(node, ep)  # batch, channels, length
+
+
+def _keeps_dim_of_image(node: Node, _: ExportedProgram) -> bool:
+    """XNNPACK computes ``max`` over dimension 2 or 3 and keeps it ("amax.default only supports keep_dim == True").
+
+    Delete once upstream checks it.
+    """
+    _, dim, *keep = node.args
+    return dim in (2, 3) and keep == [True]
+
+
+def _is_exact_or_no_scalar(node: Node, _: ExportedProgram) -> bool:
+    """Scalars have no approximate GELU: XNNPACK does not take their products with constants. See `expand_tanh_gelu`."""
+    return node.meta["val"].dim() != 0 or not is_approximate(node)
+
+
+def _keeps_layout_of_quantized(node: Node, _: ExportedProgram) -> bool:
+    """Where the model changes the layout of a quantized value, as with ``x.to(memory_format=torch.channels_last)``.
+
+    XNNPACK's passes mistake that for one of their own copies, and the file computes something else. Delete once they
+    tell these apart.
+    """
+    given: Any = node.args[0]
+    return given.meta["val"].dim_order() == node.meta["val"].dim_order() or not is_dequant(given)
+
+
+def _is_quantized_on_both_sides(node: Node, _: ExportedProgram) -> bool:
+    """Or on none, or it does not pad with zeros.
+
+    A pass (backends/xnnpack/_passes/insert_pad_qdq.py) gives the scale of a quantized value to what pads it with zeros,
+    also where the value is needed in floating point, as in ``unfold``, and the file cannot be loaded ("Failed to create
+    StaticConstantPad node"). Delete once it does not.
+    """
+    given: Any = node.args[0]
+    zeros = len(node.args) == 2 or node.args[2] == 0
+    return not (zeros and is_dequant(given)) or any(map(is_quant, node.users))
+
+
+def _weight_is_no_state(position: int) -> Callable[[Node, ExportedProgram], bool]:
+    """Whether the weight, an argument by position, is no buffer that the method overwrites, or a view of one.
+
+    The delegate crashes on those. Delete once upstream checks it.
+    """
+
+    def check(node: Node, ep: ExportedProgram) -> bool:
+        weight: Any = node.args[position]
+        while weight.op == "call_function" and weight.all_input_nodes:
+            weight = weight.all_input_nodes[0]
+        signature = ep.graph_signature
+        return signature.inputs_to_buffers.get(weight.name) not in set(signature.buffers_to_mutate.values())
+
+    return check
+
+
+def _is_of_images(node: Node, _: ExportedProgram) -> bool:
+    """XNNPACK's passes give PReLU's input channels last, so that it must have four dimensions.
+
+    Those after linear layers have two ("Attempting to convert non-NHWC compatible node to NHWC"). Delete once upstream
+    checks it.
+    """
+    return bool(node.meta["val"].dim() == 4)  # batch, channels, two more
+
+
+def _scales_by_sizes(node: Node, _: ExportedProgram) -> bool:
+    """Whether a resize has the scale that follows from its sizes, for each dimension: XNNPACK derives it from them.
+
+    Torch takes the one that is given. With ``scale_factor=0.3``, 64 rows become 19, which is not 0.3 of 64. Delete once
+    upstream compares them.
+    """
+    given, _, align_corners, *rest = node.args
+    factors: Any = rest[0] if rest else node.kwargs.get("scale_factors")
+    if align_corners or factors is None:
+        return True
+    before: Any = given
+    sizes = zip(before.meta["val"].shape[2:], node.meta["val"].shape[2:], factors, strict=True)
+    return all(size * factor == resized for size, resized, factor in sizes)
+
+
+_EXTENDED: dict[Any, Callable[[Node, ExportedProgram], bool]] = {
+    AddmmConfig: _weight_is_no_state(2),
+    ConstantPadConfig: _is_quantized_on_both_sides,
+    LinearConfig: _weight_is_no_state(1),
+    MMConfig: _weight_is_no_state(1),
+    UnsqueezeCopyConfig: _has_one_dynamic_size,
+    ConvolutionConfig: _is_reshaped_by_one_size,
+    GeluConfig: _is_exact_or_no_scalar,
+    MaxDimConfig: _keeps_dim_of_image,
+    PreluConfig: _is_of_images,
+    ToDimOrderCopyConfig: _keeps_layout_of_quantized,
+    UpsampleBilinear2dConfig: _scales_by_sizes,
+}
+"""What else an operator must be for XNNPACK to compute it, by upstream's description of the operator."""
+
+
+def _extended(config: Any) -> Any:
+    class Extended(config):  # type: ignore[misc]  # executorch is untyped here
+        def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+            return bool(super().check_constraints(node, ep)) and _EXTENDED[config](node, ep)
+
+    Extended.__name__ = config.__name__  # which nodes are labelled with
+    return Extended if config in _EXTENDED else config
+
+
+class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # executorch is untyped here
+    """Also partitions the branches of ``cond`` and the bodies of ``map`` and ``scan``, and refuses what fails.
+
+    Upstream (backends/xnnpack/partition/xnnpack_partitioner.py) partitions only a method's own graph. Delete `_Branch`
+    and the loop over branches once it also looks into control flow, and what is in `_EXTENDED` as it says.
+
+    A branch takes weights as inputs, so they are not constants there: its linear layers and convolutions are decomposed
+    for the portable kernels, unless weights may be inputs of the delegate.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """Takes the options of upstream's."""
+        super().__init__(configs=[*map(_extended, ALL_PARTITIONER_CONFIGS)], **options)
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool]]:
+        """Checks nodes in a branch against that branch.
+
+        A check against the method's program would mistake a branch's input for the method's weight of the same name.
+        """
+        operators, supported = super().ops_to_not_decompose(ep)
+
+        def check(node: Node) -> bool:
+            if node.graph is ep.graph_module.graph:
+                return bool(supported(node))
+            branch = _Branch(node.graph.owning_module)
+            return bool(super(ExtendedXnnpackPartitioner, self).ops_to_not_decompose(branch)[1](node))
+
+        return operators, check
+
+    def generate_partitions(self, ep: ExportedProgram) -> list[Partition]:
+        """As upstream, unless the partitions depend on each other: see `merged_without_cycles`."""
+        partitions: list[Partition] = super().generate_partitions(ep)
+        if have_cycle(ep.graph_module.graph, partitions):
+            partitions = merged_without_cycles(ep.graph_module, self.get_matched_nodes_from_configs(ep))
+        return partitions
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tags the method's own graph, then each branch with tags of its own; leaves surplus copies outside."""
+        result = super().partition(exported_program)
+        tags = dict(result.partition_tags)
+        branches = list(_branches(exported_program.graph_module))
+        for number, branch in enumerate(branches):
+            found = super().partition(_Branch(branch))
+            for node in branch.graph.nodes:
+                if tag := node.meta.get(_TAG):
+                    node.meta[_TAG] = f"branch{number}_{tag}"
+            tags |= {f"branch{number}_{tag}": spec for tag, spec in found.partition_tags.items()}
+        for module in (exported_program.graph_module, *branches):
+            leave_copies_outside(module.graph)
+        return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A nested graph with the attributes of an `ExportedProgram` that partitioners read: everything is an input."""
+
+    graph_module: GraphModule
+    graph_signature: ExportGraphSignature = field(default_factory=lambda: ExportGraphSignature([], []))
+    state_dict: dict[str, torch.Tensor] = field(default_factory=dict)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        return self.graph_module.graph
+
+
+def _branches(module: GraphModule) -> Iterator[GraphModule]:
+    for _, branch, _ in get_control_flow_submodules(module):
+        yield branch
+        yield from _branches(branch)
+
+
+def leave_copies_outside(graph: Graph) -> None:
+    """Untags copies in a tagged graph whose original, or another copy of it, also leaves the partition.
+
+    XNNPACK's passes remove the copy, one value becomes two outputs of the delegate, and the backend fails ("already in
+    the inputs", backends/xnnpack/xnnpack_preprocess.py). `scan` has such copies, since torch lets its body not return
+    one value twice. Delete once upstream compiles ``return y, y.clone()``.
+
+    A copy that its own partition uses stays: without it, the partition would depend on its own result.
+    """
+    while surplus := [copy for copy in _surplus(graph) if copy.meta[_TAG] not in _user_tags(copy)]:
+        for copy in surplus:
+            del copy.meta[_TAG]
+
+
+def _surplus(graph: Graph) -> list[Node]:
+    """For each value that leaves its partition several times, all nodes but the first."""
+    leaving: dict[Node, list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if (tag := node.meta.get(_TAG)) is not None and any(tag != other for other in _user_tags(node)):
+            leaving[_original(node)].append(node)
+    return [copy for forms in leaving.values() for copy in forms[1:]]
+
+
+def _original(node: Node) -> Node:
+    """The node that this one copies within its partition, or the node itself."""
+    while node.target in _COPIES:
+        source = node.args[0]
+        if not isinstance(source, Node) or source.meta.get(_TAG) != node.meta[_TAG]:
+            break
+        node = source
+    return node
+
+
+def _user_tags(node: Node) -> list[str | None]:
+    return [user.meta.get(_TAG) for user in node.users]
+
+
+def have_cycle(graph: Graph, partitions: Iterable[Partition]) -> bool:
+    """Whether a partition depends on its own result, alone or through others.
+
+    Constants do not count, since each partition that uses one gets a copy of it.
+    """
+    owners: dict[Node, Any] = {node: partition.id for partition in partitions for node in partition.nodes}
+    order: TopologicalSorter[Any] = TopologicalSorter()
+    for node in graph.nodes:
+        owner = owners.get(node, node)
+        before = {owners.get(used, used) for used in node.all_input_nodes if used.op != "placeholder"}
+        order.add(owner, *(before - {owner}))
+    try:
+        order.prepare()
+    except CycleError:
+        return True
+    return False
+
+
+def merged_without_cycles(module: GraphModule, groups: Sequence[Sequence[Node]]) -> list[Partition]:
+    """Merges groups of nodes as upstream does, but never into partitions that depend on each other.
+
+    `GroupBasedPartitioner._can_merge_partitions` (exir/backend/canonical_partitioners/group_partitioner.py) does not
+    merge two partitions if a path leaves them and comes back. It follows paths from node to node and overlooks that
+    every other partition becomes one node, too: a path that enters a partition can leave it from any of its nodes. So
+    two partitions can be proposed each of which uses a result of the other. The one that is fused last fails ("Invalid
+    partition, found dependency cycles", torch/fx/passes/utils/fuser_utils.py).
+
+    Dynamically quantized layers that share an input are one partition from the start, and it takes the place of the
+    last of them in the order of merging, which makes this likely. In Llama, the layers of queries, keys and values are
+    merged with the cosines of the rotary embedding, and the permuted queries and keys with the frequencies of these
+    cosines.
+
+    Sound because partitions without a cycle stay as upstream proposes them, and otherwise only the choice of the nodes
+    that share a partition changes. Delete once upstream's check goes through partitions.
+    """
+    partitions: list[Partition] = _Partitioner(module, groups).propose_partitions()
+    return partitions
+
+
+class _Partitioner(GroupBasedPartitioner):  # type: ignore[misc]  # executorch is untyped here
+    def __init__(self, module: GraphModule, groups: Sequence[Sequence[Node]]) -> None:
+        nodes = {node for group in groups for node in group}
+        supported = create_op_support(lambda _, node: node in nodes)
+        super().__init__(module, supported, allows_single_node_partition=True, node_groups=groups)
+
+    def _merge_partitions(self, partitions: dict[int, Partition], *tables: Any) -> None:
+        """Repeats upstream's pass over all pairs, since a merge can make way for others."""
+        count = None
+        while count != len(partitions):
+            count = len(partitions)
+            super()._merge_partitions(partitions, *tables)
+
+    def _can_merge_partitions(self, first: int, second: int, partitions: Mapping[int, Partition]) -> bool:
+        if not super()._can_merge_partitions(first, second, partitions):
+            return False
+        pair = partitions[first], partitions[second]
+        others = [partition.nodes for partition in partitions.values() if partition not in pair]
+        return not _comes_back({node for partition in pair for node in partition.nodes}, others)
+
+
+def _comes_back(merged: AbstractSet[Node], others: Iterable[Collection[Node]]) -> bool:
+    """Whether a path leaves the nodes and comes back. One that enters another partition leaves it from any node."""
+    partitions = {node: nodes for nodes in others for node in nodes}
+    ahead = _users(merged) - merged
+    passed: set[Node] = set()
+    while ahead:
+        node = ahead.pop()
+        entered = partitions.get(node, (node,))
+        passed.update(entered)
+        found = _users(entered)
+        if not merged.isdisjoint(found):
+            return True
+        ahead |= found - passed
+    return False
+
+
+def _users(nodes: Iterable[Node]) -> set[Node]:
+    return {user for node in nodes if node.op != "placeholder" for user in node.users}

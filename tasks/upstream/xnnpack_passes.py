@@ -1,0 +1,382 @@
+"""XNNPACK's passes of executorch 1.5.1: layouts of quantized values, the approximate GELU, and patterns.
+
+Part of the keys of XNNPACK's stages. Each patch is applied by one function, for the rest of the process; applying it
+again changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial, wraps
+from types import MappingProxyType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from executorch.backends.transforms.utils import create_constant_placeholder
+from executorch.backends.xnnpack._passes import XNNPACKPassManager
+from executorch.backends.xnnpack._passes.channels_last_tagged_reshape_pass import (
+    ChannelsLastTaggedReshapePass as _Pass,
+)
+from executorch.backends.xnnpack._passes.convert_to_linear import ConvertToLinearPass
+from executorch.backends.xnnpack._passes.convert_to_sdpa import ConvertToSDPAPass
+from executorch.backends.xnnpack._passes.convert_to_upsample_bilinear2d import ConvertToUpsampleBilinear2d
+from executorch.backends.xnnpack._passes.xnnpack_pass import XNNPACKPass
+from executorch.backends.xnnpack.partition.graphs import bilinear_2d, sdpa
+from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_dynamic_qdq
+from executorch.exir.dialects._ops import ops
+from torch.export.graph_signature import InputKind
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassResult
+
+
+def mend_xnnpack_passes() -> None:
+    """Applies all patches of this file."""
+    prune_xnnpack_patterns()
+    mend_dynamic_layouts()
+    separate_products()
+    mend_static_layouts()
+    expand_tanh_gelu()
+
+
+_to_nhwc, _to_nchw = _Pass.input_to_nhwc, _Pass.input_to_nchw
+_COPY = ops.edge.aten._to_copy.default  # noqa: SLF001 - the operator's name
+
+
+def mend_dynamic_layouts() -> None:
+    """Has the pass copy what is quantized dynamically in the other layout, for one quantization alone.
+
+    Convolutions take channels last, linear layers do not. The pass (`ChannelsLastTaggedReshapePass` in backends/
+    xnnpack/_passes/channels_last_tagged_reshape_pass.py) puts copies in the other layout before them. Where an input is
+    quantized dynamically, it fails in two ways:
+
+    - `input_to_nhwc` goes back to the value that is quantized, and does not stop at it: it goes on along first
+      arguments to an input of the partition. It makes that channels last for all that uses it, without saying so of the
+      operators in between. So a ``pad`` pads the wrong dimensions ("Propagating input shapes failed" when the file
+      runs), and others compute with values in two layouts.
+    - `input_to_nchw` copies what has been dequantized, so that a linear layer's input is not quantized any more
+      ("Weight and Input should both be quantized").
+
+    Here, the value that is quantized is copied. Where that is an input of the partition or has the right layout, files
+    that worked stay the same. Delete once upstream stops at the value, and leaves its other users as they are.
+    """
+    for name, method in _DYNAMIC.items():
+        setattr(_Pass, name, method)
+
+
+def _mended(
+    upstream: Callable[..., None],
+    memory_format: torch.memory_format,
+    has_layout: Callable[[Node], bool],
+    takes_layout: Callable[[Any, Node], bool],
+) -> Callable[..., None]:
+    """A method of the pass that gives an operator an input in a layout, and does not mistake what is quantized.
+
+    Args:
+        upstream: the method.
+        memory_format: the layout.
+        has_layout: whether a value has it already.
+        takes_layout: whether an operator needs its input in it.
+    """
+
+    @wraps(upstream)
+    def mended(layouts: Any, module: GraphModule, given: Node, target: Node) -> None:
+        value = _quantized_value(given)
+        if value is given:
+            upstream(layouts, module, given, target)
+        elif not has_layout(value):
+            copy = _copy(layouts, module, value, memory_format)
+            _quantize_from(copy, value, given, target, partial(takes_layout, layouts))
+
+    return mended
+
+
+def _quantized_value(node: Node) -> Any:
+    """The value whose quantization a node is the end of; the node itself where it is not quantized dynamically."""
+    while is_dynamic_qdq(node):
+        node = node.args[0]
+    return node
+
+
+def _copy(layouts: Any, module: GraphModule, value: Node, memory_format: torch.memory_format) -> Node:
+    """The value in the other layout; the copy that there is, if the pass has made one."""
+    copy: Node | None = value.meta.get(layouts.PARTNER_NODE)
+    if copy is None:
+        with module.graph.inserting_after(value):
+            copy = layouts.create_call_function_node(module, _COPY, (value,), memory_format=memory_format)
+        layouts.tag_node(copy)
+        layouts.make_partners(value, copy)
+    return copy
+
+
+def _quantize_from(copy: Node, value: Node, given: Node, target: Node, takes_copy: Callable[[Node], bool]) -> None:
+    """Has an operator's input quantized from a copy of the value, by operators of its own if others need the value."""
+    quantize: Any = given.args[0]
+    if all(takes_copy(user) for _, user in users_of(quantize)):
+        for node in quantizing(quantize):
+            node.replace_input_with(value, copy)
+        return
+    copies = copy_quantization(quantize, [given], target, {value: copy})
+    target.replace_input_with(given, copies[given])
+    if not given.users:
+        given.graph.erase_node(given)
+
+
+def users_of(quantize: Node) -> Iterator[tuple[Node, Node]]:
+    """What takes a quantized value, each with the node that dequantizes it."""
+    for dequantize in quantize.users:
+        for user in dequantize.users:
+            yield dequantize, user
+
+
+def quantizing(quantize: Node) -> list[Node]:
+    """What quantizes a value dynamically: the choice of scale and zero point, both, and the node that uses them."""
+    parameters = [node for node in quantize.all_input_nodes if node is not quantize.args[0]]
+    return [parameters[0].all_input_nodes[0], *parameters, quantize]
+
+
+def copy_quantization(
+    quantize: Node, dequantized: Iterable[Node], before: Node, inputs: Mapping[Node, Node] = MappingProxyType({})
+) -> Mapping[Node, Node]:
+    """Copies of the nodes that quantize a value, and of some that dequantize it, in front of a node; by node.
+
+    `inputs` has what the copies take in place of something else.
+    """
+    copies = dict(inputs)
+    with before.graph.inserting_before(before):
+        for node in (*quantizing(quantize), *dequantized):
+            copies[node] = before.graph.node_copy(node, lambda argument: copies.get(argument, argument))
+    return copies
+
+
+_DYNAMIC = {
+    "input_to_nhwc": _mended(_to_nhwc, torch.channels_last, _Pass.is_nhwc_node, _Pass.requires_nhwc_input),
+    "input_to_nchw": _mended(_to_nchw, torch.contiguous_format, _Pass.is_nchw_node, _Pass.requires_nchw_inputs),
+}
+
+
+_call = _Pass.call
+_CONVOLUTION, _LINEAR = ops.edge.aten.convolution.default, ops.edge.aten.linear.default
+
+
+def separate_products() -> None:
+    """Gives products of matrices quantizations of their own where they share a dynamically quantized input.
+
+    For linear layers, and for convolutions that are products of matrices (with kernels of one element, and without
+    stride, padding or groups), XNNPACK seems to have the input quantized in another way than for other convolutions, on
+    Arm (seen on QEMU's cortex-a53, cortex-a76 and max without SME) and on x86-64 with VNNI; on x86-64 without, it does
+    not. Where both share one quantization, outputs come out at 2 to 10 dB, without an error. Delete once
+    `test_executorch_fails_by_itself` of its tests fails on such a machine.
+    """
+    _Pass.call = _separated
+
+
+@wraps(_call)
+def _separated(layouts: Any, module: GraphModule) -> Any:
+    """In place of the pass that gives operators the layouts they need: no later one changes what quantizes inputs."""
+    result = _call(layouts, module)
+    if _separate_products(result.graph_module.graph):
+        result.graph_module.recompile()
+    return result
+
+
+def _separate_products(graph: Graph) -> bool:
+    """Gives products quantizations of their own where others need the same; returns whether there were any."""
+    found = False
+    for quantize in [node for node in graph.nodes if is_dynamic_qdq(node) and not is_dynamic_qdq(node.args[0])]:
+        users = list(users_of(quantize))
+        products = [(dequantize, user) for dequantize, user in users if _is_product(user)]
+        if products and len(products) < len(users):
+            _quantize_apart(quantize, products)
+            found = True
+    return found
+
+
+def _is_product(node: Node) -> bool:
+    if node.target is not _CONVOLUTION:
+        return node.target is _LINEAR
+    weight: Any = node.args[1]
+    _, _, _, stride, padding, _, transposed, _, groups = node.args
+    kernel = weight.meta["val"].shape[2:]
+    return not transposed and groups == 1 and {*kernel, *stride} == {1} and set(padding) == {0}
+
+
+def _quantize_apart(quantize: Node, takers: list[tuple[Node, Node]]) -> None:
+    """Has these operators take the value from copies of the nodes that quantize it."""
+    copies = copy_quantization(quantize, dict.fromkeys(dequantize for dequantize, _ in takers), quantize.next)
+    for dequantize, user in takers:
+        user.replace_input_with(dequantize, copies[dequantize])
+    for dequantize in list(quantize.users):
+        if not dequantize.users:
+            quantize.graph.erase_node(dequantize)
+
+
+_insert = _Pass.insert_copy_q_dq
+_is_nhwc, _is_nchw = _Pass.is_nhwc_node, _Pass.is_nchw_node
+_usual_layout = _Pass.memory_sensitive_ops_nchw
+
+
+def mend_static_layouts() -> None:
+    """Mends what the pass mistakes of values that are quantized statically, in three ways, and of softmax.
+
+    - Where a dequantized value is used in both layouts, `insert_copy_q_dq` gives the copy to all users, also to those
+      that the pass has seen before and to those that take the other layout. A convolution whose output goes to
+      ``avg_pool2d`` and to an output of the model is enough: the file fails (0x10), or computes something else where
+      the sizes are equal. Here, such users keep the value.
+    - It copies the node that dequantizes without its dtype: half-precision outputs of convolutions become float32, and
+      the delegate writes beyond the memory that they have. Here, it keeps its dtype.
+    - Of inputs that it quantizes, it looks for the layout of the first row. Scalars have none (IndexError), and rows of
+      what is channels-last are not, so that the file computes something else. Here, it looks at the whole tensor.
+    - It lets softmax take any layout, although it is computed over the last dimension, which is the channels' after a
+      convolution: ``softmax(conv(x), -1)`` is wrong in floating point, too. Here, softmax takes the usual layout.
+
+    Files that worked stay the same. Delete each once upstream replaces the input of one node only, passes ``out_dtype``
+    on, looks at the whole tensor, and has ``_softmax`` in `memory_sensitive_ops_nchw`.
+    """
+    for name, value in _STATIC.items():
+        setattr(_Pass, name, value)
+
+
+@wraps(_insert)
+def _insert_for_its_users(
+    layouts: Any, module: GraphModule, before: Node, after: Node, copy: Node, q_params: Any
+) -> None:
+    takers = [user for user in before.users if user is not copy and _takes(layouts, user, after, copy)]
+    if len(takers) + 1 < len(before.users):
+        with module.graph.inserting_after(before):
+            own = module.graph.node_copy(before)
+        for user in (*takers, copy):
+            user.replace_input_with(before, own)
+        before = own
+    _insert(layouts, module, before, after, copy, q_params)
+    (quantize,) = copy.users
+    (dequantize,) = quantize.users
+    dequantize.kwargs = before.kwargs
+
+
+def _takes(layouts: Any, user: Node, target: Node, copy: Node) -> bool:
+    """Whether a user of a value takes the copy that is made for the target, or the value itself."""
+    if user is target:
+        return True
+    if copy.kwargs["memory_format"] != torch.channels_last:
+        needs_other = layouts.requires_nhwc_input(user)
+    else:
+        needs_other = user.op == "output" or layouts.requires_nchw_inputs(user)
+    return user > target and not needs_other
+
+
+def _is_channels_last(node: Node) -> bool:
+    value: Any = node.args[0].args[0] if is_dequant(node) and node.args[0].args else None
+    if isinstance(value, Node) and value.op == "placeholder":
+        return bool(_Pass._is_nhwc_tensor(value.meta["val"]))  # noqa: SLF001 - upstream's own name
+    return bool(_is_nhwc(node))
+
+
+_STATIC = {
+    "memory_sensitive_ops_nchw": {*_usual_layout, ops.edge.aten._softmax.default},  # noqa: SLF001 - the operator's name
+    "insert_copy_q_dq": _insert_for_its_users,
+    "is_nhwc_node": staticmethod(_is_channels_last),
+    "is_nchw_node": staticmethod(lambda node: not _is_channels_last(node)),
+}
+
+
+_GELU, _SIGMOID = ops.edge.aten.gelu.default, ops.edge.aten.sigmoid.default
+_ADD, _MUL = ops.edge.aten.add.Tensor, ops.edge.aten.mul.Tensor
+_FACTOR = 2 * math.sqrt(2 / math.pi)
+_COEFFICIENTS = {"gelu_linear": _FACTOR, "gelu_cubic": _FACTOR * 0.044715}
+_init = XNNPACKPassManager.__init__
+
+
+def expand_tanh_gelu() -> None:
+    """Adds a pass that writes ``gelu(approximate="tanh")`` with operators that XNNPACK has.
+
+    `GeluVisitor` (backends/xnnpack/operators/op_gelu.py) does not look at the argument, so that outputs of GPT-2,
+    SigLIP or Gemma agree to some 75 dB only. ``(1 + tanh(u)) / 2`` is ``sigmoid(2u)``, so ``gelu(x)`` is
+    ``x * sigmoid(x * (a + b * x * x))``. Delete once the visitor refuses the argument or knows it.
+    """
+    XNNPACKPassManager.__init__ = _with_pass
+
+
+class ExpandTanhGelu(XNNPACKPass):  # type: ignore[misc]  # executorch is untyped here
+    """Writes the approximation as products, a sum and a sigmoid."""
+
+    def call(self, module: GraphModule) -> PassResult:
+        found = [node for node in module.graph.find_nodes(op="call_function", target=_GELU) if is_approximate(node)]
+        if not found:
+            return PassResult(module, modified=False)
+        linear, cubic = (self._constant(module, name, value) for name, value in _COEFFICIENTS.items())
+        for node in found:
+            _expand(node, linear, cubic)
+        module.recompile()
+        return PassResult(super().call(module).graph_module, modified=True)
+
+    def _constant(self, module: GraphModule, name: str, value: float) -> Node:
+        first = next(iter(module.graph.nodes))
+        with module.graph.inserting_before(first):
+            made: Node = create_constant_placeholder(
+                exp_program=self.exported_program,
+                graph=module.graph,
+                kind=InputKind.PARAMETER,
+                name=name,
+                data=torch.tensor([value]),
+            )
+        return made
+
+
+def is_approximate(node: Node) -> bool:
+    """Whether a GELU is the approximation by ``tanh``."""
+    return bool(node.kwargs.get("approximate", "none") == "tanh")
+
+
+def _expand(node: Node, linear: Node, cubic: Node) -> None:
+    x: Any = node.args[0]
+    graph = node.graph
+    with graph.inserting_before(node):
+        made = graph.call_function(_MUL, (x, x))
+        steps = [made]
+        for target, other in ((_MUL, cubic), (_ADD, linear), (_MUL, x), (_SIGMOID, None), (_MUL, x)):
+            made = graph.call_function(target, (made,) if other is None else (made, other))
+            steps.append(made)
+    for step in steps:
+        step.meta = node.meta.copy()
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+@wraps(_init)
+def _with_pass(manager: Any, *args: Any, **options: Any) -> None:
+    _init(manager, *args, **options)
+    if ConvertToLinearPass in manager.passes[1:]:  # all passes, and not a choice of them
+        manager.passes.insert(manager.passes.index(ConvertToLinearPass), ExpandTanhGelu)
+
+
+NEEDED_BY_BILINEAR = ops.edge.aten.upsample_bilinear2d.vec
+"""Every pattern of bilinear upsampling has this operator."""
+
+NEEDED_BY_SDPA = ops.edge.aten.any.dim
+"""Every pattern of scaled dot product attention has this operator: it finds rows of the mask without a value."""
+
+
+@cache
+def prune_xnnpack_patterns() -> None:
+    """Makes the two matching passes skip graphs without an operator that all of their patterns have.
+
+    The first use of the patterns in a process traces six small models, which takes 2.3 s of CPU time, and each stage
+    runs in a process of its own. Delete once `get_graphs` in backends/xnnpack/partition/graphs/ traces on demand.
+    """
+    _match_only_with(NEEDED_BY_BILINEAR, ConvertToUpsampleBilinear2d, bilinear_2d, "get_graphs_dict")
+    _match_only_with(NEEDED_BY_SDPA, ConvertToSDPAPass, sdpa, "get_graphs")
+
+
+def _match_only_with(needed: Any, pass_: Any, patterns: Any, getter: str) -> None:
+    match: Callable[[Any, GraphModule], PassResult] = pass_.call
+
+    @wraps(match)
+    def call(self: Any, graph_module: GraphModule) -> PassResult:
+        if any(node.target is needed for node in graph_module.graph.nodes):
+            return match(self, graph_module)
+        with patch.object(patterns, getter, dict):  # no patterns, both for callers that index and that iterate
+            return match(self, graph_module)
+
+    pass_.call = call

@@ -1,0 +1,118 @@
+"""Masks that are inputs, files that torch maps, and constants that are quantized dynamically."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from pteforge.configs.definition import MethodDefinition
+from pteforge.formats.pte.reader import read_pte
+from pteforge.tasks.programs.method import export_method
+from pteforge.tasks.upstream.torch_export import mapping_heard
+from pteforge.tests.lowering import lower_quantized, worst_sqnr
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+
+class Encoder(nn.Module):
+    """Takes a mask for its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.layers(x, mask=mask)
+
+
+class Decoder(nn.Module):
+    """Takes a mask for its own positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True), 1)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.layers(x, x * 2, tgt_mask=mask)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("model", [Encoder, Decoder])
+def test_masks_stay_inputs(model, strict):
+    """A model whose example is a causal mask is exported, and the program takes any other mask as eager does."""
+    module, x = model().eval(), torch.randn(2, 5, 16)
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    program = export_method("forward", MethodDefinition(module, [(x, causal)]), None, strict=strict).module()
+    with torch.no_grad():
+        for mask in (causal, causal.T, torch.zeros(5, 5)):
+            torch.testing.assert_close(program(x, mask), module(x, mask), rtol=1e-5, atol=1e-5)
+
+
+def test_torch_compares_masks_by_itself():
+    """Once this fails, so does the reason for `uncompared_masks`."""
+    with pytest.raises(Exception, match="data-dependent"), torch.no_grad():
+        torch.export.export(
+            Encoder().eval(), (torch.randn(2, 5, 16), nn.Transformer.generate_square_subsequent_mask(5))
+        )
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_mapped_files_are_heard(tmp_path, name):
+    """Each file is heard by its path while the context lasts, and loaded as ever."""
+    path, weights, heard = tmp_path / name, {"x": torch.arange(3)}, []
+    if name.endswith(".pt"):
+        torch.save(weights, path)
+    else:
+        save_file(weights, path)
+    with mapping_heard(heard.append):
+        loaded = torch.load(path, mmap=True) if name.endswith(".pt") else load_file(path)
+    assert torch.equal(loaded["x"], weights["x"])
+    assert {str(heard_path) for heard_path in heard} == {str(path)}
+    before = len(heard)
+    torch.load(path, mmap=True) if name.endswith(".pt") else load_file(path)
+    assert len(heard) == before
+
+
+def _of_constant(kind: str) -> tuple[nn.Module, torch.Tensor]:
+    class OfConstant(nn.Module):
+        """Two layers of one shape, the second one of a constant."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.of_input, self.of_constant = nn.Linear(16, 8), nn.Linear(16, 8)
+            self.learned = nn.Parameter(torch.randn(4, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            constants = {
+                "zeros": torch.zeros(4, 16),
+                "like zeros": torch.zeros_like(self.learned),
+                "negative": torch.full((4, 16), -2.0),
+                "learned": self.learned.expand(4, 16),
+            }
+            return self.of_input(x) + self.of_constant(constants[kind])
+
+    return OfConstant().eval(), torch.randn(4, 16)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "like zeros", "negative", "learned"])
+def test_layers_of_constants_are_right_and_delegated(kind):
+    """What quantizes the constant stays whole, so that the delegate takes the layer."""
+    network, x = _of_constant(kind)
+    content = lower_quantized(network, x, dynamic=True)
+    assert worst_sqnr(content, network, x) > 30
+    (method,) = read_pte(content).methods
+    assert not [operator for operator in method.operators if "quantize" in operator or "addmm" in operator]
+
+
+def test_torchao_fails_by_itself(monkeypatch):
+    """Once this fails, so does the reason for `whole_dynamic_quantization`."""
+    from pteforge.tasks.programs import pt2e
+
+    monkeypatch.setattr(pt2e, "whole_dynamic_quantization", contextlib.nullcontext)
+    network, x = _of_constant("like zeros")
+    assert worst_sqnr(lower_quantized(network, x, dynamic=True), network, x) < 0

@@ -1,0 +1,286 @@
+"""What XNNPACK's partitioner leaves, partitions that depend on each other, and padding between int8 layers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from itertools import combinations
+from typing import Any
+
+import pytest
+from pteforge.formats.pte.reader import read_pte
+from pteforge.tests.lowering import lower_quantized, outputs_of, recipe, worst_sqnr
+from pteforge.tests.zoo.networks import Function
+
+
+def together(x):
+    """A value, a copy of it, and a copy of that."""
+    y = x * x
+    return y, y.clone().clone()
+
+
+def twice(x):
+    """Two copies of a value that itself stays inside."""
+    y = x * x
+    return y.clone(), y.clone(), y - x
+
+
+def alone(x):
+    """One copy, which is used, too."""
+    y = (x * x).clone()
+    return y, y - x
+
+
+@pytest.mark.parametrize(("function", "copies"), [(together, 2), (twice, 2), (alone, 0)])
+def test_copies(lower_for, function, copies):
+    """The file gives what eager gives. Copies are outside of the delegate only where one value would leave it twice."""
+    import torch
+
+    x = torch.randn(2, 4)
+    content = lower_for("xnnpack", Function(function), x)
+    (method,) = read_pte(content).methods
+    assert [delegate.id for delegate in method.delegates] == ["XnnpackBackend"]
+    calls = dict(zip(method.operators, method.operator_calls, strict=True))
+    assert calls == ({"dim_order_ops::_clone_dim_order.out": copies} if copies else {})
+    outputs = outputs_of(content, x)
+    for made, expected in zip(outputs, function(x), strict=True):
+        torch.testing.assert_close(made, expected)
+
+
+@pytest.mark.parametrize(("dim", "keep", "delegated"), [(2, True, True), (2, False, False), (1, True, False)])
+def test_largest_values(lower_for, dim, keep, delegated):
+    """The file gives what eager gives, whether XNNPACK computes it or not."""
+    import torch
+
+    module = Function(lambda x: x.max(dim=dim, keepdim=keep)[0])
+    x = torch.randn(1, 3, 4, 5)
+    content = lower_for("xnnpack", module, x)
+    assert bool(read_pte(content).methods[0].delegates) == delegated
+    (made,) = outputs_of(content, x)
+    torch.testing.assert_close(made, module(x))
+
+
+@pytest.mark.parametrize(("shape", "delegated"), [((2, 4), False), ((2, 4, 9), False), ((2, 4, 5, 5), True)])
+def test_prelu(lower_for, shape, delegated):
+    """The file gives what eager gives, for one slope and for one of each channel, delegated or not."""
+    import torch
+
+    x = torch.randn(*shape)
+    for slopes in (1, 4):
+        module = torch.nn.PReLU(slopes)
+        content = lower_for("xnnpack", module, x)
+        assert bool(read_pte(content).methods[0].delegates) >= delegated
+        (made,) = outputs_of(content, x)
+        torch.testing.assert_close(made, module(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "delegated"),
+    [
+        ({"scale_factor": 0.3}, False),
+        ({"scale_factor": (2.0, 0.7)}, False),
+        ({"scale_factor": 1.5}, True),
+        ({"scale_factor": 0.3, "recompute_scale_factor": True}, True),
+        ({"scale_factor": 0.3, "align_corners": True}, True),
+        ({"size": (9, 7)}, True),
+    ],
+)
+def test_bilinear_resizing(lower_for, options, delegated):
+    """The file gives what eager gives; XNNPACK computes it where the scale is that of the sizes."""
+    import torch
+
+    module = Function(lambda x: torch.nn.functional.interpolate(x, mode="bilinear", **options))
+    x = torch.rand(1, 3, 64, 48)
+    content = lower_for("xnnpack", module, x)
+    operators = read_pte(content).methods[0].operators
+    assert (not operators) == delegated
+    (made,) = outputs_of(content, x)
+    torch.testing.assert_close(made, module(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_padding_of_values_that_are_needed_in_floating_point(padding):
+    """The file can be loaded, and `unfold` between int8 layers, which pads and then takes elements, is as in eager."""
+    import torch
+
+    class Unfolds(torch.nn.Module):
+        """Convolutions of an image and of its patches."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            patches = torch.nn.functional.unfold(self.first(x), 2, padding=padding, stride=2)
+            return self.second(patches.reshape(2, 4, 4, -1))
+
+    torch.manual_seed(0)
+    network, x = Unfolds().eval(), torch.randn(2, 4, 8, 8)
+    assert worst_sqnr(lower_quantized(network, x), network, x) > 30
+
+
+def test_layers_whose_weight_is_written(lower_for):
+    """A layer whose weight is state that the method overwrites is computed outside; XNNPACK crashes on it."""
+    import torch
+    from executorch.runtime import Runtime
+
+    class Writes(torch.nn.Module):
+        """Keeps its input as the weight of the next call."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.zeros(4, 16))
+            self.layer = torch.nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = torch.nn.functional.linear(x, self.state)
+            self.state.copy_(x)
+            return made + self.layer(x)
+
+    network = Writes().eval()
+    content = lower_for("xnnpack", network, torch.ones(4, 16))
+    program = Runtime.get().load_program(content)
+    method = program.load_method("forward")
+    method.execute([torch.ones(4, 16)])
+    x = torch.randn(4, 16)
+    (made,) = method.execute([x])
+    with torch.no_grad():
+        torch.testing.assert_close(made, x.sum(1, keepdim=True) + network.layer(x), rtol=1e-4, atol=1e-4)
+
+
+DYNAMIC = {"quantizer": "xnnpack", "options": {"dynamic": True}}
+
+
+def test_partitions_that_depend_on_each_other(lower, monkeypatch):
+    """The file is verified, and XNNPACK computes all it can. The partitions that upstream proposes fail."""
+    from pteforge.tasks.upstream import xnnpack
+
+    asked = recipe("xnnpack", quantize=DYNAMIC, verify={"min_sqnr_db": 20})
+    (method,) = read_pte(lower("builders:rotary", asked).file).methods
+    assert [delegate.id for delegate in method.delegates] == ["XnnpackBackend"] * 3
+    assert set(method.operators) == {"aten::cumsum.out"}
+    monkeypatch.setattr(xnnpack, "have_cycle", lambda *_: False)
+    with pytest.raises(AssertionError, match="Invalid partition, found dependency cycles"):
+        lower("builders:rotary", asked)
+
+
+def _random(seed: int) -> tuple[Any, list[list[Any]]]:
+    """A graph module, and groups of half of its nodes: those that take the same value, as quantized layers are."""
+    import torch
+
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(f"x_{number}") for number in range(3)]
+    groups = defaultdict(list)
+    for _ in range(60):
+        used = tuple(chance.choices(nodes, k=chance.choice([1, 1, 1, 1, 2])))
+        nodes.append(graph.call_function(torch.relu if len(used) == 1 else torch.add, used))
+        if chance.random() < 0.5:
+            groups[used if len(used) == 1 else nodes[-1]].append(nodes[-1])
+    graph.output(tuple(nodes))
+    return torch.fx.GraphModule(torch.nn.Module(), graph), list(groups.values())
+
+
+def _fuses(module: Any, partitions: list[Any]) -> bool:
+    """Whether torch makes a submodule of each partition."""
+    from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+    try:
+        fuse_by_partitions(module, [partition.nodes for partition in partitions])
+    except AssertionError as error:
+        if "dependency cycles" not in str(error):
+            raise
+        return False
+    return True
+
+
+def test_cycles_are_those_that_torch_finds():
+    """`have_cycle` says of partitions that upstream proposes whether torch refuses to fuse them."""
+    from executorch.exir.backend.canonical_partitioners.pattern_op_partitioner import (
+        generate_grouped_partitions_from_list_of_nodes,
+    )
+    from pteforge.tasks.upstream.xnnpack import have_cycle
+
+    found = []
+    for module, groups in map(_random, range(20)):
+        partitions = generate_grouped_partitions_from_list_of_nodes(module, groups)
+        found.append(have_cycle(module.graph, partitions))
+        assert _fuses(module, partitions) != found[-1]
+    assert set(found) == {False, True}
+
+
+def test_merged_without_cycles():
+    """All nodes are in partitions that torch fuses, and no two of these could be one."""
+    from pteforge.tasks.upstream.xnnpack import have_cycle, merged_without_cycles
+    from torch.fx.passes.infra.partitioner import Partition
+
+    for module, groups in map(_random, range(20)):
+        partitions = merged_without_cycles(module, groups)
+        nodes = [node for partition in partitions for node in partition.nodes]
+        assert Counter(nodes) == Counter(node for group in groups for node in group)
+        for one, other in combinations(partitions, 2):
+            merged = Partition(one.id, [*one.nodes, *other.nodes])
+            assert have_cycle(module.graph, [merged, *(p for p in partitions if p not in (one, other))])
+        assert _fuses(module, partitions)
+
+
+# Without the extension, the file of the first one cannot be loaded.
+PADDED = {
+    "pool": lambda net, x: net.second(net.pad(net.pool(net.pad(net.conv(x).relu())))),
+    "pool next to convolution": lambda net, x: net.pool(y := net.pad(net.conv(x).relu())) + net.second(y),
+}
+# What is padded has no scale, or is not padded with zeros.
+OTHERS = {
+    "input": lambda net, x: net.second(net.pad(x)),
+    "ones": lambda net, x: net.second(net.ones(net.conv(x))),
+    "reflection": lambda net, x: net.second(net.reflection(net.conv(x))),
+}
+
+
+def _padded(function: Any) -> Any:
+    import torch
+    from pteforge.tests.zoo.networks import FunctionOfLayers
+
+    torch.manual_seed(0)
+    layers = {
+        "conv": torch.nn.Conv2d(8, 8, 3, padding=1),
+        "second": torch.nn.Conv2d(8, 8, 2),
+        "pad": torch.nn.ZeroPad2d((0, 1, 0, 1)),
+        "pool": torch.nn.MaxPool2d(2, 1),
+        "ones": torch.nn.ConstantPad2d((0, 1, 0, 1), 1.0),
+        "reflection": torch.nn.ReflectionPad2d(1),
+    }
+    return FunctionOfLayers(function, **layers).eval(), torch.randn(2, 8, 16, 16)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """ExecuTorch's own quantizer, and its partitioner where that pads."""
+    from pteforge.tasks.upstream import xnnpack
+
+    monkeypatch.delitem(xnnpack._EXTENDED, xnnpack.ConstantPadConfig)
+    monkeypatch.setattr(xnnpack, "ExtendedXnnpackQuantizer", xnnpack.XNNPACKQuantizer)
+
+
+@pytest.mark.parametrize("function", {**PADDED, **OTHERS}.values(), ids={**PADDED, **OTHERS})
+def test_padded_layers_compute_what_eager_does(function):
+    """As exactly as int8 can."""
+    assert worst_sqnr(lower_quantized(*_padded(function)), *_padded(function)) > 30
+
+
+@pytest.mark.usefixtures("plain")
+def test_executorch_fails_to_pad_by_itself():
+    """Once this fails, so does the reason for the extension."""
+    network = _padded(PADDED["pool"])
+    content = lower_quantized(*network)
+    with pytest.raises(RuntimeError, match="Failed to load method forward"):
+        worst_sqnr(content, *network)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", OTHERS.values(), ids=OTHERS)
+def test_other_padding_stays_the_same(request, function):
+    """Byte for byte."""
+    made = lower_quantized(*_padded(function))
+    request.getfixturevalue("plain")
+    assert made == lower_quantized(*_padded(function))
