@@ -99,20 +99,19 @@ def backend_config(
         emit_mutable_buffer_names=options.emit_mutable_buffer_names,
         memory_planning_pass=_planning_once(of_methods) if own else _planning(MemoryPlanningPass, options),
         enable_non_cpu_memory_planning=options.enable_non_cpu_memory_planning,
-        propagate_device_config={method: _device_config(own) for method, own in of_methods.items()},
+        propagate_device_config={
+            method: PropagateDeviceConfig(
+                skip_h2d_for_method_inputs=own.skip_h2d_for_method_inputs,
+                skip_d2h_for_method_outputs=own.skip_d2h_for_method_outputs,
+            )
+            for method, own in of_methods.items()
+        },
         to_out_var_pass=ToOutVarPass(ignore_to_out_var_failure=options.ignore_to_out_var_failure),
         sym_shape_eval_pass={method: SYM_SHAPE_EVAL[own.sym_shape_eval]() for method, own in of_methods.items()},
         remove_view_copy=options.remove_view_copy,
         do_quant_fusion_and_const_prop=options.do_quant_fusion_and_const_prop,
         run_reinplace_pass=options.run_reinplace_pass,
         reinplace_extra_ops=frozenset(find_edge_operators(options.reinplace_extra_ops)) or None,
-    )
-
-
-def _device_config(options: CompileOptions) -> PropagateDeviceConfig:
-    return PropagateDeviceConfig(
-        skip_h2d_for_method_inputs=options.skip_h2d_for_method_inputs,
-        skip_d2h_for_method_outputs=options.skip_d2h_for_method_outputs,
     )
 
 

@@ -134,7 +134,8 @@ class _Groups:
         self.exits: dict[str, list[Node]] = defaultdict(list)
         for node, source in self.source.items():
             self.members[source].append(node)
-            if any(self.source.get(user) != source for user in node.users) and _is_tensor(node):
+            leaves = any(self.source.get(user) != source for user in node.users)
+            if leaves and isinstance(node.meta.get("val"), torch.Tensor):
                 self.exits[source].append(node)
 
     def adopt(self, sources: Mapping[Node, str]) -> None:
@@ -205,10 +206,6 @@ def _passes_on(node: Node) -> bool:
     """Whether a node only quantizes, dequantizes or takes from a tuple the value of another one."""
     coding = any(part in str(getattr(node.target, "__name__", "")) for part in _CODING)
     return node.op == "call_function" and (coding or node.target is operator.getitem)
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _comparable(node: Node, other: Node) -> bool:

@@ -86,15 +86,12 @@ class LeftOut(Quantizer):  # type: ignore[misc]  # torchao is untyped here
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotates every operator inside of a module that a pattern matches."""
         for node in model.graph.nodes:
-            if node.op == "call_function" and self._leaves_out(node):
+            if node.op == "call_function" and is_inside(node, self._patterns):
                 node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
         return model
 
     def validate(self, model: GraphModule) -> None:
         """Everything is valid."""
-
-    def _leaves_out(self, node: Node) -> bool:
-        return is_inside(node, self._patterns)
 
 
 def is_inside(node: Node, patterns: Collection[str]) -> bool:
@@ -132,7 +129,7 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
         TargetError: there is nothing to quantize.
         SourceError: a function cannot be imported, raises, or does not return a module.
     """
-    if _is_quantized(program):
+    if any(str(node.target).rpartition(".")[0] in _QUANTIZING for node in program.graph.nodes):
         return program
     module = run_graph_passes(passes, "pre_prepare_passes", program.module(check_guards=False))
     hide_integer_scalars(module)
@@ -275,7 +272,3 @@ _QUANTIZING = {
     f"quantized_decomposed.{prefix}quantize_per_{what}" for prefix in ("", "de") for what in ("tensor", "channel")
 }
 """What PT2E puts around operators. Source transforms may bring others, such as those for groups and for embeddings."""
-
-
-def _is_quantized(program: ExportedProgram) -> bool:
-    return any(str(node.target).rpartition(".")[0] in _QUANTIZING for node in program.graph.nodes)
