@@ -15,21 +15,21 @@ from ..tasks.codecs.payload import read_payload
 from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import load_value, load_values
 from ..tasks.lowering import check_stage
+from ..tasks.model_run import RecipeRun
 from ..tasks.runner import Done, StageId
-from ..tasks.scope import Scope
 from ..tasks.stages.export import Export
 
 _MAIN_ROLES = ("program", "file", "payload")
 
 
-def find_step(scope: Scope, first_method: str, stage: str, method: str, specialization: str) -> Done:
+def find_step(run: RecipeRun, first_method: str, stage: str, method: str, specialization: str) -> Done:
     """The result of one of a recipe's stage calls; an empty `method` or `specialization` matches all of them.
 
     Raises:
         InputError: no call matches, or several do, or the call failed.
     """
     check_stage(stage)
-    steps = [*scope.done, *scope.failed]
+    steps = [*run.done, *run.failed]
     of_stage = [step for step in steps if step.stage == stage]
     if not of_stage:
         stages = dict.fromkeys(step.stage for step in steps)
@@ -44,9 +44,9 @@ def find_step(scope: Scope, first_method: str, stage: str, method: str, speciali
         problem = "say which" if matching else "there is no such call"
         raise InputError(f"stage {stage!r}: {problem}; there are {choices}")
     (step,) = matching
-    if step in scope.failed:
-        raise InputError(f"{step} was not made: {scope.failed[step]}")
-    return scope.done[step]
+    if step in run.failed:
+        raise InputError(f"{step} was not made: {run.failed[step]}")
+    return run.done[step]
 
 
 def _method_of(step: StageId, first_method: str) -> str:

@@ -22,10 +22,11 @@ from ..artifacts.store import Store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
 from ..errors import AccuracyMissed, InputError
+from ..tasks.history import History
 from ..tasks.lowering import LoweredRecipe, check_stage, lower_model
 from ..tasks.model import PlannedModel, for_debugging
+from ..tasks.model_run import ModelRun
 from ..tasks.runner import CutShort, run_without_loop
-from ..tasks.scope import History, Scope
 from ..tasks.stages.gate import Gate
 from .live_runner import LiveRunner, one_at_a_time
 from .recipes import RecipeLike, find_recipe
@@ -105,7 +106,7 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         metadata=described,
     )
     with one_at_a_time:
-        run = Scope(LiveRunner(_open_store(store), source, observed.samples), plan)
+        run = ModelRun(LiveRunner(_open_store(store), source, observed.samples), plan)
         began, started = datetime.now(UTC), time.monotonic()
         try:
             outcome = run_without_loop(lower_model(run))[planned.name]
@@ -130,7 +131,7 @@ def _read_metadata(given: Metadata | Mapping[str, Any] | None) -> dict[str, Any]
 
 
 def _result(
-    run: Scope, source: LiveSource, outcome: LoweredRecipe | Exception, began: datetime, seconds: float
+    run: ModelRun, source: LiveSource, outcome: LoweredRecipe | Exception, began: datetime, seconds: float
 ) -> Exported:
     """Records the run of the model's only recipe in the store; returns or raises what came of it."""
     history = History(run)
@@ -140,11 +141,11 @@ def _result(
         uuid.uuid4().hex, "pteforge.export", began.isoformat(timespec="milliseconds"), seconds, {run.model.name: stages}
     )
     run.store.runs.write(record)
-    (scope,) = run.recipes.values()
-    missed = Gate.name in [step.stage for step, error in scope.failed.items() if error is outcome]
+    (recipe_run,) = run.recipes.values()
+    missed = Gate.name in [step.stage for step, error in recipe_run.failed.items() if error is outcome]
     if isinstance(outcome, Exception) and not missed and not isinstance(outcome, CutShort):
         raise outcome
-    result = Exported.of(scope, source, stages, rejected=missed)
+    result = Exported.of(recipe_run, source, stages, rejected=missed)
     if missed:
         assert isinstance(outcome, Exception)  # noqa: S101 - the gate raised it
         raise AccuracyMissed(str(outcome.__cause__ or outcome), rejected=result) from outcome

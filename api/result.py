@@ -22,9 +22,9 @@ from ..runtime.selection import scratch_folder
 from ..tasks.codecs.assets import load_assets
 from ..tasks.codecs.payload import payload_sha256, read_payload, write_payload
 from ..tasks.figures import Figures
+from ..tasks.model_run import RecipeRun
 from ..tasks.quantization import Quantization, quantization_by_method
 from ..tasks.runner import Done
-from ..tasks.scope import Scope
 from ..tasks.stage import from_roles
 from ..tasks.stages.compile import Compile, emit, linked_manager
 from ..tasks.stages.edge import Edge
@@ -101,16 +101,16 @@ class Exported:
     stages: tuple[StageOutcome, ...] = field(repr=False)
     rejected: bool = field(repr=False)
     _examples: Mapping[str, Sequence[tuple[Any, ...]]] = field(repr=False)
-    _scope: Scope = field(repr=False)
+    _run: RecipeRun = field(repr=False)
 
     @classmethod
-    def of(cls, scope: Scope, source: LiveSource, stages: tuple[StageOutcome, ...], *, rejected: bool) -> Exported:
+    def of(cls, run: RecipeRun, source: LiveSource, stages: tuple[StageOutcome, ...], *, rejected: bool) -> Exported:
         examples = {name: method.example_inputs for name, method in source.definition.methods.items()}
-        return cls(scope.model.name, scope.plan.name, tuple(examples), stages, rejected, examples, scope)
+        return cls(run.model.name, run.plan.name, tuple(examples), stages, rejected, examples, run)
 
     @property
     def _store(self) -> Store:
-        return self._scope.store
+        return self._run.store
 
     @property
     def pte(self) -> bytes:
@@ -206,7 +206,7 @@ class Exported:
         """Which operators of each method were delegated; each prints as a table."""
         partitioned = {
             step.method
-            for step in self._scope.done
+            for step in self._run.done
             if step.stage == Partition.name and step.payload in ("", specialization)
         }
         stages = {method: Partition.name if method in partitioned else Edge.name for method in self.methods}
@@ -247,7 +247,7 @@ class Exported:
     @property
     def left_out(self) -> dict[str, str]:
         """Name of a specialization that the file lacks -> reason."""
-        return self._scope.why_left_out(self.provenance["left_out"])
+        return self._run.why_left_out(self.provenance["left_out"])
 
     def why(self) -> str:
         """A line per stage: whether it ran, and which fields of its key had changed since it last did."""
@@ -308,7 +308,7 @@ class Exported:
     def _result(self, stage: str, method: str = "", specialization: str = "") -> Done:
         if method:
             self._check_method(method)
-        return find_step(self._scope, self.methods[0], stage, method, specialization)
+        return find_step(self._run, self.methods[0], stage, method, specialization)
 
     @property
     def _main_file(self) -> ArtifactRef:

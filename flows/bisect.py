@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, PteforgeError, StageFailed, convert_os_errors
 from ..tasks.figures import Worst
-from ..tasks.lowering import bisect_payload, bisect_rung, lower_to_ladder
+from ..tasks.lowering import Climbed, bisect_payload, bisect_rung, lower_to_ladder
+from ..tasks.model_run import ModelRun, RecipeRun
 from ..tasks.numerics import CLEAN_DB, Ladder, Loss, NodeLoss, NodeLosses, PayloadLosses, Rung, find_loss
 from ..tasks.runner import LedgerRunner, NotCached, Runner, run_without_loop
-from ..tasks.scope import Scope
 from ..tasks.stages.ladder import RungParams
 from .outcome import Failure
 from .session import Session
-from .zoo import ladder_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,48 +65,47 @@ def bisect(session: Session, drop_db: float) -> Bisection:
 async def _bisect(session: Session, runner: Runner, drop_db: float) -> Bisection:
     (model,) = session.models
     (recipe,) = model.recipes
-    run = Scope(runner, model)
-    name = f"{model.name}/{recipe.name}"
+    model_run = ModelRun(runner, model)
     try:
-        result = (await lower_to_ladder(run))[recipe.name]
+        climbed = (await lower_to_ladder(model_run))[recipe.name]
     except Exception as error:  # noqa: BLE001 - raised below, like a recipe's own
-        result = error
-    scope = run.recipes.get(recipe.name, run)
-    if isinstance(result, NotCached):
-        raise result
-    if isinstance(result, Exception):
-        raise _failure(scope, result) from result
-    ladder = ladder_of(scope)
-    assert ladder  # noqa: S101 - the stage has succeeded
+        climbed = error
+    if isinstance(climbed, NotCached):
+        raise climbed
+    if isinstance(climbed, Exception):
+        raise _failure(model_run, climbed) from climbed
+    run = model_run.recipes[recipe.name]
+    ladder = Ladder.from_json(run.read_json(climbed.outputs.numerics))
     loss = find_loss(ladder, recipe.bounds, drop_db)
-    found = Bisection(name, ladder, loss, not_made=scope.problems())
+    bisection = Bisection(f"{model.name}/{recipe.name}", ladder, loss, not_made=run.problems())
     if loss is None:
-        return found
+        return bisection
     if loss.rung.name == "payload":
-        return replace(found, payload=await _bisect_payload(scope, loss, drop_db))
+        return replace(bisection, payload=await _bisect_payload(run, climbed, loss, drop_db))
     if loss.before is None:
-        return found
-    nodes = (await bisect_rung(scope, _params(loss.before), _params(loss.rung), loss.rung.method)).nodes
-    return replace(found, nodes=NodeLosses.from_json(scope.read_json(nodes)))
+        return bisection
+    nodes = (await bisect_rung(run, climbed, _params(loss.before), _params(loss.rung), loss.rung.method)).nodes
+    return replace(bisection, nodes=NodeLosses.from_json(run.read_json(nodes)))
 
 
 def _params(rung: Rung) -> RungParams:
     return RungParams(name=rung.name, specializations=rung.specializations)
 
 
-def _failure(scope: Scope, error: Exception) -> PteforgeError:
-    failure = Failure.of(scope.step_of(error), error)
-    problem = f"{scope.model.name} {failure.step}: {failure.problem}"
+def _failure(run: ModelRun, error: Exception) -> PteforgeError:
+    failure = Failure.of(run.step_of(error), error)
+    problem = f"{run.model.name} {failure.step}: {failure.problem}"
     if failure.unusable:
         return InputError(problem)
     return StageFailed(f"{problem}\n{failure.log_tail.rstrip()}" if failure.log_tail else problem)
 
 
-async def _bisect_payload(scope: Scope, loss: Loss, drop_db: float) -> PayloadLosses | None:
+async def _bisect_payload(run: RecipeRun, climbed: Climbed, loss: Loss, drop_db: float) -> PayloadLosses | None:
     before = CLEAN_DB if loss.before is None or loss.before.figures is None else loss.before.figures.sqnr_db
     least_db = min(CLEAN_DB if before is None else before, CLEAN_DB) - drop_db
-    made = await bisect_payload(scope, _params(loss.rung), loss.rung.method, least_db=least_db, drop_db=drop_db)
-    return PayloadLosses.from_json(scope.read_json(made.losses)) if made else None
+    rung, method = _params(loss.rung), loss.rung.method
+    outputs = await bisect_payload(run, climbed, rung, method, least_db=least_db, drop_db=drop_db)
+    return PayloadLosses.from_json(run.read_json(outputs.losses)) if outputs else None
 
 
 _NODES = 12

@@ -10,8 +10,8 @@ from typing import Any
 from ..tasks.diagnosis import Diagnosis
 from ..tasks.lowering import diagnose_methods
 from ..tasks.model import PlannedModel
+from ..tasks.model_run import ModelRun
 from ..tasks.runner import LedgerRunner, NotCached, Runner, run_without_loop
-from ..tasks.scope import Scope
 from .outcome import Failure
 from .session import Session
 
@@ -60,7 +60,7 @@ async def _examine(models: tuple[PlannedModel, ...], runner: Runner) -> tuple[Mo
 
 
 async def _examine_model(model: PlannedModel, runner: Runner) -> ModelDiagnosis:
-    run = Scope(runner, model)
+    run = ModelRun(runner, model)
     try:
         found = await diagnose_methods(run)
     except NotCached:

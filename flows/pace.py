@@ -14,8 +14,8 @@ from ..artifacts.runs import RunRecord
 from ..tasks.executor import Executor
 from ..tasks.lowering import lower_model
 from ..tasks.model import PlannedModel
+from ..tasks.model_run import ModelRun
 from ..tasks.runner import Done, PlanRunner, StageCall, run_without_loop
-from ..tasks.scope import Scope
 from .outcome import ModelOutcome
 
 PAUSE = 10.0
@@ -167,7 +167,7 @@ def _of_run(run: RunRecord, model: PlannedModel) -> dict[str, ExpectedStage]:
 
 def _of_plan(model: PlannedModel, executor: Executor) -> dict[str, ExpectedStage]:
     runner = PlanRunner(executor)
-    run_without_loop(lower_model(Scope(runner, model)))
+    run_without_loop(lower_model(ModelRun(runner, model)))
     calls: Iterable[StageCall] = (*(done.call for done in runner.found), *runner.will_run.values(), *runner.may_run)
     stages = {}
     for call in calls:

@@ -27,10 +27,10 @@ from ..configs.load import LoadedZoo, load_source, load_zoo, recipe_names, split
 from ..configs.zoo import RunConfig
 from ..errors import PteforgeError, StageFailed, StoreError, TargetError, first_line
 from ..tasks.executor import Executor
+from ..tasks.history import outcome_of, outcome_of_failure
 from ..tasks.model import PlannedModel
 from ..tasks.recipe_checks import torchao_calls
 from ..tasks.runner import Done, LocalRunner, NullObserver, Observer, StageCall
-from ..tasks.scope import outcome_of, outcome_of_failure
 from ..tasks.workers import WorkerLimits, Workers, memory_for_calls
 from .origin import Origin, git_commit
 from .outcome import ModelOutcome, ZooOutcome

@@ -28,6 +28,7 @@ from ..artifacts.ledger import ModelRecord, RecipeRecord, SourceRecord
 from ..configs.sources import BuilderSource, ProgramSource
 from ..errors import PteforgeError, SourceError
 from ..tasks.executor import Executor
+from ..tasks.history import History
 from ..tasks.keys.code import PTEFORGE
 from ..tasks.keys.key import stage_code_digest
 from ..tasks.keys.search import ModuleSearch
@@ -35,8 +36,8 @@ from ..tasks.keys.source import source_fields
 from ..tasks.keys.versions import distribution_versions, host_capability
 from ..tasks.lowering import LoweredRecipe, lower_model
 from ..tasks.model import TOOLCHAIN, PlannedModel
+from ..tasks.model_run import ModelRun
 from ..tasks.runner import Done, LedgerRunner, NotCached, run_without_loop
-from ..tasks.scope import History, Scope
 from ..tasks.targets.find import find_target_class, link_names
 from .outcome import RecipeOutcome
 from .publish import asset_digests, published_digests
@@ -74,7 +75,7 @@ class WholeModels:
         objects = [blob for recipe in record.recipes.values() for blob in recipe.objects]
         return record if self._same_sources(model, record) and self._store.has_all(objects) else None
 
-    def note(self, run: Scope, results: Results, outcomes: Iterable[RecipeOutcome]) -> None:
+    def note(self, run: ModelRun, results: Results, outcomes: Iterable[RecipeOutcome]) -> None:
         """Makes the record of a model whose stages were looked up or run, or drops it where something is missing."""
         try:
             self._changes[run.model.name] = self._describe(
@@ -93,23 +94,23 @@ class WholeModels:
             self._store.ledger.remember_whole_models(self._zoo, after)
         self._changes = {}
 
-    def _with_nothing_to_do(self, run: Scope, results: Results) -> tuple[Scope, Results]:
+    def _with_nothing_to_do(self, run: ModelRun, results: Results) -> tuple[ModelRun, Results]:
         """A model's lowering as the next run will see it: the same one, if no stage ran; raises NotCached."""
-        if all(done.cached for scope in run.all() for done in scope.done.values()):
+        if all(done.cached for part in run.all() for done in part.done.values()):
             return run, results
-        again = Scope(LedgerRunner(self._executor), run.model, search=ModuleSearch(run.model.python_path))
+        again = ModelRun(LedgerRunner(self._executor), run.model, search=ModuleSearch(run.model.python_path))
         return again, run_without_loop(lower_model(again))
 
-    def _describe(self, run: Scope, results: Results, outcomes: Mapping[str, RecipeOutcome]) -> ModelRecord | None:
+    def _describe(self, run: ModelRun, results: Results, outcomes: Mapping[str, RecipeOutcome]) -> ModelRecord | None:
         recipes = {
             name: self._describe_recipe(run, made, outcomes[name])
             for name, made in results.items()
             if isinstance(made, LoweredRecipe) and not made.debugging
         }
-        scopes = tuple(run.all())
-        if len(recipes) < len(results) or any(scope.failed for scope in scopes):
+        parts = tuple(run.all())
+        if len(recipes) < len(results) or any(part.failed for part in parts):
             return None
-        distributions = _distributions([done for scope in scopes for done in scope.done.values()])
+        distributions = _distributions([done for part in parts for done in part.done.values()])
         sources = tuple(
             SourceRecord(json.loads(source), watched, digest) for (source, watched), digest in run.sources.items()
         )
@@ -117,7 +118,7 @@ class WholeModels:
             self._key(run.model, distributions), distributions, sources, History(run).outcomes(), recipes
         )
 
-    def _describe_recipe(self, run: Scope, made: LoweredRecipe, outcome: RecipeOutcome) -> RecipeRecord:
+    def _describe_recipe(self, run: ModelRun, made: LoweredRecipe, outcome: RecipeOutcome) -> RecipeRecord:
         provenance = run.read_json(made.report.provenance)
         refs = [ref for ref in (made.file, made.data, made.assets, made.report.provenance) if ref]
         return RecipeRecord(

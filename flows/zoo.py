@@ -17,14 +17,15 @@ from ..errors import InputError, ObjectDamaged, ObjectMissing, StoreError
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.codecs.payload import payload_sha256
 from ..tasks.figures import Figures
+from ..tasks.history import History
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.layer_search import FoundLayers
 from ..tasks.lowering import LoweredRecipe, lower_model
 from ..tasks.model import PlannedModel, PlannedRecipe
+from ..tasks.model_run import ModelRun, RecipeRun, StageCalls
 from ..tasks.numerics import Ladder
 from ..tasks.quantization import quantization_by_method
 from ..tasks.runner import CutShort, LedgerRunner, NotCached, SharingRunner, run_without_loop
-from ..tasks.scope import History, Scope
 from ..tasks.stages.compile import Compile
 from ..tasks.stages.gate import Gate
 from ..tasks.stages.ladder import Ladder as LadderStage
@@ -48,7 +49,7 @@ def find_model(session: Session, model: PlannedModel, search: ModuleSearch | Non
     """Concludes a model if all of its stages are in the ledger; returns whether it has an outcome."""
     if model.name in session.outcomes or conclude_whole(session, model):
         return True
-    scope = Scope(LedgerRunner(session.executor), model, search=search or ModuleSearch(model.python_path))
+    scope = ModelRun(LedgerRunner(session.executor), model, search=search or ModuleSearch(model.python_path))
     try:
         results = run_without_loop(lower_model(scope))
         if not any(isinstance(result, NotCached | StoreError) for result in results.values()):
@@ -70,7 +71,7 @@ async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner
     """Lowers a model and publishes its files. Failures are part of the outcome."""
     lost: Counter[str] = Counter()  # by step, or by object where the file of the model could not be put together
     while all(times < _ATTEMPTS for times in lost.values()):
-        scope = Scope(runner, model)
+        scope = ModelRun(runner, model)
         try:
             results = await lower_model(scope)
             failed = [item for each in scope.all() for item in each.failed.items()]
@@ -94,7 +95,7 @@ async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner
         return outcome
 
 
-def conclude(session: Session, scope: Scope, results: Results) -> ModelOutcome:
+def conclude(session: Session, scope: ModelRun, results: Results) -> ModelOutcome:
     """Publishes a model's files, and records the outcome of each recipe and stage.
 
     Raises:
@@ -140,7 +141,7 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
         record: the other run's; it says why recipes failed.
         problem: why a recipe failed that the record says nothing of.
     """
-    scope = Scope(LedgerRunner(session.executor), model)
+    scope = ModelRun(LedgerRunner(session.executor), model)
     try:
         results = run_without_loop(lower_model(scope))
     except (NotCached, StoreError, InputError) as error:
@@ -162,7 +163,7 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
 
 
 def _failed_elsewhere(
-    session: Session, scope: Scope, recipe: str, entry: Mapping[str, Any], problem: str
+    session: Session, scope: ModelRun, recipe: str, entry: Mapping[str, Any], problem: str
 ) -> RecipeOutcome:
     """A recipe that another run did not finish, from what that run's record says; it is not there if the run died."""
     if entry.get("status") != "failed":
@@ -187,19 +188,21 @@ def _all_failed(model: PlannedModel, error: Exception) -> Results:
 
 
 def _conclude_recipe(
-    session: Session, model_scope: Scope, recipe: str, result: LoweredRecipe | Exception
+    session: Session, model_scope: ModelRun, recipe: str, result: LoweredRecipe | Exception
 ) -> RecipeOutcome:
-    scope = model_scope.recipes.get(recipe, model_scope)
+    scope = model_scope.recipes.get(recipe)
+    if isinstance(result, Exception) and not isinstance(result, CutShort):
+        calls = scope or model_scope
+        return replace(_failed(session, calls, recipe, result), ladder=ladder_of(calls))
+    assert scope  # noqa: S101 - else the model had failed
     status: Status = "cached" if all(done.cached for done in scope.done.values()) else "made"
     seconds = sum(done.seconds for done in scope.done.values())
     if isinstance(result, CutShort):
         return RecipeOutcome(recipe, status, seconds=seconds, until=scope.plan.until or "")
-    if isinstance(result, Exception):
-        return replace(_failed(session, scope, recipe, result), ladder=ladder_of(scope))
     return replace(_publish(session, scope, recipe, result), status=status, seconds=seconds, ladder=ladder_of(scope))
 
 
-def _unwatched(scope: Scope, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
+def _unwatched(scope: ModelRun, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
     """What stages that ran have read and is not watched."""
     ran = {stage.key for stage in stages if stage.status == "ran"}
     made = [done for each in scope.all() for done in each.done.values()]
@@ -207,7 +210,7 @@ def _unwatched(scope: Scope, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
     return tuple(sorted({name for ref in observed for name in scope.read_json(ref)["unwatched"]}))
 
 
-def _publish(session: Session, scope: Scope, recipe: str, lowered: LoweredRecipe) -> RecipeOutcome:
+def _publish(session: Session, scope: RecipeRun, recipe: str, lowered: LoweredRecipe) -> RecipeOutcome:
     path, provenance = _publish_files(
         session, scope.model, scope.plan, lowered, lowered.report.provenance, lowered.debugging
     )
@@ -268,7 +271,7 @@ def _recorded(folder: Path, recipe: str, made: RecipeRecord) -> RecipeOutcome:
     )
 
 
-def _failed(session: Session, scope: Scope, recipe: str, error: Exception) -> RecipeOutcome:
+def _failed(session: Session, scope: StageCalls, recipe: str, error: Exception) -> RecipeOutcome:
     """The outcome of a failed recipe. A file that only missed its accuracy gate is kept, to inspect."""
     failure, made = Failure.of(scope.step_of(error), error), scope.find(Serialize.name)
     if made is None or error not in [raised for step, raised in scope.failed.items() if step.stage == Gate.name]:
@@ -279,6 +282,6 @@ def _failed(session: Session, scope: Scope, recipe: str, error: Exception) -> Re
     return RecipeOutcome(recipe, "failed", failure=failure, rejected=path)
 
 
-def ladder_of(scope: Scope) -> Ladder | None:
+def ladder_of(scope: StageCalls) -> Ladder | None:
     made = scope.find(LadderStage.name)
     return Ladder.from_json(scope.read_json(made.outputs.numerics)) if made else None

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -15,28 +15,36 @@ from ..artifacts.digest import canonical_json
 from ..artifacts.ref import ArtifactRef
 from ..configs.sources import BuilderSource
 from ..configs.verification import AccuracyGate
-from ..errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
+from ..errors import (
+    AccuracyMissed,
+    InputError,
+    PteforgeError,
+    SourceError,
+    StageFailed,
+    StoreError,
+    VerificationFailed,
+)
 from ..formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
 from .accuracy import Scores
-from .causes import add_known_causes, is_worth_diagnosing
+from .causes import Circumstance, add_known_causes, is_worth_diagnosing
 from .diagnosis import Diagnosis, add_findings
 from .keys.versions import host_capability
 from .layer_search import Attempt, FoundLayers, next_count, rank_layers
 from .model import PlannedRecipe, PlannedSpecialization, params_of
+from .model_run import ModelRun, RecipeRun
 from .numerics import NodeLosses
-from .runner import CutShort, NotCached, UserCode, first_of, together
-from .scope import Scope
+from .runner import CutShort, Done, NotCached, UserCode, first_of, together
 from .stage import Stage, is_known
 from .stage_params import (
     aten_pass_params,
     compile_params,
     diagnose_params,
     edge_params,
+    edge_params_with_passes,
     export_params,
     fields_of,
     manager_pass_params,
     metadata_params,
-    pass_params,
     quantize_params,
     report_params,
     source_transform_params,
@@ -107,19 +115,79 @@ def stages_after(until: str | None) -> frozenset[str]:
     return frozenset(names[names.index(until) + 1 :]) if until else frozenset()
 
 
-Exports = Mapping[str, Export.Outputs]
-"""Method name to its export, in the model's order."""
+@dataclass(frozen=True)
+class Exports:
+    """A model, exported."""
 
-Programs = Mapping[str, ArtifactRef]
-"""Method name to a program."""
+    methods: Mapping[str, Export.Outputs]  # by name, in the model's order
+    source: Mapping[str, Any]  # key fields of its code, with all that the first method's export was seen to load
+
+    @property
+    def first(self) -> Export.Outputs:
+        """The export of the first method, which is the one that constants, assets and metadata are taken from."""
+        return next(iter(self.methods.values()))
+
+    @property
+    def programs(self) -> dict[str, ArtifactRef]:
+        return {method: export.program for method, export in self.methods.items()}
+
+    @property
+    def examples(self) -> dict[str, ArtifactRef]:
+        return {method: export.examples for method, export in self.methods.items()}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A method's ATen program as all specializations take it, and what was made on the way where a recipe asks for it.
+
+    Attributes:
+        samples: that quantizers observed in place of the examples.
+    """
+
+    program: ArtifactRef
+    transformed: SourceTransform.Outputs | None
+    samples: ArtifactRef | None
+    quantized: Quantize.Outputs | None
+
+    @property
+    def reached(self) -> ArtifactRef | None:
+        """What quantization reached: that of transforms, where nothing quantizes afterwards."""
+        last = self.quantized or self.transformed
+        return last.reached if last else None
 
 
 @dataclass(frozen=True)
 class Payload:
-    """The result of a specialization: its Edge programs by method, and the payload."""
+    """The result of a specialization: its programs by method, and the payload.
+
+    Attributes:
+        edges: whole Edge programs, after the recipe's own functions over all of them.
+        linked: the programs that the payload was compiled from.
+    """
 
     edges: Mapping[str, Edge.Outputs]
+    linked: Mapping[str, ArtifactRef]
     compiled: Compile.Outputs
+
+
+@dataclass
+class ProgramsSoFar:
+    """Programs of a recipe, each added once it is made: if a later stage fails, the ladder still shows these."""
+
+    transformed: dict[str, ArtifactRef] = field(default_factory=dict)  # by method
+    quantized: dict[str, ArtifactRef] = field(default_factory=dict)  # by method
+    edges: dict[str, dict[str, Edge.Outputs]] = field(default_factory=dict)  # by specialization and method
+    payloads: dict[str, Payload] = field(default_factory=dict)  # by specialization
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """A recipe's ladder: the call of the stage, what came of it, and the payloads that are its last rungs."""
+
+    params: Ladder.Params
+    inputs: Ladder.Inputs
+    outputs: Ladder.Outputs
+    payloads: Mapping[str, Payload]  # by specialization
 
 
 @dataclass(frozen=True)
@@ -134,38 +202,38 @@ class LoweredRecipe:
     debugging: Mapping[str, Compile.Outputs]  # debug outputs, by payload (empty for a plain file's)
 
 
-async def lower_model(run: Scope) -> dict[str, LoweredRecipe | Exception]:
+async def lower_model(run: ModelRun) -> dict[str, LoweredRecipe | Exception]:
     """Lowers every recipe of a model; a recipe that fails does not keep the others from being made."""
     if not run.model.recipes:
         return {}
     exports = await export_methods(run)
     recipes = {recipe.name: run.of_recipe(recipe, stages_after(recipe.until)) for recipe in run.model.recipes}
-    lowering = {name: lower_recipe(scope, exports) for name, scope in recipes.items()}
+    lowering = {name: lower_recipe(recipe_run, exports) for name, recipe_run in recipes.items()}
     return await together(lowering, return_exceptions=True)
 
 
-async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
+async def lower_recipe(run: RecipeRun, exports: Exports) -> LoweredRecipe:
     """Lowers a model with one recipe: payloads, the file, its proofs, and the provenance."""
-    run.plan.check_methods(exports)
-    await search_layers(run, exports)
-    recipe = run.plan
+    run.plan.check_methods(exports.methods)
+    recipe = await search_layers(run, exports)
+    run, so_far = replace(run, plan=recipe), ProgramsSoFar()
     try:
-        payloads = await make_payloads(run, exports)
+        prepared, payloads = await make_payloads(run, exports, so_far)
         file = await serialize(run, exports, payloads)
     except (NotCached, CutShort):
         raise
     except Exception:
         with suppress(CutShort):
-            await compare_programs(run, exports)  # as far as the recipe came: for whoever looks for what is wrong
+            await compare_programs(run, exports, so_far)  # for whoever looks for what is wrong
         raise
     proofs = {
-        "figures": verify(run, exports, file),
-        "accuracy": score(run, file),
-        "numerics": compare_programs(run, exports),
+        "figures": verify(run, exports, prepared, so_far, file),
+        "accuracy": score(run, exports, file),
+        "numerics": compare_programs(run, exports, so_far),
     }
     proven: dict[str, Any] = await together(proofs)
     debugging = debug_outputs(recipe, payloads)
-    assets = next(iter(exports.values())).assets
+    assets = exports.first.assets
     debug_refs: dict[str, Any] = {
         role: {payload: getattr(compiled, role) for payload, compiled in debugging.items()}
         for role in ("etrecord", "debug_handles", "delegate_map", "debug_sources")
@@ -178,8 +246,8 @@ async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
             data=file.data,
             assets=assets,
             origin=file.origin,
-            examples={method: export.examples for method, export in exports.items()},
-            quantization={method: reached for method in exports if (reached := _reached(run, method))},
+            examples=exports.examples,
+            quantization={method: made.reached for method, made in prepared.items() if made.reached},
             **proven,
             **debug_refs,
         ),
@@ -187,36 +255,32 @@ async def lower_recipe(run: Scope, exports: Exports) -> LoweredRecipe:
     return LoweredRecipe(file.file, file.data, assets, payloads, report, debugging)
 
 
-def _reached(run: Scope, method: str) -> ArtifactRef | None:
-    """What quantization reached of a method: that of transforms, where nothing quantizes afterwards."""
-    done = run.find(Quantize.name, method=method) or run.find(SourceTransform.name, method=method)
-    return done.outputs.reached if done else None
+async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
+    """The recipe that leaves the fewest layers in floating point with which the file passes its gate.
 
-
-async def search_layers(run: Scope, exports: Exports) -> None:
-    """Leaves the fewest layers in floating point with which the file passes its gate, if the recipe searches for them.
-
-    Raises AccuracyMissed if no file passes that the search makes.
+    That is the recipe itself, unless it asks for a search. Raises AccuracyMissed if no file passes that the search
+    makes.
     """
     recipe, gate = run.plan, run.plan.gate
     if recipe.search is None or gate is None:
-        return
+        return recipe
     attempts: list[Attempt] = []
     ranked: tuple[str, ...] = ()
     while len(attempts) < recipe.search.budget and (count := next_count(attempts, len(ranked))) is not None:
-        scope = run.attempt(recipe.without(ranked[:count]))
-        file = await serialize(scope, exports, await make_payloads(scope, exports))
-        bounds, refs = await make_scores(scope, gate, file)
+        attempt = run.attempt(recipe.without(ranked[:count]))
+        prepared, payloads = await make_payloads(attempt, exports, ProgramsSoFar())
+        file = await serialize(attempt, exports, payloads)
+        bounds, refs = await make_scores(attempt, gate, exports, file)
         if not all(map(is_known, refs.values())):
-            return  # planned for a store that does not have them
+            return recipe  # planned for a store that does not have them
         scores = {role: Scores.from_json(run.read_json(ref)) for role, ref in refs.items()}
         judged = judge(bounds, scores["scores"], scores.get("baseline"))
         attempts.append(Attempt(count, judged.worst, passes=not judged.misses()))
         if not (ranked or attempts[-1].passes):
-            ranked = await rank(scope, exports)
-    passing = [attempt.layers for attempt in attempts if attempt.passes]
+            ranked = await rank(attempt, exports, prepared)
+    passing = [attempted.layers for attempted in attempts if attempted.passes]
     if not passing:
-        best = max(attempts, key=lambda attempt: attempt.score)
+        best = max(attempts, key=lambda attempted: attempted.score)
         raise AccuracyMissed(
             f"no file passes that `quantize.search` made. Of {len(attempts)} ({recipe.search.budget} are allowed), the "
             f"best scores {best.score:.6g}, with {best.layers} of {len(ranked)} layers in floating point; allow more "
@@ -224,37 +288,34 @@ async def search_layers(run: Scope, exports: Exports) -> None:
         )
     layers = ranked[: min(passing)]
     chosen = recipe.without(layers)
-    blobs = {blob for export in exports.values() for blob in run.store.objects_of(export.program)}
+    blobs = {blob for program in exports.programs.values() for blob in run.store.objects_of(program)}
     size = sum(blob.size for blob in blobs)
-    found = FoundLayers(layers, chosen.excluded, len(ranked), tuple(attempts), size)
-    run.recipe = replace(chosen, found=found)
+    return replace(chosen, found=FoundLayers(layers, chosen.excluded, len(ranked), tuple(attempts), size))
 
 
-async def rank(run: Scope, exports: Exports) -> tuple[str, ...]:
+async def rank(run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared]) -> tuple[str, ...]:
     """The layers that lose something by quantization, the largest loss first."""
-    before = {method: export.program for method, export in exports.items()} | _made(run, SourceTransform, exports)
-    outcomes = await together(
-        {
-            method: run(
-                Bisect,
-                Bisect.Params(host=host_capability()),
-                Bisect.Inputs(
-                    before=before[method], after=after, origin=before[method], examples=exports[method].examples
-                ),
-                method=method,
-            )
-            for method, after in _made(run, Quantize, exports).items()
-        }
-    )
-    return rank_layers(NodeLosses.from_json(run.read_json(made.nodes)) for made in outcomes.values())
+    compared = dict[str, Awaitable[Bisect.Outputs]]()
+    for method, made in prepared.items():
+        if made.quantized:
+            before = made.transformed.program if made.transformed else exports.methods[method].program
+            examples = exports.methods[method].examples
+            inputs = Bisect.Inputs(before=before, after=made.quantized.program, origin=before, examples=examples)
+            compared[method] = run(Bisect, Bisect.Params(host=host_capability()), inputs, method=method)
+    losses = await together(compared)
+    return rank_layers(NodeLosses.from_json(run.read_json(outputs.nodes)) for outputs in losses.values())
 
 
-async def make_payloads(run: Scope, exports: Exports) -> dict[str, Payload]:
+async def make_payloads(
+    run: RecipeRun, exports: Exports, so_far: ProgramsSoFar
+) -> tuple[dict[str, Prepared], dict[str, Payload]]:
     """Prepares every method's ATen program, and lowers them for each specialization at once."""
     recipe = run.plan
-    programs = await together({method: prepare(run, method, exports) for method in exports})
-    forks = {spec.name: lower_specialization(run, spec, exports, programs) for spec in recipe.specializations}
+    prepared = await together({method: prepare(run, method, exports, so_far) for method in exports.methods})
+    forks = {spec.name: lower_specialization(run, spec, exports, prepared, so_far) for spec in recipe.specializations}
     outcomes = await together(forks, return_exceptions=True)
+    payloads = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Payload)}
+    so_far.payloads |= payloads
     failures = [
         outcome
         for spec in recipe.specializations
@@ -263,48 +324,64 @@ async def make_payloads(run: Scope, exports: Exports) -> dict[str, Payload]:
     ]
     if failures:
         raise first_of(failures)
-    return {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Payload)}
+    return prepared, payloads
 
 
 async def lower_specialization(
-    run: Scope, spec: PlannedSpecialization, exports: Exports, programs: Programs
+    run: RecipeRun,
+    spec: PlannedSpecialization,
+    exports: Exports,
+    prepared: Mapping[str, Prepared],
+    so_far: ProgramsSoFar,
 ) -> Payload:
     """Lowers all methods for one backend, into one payload."""
-    whole = await together({method: to_edge(run, spec, method, program) for method, program in programs.items()})
+    whole = so_far.edges.setdefault(spec.name, {})
+    lowering = {
+        method: run.on_graph(
+            Edge,
+            edge_params_with_passes(run, spec, method),
+            Edge.Inputs(program=made.program),
+            method=method,
+            payload=spec.name,
+        )
+        for method, made in prepared.items()
+    }
+    await together(lowering, into=whole)
     edges = await edge_manager_passes(run, spec, exports, whole)
-    delegating = [method for method in programs if spec.target_of(method).delegates]
+    delegating = [method for method in prepared if spec.target_of(method).delegates]
     parts = await together({method: partition(run, spec, method, edges) for method in delegating})
     partitioned = {method: part.program for method, part in parts.items()}
     delegates = await preprocess(run, spec, partitioned) if partitioned else None
-    linked = {method: partitioned.get(method, edge.program) for method, edge in edges.items()}
-    recipe = run.plan
+    programs = {method: edge.program for method, edge in edges.items()}
+    linked = programs | partitioned
     compiled = await run(
         Compile,
-        compile_params(run, spec, programs),
+        compile_params(run, spec, prepared),
         Compile.Inputs(
             program=linked,
-            constants=next(iter(exports.values())).constants,
+            constants=exports.first.constants,
             delegates=delegates,
-            edge={method: edge.program for method, edge in edges.items()} if recipe.debugs else {},
+            edge=programs if run.plan.debugs else {},
         ),
         payload=spec.name,
     )
-    return Payload(edges, compiled)
+    return Payload(edges, linked, compiled)
 
 
-async def export_methods(run: Scope) -> Exports:
+async def export_methods(run: ModelRun) -> Exports:
     """Exports every method; which there are is known when the first one has been exported."""
     first = await export(run, None)
-    methods = run.methods(first.methods)
-    others = await together({method: export(run, method) for method in methods[1:]})
-    if unknown := sorted(set(run.model.calibration) - set(methods)):
-        raise SourceError(f"calibration names the methods {unknown}; the model has {methods}")
-    exports = {methods[0]: first, **others}
-    check_one_build(run, exports)
-    return exports
+    source, outputs = first.call.params.source, first.outputs
+    names = run.read_json(outputs.methods) if is_known(outputs.methods) else ["forward"]
+    others = await together({method: export(run, method) for method in names[1:]})
+    if unknown := sorted(set(run.model.calibration) - set(names)):
+        raise SourceError(f"calibration names the methods {unknown}; the model has {names}")
+    methods = {names[0]: outputs, **{method: done.outputs for method, done in others.items()}}
+    check_one_build(run, methods)
+    return Exports(methods, source)
 
 
-def check_one_build(run: Scope, exports: Exports) -> None:
+def check_one_build(run: ModelRun, exports: Mapping[str, Export.Outputs]) -> None:
     """Raises SourceError unless all methods have weights of one model: each is exported from a build of its own."""
     refs = {method: export.weights for method, export in exports.items()}
     built = {method: run.read_json(ref) for method, ref in refs.items() if ref and is_known(ref)}
@@ -321,14 +398,15 @@ def check_one_build(run: Scope, exports: Exports) -> None:
                     )
 
 
-async def export(run: Scope, method: str | None) -> Export.Outputs:
+async def export(run: ModelRun, method: str | None) -> Done:
     """Exports one method; None for the model's first one, whose name is not known yet."""
+    watch_name, source = run.model.watch_name(method), run.model.source
     try:
-        return await run(
+        return await run.call(
+            run.step(Export.name, method or ""),
             Export,
-            export_params(run, method, run.model.watch_name(method)),
-            method=method or "",
-            user_code=UserCode(run.model.watch_name(method), run.model.source) if run.model.source else None,
+            export_params(run, method, watch_name),
+            user_code=UserCode(watch_name, source) if source else None,
         )
     except PteforgeError as error:
         if is_worth_diagnosing(error):
@@ -337,7 +415,7 @@ async def export(run: Scope, method: str | None) -> Export.Outputs:
         raise
 
 
-async def explain(run: Scope, method: str | None, error: PteforgeError) -> None:
+async def explain(run: ModelRun, method: str | None, error: PteforgeError) -> None:
     """Diagnoses a method that cannot be exported, and adds the findings to the error."""
     try:
         findings = (await diagnose(run, method)).relevant
@@ -346,14 +424,14 @@ async def explain(run: Scope, method: str | None, error: PteforgeError) -> None:
     add_findings(error, findings)
 
 
-async def diagnose(run: Scope, method: str | None) -> Diagnosis:
+async def diagnose(run: ModelRun, method: str | None) -> Diagnosis:
     """Finds out whether a method can be exported, and why not; None for the model's first one."""
     params, user_code = diagnose_params(run, method)
     outputs = await run(Diagnose, params, method=method or "", user_code=user_code)
     return Diagnosis.from_json(run.read_json(outputs.diagnosis))
 
 
-async def diagnose_methods(run: Scope) -> dict[str, Diagnosis | Exception]:
+async def diagnose_methods(run: ModelRun) -> dict[str, Diagnosis | Exception]:
     """Diagnoses every method of a model; what was raised in place of a diagnosis, for those that have none."""
     first = await diagnose(run, None)
     diagnoses = {method: diagnose(run, method) for method in first.methods[1:]}
@@ -361,24 +439,30 @@ async def diagnose_methods(run: Scope) -> dict[str, Diagnosis | Exception]:
     return {first.method: first, **others}
 
 
-async def prepare(run: Scope, method: str, exports: Exports) -> ArtifactRef:
+async def prepare(run: RecipeRun, method: str, exports: Exports, so_far: ProgramsSoFar) -> Prepared:
     """The program of a method that is lowered for all specializations."""
-    export = exports[method]
-    transformed = await transform(run, method, export)
-    folded = await fold_batch_norms(run, method, transformed, export)
-    quantized = await quantize(run, method, folded, exports)
-    return await aten_passes(run, method, quantized)
+    export = exports.methods[method]
+    transformed = await transform(run, method)
+    program = transformed.program if transformed else export.program
+    if transformed:
+        so_far.transformed[method] = program
+    program = await fold_batch_norms(run, method, program, export)
+    samples = await calibrate(run, method)
+    quantized = await quantize(run, method, program, exports, transformed, samples)
+    if quantized:
+        program = so_far.quantized[method] = quantized.program
+    return Prepared(await aten_passes(run, method, program), transformed, samples, quantized)
 
 
-async def transform(run: Scope, method: str, export: Export.Outputs) -> ArtifactRef:
-    """The program of a method: exported again, where the recipe transforms its module or quantizers observe batches."""
+async def transform(run: RecipeRun, method: str) -> SourceTransform.Outputs | None:
+    """Exports a method again, where the recipe transforms its module or quantizers observe batches."""
     if not (run.plan.recipe.source_transforms or run.plan.observes_any_batch(method)):
-        return export.program
+        return None
     params, user_code = source_transform_params(run, method)
-    return (await run(SourceTransform, params, method=method, user_code=user_code)).program
+    return await run(SourceTransform, params, method=method, user_code=user_code)
 
 
-async def fold_batch_norms(run: Scope, method: str, program: ArtifactRef, export: Export.Outputs) -> ArtifactRef:
+async def fold_batch_norms(run: RecipeRun, method: str, program: ArtifactRef, export: Export.Outputs) -> ArtifactRef:
     """The program of a method without batch norms, where it has some that can be folded and nothing changes them."""
     recipe = run.plan.recipe
     if not recipe.fold_batch_norms or export.batch_norms is None or recipe.compile.share_mutable_buffers:
@@ -387,7 +471,7 @@ async def fold_batch_norms(run: Scope, method: str, program: ArtifactRef, export
     return outputs.program
 
 
-async def aten_passes(run: Scope, method: str, program: ArtifactRef) -> ArtifactRef:
+async def aten_passes(run: RecipeRun, method: str, program: ArtifactRef) -> ArtifactRef:
     """The program of a method after the recipe's own functions over it, if there are any."""
     if not run.plan.recipe.aten_passes:
         return program
@@ -395,78 +479,71 @@ async def aten_passes(run: Scope, method: str, program: ArtifactRef) -> Artifact
     return outputs.program
 
 
-async def quantize(run: Scope, method: str, program: ArtifactRef, exports: Exports) -> ArtifactRef:
-    """The program of a method, quantized on its calibration data or examples where the recipe quantizes it."""
-    recipe, model = run.plan, run.model
-    if not recipe.quantizes(method):
-        return program
-    transformed = run.find(SourceTransform.name, method=method)
-    export, samples = exports[method], None
-    if method in model.calibration:
-        dataset = model.calibration[method]
-        source = dataset and BuilderSource(builder=dataset.dataset, kwargs=dataset.kwargs, files=dataset.files)
-        params = Calibration.Params(
-            source=fields_of(run, source) if source else {},
-            seed=model.seed,
-            samples=dataset.samples if dataset else 0,
-        )
-        samples = (await run(Calibration, params, method=method)).samples
-    outputs = await run(
-        Quantize,
-        quantize_params(run),
-        Quantize.Inputs(
-            program=program,
-            examples=export.examples,
-            samples=samples,
-            transformed=transformed.outputs.reached if transformed else None,
-            shaped=export.program if recipe.observes_any_batch(method) else None,
-            others={
-                other: made.program
-                for other, made in exports.items()
-                if recipe.recipe.compile.share_mutable_buffers and other != method
-            },
-        ),
-        method=method,
+async def calibrate(run: RecipeRun, method: str) -> ArtifactRef | None:
+    """The samples that quantizers observe, where the recipe quantizes the method and the model has some."""
+    model = run.model
+    if not (run.plan.quantizes(method) and method in model.calibration):
+        return None
+    dataset = model.calibration[method]
+    source = dataset and BuilderSource(builder=dataset.dataset, kwargs=dataset.kwargs, files=dataset.files)
+    params = Calibration.Params(
+        source=fields_of(run, source) if source else {},
+        seed=model.seed,
+        samples=dataset.samples if dataset else 0,
     )
-    return outputs.program
+    return (await run(Calibration, params, method=method)).samples
 
 
-async def to_edge(run: Scope, spec: PlannedSpecialization, method: str, program: ArtifactRef) -> Edge.Outputs:
-    params = edge_params(run.plan, spec, method)
-    if passes := run.plan.edge_options(spec, method).passes:
-        params = params.model_copy(update={"passes": tuple(pass_params(run, method, passes))})
-    inputs = Edge.Inputs(program=program)
-    return await run.on_graph(Edge, params, inputs, method=method, payload=spec.name)
+async def quantize(
+    run: RecipeRun,
+    method: str,
+    program: ArtifactRef,
+    exports: Exports,
+    transformed: SourceTransform.Outputs | None,
+    samples: ArtifactRef | None,
+) -> Quantize.Outputs | None:
+    """Quantizes the program of a method on its samples, or else its examples, where the recipe quantizes it."""
+    recipe, export = run.plan, exports.methods[method]
+    if not recipe.quantizes(method):
+        return None
+    shares = recipe.recipe.compile.share_mutable_buffers
+    inputs = Quantize.Inputs(
+        program=program,
+        examples=export.examples,
+        samples=samples,
+        transformed=transformed.reached if transformed else None,
+        shaped=export.program if recipe.observes_any_batch(method) else None,
+        others={other: made for other, made in exports.programs.items() if shares and other != method},
+    )
+    return await run(Quantize, quantize_params(run), inputs, method=method)
 
 
 async def edge_manager_passes(
-    run: Scope, spec: PlannedSpecialization, exports: Exports, edges: Mapping[str, Edge.Outputs]
+    run: RecipeRun, spec: PlannedSpecialization, exports: Exports, edges: Mapping[str, Edge.Outputs]
 ) -> Mapping[str, Edge.Outputs]:
     """The Edge programs after the recipe's own functions over all of them, if there are any for whole programs."""
     passes = manager_pass_params(run, Partition.name)
     if not passes:
         return edges
     inputs = EdgeManagerPasses.Inputs(
-        program={method: edge.program for method, edge in edges.items()},
-        constants=next(iter(exports.values())).constants,
+        program={method: edge.program for method, edge in edges.items()}, constants=exports.first.constants
     )
-    made = await together(
-        {
-            method: run(
-                EdgeManagerPasses,
-                EdgeManagerPasses.Params(method=method, passes=passes),
-                inputs,
-                method=method,
-                payload=spec.name,
-            )
-            for method in edges
-        }
-    )
-    return {method: Edge.Outputs(program=own.program, state=own.state) for method, own in made.items()}
+    changing = {
+        method: run(
+            EdgeManagerPasses,
+            EdgeManagerPasses.Params(method=method, passes=passes),
+            inputs,
+            method=method,
+            payload=spec.name,
+        )
+        for method in edges
+    }
+    changed = await together(changing)
+    return {method: Edge.Outputs(program=own.program, state=own.state) for method, own in changed.items()}
 
 
 async def partition(
-    run: Scope, spec: PlannedSpecialization, method: str, edges: Mapping[str, Edge.Outputs]
+    run: RecipeRun, spec: PlannedSpecialization, method: str, edges: Mapping[str, Edge.Outputs]
 ) -> Partition.Outputs:
     """One method's partitions, unlinked. Methods that share state see which buffers the others change."""
     recipe = run.plan
@@ -483,24 +560,26 @@ async def partition(
     )
 
 
-async def preprocess(run: Scope, spec: PlannedSpecialization, partitioned: Programs) -> ArtifactRef:
+async def preprocess(
+    run: RecipeRun, spec: PlannedSpecialization, partitioned: Mapping[str, ArtifactRef]
+) -> ArtifactRef:
     params = Preprocess.Params(targets=spec.delegating(partitioned))
     return (await run(Preprocess, params, Preprocess.Inputs(program=partitioned), payload=spec.name)).delegates
 
 
-async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload]) -> Serialize.Outputs:
+async def serialize(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]) -> Serialize.Outputs:
     """The file: the only payload, or a container of several behind an outer program."""
     recipe = run.plan
     output, fallback = recipe.recipe.output, recipe.specializations[-1]
     compiled = payloads[fallback.name].compiled
-    of_source = next(iter(exports.values())).metadata if (run.model.metadata or {}).get("from_source", True) else None
-    sizes = {method: export.sizes for method, export in exports.items() if export.sizes}
+    of_source = exports.first.metadata if (run.model.metadata or {}).get("from_source", True) else None
+    sizes = {method: export.sizes for method, export in exports.methods.items() if export.sizes}
     described = run.model.metadata is not None or of_source is not None
     return await run(
         Serialize,
         Serialize.Params(
             form=output.form,
-            methods=tuple(exports),
+            methods=tuple(exports.methods),
             backends=(BACKEND_ID,) if recipe.fat else fallback.backends,
             external_data=output.external_data,
             metadata=metadata_params(run, payloads, described=described) if described or sizes else None,
@@ -515,14 +594,14 @@ async def serialize(run: Scope, exports: Exports, payloads: Mapping[str, Payload
     )
 
 
-async def pack(run: Scope, exports: Exports, payloads: Mapping[str, Payload]) -> ArtifactRef:
+async def pack(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]) -> ArtifactRef:
     recipe = run.plan
     present = [spec for spec in recipe.specializations if spec.name in payloads]
     outputs = await run(
         Pack,
         Pack.Params(
             payloads=tuple(PackedPayload(name=spec.name, backends=spec.backends) for spec in present),
-            methods=tuple(exports),
+            methods=tuple(exports.methods),
             alignment=max(BYTE_ALIGNMENT, recipe.recipe.compile.segment_alignment),
             executorch_version=version("executorch"),
             share_transposed=recipe.recipe.output.share_transposed,
@@ -532,57 +611,70 @@ async def pack(run: Scope, exports: Exports, payloads: Mapping[str, Payload]) ->
     return outputs.container
 
 
-async def verify(run: Scope, exports: Exports, file: Serialize.Outputs) -> ArtifactRef:
-    on_examples = judged_on_examples(run, exports)
-    samples = {
-        method: done.outputs.samples for method in on_examples if (done := run.find(Calibration.name, method=method))
-    }
+async def verify(
+    run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared], so_far: ProgramsSoFar, file: Serialize.Outputs
+) -> ArtifactRef:
+    """The figures of the file, which are within the recipe's bounds."""
+    recipe = run.plan
+    on_examples = judged_on_examples(recipe, prepared)
+    samples = {method: made.samples for method, made in prepared.items() if made.samples and method in on_examples}
+    quantized = {method: made.quantized for method, made in prepared.items() if made.quantized}
+    edges = so_far.payloads[recipe.specializations[0].name].edges if recipe.may_be_unverified else {}
     inputs = Verify.Inputs(
         file=file.file,
         data=file.data,
-        quantized=_made(run, Quantize, {method: exports[method] for method in on_examples}),
-        examples={method: export.examples for method, export in exports.items()},
-        constants=next(iter(exports.values())).constants,
-        edge=_last_edges(run, exports) if run.plan.may_be_unverified else {},
+        quantized={method: outputs.program for method, outputs in quantized.items() if method in on_examples},
+        examples=exports.examples,
+        constants=exports.first.constants,
+        edge={method: edge.program for method, edge in edges.items()},
         notes={
-            method: done.outputs.notes
-            for method in exports
-            if (done := run.find(SourceTransform.name, method=method)) and done.outputs.notes
+            method: made.transformed.notes
+            for method, made in prepared.items()
+            if made.transformed and made.transformed.notes
         },
-        calibration={
-            method: done.outputs.calibration
-            for method in exports
-            if run.plan.calibrates(method) and (done := run.find(Quantize.name, method=method))
-        },
+        calibration={method: outputs.calibration for method, outputs in quantized.items() if recipe.calibrates(method)},
         samples=samples,
-        exported={method: exports[method].program for method in samples},
+        exported={method: exports.programs[method] for method in samples},
     )
-    params = Verify.Params(bounds=run.plan.bounds, host=host_capability(), on_examples=on_examples)
+    params = Verify.Params(bounds=recipe.bounds, host=host_capability(), on_examples=on_examples)
     try:
-        return (await run(Verify, params, inputs)).figures
+        return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, so_far)))).figures
     except (StageFailed, VerificationFailed) as error:
-        methods = run.plan.calibrated_on_examples(exports, run.model.calibration)
-        if "sequence" in str(error) and (state := _unshared_state(run, exports)):
+        methods = recipe.calibrated_on_examples(prepared, run.model.calibration)
+        if "sequence" in str(error) and (state := _unshared_state(run, so_far)):
             error.args = (f"{error.args[0]}; {_on_sharing(state)}",)
         elif methods and re.search(r"drawn \d+, output \d+: SQNR", str(error)):
             error.args = (f"{error.args[0]}; {_on_calibration(methods)}",)
-        elif re.search(r"output \d+: SQNR", str(error)) and (layers := await _losing_layers(run, exports)):
+        elif re.search(r"output \d+: SQNR", str(error)) and (layers := await _losing_layers(run, exports, prepared)):
             error.args = (f"{error.args[0]}; {_on_layers(layers)}",)
         raise
 
 
-def judged_on_examples(run: Scope, methods: Iterable[str]) -> tuple[str, ...]:
+def judged_on_examples(recipe: PlannedRecipe, methods: Iterable[str]) -> tuple[str, ...]:
     """The methods whose activations have calibrated ranges, so that no bound applies to their random inputs.
 
     Values beyond those of the examples or calibration samples are clipped there, however right the file is.
     """
-    return () if run.plan.asks_for_drawn_inputs else tuple(filter(run.plan.calibrates, methods))
+    return () if recipe.asks_for_drawn_inputs else tuple(filter(recipe.calibrates, methods))
 
 
-async def _losing_layers(run: Scope, exports: Exports) -> tuple[str, ...]:
+def _circumstances(run: RecipeRun, so_far: ProgramsSoFar) -> Iterator[Circumstance]:
+    """What the cause of a failed verification may depend on."""
+    recipe = run.plan
+    if recipe.quantizers or recipe.recipe.source_transforms:
+        yield "quantized"
+    states = {method: edge.state for edges in so_far.edges.values() for method, edge in edges.items()}
+    if len(states) < 2 or recipe.recipe.compile.share_mutable_buffers:
+        return
+    with suppress(StoreError):  # whoever needs it says so
+        if any(run.read_json(state) for state in states.values() if is_known(state)):
+            yield "own state"
+
+
+async def _losing_layers(run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared]) -> tuple[str, ...]:
     """The layers that lose most by quantization, the worst one first; none where that cannot be found out."""
     try:
-        return (await rank(run, exports))[:_LAYERS_NAMED] if any(map(run.plan.quantizes, exports)) else ()
+        return (await rank(run, exports, prepared))[:_LAYERS_NAMED]
     except (NotCached, CutShort):
         raise
     except Exception:  # noqa: BLE001 - the failure that it is about is what counts
@@ -600,14 +692,13 @@ def _on_layers(layers: Sequence[str]) -> str:
     )
 
 
-def _unshared_state(run: Scope, exports: Exports) -> list[str]:
+def _unshared_state(run: RecipeRun, so_far: ProgramsSoFar) -> list[str]:
     """Buffers that several methods change, each its own copy of them."""
-    payload = run.plan.specializations[0].name
-    found = [run.find(Edge.name, method=method, payload=payload) for method in exports]
-    changed = Counter(name for edge in found if edge for name in run.read_json(edge.outputs.state))
-    return (
-        [] if run.plan.recipe.compile.share_mutable_buffers else sorted(n for n, times in changed.items() if times > 1)
-    )
+    if run.plan.recipe.compile.share_mutable_buffers:
+        return []
+    edges = so_far.edges[run.plan.specializations[0].name].values()
+    changed = Counter(name for edge in edges for name in run.read_json(edge.state))
+    return sorted(name for name, times in changed.items() if times > 1)
 
 
 def _on_sharing(state: Sequence[str]) -> str:
@@ -624,133 +715,129 @@ def _on_calibration(methods: Sequence[str]) -> str:
     )
 
 
-async def score(run: Scope, file: Serialize.Outputs) -> ArtifactRef | None:
+async def score(run: RecipeRun, exports: Exports, file: Serialize.Outputs) -> ArtifactRef | None:
     """The accuracy of the file, held against the recipe's gate, if it has one."""
     if run.plan.gate is None:
         return None
-    bounds, scores = await make_scores(run, run.plan.gate, file)
+    bounds, scores = await make_scores(run, run.plan.gate, exports, file)
     return (await run(Gate, bounds, Gate.Inputs(**scores))).accuracy
 
 
 async def make_scores(
-    run: Scope, gate: AccuracyGate, file: Serialize.Outputs
+    run: RecipeRun, gate: AccuracyGate, exports: Exports, file: Serialize.Outputs
 ) -> tuple[Gate.Params, dict[str, ArtifactRef]]:
     """The bounds of a gate, and the scores of the file and, if they are compared, of eager."""
-    model, host = run.model, host_capability()
+    seed, host = run.model.seed, host_capability()
     evaluator = fields_of(run, gate.evaluator)
-    params = Evaluate.Params(evaluator=evaluator, seed=model.seed, host=host)
+    params = Evaluate.Params(evaluator=evaluator, seed=seed, host=host)
     scoring: dict[str, Awaitable[Evaluate.Outputs | Baseline.Outputs]] = {
         "scores": run(Evaluate, params, Evaluate.Inputs(file=file.file, data=file.data))
     }
     if gate.max_drop is not None:
-        exported = next(done.call.params for step, done in run.done.items() if step.stage == Export.name)
-        source = exported.source
-        eager = Baseline.Params(source=source, evaluator=evaluator, seed=model.seed, host=host)
+        eager = Baseline.Params(source=exports.source, evaluator=evaluator, seed=seed, host=host)
         scoring["baseline"] = run(Baseline, eager)
     scores = {role: outputs.scores for role, outputs in (await together(scoring)).items()}
     return Gate.Params(evaluator=gate.evaluator.builder, floor=gate.floor, max_drop=gate.max_drop), scores
 
 
-async def compare_programs(run: Scope, exports: Exports) -> ArtifactRef | None:
+async def compare_programs(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> ArtifactRef | None:
     """The ladder of numerics: how far each program on the way to the file is from eager.
 
     Made where the recipe changes numerics on purpose, or asks for it. The file does not depend on it.
     """
     recipe = run.plan
-    changes = bool(recipe.recipe.source_transforms) or any(map(recipe.quantizes, exports))
+    changes = bool(recipe.recipe.source_transforms) or any(map(recipe.quantizes, exports.methods))
     if not (changes or recipe.recipe.verify.ladder):
         return None
     try:
-        return (await ladder(run, exports)).numerics
+        return (await ladder(run, exports, so_far)).outputs.numerics
     except (NotCached, CutShort):
         raise
-    except Exception:  # noqa: BLE001 - the scope has it; a file is none the worse for it
+    except Exception:  # noqa: BLE001 - the run has it; a file is none the worse for it
         return None
 
 
-async def ladder(run: Scope, exports: Exports) -> Ladder.Outputs:
+async def ladder(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> Climbed:
     """Compares the programs that were made with eager, one rung each."""
-    recipe = run.plan
-    made: dict[str, ArtifactRef] = {}
-    rungs = []
-    for rung, programs in ladder_rungs(run, exports):
+    recipe, payloads = run.plan, so_far.payloads
+    rungs, compared = [], dict[str, ArtifactRef]()
+    for rung, programs in ladder_rungs(recipe, exports, so_far):
         rungs.append(rung)
-        made |= {rung.role(method).removeprefix("rung/"): ref for method, ref in programs.items()}
-    split = run.find(Compile.name) if recipe.recipe.output.payload_is_split else None
-    return await run(
-        Ladder,
-        Ladder.Params(
-            rungs=tuple(rungs),
-            methods=tuple(exports),
-            drawn_inputs=0 if judged_on_examples(run, exports) else recipe.bounds.drawn_inputs,
-            host=host_capability(),
-        ),
-        Ladder.Inputs(
-            examples={method: export.examples for method, export in exports.items()},
-            rung=made,
-            data=split.outputs.data if split else None,
-        ),
+        compared |= {rung.key(method): program for method, program in programs.items()}
+    split = payloads.get(recipe.specializations[0].name) if recipe.recipe.output.payload_is_split else None
+    params = Ladder.Params(
+        rungs=tuple(rungs),
+        methods=tuple(exports.methods),
+        drawn_inputs=0 if judged_on_examples(recipe, exports.methods) else recipe.bounds.drawn_inputs,
+        host=host_capability(),
     )
+    data = split.compiled.data if split else None
+    inputs = Ladder.Inputs(examples=exports.examples, rung=compared, data=data)
+    return Climbed(params, inputs, await run(Ladder, params, inputs), payloads)
 
 
-def ladder_rungs(run: Scope, exports: Exports) -> Iterator[tuple[RungParams, Programs]]:
-    """Every rung of a recipe, with those of its programs that were made."""
-    recipe = run.plan
-    yield RungParams(name="exported"), {method: export.program for method, export in exports.items()}
+def ladder_rungs(
+    recipe: PlannedRecipe, exports: Exports, so_far: ProgramsSoFar
+) -> Iterator[tuple[RungParams, Mapping[str, ArtifactRef]]]:
+    """Every rung of a recipe, with those of its programs by method that were made."""
+    yield RungParams(name="exported"), exports.programs
     if recipe.recipe.source_transforms:
-        yield RungParams(name="transformed"), _made(run, SourceTransform, exports)
-    if any(map(recipe.quantizes, exports)):
-        yield RungParams(name="quantized"), _made(run, Quantize, exports)
+        yield RungParams(name="transformed"), so_far.transformed
+    if any(map(recipe.quantizes, exports.methods)):
+        yield RungParams(name="quantized"), so_far.quantized
     sharing: dict[str, list[str]] = {}  # specializations whose Edge programs are the same
     for spec in recipe.specializations:
         params = [
             [edge_params(recipe, spec, method).model_dump(), recipe.edge_options(spec, method).model_dump(mode="json")]
-            for method in exports
+            for method in exports.methods
         ]
         sharing.setdefault(canonical_json(params).decode(), []).append(spec.name)
     for names in sharing.values():
+        edges = so_far.edges.get(names[0], {})
         rung = RungParams(name="edge", specializations=tuple(names) if recipe.fat else ())
-        yield rung, _made(run, Edge, exports, payload=names[0])
+        yield rung, {method: edge.program for method, edge in edges.items()}
     for spec in recipe.specializations:
-        compiled = run.find(Compile.name, payload=spec.name)
+        payload = so_far.payloads.get(spec.name)
         rung = RungParams(name="payload", specializations=(spec.name,) if recipe.fat else ())
-        yield rung, dict.fromkeys(exports, compiled.outputs.payload) if compiled else {}
+        yield rung, dict.fromkeys(exports.methods, payload.compiled.payload) if payload else {}
 
 
-async def lower_to_ladder(run: Scope) -> dict[str, Ladder.Outputs | Exception]:
+async def lower_to_ladder(run: ModelRun) -> dict[str, Climbed | Exception]:
     """Lowers a model's recipes up to the ladder, without verification, so it also works on files that fail it."""
     exports = await export_methods(run)
 
-    async def climb(scope: Scope) -> Ladder.Outputs:
-        scope.plan.check_methods(exports)
+    async def climb(recipe_run: RecipeRun) -> Climbed:
+        recipe_run.plan.check_methods(exports.methods)
+        so_far = ProgramsSoFar()
         try:
-            await make_payloads(scope, exports)
+            await make_payloads(recipe_run, exports, so_far)
         except (NotCached, CutShort):
             raise
-        except Exception:  # noqa: BLE001, S110 - the scope has it; the ladder shows the programs that were made
+        except Exception:  # noqa: BLE001, S110 - the run has it; the ladder shows the programs that were made
             pass
-        return await ladder(scope, exports)
+        return await ladder(recipe_run, exports, so_far)
 
-    scopes = {recipe.name: run.of_recipe(recipe, stages_after(recipe.until)) for recipe in run.model.recipes}
-    return await together({name: climb(scope) for name, scope in scopes.items()}, return_exceptions=True)
+    recipes = {recipe.name: run.of_recipe(recipe, stages_after(recipe.until)) for recipe in run.model.recipes}
+    return await together({name: climb(made) for name, made in recipes.items()}, return_exceptions=True)
 
 
-async def bisect_rung(run: Scope, before: RungParams, after: RungParams, method: str) -> Bisect.Outputs:
+async def bisect_rung(
+    run: RecipeRun, climbed: Climbed, before: RungParams, after: RungParams, method: str
+) -> Bisect.Outputs:
     """Compares the operators of `after`, a rung that is not a payload, with those of the rung `before`."""
-    climbed = run.find(Ladder.name)
-    assert climbed  # noqa: S101 - the caller has looked at it
-    inputs = climbed.call.inputs
+    programs = climbed.inputs.rung
     exported_again = after.name == "transformed"
-    transformed = RungParams(name="transformed").role(method)
-    origin = transformed if transformed in inputs and not exported_again else RungParams(name="exported").role(method)
+    exported, transformed = (programs.get(RungParams(name=name).key(method)) for name in ("exported", "transformed"))
+    origin = exported if exported_again or transformed is None else transformed
+    assert origin  # noqa: S101 - every method was exported
     return await run(
         Bisect,
         Bisect.Params(exported_anew=exported_again, host=host_capability()),
         Bisect.Inputs(
-            before=inputs[before.role(method)],
-            after=inputs[after.role(method)],
-            origin=inputs[origin],
-            examples=inputs[f"examples/{method}"],
+            before=programs[before.key(method)],
+            after=programs[after.key(method)],
+            origin=origin,
+            examples=climbed.inputs.examples[method],
         ),
         method=method,
         payload="+".join(after.specializations) or after.name,
@@ -758,13 +845,12 @@ async def bisect_rung(run: Scope, before: RungParams, after: RungParams, method:
 
 
 async def bisect_payload(
-    run: Scope, rung: RungParams, method: str, *, least_db: float, drop_db: float
+    run: RecipeRun, climbed: Climbed, rung: RungParams, method: str, *, least_db: float, drop_db: float
 ) -> BisectPayload.Outputs | None:
     """Finds the delegates and operators of a payload that lose; None for one that was not made."""
     (spec,) = [spec for spec in run.plan.specializations if not run.plan.fat or spec.name in rung.specializations]
-    compiled = run.find(Compile.name, payload=spec.name)
-    climbed = run.find(Ladder.name)
-    if compiled is None or climbed is None:
+    payload = climbed.payloads.get(spec.name)
+    if payload is None:
         return None
     return await run(
         BisectPayload,
@@ -773,14 +859,14 @@ async def bisect_payload(
             target=params_of(spec.target_of(method)),
             least_db=least_db,
             drop_db=drop_db,
-            drawn_inputs=climbed.call.params.drawn_inputs,
+            drawn_inputs=climbed.params.drawn_inputs,
             host=host_capability(),
         ),
         BisectPayload.Inputs(
-            program=compiled.call.inputs[f"program/{method}"],
-            payload=compiled.outputs.payload,
-            examples=climbed.call.inputs[f"examples/{method}"],
-            data=climbed.call.inputs.get("data"),
+            program=payload.linked[method],
+            payload=payload.compiled.payload,
+            examples=climbed.inputs.examples[method],
+            data=climbed.inputs.data,
         ),
         method=method,
         payload=spec.name,
@@ -792,15 +878,3 @@ def debug_outputs(recipe: PlannedRecipe, payloads: Mapping[str, Payload]) -> dic
     if not recipe.debugs:
         return {}
     return {name if recipe.fat else "": payload.compiled for name, payload in payloads.items()}
-
-
-def _last_edges(run: Scope, methods: Exports) -> dict[str, ArtifactRef]:
-    """The Edge programs by method, of a plain file, that its payload was made from."""
-    payload = run.plan.specializations[0].name
-    return _made(run, EdgeManagerPasses, methods, payload=payload) or _made(run, Edge, methods, payload=payload)
-
-
-def _made(run: Scope, stage: type[Stage], methods: Exports, *, payload: str = "") -> dict[str, ArtifactRef]:
-    """Programs of a stage by method, of those that it made."""
-    done = {method: run.find(stage.name, method=method, payload=payload) for method in methods}
-    return {method: found.outputs.program for method, found in done.items() if found}

@@ -350,15 +350,20 @@ class NullObserver:
 
 
 @overload
-async def together(calls: Mapping[str, Awaitable[T]], *, return_exceptions: Literal[False] = False) -> dict[str, T]: ...
+async def together(
+    calls: Mapping[str, Awaitable[T]], *, into: dict[str, T] | None = None, return_exceptions: Literal[False] = False
+) -> dict[str, T]: ...
 @overload
 async def together(
     calls: Mapping[str, Awaitable[T]], *, return_exceptions: Literal[True]
 ) -> dict[str, T | Exception]: ...
-async def together(calls: Mapping[str, Awaitable[T]], *, return_exceptions: bool = False) -> Any:
+async def together(
+    calls: Mapping[str, Awaitable[T]], *, into: dict[str, T] | None = None, return_exceptions: bool = False
+) -> Any:
     """All results, by name; raises the first failure, but only when all have come to their end.
 
-    With `return_exceptions`, what was raised is among the results, as for `asyncio.gather`.
+    With `return_exceptions`, what was raised is among the results, as for `asyncio.gather`. The results of calls that
+    did not fail are also added to `into`, whatever is raised.
     """
     outcomes: dict[str, Any] = {}
     if len(calls) < 2 or _one_by_one.get():
@@ -373,6 +378,8 @@ async def together(calls: Mapping[str, Awaitable[T]], *, return_exceptions: bool
         if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
             raise outcome
     failures = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
+    if into is not None:
+        into |= {name: outcome for name, outcome in outcomes.items() if not isinstance(outcome, Exception)}
     if failures and not return_exceptions:
         raise first_of(failures)
     return outcomes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from ..artifacts.digest import canonical_json, digest_json
@@ -13,8 +13,8 @@ from .keys.search import ModuleSearch
 from .keys.source import source_fields
 from .keys.versions import host_capability
 from .model import PlannedRecipe, PlannedSpecialization, params_of
+from .model_run import RecipeRun, StageCalls
 from .runner import UserCode
-from .scope import Scope
 from .stage import CallableParams, TargetParams
 from .stages.aten_passes import AtenPasses
 from .stages.compile import Compile, EmissionPassParams
@@ -32,7 +32,7 @@ ORIGIN_FORMAT = 1
 """Version of what the provenance digest in a file's metadata is of."""
 
 
-def export_params(run: Scope, method: str | None, watch_name: str) -> Export.Params:
+def export_params(run: StageCalls, method: str | None, watch_name: str) -> Export.Params:
     """Params of `export`; a model in memory has no source, and its key is completed by whoever exports it."""
     model = run.model
     watched = run.store.ledger.watched(watch_name) if model.source else ()
@@ -47,14 +47,14 @@ def export_params(run: Scope, method: str | None, watch_name: str) -> Export.Par
     )
 
 
-def diagnose_params(run: Scope, method: str | None) -> tuple[Diagnose.Params, UserCode | None]:
+def diagnose_params(run: StageCalls, method: str | None) -> tuple[Diagnose.Params, UserCode | None]:
     """Params of `diagnose`, which are those of `export` without what only eager's figures depend on."""
     watch_name = canonical_json(["diagnose", run.model.watch_name(method)]).decode()
     params = Diagnose.Params(**export_params(run, method, watch_name).model_dump(exclude={"drawn_inputs", "host"}))
     return params, UserCode(watch_name, run.model.source) if run.model.source else None
 
 
-def source_transform_params(run: Scope, method: str) -> tuple[SourceTransform.Params, UserCode | None]:
+def source_transform_params(run: RecipeRun, method: str) -> tuple[SourceTransform.Params, UserCode | None]:
     """Params of `source_transform`, with digests of the user's code, and that code."""
     model, transforms = run.model, run.plan.recipe.source_transforms
     callables = tuple(source for made in transforms if (source := _code_of(made)))
@@ -76,7 +76,7 @@ def _code_of(made: Transform) -> BuilderSource | None:
     return BuilderSource(builder=made.filter_fn) if made.filter_fn else None
 
 
-def _transform_params(run: Scope, made: Transform) -> TorchaoParams | CallableParams:
+def _transform_params(run: RecipeRun, made: Transform) -> TorchaoParams | CallableParams:
     code = _code_of(made)
     called = CallableParams(source=fields_of(run, code)) if code else None
     if isinstance(made, TorchaoTransform):
@@ -109,13 +109,17 @@ def edge_params(recipe: PlannedRecipe, spec: PlannedSpecialization, method: str)
     )
 
 
-def pass_params(run: Scope, method: str, passes: Any) -> Iterator[PassParams]:
-    """The recipe's own passes over one method, with digests of their code."""
-    for own in passes:
-        yield PassParams(source=fields_of(run, own.source), method=method if own.takes_program else None)
+def edge_params_with_passes(run: RecipeRun, spec: PlannedSpecialization, method: str) -> Edge.Params:
+    """Params of `edge`: with the recipe's own passes over the method, and digests of their code."""
+    passes = tuple(
+        PassParams(source=fields_of(run, own.source), method=method if own.takes_program else None)
+        for own in run.plan.edge_options(spec, method).passes
+    )
+    params = edge_params(run.plan, spec, method)
+    return params.model_copy(update={"passes": passes}) if passes else params
 
 
-def quantize_params(run: Scope) -> Quantize.Params:
+def quantize_params(run: RecipeRun) -> Quantize.Params:
     """The recipe's quantizers, and its functions between their steps, with digests of their code."""
     quantization = run.plan.recipe.quantize
     passes = {
@@ -133,13 +137,13 @@ def quantize_params(run: Scope) -> Quantize.Params:
     )
 
 
-def aten_pass_params(run: Scope, method: str) -> AtenPasses.Params:
+def aten_pass_params(run: RecipeRun, method: str) -> AtenPasses.Params:
     """The recipe's functions over one method's ATen program, with digests of their code."""
     passes = tuple(CallableParams(source=fields_of(run, own.source)) for own in run.plan.recipe.aten_passes)
     return AtenPasses.Params(method=method, passes=passes)
 
 
-def manager_pass_params(run: Scope, before: str) -> tuple[ManagerPassParams, ...]:
+def manager_pass_params(run: RecipeRun, before: str) -> tuple[ManagerPassParams, ...]:
     """The recipe's functions over the Edge programs of all methods before a stage, with digests of their code."""
     return tuple(
         ManagerPassParams(source=fields_of(run, own.source), takes_program=own.takes_program)
@@ -148,7 +152,7 @@ def manager_pass_params(run: Scope, before: str) -> tuple[ManagerPassParams, ...
     )
 
 
-def compile_params(run: Scope, spec: PlannedSpecialization, methods: Collection[str]) -> Compile.Params:
+def compile_params(run: RecipeRun, spec: PlannedSpecialization, methods: Collection[str]) -> Compile.Params:
     """How the methods become one payload."""
     recipe = run.plan
     options = recipe.recipe.compile_options
@@ -166,7 +170,7 @@ def compile_params(run: Scope, spec: PlannedSpecialization, methods: Collection[
     )
 
 
-def metadata_params(run: Scope, payloads: Collection[str], *, described: bool) -> MetadataParams:
+def metadata_params(run: RecipeRun, payloads: Collection[str], *, described: bool) -> MetadataParams:
     """What the zoo says about the model, and what a file that is `described` is made from and with."""
     recipe, layout = run.plan, run.plan.recipe.compile
     made = {spec.name: params_of(spec.target).model_dump(mode="json") for spec in recipe.specializations}
@@ -191,7 +195,7 @@ def _left_out(recipe: PlannedRecipe, payloads: Collection[str]) -> tuple[str, ..
     return (*recipe.unavailable, *(spec.name for spec in recipe.specializations if spec.name not in payloads))
 
 
-def report_params(run: Scope, payloads: Collection[str]) -> Report.Params:
+def report_params(run: RecipeRun, payloads: Collection[str]) -> Report.Params:
     """What the provenance says besides what the report reads."""
     recipe = run.plan
     return Report.Params(
@@ -221,7 +225,7 @@ def _common(edges: list[Edge.Params]) -> Edge.Params:
     )
 
 
-def fields_of(run: Scope, source: BuilderSource | ProgramSource, watched: tuple[str, ...] = ()) -> dict[str, Any]:
+def fields_of(run: StageCalls, source: BuilderSource | ProgramSource, watched: tuple[str, ...] = ()) -> dict[str, Any]:
     """Key fields of the user's code, whose digest the scope keeps."""
     search = run.search or ModuleSearch(run.model.python_path)
     fields = source_fields(source, search, watched, folder=run.model.folder, digest=run.store.inputs.digest)

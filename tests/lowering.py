@@ -29,9 +29,9 @@ from pteforge.tasks.executor import Executor, run_stage
 from pteforge.tasks.keys.search import ModuleSearch
 from pteforge.tasks.lowering import lower_model
 from pteforge.tasks.model import PlannedModel
+from pteforge.tasks.model_run import ModelRun
 from pteforge.tasks.recipe_checks import plan_recipe
 from pteforge.tasks.runner import CutShort, Done, StageCall, run_without_loop
-from pteforge.tasks.scope import Scope
 from pteforge.tasks.stage import Params, Stage, Workspace, from_roles, to_roles
 from pteforge.tasks.stages.export import Export
 from pteforge.tasks.targets.find import find_target
@@ -153,11 +153,11 @@ class Stages:
             folder=self.folder,
         )
         with open_store(str(self.store.root)) as opened:
-            scope = Scope(BodyRunner(opened), model.ending_with(until) if until else model)
-            (result,) = run_without_loop(lower_model(scope)).values()
+            run = ModelRun(BodyRunner(opened), model.ending_with(until) if until else model)
+            (result,) = run_without_loop(lower_model(run)).values()
         if isinstance(result, Exception) and not (until and isinstance(result, CutShort)):
             raise result
-        return Lowered({step.part: done for step, done in scope.recipes["tested"].done.items()}, self.store)
+        return Lowered({step.part: done for step, done in run.recipes["tested"].done.items()}, self.store)
 
     def run(
         self,

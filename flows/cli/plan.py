@@ -70,8 +70,8 @@ def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
     from ...artifacts.runs import differing_fields
     from ...tasks.executor import predict_memory
     from ...tasks.lowering import lower_model
+    from ...tasks.model_run import ModelRun
     from ...tasks.runner import CutShort, PlanRunner, run_without_loop
-    from ...tasks.scope import Scope
 
     refresh, session.executor.refresh = bool(session.executor.refresh), ""  # what is there is known, and will run
     runner = PlanRunner(session.executor)
@@ -80,7 +80,7 @@ def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
         if record := None if refresh else session.whole_models.find(model):
             whole |= {stage.key for stage in record.stages}
             continue
-        for outcome in run_without_loop(lower_model(Scope(runner, model))).values():
+        for outcome in run_without_loop(lower_model(ModelRun(runner, model))).values():
             if isinstance(outcome, Exception) and not isinstance(outcome, CutShort):
                 raise outcome
     ledger, will_run = session.store.ledger, []

@@ -32,8 +32,8 @@ from pteforge.tasks.executor import Executor
 from pteforge.tasks.keys.search import ModuleSearch
 from pteforge.tasks.lowering import lower_model
 from pteforge.tasks.model import PlannedModel
+from pteforge.tasks.model_run import ModelRun
 from pteforge.tasks.runner import LedgerRunner, NotCached, run_without_loop
-from pteforge.tasks.scope import Scope
 from pteforge.tasks.workers import Workers
 from pteforge.tests.faults.campaign import Campaign, patience, trying
 from pteforge.tests.faults.zoo import make_two_models
@@ -153,13 +153,13 @@ def whole_models(store: Store, project: Project) -> Any:
 
 def found_by_executor(store: Store, workers: Workers, model: PlannedModel) -> Found:
     """What the executor finds of each stage of a model, up to the first one that has to run."""
-    scope = Scope(LedgerRunner(Executor(store, workers)), model, search=ModuleSearch(model.python_path))
+    run = ModelRun(LedgerRunner(Executor(store, workers)), model, search=ModuleSearch(model.python_path))
     with contextlib.suppress(NotCached, ObjectMissing, ObjectDamaged):
-        for result in run_without_loop(lower_model(scope)).values():
+        for result in run_without_loop(lower_model(run)).values():
             if isinstance(result, Exception):
                 raise result
-    scopes = {"": scope, **scope.recipes}
-    return {(name, str(step)): done.roles for name, each in scopes.items() for step, done in each.done.items()}
+    parts = {"": run, **run.recipes}
+    return {(name, str(step)): done.roles for name, part in parts.items() for step, done in part.done.items()}
 
 
 def fetched(project: Project, folder: Path) -> dict[str, bytes]:

@@ -10,8 +10,8 @@ from pteforge.configs.load import load_zoo
 from pteforge.flows.select import select_models
 from pteforge.tasks.executor import Executor, current_params
 from pteforge.tasks.lowering import lower_model
+from pteforge.tasks.model_run import ModelRun
 from pteforge.tasks.runner import LedgerRunner, NotCached, run_without_loop
-from pteforge.tasks.scope import Scope
 
 
 def test_models_of_one_builder_watch_their_own_modules(project, lower):
@@ -60,7 +60,7 @@ def test_models_of_one_builder_are_exported_at_once(project, workers):
 
         def first_export(model):
             with pytest.raises(NotCached):
-                run_without_loop(lower_model(Scope(Recording(executor), model)))
+                run_without_loop(lower_model(ModelRun(Recording(executor), model)))
             return calls.pop(0)
 
         exports = [first_export(model) for model in models]

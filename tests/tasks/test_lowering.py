@@ -12,13 +12,14 @@ from pteforge.artifacts.ref import ArtifactRef
 from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.errors import ConfigError, InputError, SourceError, StageFailed
+from pteforge.tasks.history import History
 from pteforge.tasks.keys.key import StageKey
 from pteforge.tasks.keys.search import ModuleSearch
 from pteforge.tasks.lowering import STAGES, LoweredRecipe, check_stage, lower_model, lower_to_ladder
 from pteforge.tasks.model import PlannedModel
+from pteforge.tasks.model_run import ModelRun
 from pteforge.tasks.recipe_checks import plan_recipe
 from pteforge.tasks.runner import CutShort, Done, run_without_loop
-from pteforge.tasks.scope import History, Scope
 from pteforge.tasks.stage import unknown_roles
 from pteforge.tests.lowering import PORTABLE, XNNPACK, recipe
 
@@ -93,9 +94,9 @@ def lower(tmp_path):
         planned = PlannedModel.of_config("model", config, tuple(planned), 2, **place)
         with open_store(str(tmp_path / "store")) as store:
             runner = Recorder(store, methods, failing, loop, norms)
-            scope = Scope(runner, planned.ending_with(until) if until else planned)
-            runner.results = (asyncio.run if loop else run_without_loop)(lowering(scope))
-            runner.scope = scope
+            model_run = ModelRun(runner, planned.ending_with(until) if until else planned)
+            runner.results = (asyncio.run if loop else run_without_loop)(lowering(model_run))
+            runner.run = model_run
         return runner
 
     return run
@@ -105,7 +106,7 @@ def test_portable(lower):
     """Without a partitioner, programs go from edge to compile as they are; every call names model, stage and recipe."""
     made = lower(p=PORTABLE)
     assert list(made.calls) == ["export", "edge/forward/p", "compile/p", "serialize/p", "verify/p", "report/p"]
-    edge, export = made.scope.recipes["p"].find("edge", method="forward"), made.scope.find("export")
+    edge, export = made.run.recipes["p"].find("edge", method="forward"), made.run.find("export")
     assert made.calls["compile/p"].inputs == {
         "program/forward": edge.outputs.program,
         "constants": export.outputs.constants,
@@ -124,7 +125,7 @@ def test_methods(lower, loop, tmp_path: Path):
     assert made.calls["export/encode"].params.method == "encode"
     assert made.names("edge") == ["edge/forward/x", "edge/encode/x"]
     parts = {
-        f"program/{method}": made.scope.recipes["x"].find("partition", method=method).outputs.program
+        f"program/{method}": made.run.recipes["x"].find("partition", method=method).outputs.program
         for method in ("forward", "encode")
     }
     assert made.calls["preprocess/x"].inputs == parts
@@ -157,7 +158,7 @@ def test_fat_files_pack_all_payloads_by_preference(lower):
     made = lower(f=recipe("vulkan", "xnnpack", "portable"))
     assert [payload.name for payload in made.calls["pack/f"].params.payloads] == ["vulkan", "xnnpack", "portable"]
     assert made.names("compile") == ["compile/f.vulkan", "compile/f.xnnpack", "compile/f.portable"]
-    compiled = made.scope.recipes["f"].find("compile", payload="portable")
+    compiled = made.run.recipes["f"].find("compile", payload="portable")
     assert made.calls["serialize/f"].inputs["payload"] == compiled.outputs.payload
 
 
@@ -167,11 +168,11 @@ def test_a_specialization_that_is_not_required(lower):
     made = lower(failing={"partition/forward/f.vulkan"}, f=optional)
     assert [payload.name for payload in made.calls["pack/f"].params.payloads] == ["xnnpack", "portable"]
     assert made.calls["report/f"].params.left_out == ("vulkan",)
-    assert made.scope.recipes["f"].why_left_out(["vulkan"]) == {
+    assert made.run.recipes["f"].why_left_out(["vulkan"]) == {
         "vulkan": "partition/forward/f.vulkan: partition/forward/f.vulkan fails"
     }
     made = lower(failing={"partition/forward/f.vulkan"}, f=recipe("vulkan", "xnnpack", "portable"), p=PORTABLE)
-    assert made.scope.recipes["f"].step_of(made.results["f"]) == "partition/forward/f.vulkan"
+    assert made.run.recipes["f"].step_of(made.results["f"]) == "partition/forward/f.vulkan"
     assert "compile/f.xnnpack" in made.calls  # its siblings went on to their payloads
     assert isinstance(made.results["p"], LoweredRecipe)
 
@@ -180,9 +181,9 @@ def test_transformed_methods_are_exported_apart(lower):
     """What is lowered comes from transformed modules; examples and eager's outputs from `export`, which fp32 shares."""
     made = lower(p=PORTABLE, t={**PORTABLE, **INT8}, same={**PORTABLE, **INT8})
     assert made.names("source_transform") == ["source_transform/forward/t"]
-    transformed = made.scope.recipes["t"].find("source_transform", method="forward").outputs.program
+    transformed = made.run.recipes["t"].find("source_transform", method="forward").outputs.program
     assert made.calls["edge/forward/t"].inputs == {"program": transformed}
-    assert made.calls["verify/t"].inputs["examples/forward"] == made.scope.find("export").outputs.examples
+    assert made.calls["verify/t"].inputs["examples/forward"] == made.run.find("export").outputs.examples
 
 
 def test_batch_norms_are_folded_once(lower):
@@ -190,11 +191,11 @@ def test_batch_norms_are_folded_once(lower):
     asked = {**XNNPACK, **INT8, "quantize": {"quantizer": "xnnpack"}}
     made = lower(norms=True, p=PORTABLE, x=XNNPACK, q=asked, off={**PORTABLE, "fold_batch_norms": False})
     assert made.names("fold_batch_norms") == ["fold_batch_norms/forward/p", "fold_batch_norms/forward/q"]
-    exported = made.scope.find("export").outputs.program
-    folded = made.scope.recipes["p"].find("fold_batch_norms", method="forward").outputs.program
+    exported = made.run.find("export").outputs.program
+    folded = made.run.recipes["p"].find("fold_batch_norms", method="forward").outputs.program
     assert made.calls["edge/forward/p"].inputs == made.calls["edge/forward/x"].inputs == {"program": folded}
     assert made.calls["edge/forward/off"].inputs == {"program": exported}
-    folded = made.scope.recipes["q"].find("fold_batch_norms", method="forward").outputs.program
+    folded = made.run.recipes["q"].find("fold_batch_norms", method="forward").outputs.program
     assert made.calls["quantize/forward/q"].inputs["program"] == folded
 
 
@@ -232,7 +233,7 @@ def test_why_a_stage_takes_the_weights(lower, tmp_path: Path):
     """The record of a run says why a stage did not do with the graph alone."""
     (tmp_path / "planned_passes.py").write_text("def make():\n    return []\n")
     made = lower(p={**PORTABLE, "edge": {"passes": [{"callable": "planned_passes:make"}]}}, x=PORTABLE)
-    said = {outcome.step: outcome.message for outcome in History(made.scope).outcomes()}
+    said = {outcome.step: outcome.message for outcome in History(made.run).outcomes()}
     assert said["edge/forward/p"] == "had not run before; takes the weights: the recipe's passes may read weights"
     assert said["edge/forward/x"] == "had not run before"
 
@@ -267,9 +268,9 @@ def test_a_failed_export_is_diagnosed(lower):
     assert "diagnose" not in lower(x=XNNPACK).calls
     calls = []
 
-    async def lowering(scope):
-        calls.append(scope.runner.calls)
-        return await lower_model(scope)
+    async def lowering(run):
+        calls.append(run.runner.calls)
+        return await lower_model(run)
 
     for failing in ({"export"}, {"export", "diagnose"}):
         with pytest.raises(StageFailed, match="export fails") as caught:
@@ -314,7 +315,7 @@ def test_ladder_of_a_recipe_that_fails(lower):
     made = lower(failing={"compile/f.vulkan"}, f=asking)
     roles = {role for role in made.calls["ladder/f"].inputs if role.startswith("rung/payload")}
     assert roles == {"rung/payload.xnnpack", "rung/payload.portable"}
-    assert made.scope.recipes["f"].step_of(made.results["f"]) == "compile/f.vulkan"
+    assert made.run.recipes["f"].step_of(made.results["f"]) == "compile/f.vulkan"
     assert "ladder/a" in lower(failing={"verify/a"}, a=LADDER).calls
 
 
