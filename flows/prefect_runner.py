@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import itertools
-import json
 import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
 
@@ -24,7 +23,9 @@ from prefect.context import FlowRunContext, TaskRunContext
 from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.transactions import Transaction
+from pydantic import TypeAdapter
 
+from ..artifacts.digest import Digest
 from ..artifacts.locations import open_store
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import differing_fields
@@ -97,33 +98,74 @@ def _worth_retrying(task: Any, run: TaskRun, state: State[Any]) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class TaskWork:
+    """What the task of a stage is given.
+
+    Attributes:
+        key: the call's, as the driver has it.
+        code: a field of the key that the machine decides, as are `versions`.
+        found: whether the driver's ledger had the result.
+    """
+
+    call: StageCall
+    site: Site
+    key: Digest
+    code: Digest
+    versions: Mapping[str, str]
+    found: bool
+
+    def encode(self) -> bytes:
+        return _WORK.dump_json(self)
+
+    @classmethod
+    def decode(cls, content: bytes) -> TaskWork:
+        return _WORK.validate_json(content)
+
+    def check(self, here: StageKey) -> None:
+        """Raises StageFailed where this process, which has another key for the call, would do something else."""
+        if here.digest() == self.key:
+            return
+        differing = [
+            f"{change.field}: {change.before} there, {change.after} here"
+            for change in differing_fields(self.versions, here.versions)
+        ]
+        if here.code != self.code:
+            differing.append(f"pteforge's code of stage {here.stage!r}")
+        raise StageFailed(
+            "this worker cannot run the driver's stage: its stage key differs "
+            f"({'; '.join(differing) or 'the zoo or its modules differ'}); install the same versions on both"
+        )
+
+
+_WORK = TypeAdapter(TaskWork)
+
+
 def run_stage_call(title: str, work: bytes) -> Any:
     """Runs one stage, unless the ledger has it; a hit ends in the state `Cached`, as Prefect's own cache hits do.
 
     Args:
         title: name of the run.
-        work: JSON: the call, its site, its key as the driver has it, and the result that the ledger had. Bytes, since
-            Prefect and Dask look into everything else.
+        work: a `TaskWork`. Bytes, since Prefect and Dask look into everything else.
 
     Returns:
-        The result as JSON: see `_to_json`.
+        A state whose result is an encoded `Done`; if the driver has that already, just True.
 
     Raises:
         StageFailed: this process's code or toolchain is not the driver's.
     """
     del title
-    asked = json.loads(work)
-    call = StageCall.decode(asked["call"].encode())
+    asked = TaskWork.decode(work)
+    call, site = asked.call, asked.site
     add_tags(f"stage:{call.stage.name}", f"model:{call.model}", *(f"recipe:{recipe}" for recipe in call.recipes))
-    if asked["found"]:
-        return Completed(name="Cached", message=f"found by stage key {asked['key']}", data=asked["found"])
-    site = Site(**asked["site"])
+    if asked.found:
+        return Completed(name="Cached", message=f"found by stage key {asked.key}", data=True)
     if (site.run, os.getpid()) in _runs and not runner_of(site.run):
         return Cancelled(message="the run has ended")
     runner = runner_of(site.run)
     executor = runner.session.executor if runner else _executor(site)
     try:
-        _check_key(executor.key(call), asked["key"], asked["fields"])
+        asked.check(executor.key(call))
         done = executor.run(call, runner.session if runner else NullObserver(), _log_sometimes())
     except StoreUnusable:
         raise  # it may be back: Prefect tries again
@@ -132,11 +174,11 @@ def run_stage_call(title: str, work: bytes) -> Any:
             return Cancelled(message="the run was cancelled")
         return _failed(error)
     if done.cached:
-        return Completed(name="Cached", message=f"found by stage key {done.key.digest()}", data=_to_json(done))
+        return Completed(name="Cached", message=f"found by stage key {done.key.digest()}", data=done.encode())
     local = executor.store.local
     made = sum(blob.size for blob in {blob for ref in done.roles.values() for blob in local.objects_of(ref)})
     took = f"ran {done.seconds:.1f} s, peak memory {format_size(done.peak_memory)}, outputs {format_size(made)}"
-    return Completed(message=printable(f"{took}; {done.reason}") if done.reason else took, data=_to_json(done))
+    return Completed(message=printable(f"{took}; {done.reason}") if done.reason else took, data=done.encode())
 
 
 def _failed(error: PteforgeError) -> State[Any]:
@@ -206,12 +248,13 @@ class PrefectRunner(SharingRunner):
                     found = await asyncio.to_thread(self.engine.find, call)  # so that hits wait for no limit
                     future, here = await self._submit(call, found)
                     try:
-                        answer = await _result(future)
+                        await _ended(future)
+                        result = await asyncio.to_thread(future.result)
                     except PteforgeError as error:
                         if not here:  # else the task has told the session itself
                             self.session.failed(call, error)
                         raise
-                    done = found or _from_json(call, answer, self.engine.key)
+                    done = found or Done.decode(result)
                     if found or not here:
                         self.session.finished(done)
                     self._remember(done, future.state)
@@ -221,13 +264,7 @@ class PrefectRunner(SharingRunner):
     async def _submit(self, call: StageCall, found: Done | None) -> tuple[Any, bool]:
         """The future of the stage's task, and whether that runs in this process."""
         key = found.key if found else await asyncio.to_thread(self.engine.key, call)
-        work = {
-            "call": call.encode().decode(),
-            "site": vars(self._site),
-            "key": key.digest(),
-            "fields": {} if found else _comparable(key),
-            "found": _to_json(found) if found else None,
-        }
+        work = TaskWork(call, self._site, key.digest(), key.code, key.versions, bool(found))
         tasks = self._flow_tasks if found or not call.stage.runs_isolated(call.params) else self._stage_tasks
         here = isinstance(tasks, ThreadPoolTaskRunner)
         if not found and not here:
@@ -235,7 +272,7 @@ class PrefectRunner(SharingRunner):
         names = [name for ref in call.inputs.values() for name in self._names(ref)]
         makers: dict[Any, Any] = {state.id: state for name in names if (state := self._makers.get(name))}
         limited = not found and await self._limits.cover(call.stage.name)
-        parameters = {"title": call.title, "work": json.dumps(work).encode()}
+        parameters = {"title": call.title, "work": work.encode()}
         return tasks.submit(_named(call.stage.name, limited=limited), parameters, wait_for=list(makers.values())), here
 
     def _remember(self, done: Done, state: State[Any]) -> None:
@@ -296,8 +333,8 @@ def _named(stage: str, *, limited: bool) -> Any:
     return stage_task.with_options(name=stage, tags=[f"stage:{stage}"] if limited else [])
 
 
-async def _result(future: Any) -> Any:
-    """The result of a Prefect future; while waiting, the event loop goes on."""
+def _ended(future: Any) -> asyncio.Future[None]:
+    """The end of a Prefect future, for the event loop to wait for."""
     loop = asyncio.get_running_loop()
     finished = loop.create_future()
 
@@ -309,48 +346,7 @@ async def _result(future: Any) -> Any:
         loop.call_soon_threadsafe(resolve)
 
     future.add_done_callback(finish)
-    await finished
-    return await asyncio.to_thread(future.result)
-
-
-_FIGURES = ("cached", "seconds", "peak_memory", "predicted_memory", "queued", "reason")
-
-
-def _to_json(done: Done) -> dict[str, Any]:
-    """A result as JSON. The params are those of the key, which may cover more of the user's code than was asked."""
-    return {
-        "params": done.call.params.model_dump(mode="json"),
-        "roles": {role: ref.to_json() for role, ref in done.roles.items()},
-        **{name: getattr(done, name) for name in _FIGURES},
-    }
-
-
-def _from_json(call: StageCall, answer: dict[str, Any], key_of: Callable[[StageCall], StageKey]) -> Done:
-    call = replace(call, params=call.stage.Params.model_validate(answer["params"]))
-    roles = {role: ArtifactRef.from_json(ref) for role, ref in answer["roles"].items()}
-    figures = {name: answer[name] for name in _FIGURES}
-    return Done(call, key_of(call), roles, **figures)
-
-
-def _comparable(key: StageKey) -> dict[str, Any]:
-    """The fields of a key that the machine decides, for a message that names the one that differs."""
-    return {"code": key.code, "versions": dict(key.versions)}
-
-
-def _check_key(here: StageKey, asked: str, driver: dict[str, Any]) -> None:
-    """Raises StageFailed where this process would not do what the driver asked for by a key with these fields."""
-    if here.digest() == asked:
-        return
-    differing = [
-        f"{change.field}: {change.before} there, {change.after} here"
-        for change in differing_fields(driver["versions"], here.versions)
-    ]
-    if here.code != driver["code"]:
-        differing.append(f"pteforge's code of stage {here.stage!r}")
-    raise StageFailed(
-        "this worker cannot run the driver's stage: its stage key differs "
-        f"({'; '.join(differing) or 'the zoo or its modules differ'}); install the same versions on both"
-    )
+    return finished
 
 
 def _log_sometimes() -> Progressed:

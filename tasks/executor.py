@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ..artifacts.digest import Digest, canonical_json, digest_file, digest_json
 from ..artifacts.ledger import StageRecord
 from ..artifacts.local_store import LocalStore
@@ -140,6 +142,7 @@ class Executor:
     def _make(self, call: StageCall, key: StageKey, observer: Observer, progressed: Progressed) -> Done:
         for ref in call.inputs.values():
             self.store.fetch(ref)
+        work = StageWork(call, self.store.local.root).to_json()
         queued, predicted, peak, log = 0.0, 0, 0, None
 
         def start() -> None:
@@ -151,7 +154,7 @@ class Executor:
             predicted = predict_memory(call, self.store)
             report = self._workers.run(
                 f"{__name__}:{run_stage.__name__}",
-                self._work(call),
+                work,
                 WorkerLimits(timeout=call.limits.timeout, memory=call.limits.memory),
                 memory=predicted,
                 python_path=tuple(map(str, call.python_path)),
@@ -159,13 +162,18 @@ class Executor:
                 started=start,
                 progressed=progressed,
             )
-            answer, seconds, peak, log = report.result, report.seconds, report.peak_memory, report.log
+            result, seconds, peak, log = report.result, report.seconds, report.peak_memory, report.log
         else:
             start()
             started = time.perf_counter()
-            answer = self._run_here(call)
+            try:
+                result = run_stage(work)
+            except StageError:
+                raise
+            except (PteforgeError, OSError, ValueError) as error:
+                raise StageFailed.of(error) from error
             seconds = time.perf_counter() - started
-        outputs = {role: ArtifactRef.from_json(ref) for role, ref in answer.items()}
+        outputs = _OUTPUTS.validate_python(result)
         for ref in outputs.values():
             self.store.publish(ref)
         if call.user_code:
@@ -173,17 +181,6 @@ class Executor:
             key = self.key(call)
         done = self._commit(call, key, outputs, seconds, peak, log)
         return replace(done, queued=queued, predicted_memory=predicted)
-
-    def _work(self, call: StageCall) -> dict[str, Any]:
-        return {"call": call.encode().decode(), "store": str(self.store.local.root)}
-
-    def _run_here(self, call: StageCall) -> Any:
-        try:
-            return run_stage(self._work(call))
-        except StageError:
-            raise
-        except (PteforgeError, OSError, ValueError) as error:
-            raise StageFailed.of(error) from error
 
     def _commit(
         self,
@@ -237,17 +234,32 @@ class Executor:
         return replace(call, params=current_params(call, now_watched, digest, found.inputs))
 
 
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What a process of this machine needs to run a stage."""
+
+    call: StageCall
+    store: Path  # folder of the local store
+
+    def to_json(self) -> Any:
+        return _WORK.dump_python(self, mode="json")
+
+    @classmethod
+    def from_json(cls, value: Any) -> StageWork:
+        return _WORK.validate_python(value)
+
+
+_WORK = TypeAdapter(StageWork)
+_OUTPUTS = TypeAdapter(dict[str, ArtifactRef])
+
+
 def run_stage(work: Any) -> Any:
-    """Runs a stage's body in this process, from JSON to JSON. One that needs torch leaves no global state behind.
+    """Runs a stage's body in this process, from the JSON of `StageWork` to that of its outputs by role.
 
-    Args:
-        work: the `StageCall` under ``call``, as its own JSON; folder of the local store under ``store``.
-
-    Returns:
-        Role name to the JSON of an artifact ref.
+    A body that needs torch leaves no global state behind.
     """
-    call, store = StageCall.decode(work["call"].encode()), LocalStore(Path(work["store"]), once=True)
-    stage = call.stage
+    asked = StageWork.from_json(work)
+    call, stage, store = asked.call, asked.call.stage, LocalStore(asked.store, once=True)
     state: AbstractContextManager[None] = nullcontext()
     if stage.runs_isolated(call.params):
         from .programs.entry import fresh_state  # noqa: PLC0415 - torch
@@ -258,7 +270,7 @@ def run_stage(work: Any) -> Any:
             store, scratch, call.folder, call.python_path, call.program_file, reporter.get(), _declared_files(call)
         )
         outputs = stage.run(from_roles(stage.Inputs, call.inputs), call.params, space)
-    return {role: ref.to_json() for role, ref in to_roles(outputs).items()}
+    return _OUTPUTS.dump_python(to_roles(outputs), mode="json")
 
 
 def _chain(call: StageCall) -> Chain | None:

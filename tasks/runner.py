@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeVar, overload
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationInfo
 
-from ..artifacts.digest import Digest, canonical_json
+from ..artifacts.digest import Digest
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.store import Store
 from ..configs.model import Limits
@@ -98,16 +98,11 @@ class StageCall:
     def slot(self) -> str:
         return self.id.slot(self.model)
 
-    def encode(self) -> bytes:
-        """Canonical JSON."""
-        return canonical_json(_CALL.dump_python(self, mode="json"))
 
-    @classmethod
-    def decode(cls, content: bytes) -> StageCall:
-        return _CALL.validate_json(content)
-
-
-_CALL = TypeAdapter(StageCall)
+if TYPE_CHECKING:
+    _Key = StageKey
+else:  # pydantic cannot take its params, which are of a recursive type
+    _Key = Annotated[Any, PlainValidator(lambda fields: StageKey(**fields)), PlainSerializer(lambda key: key.fields())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +110,7 @@ class Done:
     """A finished stage."""
 
     call: StageCall  # what was asked, with the params that the key has
-    key: StageKey
+    key: _Key
     roles: Mapping[str, ArtifactRef]
     cached: bool
     seconds: float = 0.0  # how long the stage ran, now or when it was made
@@ -128,6 +123,16 @@ class Done:
     def outputs(self) -> Any:
         """The artifacts, as the stage's `Outputs`."""
         return from_roles(self.call.stage.Outputs, self.roles)
+
+    def encode(self) -> bytes:
+        return _DONE.dump_json(self)
+
+    @classmethod
+    def decode(cls, content: bytes) -> Done:
+        return _DONE.validate_json(content)
+
+
+_DONE = TypeAdapter(Done)
 
 
 class NotCached(Exception):

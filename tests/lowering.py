@@ -25,7 +25,7 @@ from pteforge.errors import InputError
 from pteforge.tasks.codecs.payload import read_payload
 from pteforge.tasks.codecs.program import load_program
 from pteforge.tasks.codecs.values import load_value
-from pteforge.tasks.executor import Executor, run_stage
+from pteforge.tasks.executor import Executor, StageWork, run_stage
 from pteforge.tasks.keys.search import ModuleSearch
 from pteforge.tasks.lowering import lower_model
 from pteforge.tasks.model import PlannedModel
@@ -118,7 +118,7 @@ class BodyRunner:
         self._keys = Executor(store, InProcess())
 
     async def __call__(self, call: StageCall) -> Done:
-        roles = run_stage({"call": call.encode().decode(), "store": str(self.store.local.root)})
+        roles = run_stage(json.loads(json.dumps(StageWork(call, self.store.local.root).to_json())))
         return Done(call, self._keys.key(call), {r: ArtifactRef.from_json(ref) for r, ref in roles.items()}, False)
 
 

@@ -9,8 +9,8 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from ...errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, StageTimedOut, runtime_reasons
 from ..stage import Progressed
@@ -69,19 +69,19 @@ class HeldProcess:
             end.close()
 
 
-def supervise(
+@contextmanager
+def running_call(
     server: Server,
     request: Request,
     limits: WorkerLimits,
     progressed: Progressed,
     grown: Callable[[int], None],
     waiting: HeldProcess | None = None,
-) -> tuple[WorkerReport, HeldProcess | None]:
-    """Runs one call on a warm server, blocking; raises StageError.
+) -> Iterator[RunningCall]:
+    """A call on a warm server, of the process that is waiting for one, if it still is; else of a new one.
 
-    The call goes to the process that is waiting for one, if it still is; else to a new one. The call's processes end in
-    any case, except for one that returned a result and is to linger: it is returned, too.
-    `grown` is called with each new peak of the call's memory, in bytes.
+    The call's processes end with the context, except for one that returned a result and is to linger. `grown` is called
+    with each new peak of the call's memory, in bytes. Raises StageError.
     """
     process = waiting or HeldProcess(server)
     with ExitStack() as letting_go, ExitStack() as kept, ExitStack() as handed_over:
@@ -93,20 +93,18 @@ def supervise(
         log, far_log = _pipe(kept, handed_over)
         progress, far_progress = _pipe(kept, handed_over)
         far_ends = [request_file.fileno(), far_answer, far_log, far_progress]
-        call = _RunningCall(limits, process, answer, log, progress, ProgressReader(progressed), grown)
-        if not waiting:
-            process.fork(far_ends)
-        elif started := process.take(far_ends):
+        call = RunningCall(limits, process, answer, log, progress, ProgressReader(progressed), grown)
+        started = process.take(far_ends) if waiting else None
+        if started:
             call.begin(started)
-        else:  # with channels of its own, since the process may have read from these
-            return supervise(server, request, limits, progressed, grown)
+        elif waiting:  # with channels of its own, since the process may have read from these
+            call = kept.enter_context(running_call(server, request, limits, progressed, grown))
+        else:
+            process.fork(far_ends)
         handed_over.close()
-        call.wait(lingers=request.linger > 0)
-        report = call.report(server)
-        if not call.answered:
-            return report, None
-        letting_go.pop_all()
-        return report, process
+        yield call
+        if call.answered and call.process is process:
+            letting_go.pop_all()
 
 
 def _pipe(kept: ExitStack, handed_over: ExitStack) -> tuple[int, int]:
@@ -121,7 +119,7 @@ class _Bound(enum.Enum):
     MEMORY = enum.auto()
 
 
-class _RunningCall:
+class RunningCall:
     """Collects the output of a call, and kills it at its bounds by closing the link: the server does the killing."""
 
     def __init__(
@@ -134,6 +132,7 @@ class _RunningCall:
         progress_reader: ProgressReader,
         grown: Callable[[int], None],
     ) -> None:
+        self.process = process
         self._limits = limits
         self._link = process.link
         self._answer_fd = answer

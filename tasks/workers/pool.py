@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 from ...errors import StageCrashed
 from ..stage import Progressed, no_progress
-from .call import HeldProcess, supervise
+from .call import HeldProcess, running_call
 from .process_memory import available_memory
 from .protocol import Request, WorkerLimits, WorkerReport
 from .warm_server import Server, SharedServer, WarmServer
@@ -165,11 +165,13 @@ class Workers:
                     self._calls += 1
                 started()
                 waiting = self._take_waiting(chain, server)
-                report, process = supervise(server, request, limits, progressed, grow, waiting)
+                with running_call(server, request, limits, progressed, grow, waiting) as call:
+                    call.wait(lingers=request.linger > 0)
+                    report = call.report(server)
         except AdmissionClosed:
             raise StageCrashed("stopped") from None
-        if chain and process:
-            self._keep_waiting(chain, process)
+        if chain and call.answered:
+            self._keep_waiting(chain, call.process)
         return report
 
     def awaits(self, chain: Chain | None) -> bool:

@@ -91,32 +91,31 @@ def run_stage_process(server: int, control: Callable[[int, int], None], own_fds:
     *fds, calls_fd = own_fds
     with socket.socket(fileno=calls_fd) as calls:
         while fds:
-            linger = _run_call(*fds)
+            request_fd, answer_fd, log_fd, progress_fd = fds
+            _write_to(log_fd)
+            reporter.set(ProgressWriter(progress_fd))
+            linger = 0.0  # seconds to wait for the next call
+            try:
+                with os.fdopen(request_fd, "rb") as file:
+                    request = Request.decode(file.read())
+                result = _load(request)(request.argument)
+                answer = Answer(result, None, bad_input=False, memory=own_memory(os.getpid())).encode()
+                linger = request.linger
+            except BaseException as error:  # noqa: BLE001 - a process boundary: the answer says what was raised
+                answer = _failure(error).encode()
+            _send(answer, answer_fd)
+            os.close(progress_fd)
             fds = _next_call(calls, linger) if linger and _may_linger(inherited) else []
     os._exit(0)
 
 
-def _run_call(request_fd: int, answer_fd: int, log_fd: int, progress_fd: int) -> float:
-    """Runs one body and writes its answer; returns for how many seconds to wait for the next call."""
-    _write_to(log_fd)
-    reporter.set(ProgressWriter(progress_fd))
-    linger = 0.0
-    try:
-        with open(request_fd, "rb") as file:
-            request = Request.decode(file.read())
-        result = _load(request)(request.argument)
-        answer = Answer(result, None, bad_input=False, memory=own_memory(os.getpid())).encode()
-        linger = request.linger
-    except BaseException as error:  # noqa: BLE001 - a process boundary: the answer says what was raised
-        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # the traceback begins in the body
-        answer = _failure(error).encode()
+def _send(answer: bytes, answer_fd: int) -> None:
+    """Writes the answer once all of the log is written."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # closed by the body
             stream.flush()
     with open(answer_fd, "wb") as file:
         file.write(answer)
-    os.close(progress_fd)
-    return linger
 
 
 def _write_to(log_fd: int) -> None:
@@ -156,7 +155,8 @@ def _receive_fds(calls: socket.socket, count: int) -> list[int] | None:
 
 
 def _failure(error: BaseException) -> Answer:
-    """The answer to a call that has raised; its traceback is in the log."""
+    """The answer to a call that has raised; its traceback, which begins in the body, is in the log."""
+    error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
     with contextlib.suppress(OSError, ValueError):  # the body closed stderr
         traceback.print_exception(error)
     return Answer(

@@ -13,7 +13,7 @@ from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.configs.model import Limits
 from pteforge.configs.sources import BuilderSource, ProgramSource
 from pteforge.errors import ObjectDamaged, SourceError, StageFailed
-from pteforge.tasks.executor import Executor
+from pteforge.tasks.executor import Executor, StageWork
 from pteforge.tasks.keys.key import StageKey
 from pteforge.tasks.runner import (
     CutShort,
@@ -53,18 +53,22 @@ def call(name="edge", **fields):
     "source", [BuilderSource(builder="pkg.mod:build", files=(Path("/a"),)), ProgramSource(program=Path("/p.pt2"))]
 )
 def test_calls_are_values(source):
-    """A call survives JSON, and is small: anything a process needs is in it, and nothing that lives in this one."""
+    """A call and its result survive JSON. It is small: all that a process needs, and nothing that lives in this one."""
     user_code = UserCode("watched", source, (BuilderSource(builder="pkg.mod:fold", kwargs={"deep": True}),))
     for made in (
         call(),
         call(stage=Export, params=Export.Params(source={"builder": "b"}), inputs={}, user_code=user_code),
         call(python_path=(Path("/zoo"), Path("/more")), program_file=Path("/p.pt2"), submitted=1.5),
     ):
-        content = made.encode()
-        assert StageCall.decode(content) == made
-        assert StageCall.decode(content).encode() == content
+        work = StageWork(made, Path("/store"))
+        content = json.dumps(work.to_json())
+        assert StageWork.from_json(json.loads(content)) == work
         assert len(content) < 2048
-        assert json.loads(content)["stage"] == made.stage.name
+        assert json.loads(content)["call"]["stage"] == made.stage.name
+        key = StageKey("edge", REF.identity, {"torch": "2"}, {"program": REF.identity}, {"rate": 1.0, "names": ["a"]})
+        done = Done(made, key, {"program": REF}, cached=False, seconds=0.1, reason="had not run before")
+        assert Done.decode(done.encode()) == done
+        assert Done.decode(done.encode()).key.digest() == key.digest()
 
 
 def test_step_names():

@@ -10,6 +10,7 @@ import sys
 import pytest
 from pteforge.configs.model import Limits
 from pteforge.errors import SourceError
+from pteforge.tasks.executor import StageWork
 from pteforge.tasks.runner import StageCall, StageId
 from pteforge.tasks.stages.export import Export
 from pteforge.tests.lowering import PORTABLE, XNNPACK
@@ -128,7 +129,7 @@ def test_two_processes_give_equal_artifacts(stages):
         folder.mkdir()
         params = Export.Params(source={"builder": "builders:all_random", "kwargs": {}})
         call = StageCall("model", StageId("export"), Export, params, {}, Limits(), folder)
-        argument = {"call": call.encode().decode(), "store": str(stages.store.root)}
+        argument = StageWork(call, stages.store.root).to_json()
         finished = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(argument)],
             env=os.environ | {"PYTHONHASHSEED": number, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
