@@ -22,10 +22,9 @@ from ..artifacts.store import Store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
 from ..errors import AccuracyMissed, InputError
-from ..tasks.history import History
 from ..tasks.lowering import LoweredRecipe, check_stage, lower_model
 from ..tasks.model import PlannedModel, for_debugging
-from ..tasks.model_run import ModelRun
+from ..tasks.model_run import History, ModelRun
 from ..tasks.runner import CutShort, run_without_loop
 from ..tasks.stages.gate import Gate
 from .live_runner import LiveRunner, one_at_a_time

@@ -27,7 +27,7 @@ from ..tasks.stages.calibration import Calibration
 from ..tasks.stages.diagnose import Diagnose, diagnose_built
 from ..tasks.stages.export import Export, export_built
 from ..tasks.stages.source_transform import SourceTransform, transform_built
-from ..tasks.workers.in_process import InProcess, as_in_a_process
+from ..tasks.workers import InProcess, as_in_a_process
 from .source import LiveSource
 
 one_at_a_time = threading.Lock()  # torch and ExecuTorch cannot trace or lower in two threads at once

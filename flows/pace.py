@@ -140,11 +140,12 @@ class Pace:
 
 
 def expected_stages(
-    models: Iterable[PlannedModel], executor: Executor, zoo: str | None
+    models: Iterable[PlannedModel], executor: Executor, zoo: str | None, planned: Mapping[str, Mapping[str, str]]
 ) -> Iterator[tuple[str, dict[str, ExpectedStage]]]:
     """The stages of models by slot, each with the model's name: those of its last run or, without one, by plan.
 
-    `zoo` is whose runs count, None for no run. Asks the store, which may take seconds.
+    `zoo` is whose runs count, None for no run. `planned` has plans that were made before: by model, `PlanRunner.slots`.
+    Asks the store, which may take seconds.
     """
     due = {model.name: model for model in models}
     for run in islice(executor.store.runs.of_zoo(zoo or ""), _RUNS_READ if due and zoo else 0):
@@ -152,8 +153,14 @@ def expected_stages(
             if stages := _of_run(run, due[name]):
                 yield name, stages
                 del due[name]
+    ledger = executor.store.ledger
     for name, model in due.items():
-        yield name, _of_plan(model, executor)
+        slots = planned[name] if name in planned else _plan(model, executor)
+        last_runs = {slot: ledger.last_run(slot) for slot in slots}
+        yield (
+            name,
+            {slot: ExpectedStage(slots[slot], last.seconds if last else None) for slot, last in last_runs.items()},
+        )
 
 
 def _of_run(run: RunRecord, model: PlannedModel) -> dict[str, ExpectedStage]:
@@ -165,15 +172,10 @@ def _of_run(run: RunRecord, model: PlannedModel) -> dict[str, ExpectedStage]:
     return {stage.slot: ExpectedStage(stage.stage, stage.seconds or None) for stage in stages}
 
 
-def _of_plan(model: PlannedModel, executor: Executor) -> dict[str, ExpectedStage]:
+def _plan(model: PlannedModel, executor: Executor) -> dict[str, str]:
     runner = PlanRunner(executor)
     run_without_loop(lower_model(ModelRun(runner, model)))
-    calls: Iterable[StageCall] = (*(done.call for done in runner.found), *runner.will_run.values(), *runner.may_run)
-    stages = {}
-    for call in calls:
-        last = executor.store.ledger.last_run(call.slot)
-        stages[call.slot] = ExpectedStage(call.stage.name, last.seconds if last else None)
-    return stages
+    return runner.slots
 
 
 class Throttle:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Self
 
@@ -63,8 +63,7 @@ _runs: dict[tuple[str, int], PrefectRunner | None] = {}
 """This process's runs, by id; None for those that have ended. By process, too: one that was forked must not use its
 parent's. Parameters of flows and tasks are values: Prefect sends those of the flow, and of the task around, along with
 each submitted task."""
-# for runs of other processes: by store, jobs, memory, server and process
-_executors: dict[tuple[str, int, int | None, str | None, int], Executor] = {}
+_executors: dict[tuple[Site, int], Executor] = {}  # for runs of other processes: by site without the run, and process
 _opening = threading.Lock()
 
 
@@ -75,7 +74,7 @@ def runner_of(run: str) -> PrefectRunner | None:
 
 def _executor(site: Site) -> Executor:
     """This process's executor for runs of other processes, opened at the first call; its workers end with it."""
-    place = site.store, site.jobs, site.memory, site.server, os.getpid()
+    place = replace(site, run="", refresh=""), os.getpid()
     with _opening:
         if place not in _executors:
             workers = Workers(jobs=site.jobs, memory=site.memory, address=site.server)

@@ -27,8 +27,8 @@ from ..configs.load import LoadedZoo, load_source, load_zoo, recipe_names, split
 from ..configs.zoo import RunConfig
 from ..errors import PteforgeError, StageFailed, StoreError, TargetError, first_line
 from ..tasks.executor import Executor
-from ..tasks.history import outcome_of, outcome_of_failure
 from ..tasks.model import PlannedModel
+from ..tasks.model_run import outcome_of, outcome_of_failure
 from ..tasks.recipe_checks import torchao_calls
 from ..tasks.runner import Done, LocalRunner, NullObserver, Observer, StageCall
 from ..tasks.workers import WorkerLimits, Workers, memory_for_calls
@@ -81,6 +81,7 @@ class Session:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     observer: ZooObserver = field(default_factory=NullZooObserver)
     pace: Pace = field(default_factory=Pace)
+    planned: dict[str, dict[str, str]] = field(default_factory=dict)  # by model that has stages to run, stages by slot
     outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # by model, in order of completion
     stages: dict[str, tuple[StageOutcome, ...]] = field(default_factory=dict)
     unfinished: dict[str, dict[str, StageOutcome]] = field(default_factory=dict)  # by model without outcome, by slot
@@ -144,7 +145,7 @@ class Session:
         self.pace.ask(model.name for model in due)
         with suppress(Exception):  # an estimate must not end a run
             zoo = None if self.request.until else self.zoo
-            for model, stages in expected_stages(due, self.executor, zoo):
+            for model, stages in expected_stages(due, self.executor, zoo, self.planned):
                 self.pace.expect(model, stages)
 
     def start_workers(self) -> None:
@@ -187,7 +188,7 @@ class Session:
 
     def failed(self, call: StageCall, error: Exception) -> None:
         self.pace.failed(call)
-        self._note(outcome_of_failure(call, error))
+        self._note(outcome_of_failure(call.model, call.id, call.recipes, error))
         self.observer.failed(call, error)
 
     def _note(self, outcome: StageOutcome) -> None:

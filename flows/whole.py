@@ -28,7 +28,6 @@ from ..artifacts.ledger import ModelRecord, RecipeRecord, SourceRecord
 from ..configs.sources import BuilderSource, ProgramSource
 from ..errors import PteforgeError, SourceError
 from ..tasks.executor import Executor
-from ..tasks.history import History
 from ..tasks.keys.code import PTEFORGE
 from ..tasks.keys.key import stage_code_digest
 from ..tasks.keys.search import ModuleSearch
@@ -36,7 +35,7 @@ from ..tasks.keys.source import source_fields
 from ..tasks.keys.versions import distribution_versions, host_capability
 from ..tasks.lowering import LoweredRecipe, lower_model
 from ..tasks.model import TOOLCHAIN, PlannedModel
-from ..tasks.model_run import ModelRun
+from ..tasks.model_run import History, ModelRun
 from ..tasks.runner import Done, LedgerRunner, NotCached, run_without_loop
 from ..tasks.targets.find import find_target_class, link_names
 from .outcome import RecipeOutcome

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,14 @@ from ..errors import InputError, ObjectDamaged, ObjectMissing, StoreError
 from ..tasks.accuracy import AccuracyReport
 from ..tasks.codecs.payload import payload_sha256
 from ..tasks.figures import Figures
-from ..tasks.history import History
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.layer_search import FoundLayers
 from ..tasks.lowering import LoweredRecipe, lower_model
 from ..tasks.model import PlannedModel, PlannedRecipe
-from ..tasks.model_run import ModelRun, RecipeRun, StageCalls
+from ..tasks.model_run import History, ModelRun, RecipeRun, StageCalls
 from ..tasks.numerics import Ladder
 from ..tasks.quantization import quantization_by_method
-from ..tasks.runner import CutShort, LedgerRunner, NotCached, SharingRunner, run_without_loop
+from ..tasks.runner import CutShort, LedgerRunner, NotCached, PlanRunner, SharingRunner, run_without_loop
 from ..tasks.stages.compile import Compile
 from ..tasks.stages.gate import Gate
 from ..tasks.stages.ladder import Ladder as LadderStage
@@ -46,18 +46,22 @@ def find_models(session: Session) -> None:
 
 
 def find_model(session: Session, model: PlannedModel, search: ModuleSearch | None = None) -> bool:
-    """Concludes a model if all of its stages are in the ledger; returns whether it has an outcome."""
+    """Concludes a model if the ledger has all of its stages, else notes its plan; returns whether it has an outcome."""
     if model.name in session.outcomes or conclude_whole(session, model):
         return True
-    scope = ModelRun(LedgerRunner(session.executor), model, search=search or ModuleSearch(model.python_path))
+    runner = PlanRunner(session.executor)
+    scope = ModelRun(runner, model, search=search or ModuleSearch(model.python_path))
     try:
         results = run_without_loop(lower_model(scope))
-        if not any(isinstance(result, NotCached | StoreError) for result in results.values()):
-            conclude(session, scope, results)
-    except (NotCached, ObjectMissing, ObjectDamaged):
-        return False  # some stages have to run
+    except (ObjectMissing, ObjectDamaged):
+        return False  # some stages have to run again
     except InputError as error:
-        conclude(session, scope, _all_failed(model, error))
+        results = _all_failed(model, error)
+    if runner.will_run or runner.may_run:
+        session.planned[model.name] = runner.slots
+    elif not any(isinstance(result, StoreError) for result in results.values()):
+        with suppress(ObjectMissing, ObjectDamaged):
+            conclude(session, scope, results)
     return model.name in session.outcomes
 
 

@@ -112,12 +112,34 @@ class _Export:
     __signature__: ClassVar = inspect.signature(ExportRequest)
 
     async def __call__(self, **_asked: Any) -> Any:
-        session = self.session
+        session, slots = self.session, asyncio.Semaphore(_MODELS_AT_ONCE)
         assert session  # noqa: S101 - other processes only run tasks
+
+        async def lower(model: PlannedModel) -> None:
+            async with slots:
+                with session.without_prefect_if_it_fails():
+                    run_model: Any = model_task.with_options(task_run_name=printable(f"model {model.name}"))
+                    await run_model(model.name, session.id, return_state=True)
+
         await _tag_run(session)
-        with prompt_termination(session) if self.opened else nullcontext():
-            async with progress_shown(session):
-                await _lower(session)
+        async with AsyncExitStack() as stack:
+            stack.enter_context(prompt_termination(session) if self.opened else nullcontext())
+            await stack.enter_async_context(progress_shown(session))
+            session.start_workers()
+            stack.enter_context(_workers_stopped_on_abort(session))
+            cluster = stack.enter_context(cluster_of(session))
+            runner = stack.enter_context(PrefectRunner(session, cluster))
+            # An async flow has an async client. Without a sync one in their context, sync tasks would each make two of
+            # their own: 50 ms of CPU time apiece, most of it for TLS certificates.
+            stack.enter_context(_sync_client(session))
+            if session.place.on == "pool":
+                await lower_in_pool(session)
+            await asyncio.gather(*map(lower, session.models))
+            await lower_rest(session, runner)
+        return await self._conclude(session)
+
+    async def _conclude(self, session: Session) -> Any:
+        """Publishes and shows the outcome of a session, and returns it as a state."""
         outcome = session.outcome()
         try:
             published = await asyncio.to_thread(session.publish)
@@ -141,31 +163,6 @@ class _Export:
 
     def __reduce__(self) -> Any:
         return _Export, (None,)
-
-
-async def _lower(session: Session) -> None:
-    """Lowers all models of a session, each as a task of the current flow."""
-    slots = asyncio.Semaphore(_MODELS_AT_ONCE)
-
-    async def lower(model: PlannedModel) -> None:
-        async with slots:
-            with session.without_prefect_if_it_fails():
-                run_model: Any = model_task.with_options(task_run_name=printable(f"model {model.name}"))
-                await run_model(model.name, session.id, return_state=True)
-
-    session.start_workers()
-    # An async flow has an async client. Without a sync one in their context, sync tasks would each make two of
-    # their own: 50 ms of CPU time apiece, most of it for TLS certificates.
-    with (
-        _workers_stopped_on_abort(session),
-        cluster_of(session) as cluster,
-        PrefectRunner(session, cluster) as runner,
-        _sync_client(session),
-    ):
-        if session.place.on == "pool":
-            await lower_in_pool(session)
-        await asyncio.gather(*map(lower, session.models))
-        await lower_rest(session, runner)
 
 
 async def _lower_model(name: str, run: str) -> Any:

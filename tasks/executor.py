@@ -34,7 +34,7 @@ from .keys.versions import distribution_versions
 from .runner import Done, NullObserver, Observer, StageCall
 from .stage import CallableParams, Params, Progressed, Workspace, from_roles, no_progress, reporter, to_roles
 from .targets.find import find_target_class, link_names
-from .workers import Chain, StageRunner, WorkerLimits
+from .workers import CallChain, StageRunner, WorkerLimits
 
 REFRESHED = "asked for with --refresh"
 """Why a stage ran that may have been in the ledger."""
@@ -273,7 +273,7 @@ def run_stage(work: Any) -> Any:
     return _OUTPUTS.dump_python(to_roles(outputs), mode="json")
 
 
-def _chain(call: StageCall) -> Chain | None:
+def _chain(call: StageCall) -> CallChain | None:
     """The chain of the calls for one payload of a model, where all code that this one runs is ours."""
     if os.environ.get(PROCESSES_VARIABLE) == "fresh" or not call.stage.shares_process(call.params):
         return None
@@ -281,7 +281,7 @@ def _chain(call: StageCall) -> Chain | None:
     if not all(find_target_class(target).__module__.startswith(f"{__package__}.") for target in targets):
         return None
     name = canonical_json([call.model, call.id.recipe, call.id.payload, list(map(str, call.python_path))]).decode()
-    return Chain(name, goes_on=not call.stage.ends_chain)
+    return CallChain(name, goes_on=not call.stage.ends_chain)
 
 
 def _declared_files(call: StageCall) -> tuple[Path, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -15,15 +15,7 @@ from ..artifacts.digest import canonical_json
 from ..artifacts.ref import ArtifactRef
 from ..configs.sources import BuilderSource
 from ..configs.verification import AccuracyGate
-from ..errors import (
-    AccuracyMissed,
-    InputError,
-    PteforgeError,
-    SourceError,
-    StageFailed,
-    StoreError,
-    VerificationFailed,
-)
+from ..errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
 from ..formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
 from .accuracy import Scores
 from .causes import Circumstance, add_known_causes, is_worth_diagnosing
@@ -138,35 +130,20 @@ class Exports:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A method's ATen program as all specializations take it, and what was made on the way where a recipe asks for it.
-
-    Attributes:
-        samples: that quantizers observed in place of the examples.
-    """
+    """A method's ATen program as all specializations take it, and what was made on the way if a recipe asks for it."""
 
     program: ArtifactRef
     transformed: SourceTransform.Outputs | None
-    samples: ArtifactRef | None
+    samples: ArtifactRef | None  # that quantizers observed in place of the examples
     quantized: Quantize.Outputs | None
-
-    @property
-    def reached(self) -> ArtifactRef | None:
-        """What quantization reached: that of transforms, where nothing quantizes afterwards."""
-        last = self.quantized or self.transformed
-        return last.reached if last else None
 
 
 @dataclass(frozen=True)
 class Payload:
-    """The result of a specialization: its programs by method, and the payload.
+    """The result of a specialization: its programs by method, and the payload."""
 
-    Attributes:
-        edges: whole Edge programs, after the recipe's own functions over all of them.
-        linked: the programs that the payload was compiled from.
-    """
-
-    edges: Mapping[str, Edge.Outputs]
-    linked: Mapping[str, ArtifactRef]
+    edges: Mapping[str, Edge.Outputs]  # whole, after the recipe's own functions over all of them
+    linked: Mapping[str, ArtifactRef]  # that the payload was compiled from
     compiled: Compile.Outputs
 
 
@@ -232,10 +209,11 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> LoweredRecipe:
         "numerics": compare_programs(run, exports, so_far),
     }
     proven: dict[str, Any] = await together(proofs)
-    debugging = debug_outputs(recipe, payloads)
+    compiled = {name if recipe.fat else "": payload.compiled for name, payload in payloads.items()}
+    debugging = compiled if recipe.debugs else {}
     assets = exports.first.assets
     debug_refs: dict[str, Any] = {
-        role: {payload: getattr(compiled, role) for payload, compiled in debugging.items()}
+        role: {payload: getattr(outputs, role) for payload, outputs in debugging.items()}
         for role in ("etrecord", "debug_handles", "delegate_map", "debug_sources")
     }
     report = await run(
@@ -247,7 +225,11 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> LoweredRecipe:
             assets=assets,
             origin=file.origin,
             examples=exports.examples,
-            quantization={method: made.reached for method, made in prepared.items() if made.reached},
+            quantization={
+                method: last.reached
+                for method, made in prepared.items()
+                if (last := made.quantized or made.transformed) and last.reached
+            },
             **proven,
             **debug_refs,
         ),
@@ -336,22 +318,20 @@ async def lower_specialization(
 ) -> Payload:
     """Lowers all methods for one backend, into one payload."""
     whole = so_far.edges.setdefault(spec.name, {})
-    lowering = {
-        method: run.on_graph(
-            Edge,
-            edge_params_with_passes(run, spec, method),
-            Edge.Inputs(program=made.program),
-            method=method,
-            payload=spec.name,
-        )
-        for method, made in prepared.items()
-    }
+    lowering = {}
+    for method, own in {method: edge_params_with_passes(run, spec, method) for method in prepared}.items():
+        inputs, why = Edge.Inputs(program=prepared[method].program), Edge.takes_weights(own)
+        lowering[method] = run.on_graph(Edge, own, inputs, why, method=method, payload=spec.name)
     await together(lowering, into=whole)
     edges = await edge_manager_passes(run, spec, exports, whole)
     delegating = [method for method in prepared if spec.target_of(method).delegates]
     parts = await together({method: partition(run, spec, method, edges) for method in delegating})
     partitioned = {method: part.program for method, part in parts.items()}
-    delegates = await preprocess(run, spec, partitioned) if partitioned else None
+    delegates = None
+    if partitioned:
+        targets, linking = spec.delegating(parts), Preprocess.Inputs(program=partitioned)
+        preprocessed = await run(Preprocess, Preprocess.Params(targets=targets), linking, payload=spec.name)
+        delegates = preprocessed.delegates
     programs = {method: edge.program for method, edge in edges.items()}
     linked = programs | partitioned
     compiled = await run(
@@ -410,18 +390,10 @@ async def export(run: ModelRun, method: str | None) -> Done:
         )
     except PteforgeError as error:
         if is_worth_diagnosing(error):
-            await explain(run, method, error)
+            with suppress(Exception):  # the run has it; the error to report is that of the export
+                add_findings(error, (await diagnose(run, method)).relevant)
         add_known_causes(Export.name, error)
         raise
-
-
-async def explain(run: ModelRun, method: str | None, error: PteforgeError) -> None:
-    """Diagnoses a method that cannot be exported, and adds the findings to the error."""
-    try:
-        findings = (await diagnose(run, method)).relevant
-    except Exception:  # noqa: BLE001 - the scope has it; the error to report is that of the export
-        return
-    add_findings(error, findings)
 
 
 async def diagnose(run: ModelRun, method: str | None) -> Diagnosis:
@@ -487,9 +459,7 @@ async def calibrate(run: RecipeRun, method: str) -> ArtifactRef | None:
     dataset = model.calibration[method]
     source = dataset and BuilderSource(builder=dataset.dataset, kwargs=dataset.kwargs, files=dataset.files)
     params = Calibration.Params(
-        source=fields_of(run, source) if source else {},
-        seed=model.seed,
-        samples=dataset.samples if dataset else 0,
+        source=fields_of(run, source) if source else {}, seed=model.seed, samples=dataset.samples if dataset else 0
     )
     return (await run(Calibration, params, method=method)).samples
 
@@ -546,25 +516,14 @@ async def partition(
     run: RecipeRun, spec: PlannedSpecialization, method: str, edges: Mapping[str, Edge.Outputs]
 ) -> Partition.Outputs:
     """One method's partitions, unlinked. Methods that share state see which buffers the others change."""
-    recipe = run.plan
-    shares = recipe.recipe.compile.share_mutable_buffers
-    return await run.on_graph(
-        Partition,
-        Partition.Params(target=params_of(spec.target_of(method)), edge=edge_params(recipe, spec, method)),
-        Partition.Inputs(
-            program=edges[method].program,
-            state={other: edge.state for other, edge in edges.items() if shares and other != method},
-        ),
-        method=method,
-        payload=spec.name,
+    shares = run.plan.recipe.compile.share_mutable_buffers
+    params = Partition.Params(target=params_of(spec.target_of(method)), edge=edge_params(run.plan, spec, method))
+    inputs = Partition.Inputs(
+        program=edges[method].program,
+        state={other: edge.state for other, edge in edges.items() if shares and other != method},
     )
-
-
-async def preprocess(
-    run: RecipeRun, spec: PlannedSpecialization, partitioned: Mapping[str, ArtifactRef]
-) -> ArtifactRef:
-    params = Preprocess.Params(targets=spec.delegating(partitioned))
-    return (await run(Preprocess, params, Preprocess.Inputs(program=partitioned), payload=spec.name)).delegates
+    why = Partition.takes_weights(params)
+    return await run.on_graph(Partition, params, inputs, why, method=method, payload=spec.name)
 
 
 async def serialize(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]) -> Serialize.Outputs:
@@ -640,13 +599,8 @@ async def verify(
     try:
         return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, so_far)))).figures
     except (StageFailed, VerificationFailed) as error:
-        methods = recipe.calibrated_on_examples(prepared, run.model.calibration)
-        if "sequence" in str(error) and (state := _unshared_state(run, so_far)):
-            error.args = (f"{error.args[0]}; {_on_sharing(state)}",)
-        elif methods and re.search(r"drawn \d+, output \d+: SQNR", str(error)):
-            error.args = (f"{error.args[0]}; {_on_calibration(methods)}",)
-        elif re.search(r"output \d+: SQNR", str(error)) and (layers := await _losing_layers(run, exports, prepared)):
-            error.args = (f"{error.args[0]}; {_on_layers(layers)}",)
+        if advice := await _advice(run, exports, prepared, so_far, str(error)):
+            error.args = (f"{error.args[0]}; {advice}",)
         raise
 
 
@@ -666,30 +620,45 @@ def _circumstances(run: RecipeRun, so_far: ProgramsSoFar) -> Iterator[Circumstan
     states = {method: edge.state for edges in so_far.edges.values() for method, edge in edges.items()}
     if len(states) < 2 or recipe.recipe.compile.share_mutable_buffers:
         return
-    with suppress(StoreError):  # whoever needs it says so
+    with suppress(PteforgeError):  # whoever needs it says so
         if any(run.read_json(state) for state in states.values() if is_known(state)):
             yield "own state"
 
 
-async def _losing_layers(run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared]) -> tuple[str, ...]:
-    """The layers that lose most by quantization, the worst one first; none where that cannot be found out."""
+async def _advice(
+    run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared], so_far: ProgramsSoFar, problem: str
+) -> str:
+    """What probably helps against a file's failed verification; empty where that is not known."""
+    recipe = run.plan
+    if "sequence" in problem and (state := _unshared_state(run, so_far)):
+        return (
+            f"several methods change {', '.join(map(repr, state))}, and each has a copy of its own: "
+            "`compile: {share_mutable_buffers: true}` in the recipe makes that one"
+        )
+    on_examples = recipe.calibrated_on_examples(prepared, run.model.calibration)
+    if on_examples and re.search(r"drawn \d+, output \d+: SQNR", problem):
+        return (
+            f"quantizers of {', '.join(map(repr, on_examples))} observed the example inputs only, and values beyond "
+            "theirs are clipped: give the model `calibration` samples like those that it will meet"
+        )
+    if not re.search(r"output \d+: SQNR", problem):
+        return ""
     try:
-        return (await rank(run, exports, prepared))[:_LAYERS_NAMED]
+        layers = (await rank(run, exports, prepared))[:_LAYERS_NAMED]
     except (NotCached, CutShort):
         raise
     except Exception:  # noqa: BLE001 - the failure that it is about is what counts
-        return ()
-
-
-_LAYERS_NAMED = 4
-
-
-def _on_layers(layers: Sequence[str]) -> str:
+        return ""
+    if not layers:
+        return ""
     return (
         f"quantization loses most in {', '.join(map(repr, layers))}, the worst one first: leave them in floating point "
         f"with `quantize: {{exclude: {list(layers)}}}` in the recipe, and where that is not enough, those that are "
         "named then"
     )
+
+
+_LAYERS_NAMED = 4
 
 
 def _unshared_state(run: RecipeRun, so_far: ProgramsSoFar) -> list[str]:
@@ -699,20 +668,6 @@ def _unshared_state(run: RecipeRun, so_far: ProgramsSoFar) -> list[str]:
     edges = so_far.edges[run.plan.specializations[0].name].values()
     changed = Counter(name for edge in edges for name in run.read_json(edge.state))
     return sorted(name for name, times in changed.items() if times > 1)
-
-
-def _on_sharing(state: Sequence[str]) -> str:
-    return (
-        f"several methods change {', '.join(map(repr, state))}, and each has a copy of its own: "
-        "`compile: {share_mutable_buffers: true}` in the recipe makes that one"
-    )
-
-
-def _on_calibration(methods: Sequence[str]) -> str:
-    return (
-        f"quantizers of {', '.join(map(repr, methods))} observed the example inputs only, and values beyond theirs are "
-        "clipped: give the model `calibration` samples like those that it will meet"
-    )
 
 
 async def score(run: RecipeRun, exports: Exports, file: Serialize.Outputs) -> ArtifactRef | None:
@@ -827,16 +782,15 @@ async def bisect_rung(
     """Compares the operators of `after`, a rung that is not a payload, with those of the rung `before`."""
     programs = climbed.inputs.rung
     exported_again = after.name == "transformed"
-    exported, transformed = (programs.get(RungParams(name=name).key(method)) for name in ("exported", "transformed"))
-    origin = exported if exported_again or transformed is None else transformed
-    assert origin  # noqa: S101 - every method was exported
+    exported, transformed = (RungParams(name="exported").key(method), RungParams(name="transformed").key(method))
+    origin = transformed if transformed in programs and not exported_again else exported
     return await run(
         Bisect,
         Bisect.Params(exported_anew=exported_again, host=host_capability()),
         Bisect.Inputs(
             before=programs[before.key(method)],
             after=programs[after.key(method)],
-            origin=origin,
+            origin=programs[origin],
             examples=climbed.inputs.examples[method],
         ),
         method=method,
@@ -871,10 +825,3 @@ async def bisect_payload(
         method=method,
         payload=spec.name,
     )
-
-
-def debug_outputs(recipe: PlannedRecipe, payloads: Mapping[str, Payload]) -> dict[str, Compile.Outputs]:
-    """By payload, what has the debug outputs, in debug mode; the payload of a plain file has an empty name."""
-    if not recipe.debugs:
-        return {}
-    return {name if recipe.fat else "": payload.compiled for name, payload in payloads.items()}

@@ -23,6 +23,9 @@ from ..configs.sources import BuilderSource, ResolvedSource
 from .keys.key import StageKey
 from .stage import UNKNOWN_DIGEST, Params, Stage, find_stage, from_roles, is_known, unknown_roles
 
+if TYPE_CHECKING:
+    from .executor import Executor
+
 T = TypeVar("T")
 
 
@@ -160,23 +163,11 @@ class Runner(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """What runners look stages up with, and run them: `tasks.executor.Executor`."""
-
-    store: Store
-
-    def key(self, call: StageCall) -> StageKey: ...
-
-    def find(self, call: StageCall) -> Done | None: ...
-
-    def run(self, call: StageCall, observer: Observer) -> Done: ...
-
-
 @dataclass(eq=False)
 class EngineRunner:
-    """Base of the runners here, which all answer with one engine."""
+    """Base of the runners here, which all answer with one engine that looks stages up and runs them."""
 
-    engine: Engine
+    engine: Executor
 
     @property
     def store(self) -> Store:
@@ -201,6 +192,12 @@ class PlanRunner(EngineRunner):
     # calls with inputs from what will run. Early cutoff may spare them.
     may_run: list[StageCall] = field(default_factory=list)
     found: list[Done] = field(default_factory=list)  # results that the ledger has
+
+    @property
+    def slots(self) -> dict[str, str]:
+        """Slots of all calls, with the stage of each."""
+        calls = (*(done.call for done in self.found), *self.will_run.values(), *self.may_run)
+        return {call.slot: call.stage.name for call in calls}
 
     async def __call__(self, call: StageCall) -> Done:
         if not all(map(is_known, call.inputs.values())):
@@ -237,7 +234,7 @@ class _Kept:
 class SharingRunner(EngineRunner):
     """Equal calls of one run are one call, whichever recipes and models they come from. Base of runners that run."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Executor) -> None:
         super().__init__(engine)
         self._calls: dict[Digest, asyncio.Task[Done]] = {}  # those that have not ended well
         self._done: dict[Digest, _Kept] = {}
@@ -314,7 +311,7 @@ class DepthFirst:
 class LocalRunner(SharingRunner):
     """Runs stages on this machine, from threads of its own."""
 
-    def __init__(self, engine: Engine, threads: int, observer: Observer | None = None) -> None:
+    def __init__(self, engine: Executor, threads: int, observer: Observer | None = None) -> None:
         super().__init__(engine)
         self._observer = observer or NullObserver()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stages")

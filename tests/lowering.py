@@ -35,7 +35,7 @@ from pteforge.tasks.runner import CutShort, Done, StageCall, run_without_loop
 from pteforge.tasks.stage import Params, Stage, Workspace, from_roles, to_roles
 from pteforge.tasks.stages.export import Export
 from pteforge.tasks.targets.find import find_target
-from pteforge.tasks.workers.in_process import InProcess
+from pteforge.tasks.workers import InProcess
 
 ZOO = Path(__file__).parent / "zoo"
 

@@ -2,11 +2,20 @@
 
 Calls of one chain may share a process, one after another; every other call has a fresh one.
 
-`Workers` is the pool, `StageRunner` the interface that other runners implement too. Only `preload` imports torch, and
-only the server imports `preload`.
+`Workers` is the pool; `InProcess` takes the same calls, and runs them in the calling process. Only `preload` imports
+torch, and only the server imports `preload`.
 """
 
-from .pool import Chain, StageRunner, Workers, memory_for_calls
+from .pool import CallChain, InProcess, StageRunner, Workers, as_in_a_process, memory_for_calls
 from .protocol import WorkerLimits, WorkerReport
 
-__all__ = ["Chain", "StageRunner", "WorkerLimits", "WorkerReport", "Workers", "memory_for_calls"]
+__all__ = [
+    "CallChain",
+    "InProcess",
+    "StageRunner",
+    "WorkerLimits",
+    "WorkerReport",
+    "Workers",
+    "as_in_a_process",
+    "memory_for_calls",
+]

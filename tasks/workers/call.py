@@ -19,9 +19,9 @@ from .protocol import (
     CALL,
     STARTED_SIZE,
     Answer,
+    CallRequest,
     Ended,
     ProgressReader,
-    Request,
     Started,
     WorkerLimits,
     WorkerReport,
@@ -72,7 +72,7 @@ class HeldProcess:
 @contextmanager
 def running_call(
     server: Server,
-    request: Request,
+    request: CallRequest,
     limits: WorkerLimits,
     progressed: Progressed,
     grown: Callable[[int], None],

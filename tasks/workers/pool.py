@@ -1,20 +1,22 @@
-"""The pool of workers, and the admission of calls to it."""
+"""Where stage bodies run: the pool of workers with the admission of calls to it, or the calling process."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self, TypeAlias
 
-from ...errors import StageCrashed
-from ..stage import Progressed, no_progress
+from ...errors import StageCrashed, StageError, StageFailed
+from ..stage import Progressed, no_progress, reporter
 from .call import HeldProcess, running_call
 from .process_memory import available_memory
-from .protocol import Request, WorkerLimits, WorkerReport
+from .protocol import CallRequest, WorkerLimits, WorkerReport
 from .warm_server import Server, SharedServer, WarmServer
 
 
@@ -22,40 +24,8 @@ def ignore_start() -> None:
     """Does nothing when a call starts."""
 
 
-class StageRunner(Protocol):
-    """Runs functions by name, from JSON to JSON: `Workers` in processes of their own, `InProcess` in this one."""
-
-    def run(
-        self,
-        function: str,
-        argument: Any,
-        limits: WorkerLimits,
-        *,
-        memory: int | None = None,
-        python_path: tuple[str, ...] = (),
-        chain: Chain | None = None,
-        started: Callable[[], None] = ignore_start,
-        progressed: Progressed = no_progress,
-    ) -> WorkerReport:
-        """Calls the function ``package.module:name`` with one JSON value.
-
-        `memory` is how many bytes it will probably need, by default its limit: it waits until they are free. The
-        folders of `python_path` come first on ``sys.path``. Calls of one `chain` may share a process. In this thread,
-        `started` is called when the wait is over, and `progressed` with the function's progress (see
-        `tasks.stage.reporter`).
-
-        Raises:
-            StageError: it returned no result.
-        """
-        ...
-
-    def awaits(self, chain: Chain | None) -> bool:
-        """Whether a process probably waits for the next call of a chain."""
-        ...
-
-
 @dataclass(frozen=True)
-class Chain:
+class CallChain:
     """Calls that may run in one process after another, since none leaves anything behind that alters a later one.
 
     Attributes:
@@ -139,11 +109,21 @@ class Workers:
         *,
         memory: int | None = None,
         python_path: tuple[str, ...] = (),
-        chain: Chain | None = None,
+        chain: CallChain | None = None,
         started: Callable[[], None] = ignore_start,
         progressed: Progressed = no_progress,
     ) -> WorkerReport:
-        """Calls a function in a process of its own or of its chain, see `StageRunner.run`. It is never imported here.
+        """Calls a function, by its name ``package.module:name``, from JSON to JSON. It is never imported here.
+
+        Args:
+            function: the name.
+            argument: its only argument.
+            limits: past which it is killed.
+            memory: how many bytes it will probably need, by default its limit: it waits until they are free.
+            python_path: folders that come first on ``sys.path``.
+            chain: calls of one chain may share a process, one after another.
+            started: called in this thread when the wait is over.
+            progressed: called in this thread with the function's progress (see `tasks.stage.reporter`).
 
         Raises:
             StageFailed: the function raised, or the server's warm-up did.
@@ -155,7 +135,7 @@ class Workers:
         module, _, name = function.partition(":")
         if not (module and name):
             raise ValueError(f"function is {function!r}, must be 'package.module:name'")
-        request = Request(function, argument, python_path, _LINGER if chain and chain.goes_on else 0.0)
+        request = CallRequest(function, argument, python_path, _LINGER if chain and chain.goes_on else 0.0)
         needed = limits.memory if memory is None else memory
         try:
             with self._admission.place(needed, first=self.awaits(chain)) as grow:
@@ -174,7 +154,8 @@ class Workers:
             self._keep_waiting(chain, call.process)
         return report
 
-    def awaits(self, chain: Chain | None) -> bool:
+    def awaits(self, chain: CallChain | None) -> bool:
+        """Whether a process probably waits for the next call of a chain."""
         with self._lock:
             return chain is not None and any(name == chain.name for name, _ in self._waiting)
 
@@ -188,14 +169,14 @@ class Workers:
             server.stop()
         self._close_waiting(0)
 
-    def _take_waiting(self, chain: Chain | None, server: Server) -> HeldProcess | None:
+    def _take_waiting(self, chain: CallChain | None, server: Server) -> HeldProcess | None:
         with self._lock:
             for place, (name, process) in enumerate(self._waiting):
                 if chain and name == chain.name and process.server is server:
                     return self._waiting.pop(place)[1]
         return None
 
-    def _keep_waiting(self, chain: Chain, process: HeldProcess) -> None:
+    def _keep_waiting(self, chain: CallChain, process: HeldProcess) -> None:
         with self._lock:
             self._waiting.append((chain.name, process))
         self._close_waiting(0 if self._stopped else self.jobs)
@@ -222,6 +203,67 @@ class Workers:
             return SharedServer(address) if address else None
         except OSError:
             return None
+
+
+class InProcess:
+    """Calls functions as `Workers` does, but in this process, and in one thread at a time: torch allows no more."""
+
+    def run(
+        self,
+        function: str,
+        argument: Any,
+        limits: WorkerLimits,
+        *,
+        memory: int | None = None,
+        python_path: tuple[str, ...] = (),
+        chain: CallChain | None = None,
+        started: Callable[[], None] = ignore_start,
+        progressed: Progressed = no_progress,
+    ) -> WorkerReport:
+        """Calls a function; raises StageFailed, with the cause. Global torch state is the function's to set."""
+        del limits, memory  # there is one call at a time, and no process to kill
+        del chain, python_path  # what the caller can import is what its own `sys.path` says
+        module, _, name = function.partition(":")
+        body = getattr(importlib.import_module(module), name)
+        started()
+        token, began = reporter.set(progressed), time.perf_counter()
+        try:
+            with _failing_as_a_stage():
+                result = body(argument)
+        finally:
+            reporter.reset(token)
+        return WorkerReport(result, time.perf_counter() - began, peak_memory=0, log=b"")
+
+    def awaits(self, chain: CallChain | None) -> bool:
+        """No process waits here."""
+        del chain
+        return False
+
+
+StageRunner: TypeAlias = Workers | InProcess
+
+
+@contextmanager
+def as_in_a_process() -> Iterator[None]:
+    """The global torch state of a fresh process, for a body that is called in the context; raises StageFailed."""
+    from ..programs.entry import fresh_state  # noqa: PLC0415 - torch
+
+    with fresh_state(), _failing_as_a_stage():
+        yield
+
+
+@contextmanager
+def _failing_as_a_stage() -> Iterator[None]:
+    from ..programs.entry import forget_old_calls  # noqa: PLC0415 - torch
+
+    try:
+        yield
+    except StageError:
+        raise
+    except Exception as error:
+        raise StageFailed.of(error) from error
+    finally:
+        forget_old_calls()
 
 
 def memory_for_calls() -> int:

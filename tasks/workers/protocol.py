@@ -1,7 +1,7 @@
 """Messages between the pool, its server and the stage processes: JSON and plain numbers; nothing is pickled.
 
 For each call the pool opens four channels:
-    request     a file that holds a `Request`
+    request     a file that holds a `CallRequest`
     answer      a pipe: the stage process writes an `Answer` and closes it
     log         a pipe: stdout and stderr of the stage process
     progress    a pipe: how far the stage process is
@@ -10,7 +10,7 @@ and for each process two:
     link        a socket: the server sends a `Started`, and an `Ended` after the process; when the pool closes its end
                 (or dies), the server kills the call's process, and when it has ended, all its descendants
 The far ends of all six go to the server, which forks the process, in one message of one byte; those of a further call
-go to a process that has answered one, and waits for another (`Request.linger`), in such a message, too.
+go to a process that has answered one, and waits for another (`CallRequest.linger`), in such a message, too.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ CALL = b"C"
 
 
 @dataclass(frozen=True)
-class Request:
+class CallRequest:
     """The function to run, as ``package.module:name``, with folders to put in front of ``sys.path``.
 
     `linger` is for how many seconds the process waits for another call once the function has returned; 0 ends it.
@@ -90,7 +90,7 @@ class Request:
         return json.dumps(vars(self)).encode()
 
     @classmethod
-    def decode(cls, content: bytes) -> Request:
+    def decode(cls, content: bytes) -> CallRequest:
         return cls(**json.loads(content))
 
 

@@ -20,14 +20,13 @@ import traceback
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from ...errors import InputError, ObjectDamaged, ObjectMissing, from_user_code, whole_message
 from ..stage import reporter
 from .process_memory import children, own_memory
-from .protocol import CALL_FDS, PROCESS_FDS, READY, Answer, Ended, ProgressWriter, Request, Started
+from .protocol import CALL_FDS, PROCESS_FDS, READY, Answer, CallRequest, Ended, ProgressWriter, Started
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -97,7 +96,7 @@ def run_stage_process(server: int, control: Callable[[int, int], None], own_fds:
             linger = 0.0  # seconds to wait for the next call
             try:
                 with os.fdopen(request_fd, "rb") as file:
-                    request = Request.decode(file.read())
+                    request = CallRequest.decode(file.read())
                 result = _load(request)(request.argument)
                 answer = Answer(result, None, bad_input=False, memory=own_memory(os.getpid())).encode()
                 linger = request.linger
@@ -169,7 +168,7 @@ def _failure(error: BaseException) -> Answer:
     )
 
 
-def _load(request: Request) -> Callable[[Any], Any]:
+def _load(request: CallRequest) -> Callable[[Any], Any]:
     if sys.path[: len(request.python_path)] != request.python_path:
         sys.path[:0] = request.python_path
     importlib.invalidate_caches()  # the server may have listed a folder before the module was written
@@ -187,7 +186,9 @@ def _one_message(error: BaseException) -> str:
 
 
 def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | None) -> None:
-    """The main program of the server. Returns when the pool closes its end of the control socket.
+    """The main program of the server and of the processes that it forks.
+
+    Returns, in the server, when the pool closes its end of the control socket.
 
     Pools of other processes of this machine get a control socket each where they connect to the listener; what they
     have running is killed when they close it.
@@ -210,11 +211,18 @@ def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | N
     gc.enable()
     gc.freeze()  # stage processes do not collect these objects, so their pages stay shared
     listener = None if listener_fd is None else socket.socket(fileno=listener_fd)
-    run_process = partial(run_stage_process, os.getpid(), process)
-    with socket.socket(fileno=control_fd) as control, _Server(control, listener, run_process) as server:
+    pid = os.getpid()
+    with socket.socket(fileno=control_fd) as control, _Server(control, listener) as server:
         process(_PR_SET_PDEATHSIG, 0)
         control.sendall(READY)
-        server.run()
+        fds = server.run()
+    if os.getpid() != pid:
+        try:
+            run_stage_process(pid, process, fds)
+        except BaseException:  # noqa: BLE001 - a process boundary
+            traceback.print_exc()
+        finally:
+            os._exit(os.EX_SOFTWARE)
 
 
 def _require_single_thread() -> None:
@@ -251,16 +259,10 @@ class _Call:
 
 
 class _Server:
-    def __init__(
-        self,
-        control: socket.socket,
-        listener: socket.socket | None,
-        run_process: Callable[[list[int]], NoReturn],  # called in each process that is forked
-    ) -> None:
+    def __init__(self, control: socket.socket, listener: socket.socket | None) -> None:
         self._control = control
         self._listener = listener
         self._controls = [control]  # the pool's, and those of other processes' pools
-        self._run_process = run_process
         self._calls: dict[int, _Call] = {}
         self._own_children = frozenset(children(os.getpid()))  # of the preload modules
         self._selector = selectors.DefaultSelector()
@@ -294,15 +296,17 @@ class _Server:
                 path.unlink()
                 path.parent.rmdir()
 
-    def run(self) -> None:
+    def run(self) -> list[int]:
+        """Returns when the pool has ended; and in each process that is forked, the descriptors that it is for."""
         while True:
             for key, _ in self._selector.select():
                 if isinstance(control := key.fileobj, socket.socket) and control in self._controls:
                     fds = self._receive(control)
                     if fds is not None:
-                        self._start(fds, control)
+                        if own_fds := self._start(fds, control):
+                            return own_fds
                     elif control is self._control:
-                        return
+                        return []
                     else:
                         self._leave(control)
                 elif self._listener and key.fileobj is self._listener:
@@ -344,11 +348,12 @@ class _Server:
         except ConnectionError:
             return None
 
-    def _start(self, fds: list[int], control: socket.socket) -> None:
+    def _start(self, fds: list[int], control: socket.socket) -> list[int]:
+        """Forks a process for a call; there, this object becomes empty, and what it is for is returned."""
         if len(fds) != PROCESS_FDS:  # this process has run out of descriptors: the pool sees the link end
             for fd in fds:
                 os.close(fd)
-            return
+            return []
         *own_fds, link_fd = fds
         link = socket.socket(fileno=link_fd)
         baseline = own_memory(os.getpid())
@@ -357,13 +362,8 @@ class _Server:
         except OSError as error:
             pid = -(error.errno or 1)
         if pid == 0:
-            try:
-                self._let_go(link)
-                self._run_process(own_fds)
-            except BaseException:  # noqa: BLE001 - a process boundary
-                traceback.print_exc()
-            finally:  # a stage process must never continue as a server
-                os._exit(os.EX_SOFTWARE)
+            self._let_go(link)
+            return own_fds
         for fd in own_fds:
             os.close(fd)
         with contextlib.suppress(OSError):  # the pool gave the call up: the selector will report it
@@ -373,6 +373,7 @@ class _Server:
         else:
             self._calls[pid] = _Call(pid, link, control)
             self._selector.register(link, selectors.EVENT_READ, pid)
+        return []
 
     def _reap(self) -> None:
         for call in list(self._calls.values()):
@@ -400,13 +401,18 @@ class _Server:
         return bool(orphans)
 
     def _let_go(self, link: socket.socket) -> None:
-        """Closes the server's sockets in a stage process, so that their other ends notice its end at once."""
+        """Closes the server's sockets in a stage process, so that their other ends notice its end at once.
+
+        The server's calls and its listener are none of this process's, whatever it does at its end.
+        """
+        calls, listener = self._calls, self._listener
+        self._calls, self._listener = {}, None
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._selector.close()
-        links = [link, *(call.link for call in self._calls.values())]
-        listeners = [self._listener] if self._listener else []
+        links = [link, *(call.link for call in calls.values())]
+        listeners = [listener] if listener else []
         for shared in (*self._controls, *listeners, self._wakeup, self._wakeup_end, *links):
             shared.close()
 

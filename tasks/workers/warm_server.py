@@ -12,7 +12,7 @@ import tempfile
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from ...artifacts.files import abandoned, remove, staging_folder
 from ...errors import StageCrashed, StageError, StageFailed
@@ -30,31 +30,6 @@ sys.path[:] = {path!r}
 from {module} import serve
 serve({control}, {parent}, {preload!r}, {listener})
 """
-
-
-class Server(Protocol):
-    """A warm server as a pool uses it."""
-
-    @property
-    def lost(self) -> bool:
-        """Whether the server ended after it was ready, without `stop`."""
-        ...
-
-    def wait_until_ready(self) -> None:
-        """Raises StageFailed if the warm-up failed, StageCrashed if the server has ended."""
-        ...
-
-    def send(self, fds: list[int]) -> None:
-        """Hands over the far ends of a call's channels, see `protocol`; raises OSError if the server has ended."""
-        ...
-
-    def loss(self, pid: int | None = None) -> StageError:
-        """The reason why a call was lost, whose process is `pid`."""
-        ...
-
-    def stop(self) -> None:
-        """Kills all calls, and the server if it is the pool's own."""
-        ...
 
 
 class WarmServer:
@@ -98,6 +73,7 @@ class WarmServer:
                 raise _again(self._failure)
 
     def send(self, fds: list[int]) -> None:
+        """Hands over the far ends of a call's channels, see `protocol`; raises OSError if the server has ended."""
         socket.send_fds(self._control, [CALL], fds)
 
     def loss(self, pid: int | None = None) -> StageError:
@@ -258,6 +234,9 @@ class SharedServer:
             self._control.shutdown(socket.SHUT_RDWR)
         with self._greeting:
             self._control.close()
+
+
+Server: TypeAlias = WarmServer | SharedServer
 
 
 def _kill_group(pid: int) -> None:

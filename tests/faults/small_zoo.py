@@ -22,8 +22,7 @@ from pteforge.flows.session import Session
 from pteforge.flows.zoo import find_models, lower_rest
 from pteforge.tasks.executor import Executor
 from pteforge.tasks.runner import LocalRunner
-from pteforge.tasks.workers import Workers
-from pteforge.tasks.workers.in_process import InProcess
+from pteforge.tasks.workers import InProcess, Workers
 from pteforge.tests.flows.conftest import Project
 
 SIGNING_KEY = "the key of everybody who uses the store"

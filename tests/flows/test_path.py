@@ -111,7 +111,7 @@ def test_from_the_command_line(traced):
     assert done.returncode == 0, done.stderr
     path = calling((traced.folder / "samples").read_text())
     assert {"flows/cli/export.py:export", "tasks/executor.py:run_stage", "tasks/stages/edge.py:Edge.run"} <= set(path)
-    assert len(path) <= 33, "\n".join(path)
+    assert len(path) <= 26, "\n".join(path)
     files = {name.partition(":")[0] for name in path}
     assert len(files) <= 15, "\n".join(sorted(files))
 

@@ -25,6 +25,7 @@ from pteforge.flows.pace import ExpectedStage, Pace
 from pteforge.flows.request import ExportRequest
 from pteforge.flows.select import select_models
 from pteforge.flows.session import Session
+from pteforge.flows.zoo import find_models
 from pteforge.tasks.executor import Executor
 from pteforge.tasks.keys.key import StageKey
 from pteforge.tasks.runner import Done, StageCall, StageId
@@ -169,6 +170,18 @@ def test_stages_are_known_before_they_run(lower, warm):
         assert not workers.started
     stages = len(before.stages["linear"])
     assert by_record == other.pace.known >= 2 * stages
+
+
+def test_a_model_is_planned_once(warm, monkeypatch, tmp_path):
+    """The look that shows that stages have to run also says which ones to expect."""
+    loaded = load_zoo(warm.folder / "zoo.yaml")
+    asked = ExportRequest(zoo=warm.folder / "zoo.yaml", out=tmp_path / "out")
+    with open_store(str(tmp_path / "empty")) as store, Workers(jobs=1) as workers:
+        session = Session("zoo", select_models(loaded, "*", "*"), Executor(store, workers), workers, asked, 1)
+        find_models(session)
+        monkeypatch.delattr("pteforge.flows.pace.lower_model")
+        session.expect_stages()
+    assert session.pace.known == sum(map(len, session.planned.values())) > len(session.models)
 
 
 _DRIVER = """

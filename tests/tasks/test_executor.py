@@ -24,8 +24,7 @@ from pteforge.tasks.stages.export import Export
 from pteforge.tasks.stages.gate import Gate
 from pteforge.tasks.stages.partition import Partition
 from pteforge.tasks.stages.preprocess import Preprocess
-from pteforge.tasks.workers import Chain
-from pteforge.tasks.workers.in_process import InProcess
+from pteforge.tasks.workers import CallChain, InProcess
 
 PACKAGES = Path(__file__).parents[1] / "flows" / "packages"
 XNNPACK = TargetParams(name="xnnpack")
@@ -36,13 +35,13 @@ EXPORT = Export.Params(source={"builder": "nets:linear"})
 class Listening(InProcess):
     """Remembers the chain of the last call, and runs none."""
 
-    chain: Chain | None = None
+    chain: CallChain | None = None
 
-    def run(self, *_: Any, chain: Chain | None, **__: Any) -> Any:
+    def run(self, *_: Any, chain: CallChain | None, **__: Any) -> Any:
         self.chain = chain
         raise StageFailed("not run")
 
-    def awaits(self, chain: Chain | None) -> bool:
+    def awaits(self, chain: CallChain | None) -> bool:
         self.chain = chain
         return super().awaits(chain)
 
@@ -53,7 +52,7 @@ def chain(tmp_path):
     runner = Listening()
     executor = Executor(LocalOnlyStore(tmp_path / "store"), runner)
 
-    def of(stage: Any, params: Any, **step: str) -> Chain | None:
+    def of(stage: Any, params: Any, **step: str) -> CallChain | None:
         name = StageId(stage.name, **{"recipe": "fast", **step})
         call = StageCall("net", name, stage, params, {}, Limits(), tmp_path, python_path=(tmp_path,))
         assert not executor.awaited(call)

@@ -12,12 +12,11 @@ from pteforge.artifacts.ref import ArtifactRef
 from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.errors import ConfigError, InputError, SourceError, StageFailed
-from pteforge.tasks.history import History
 from pteforge.tasks.keys.key import StageKey
 from pteforge.tasks.keys.search import ModuleSearch
 from pteforge.tasks.lowering import STAGES, LoweredRecipe, check_stage, lower_model, lower_to_ladder
 from pteforge.tasks.model import PlannedModel
-from pteforge.tasks.model_run import ModelRun
+from pteforge.tasks.model_run import History, ModelRun
 from pteforge.tasks.recipe_checks import plan_recipe
 from pteforge.tasks.runner import CutShort, Done, run_without_loop
 from pteforge.tasks.stage import unknown_roles

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pteforge.errors import StageCrashed, StageFailed, StageOutOfMemory, StageTimedOut
-from pteforge.tasks.workers import Chain, WorkerLimits, Workers
+from pteforge.tasks.workers import CallChain, WorkerLimits, Workers
 
-CHAIN = Chain("net/xnnpack", goes_on=True)
-END = Chain("net/xnnpack", goes_on=False)
+CHAIN = CallChain("net/xnnpack", goes_on=True)
+END = CallChain("net/xnnpack", goes_on=False)
 LIMITS = WorkerLimits(60, 1 << 30)
 
 
@@ -40,7 +40,7 @@ def test_calls_of_a_chain_share_a_process(run, pid, ends):
     Calls of another chain, and those of none, have fresh processes.
     """
     process = pid()
-    others = [pid(None), pid(Chain("net/portable", goes_on=False))]
+    others = [pid(None), pid(CallChain("net/portable", goes_on=False))]
     assert run("remember", 1, chain=CHAIN).result == []
     assert run("remember", 2, chain=CHAIN).result == [1]
     logs = [run("write_much", lines, chain=CHAIN).log for lines in (2, 1)]
@@ -116,13 +116,13 @@ def test_how_many_processes_wait(bodies, ends):
     """As many as there are jobs, those that came last; none is left once the pool was stopped."""
 
     def call(pool: Workers, name: str) -> int:
-        chain = Chain(name, goes_on=True)
+        chain = CallChain(name, goes_on=True)
         return pool.run("worker_bodies:environment", None, LIMITS, python_path=(bodies,), chain=chain).result["pid"]
 
     with Workers(jobs=2, preload=()) as pool:
         first, *others = [call(pool, name) for name in "abc"]
         assert ends(first)
-        assert [pool.awaits(Chain(name, goes_on=True)) for name in "abc"] == [False, True, True]
+        assert [pool.awaits(CallChain(name, goes_on=True)) for name in "abc"] == [False, True, True]
         assert [call(pool, name) for name in "bc"] == others
     assert all(map(ends, others))
 
@@ -155,10 +155,10 @@ def test_processes_of_a_shared_server(bodies, ends):
 
 MAIN = """\
 import os, signal, sys
-from pteforge.tasks.workers import Chain, Workers, WorkerLimits
+from pteforge.tasks.workers import CallChain, Workers, WorkerLimits
 pool = Workers(jobs=2, preload=())
 limits = WorkerLimits(600, 1 << 30)
-chain = Chain("net", goes_on=True)
+chain = CallChain("net", goes_on=True)
 report = pool.run("worker_bodies:environment", None, limits, python_path=(sys.argv[1],), chain=chain)
 print(report.result["pid"], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from pteforge.errors import SourceError, StageCrashed, StageFailed
-from pteforge.tasks.workers import WorkerLimits
-from pteforge.tasks.workers.in_process import InProcess
+from pteforge.tasks.workers import InProcess, WorkerLimits, as_in_a_process
 
 LIMITS = WorkerLimits(timeout=1, memory=1)
 
@@ -16,13 +15,8 @@ LIMITS = WorkerLimits(timeout=1, memory=1)
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     (tmp_path / "in_process_bodies.py").write_text(
-        "import os, random, numpy, torch\n"
+        "import torch\n"
         "from pteforge.errors import SourceError, StageCrashed\n"
-        "def state(folder):\n"
-        "    os.chdir(folder)\n"
-        "    random.seed(1), numpy.random.seed(1), torch.manual_seed(1)\n"
-        "    return [torch.get_num_threads(), str(torch.get_default_dtype()), torch.is_grad_enabled(),\n"
-        "            torch.is_inference_mode_enabled(), torch.is_autocast_enabled('cpu')]\n"
         "def refused(_): raise SourceError('no such model')\n"
         "def broken(_): raise KeyError('x')\n"
         "def crashed(_): raise StageCrashed('gone')\n"
@@ -35,6 +29,19 @@ def run(tmp_path, monkeypatch):
     return lambda name, argument=None: InProcess().run(f"in_process_bodies:{name}", argument, LIMITS)
 
 
+def state(folder):
+    """Changes what it can, and says what the rest is."""
+    import numpy as np
+    import torch
+
+    os.chdir(folder)
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002 - as below
+    torch.manual_seed(1)
+    modes = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")]
+    return [torch.get_num_threads(), str(torch.get_default_dtype()), *modes]
+
+
 def numpy_state():
     """Of the global generator, which is the one that bodies seed."""
     import numpy as np
@@ -42,7 +49,7 @@ def numpy_state():
     return np.random.get_state()[1].tolist()  # noqa: NPY002 - as above
 
 
-def test_state(run, tmp_path):
+def test_state(tmp_path):
     """A body finds the state of a fresh process, whatever the caller's is, and leaves the caller's behind."""
     import torch
 
@@ -52,13 +59,13 @@ def test_state(run, tmp_path):
     before = (random.getstate(), numpy_state(), torch.get_rng_state())
     folder = Path.cwd()
     try:
-        with torch.inference_mode(), torch.autocast("cpu", enabled=True):
-            report = run("state", os.fspath(tmp_path))
+        with torch.inference_mode(), torch.autocast("cpu", enabled=True), as_in_a_process():
+            found = state(tmp_path)
         assert (torch.get_num_threads(), torch.get_default_dtype()) == (2, torch.float64)
     finally:
         torch.set_num_threads(threads)
         torch.set_default_dtype(torch.float32)
-    assert report.result == [1, "torch.float32", True, False, False]
+    assert found == [1, "torch.float32", True, False, False]
     assert before[:2] == (random.getstate(), numpy_state())
     assert torch.equal(before[2], torch.get_rng_state())
     assert Path.cwd() == folder
