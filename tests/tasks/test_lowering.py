@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.ref import ArtifactRef
 from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
+from pteforge.configs.verification import resolve_gate
 from pteforge.errors import ConfigError, InputError, SourceError, StageFailed
 from pteforge.tasks.keys.key import StageKey
 from pteforge.tasks.keys.search import ModuleSearch
@@ -46,6 +48,9 @@ class Recorder:
         self.calls[str(call.id)] = call
         if str(call.id) in self.failing:
             raise StageFailed(f"{call.id} fails")
+        if call.stage.name == "export":  # the key has what the user's code was seen to read
+            source = {**call.params.source, "read": {"labels.txt": "1" * 64}}
+            call = replace(call, params=call.params.model_copy(update={"source": source}))
         inputs = {role: ref.identity for role, ref in call.inputs.items()}
         key = StageKey(call.stage.name, "0" * 64, {}, inputs, call.params.model_dump(mode="json"))
         made = {
@@ -87,7 +92,8 @@ def lower(tmp_path):
         planned = []
         for name, fields in recipes.items():
             made = Recipe.model_validate(fields)
-            planned.append(plan_recipe(name, made, made.verify, ModuleSearch((tmp_path,)), error_at))
+            gate = resolve_gate(made.accuracy, None)
+            planned.append(plan_recipe(name, made, made.verify, ModuleSearch((tmp_path,)), error_at, gate))
         config = ModelConfig.model_validate({"source": "planned_builder:build", **(model or {})})
         place = {"source": config.source, "python_path": (tmp_path,), "folder": tmp_path}
         planned = PlannedModel.of_config("model", config, tuple(planned), 2, **place)
@@ -235,6 +241,15 @@ def test_why_a_stage_takes_the_weights(lower, tmp_path: Path):
     said = {outcome.step: outcome.message for outcome in History(made.run).outcomes()}
     assert said["edge/forward/p"] == "had not run before; takes the weights: the recipe's passes may read weights"
     assert said["edge/forward/x"] == "had not run before"
+
+
+def test_eager_is_scored_as_it_was_exported(lower, tmp_path: Path):
+    """Scores of eager depend on all that the builder was seen to read, as the export does."""
+    (tmp_path / "planned_scores.py").write_text("def top1(program):\n    return 1.0\n")
+    made = lower(x={**XNNPACK, "accuracy": {"evaluator": "planned_scores:top1", "max_drop": 0.1}})
+    read = {"read": {"labels.txt": "1" * 64}}
+    assert made.calls["baseline/x"].params.source == {**made.calls["export"].params.source, **read}
+    assert set(made.calls["gate/x"].inputs) == {"scores", "baseline"}
 
 
 def test_options_by_method(lower):
