@@ -122,42 +122,42 @@ def check_plot(path: Path) -> None:
         raise InputError(f"the plot cannot be written to {path}: there is no folder {path.absolute().parent}")
 
 
-def draw(found: Bisection) -> bytes:
+def draw(bisection: Bisection) -> bytes:
     """The plot as a PNG file."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow import, and an optional dependency
 
-    nodes = found.nodes.losing[:_NODES] if found.nodes else ()
+    nodes = bisection.nodes.losing[:_NODES] if bisection.nodes else ()
     columns = 2 if nodes else 1
     figure = Figure(figsize=(6.0 * columns, 4.5), layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
-    _draw_rungs(axes[0], found)
+    _draw_rungs(axes[0], bisection)
     if nodes:
-        _draw_nodes(axes[1], nodes, found)
+        _draw_nodes(axes[1], nodes, bisection)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)
     return content.getvalue()
 
 
-def write_plot(found: Bisection, path: Path) -> None:
+def write_plot(bisection: Bisection, path: Path) -> None:
     """Writes the plot to a file; raises InputError if that fails."""
     with convert_os_errors(InputError, f"the plot cannot be written to {path}"):
-        path.write_bytes(draw(found))
+        path.write_bytes(draw(bisection))
 
 
-def _draw_rungs(axes: Axes, found: Bisection) -> None:
-    for path in found.ladder.paths():
+def _draw_rungs(axes: Axes, bisection: Bisection) -> None:
+    for path in bisection.ladder.paths():
         measured = [rung for rung in path if rung.figures]
         label = " ".join(filter(None, ("+".join(path[-1].specializations), path[-1].method)))
         axes.plot([rung.name for rung in measured], [_decibels(rung.figures) for rung in measured], "o-", label=label)
-    if found.loss:
-        axes.plot([found.loss.rung.name], [_decibels(found.loss.rung.figures)], "rx", markersize=12, label="loses")
+    if loss := bisection.loss:
+        axes.plot([loss.rung.name], [_decibels(loss.rung.figures)], "rx", markersize=12, label="loses")
     axes.axhspan(CLEAN_DB, _EXACT_DB + 5, color="tab:green", alpha=0.1)
     axes.set_ylabel("SQNR against eager, dB (equal: on top)")
-    axes.set_title(found.name)
+    axes.set_title(bisection.name)
     axes.legend()
 
 
-def _draw_nodes(axes: Axes, nodes: Sequence[NodeLoss], found: Bisection) -> None:
+def _draw_nodes(axes: Axes, nodes: Sequence[NodeLoss], bisection: Bisection) -> None:
     names = [" + ".join(node.sources) for node in nodes]
     axes.plot([_decibels(node.own) for node in nodes], names, "o", color="tab:orange", label="alone")
     axes.plot([_decibels(node.passed_on) for node in nodes], names, "x", color="tab:gray", label="so far")
@@ -165,7 +165,7 @@ def _draw_nodes(axes: Axes, nodes: Sequence[NodeLoss], found: Bisection) -> None
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("SQNR of operators, dB")
-    axes.set_title(f"loses most in {found.loss.rung.label}" if found.loss else "")
+    axes.set_title(f"loses most in {bisection.loss.rung.label}" if bisection.loss else "")
     axes.legend()
 
 

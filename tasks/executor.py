@@ -227,11 +227,11 @@ class Executor:
         digest = self.store.inputs.digest
         if not _says_as_much(current_params(call, tuple(sorted(watched)), digest), call.params):
             raise StageFailed("the model's source changed while it was exported; export it again", bad_input=True)
-        found = Observed.decode(self.store.local.read_artifact(observed))
-        now_watched = tuple(sorted(watched | (set(found.modules) - _known(call.params)) | set(found.inputs)))
+        reads = Observed.decode(self.store.local.read_artifact(observed))
+        now_watched = tuple(sorted(watched | (set(reads.modules) - _known(call.params)) | set(reads.inputs)))
         if watched != set(now_watched):
             ledger.watch(name, now_watched)
-        return replace(call, params=current_params(call, now_watched, digest, found.inputs))
+        return replace(call, params=current_params(call, now_watched, digest, reads.inputs))
 
 
 @dataclass(frozen=True, slots=True)
