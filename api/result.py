@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ from ..runtime.host import LoadedProgram, load
 from ..runtime.selection import scratch_folder
 from ..tasks.codecs.assets import load_assets
 from ..tasks.codecs.payload import payload_sha256, read_payload, write_payload
+from ..tasks.delivered import Delivered
 from ..tasks.figures import Figures
-from ..tasks.quantization import Quantization, quantization_by_method
+from ..tasks.quantization import Quantization
 from ..tasks.runner import Done
 from ..tasks.scope import Scope
 from ..tasks.stage import from_roles
@@ -240,14 +241,20 @@ class Exported:
         return provenance
 
     @property
+    def delivered(self) -> Delivered:
+        """What came out, in one record: digests, sizes, figures, scores and what was left out."""
+        made = Delivered.of_provenance(self.provenance)
+        return replace(made, left_out=self._scope.why_left_out(made.left_out))
+
+    @property
     def quantization(self) -> dict[str, Quantization]:
         """By method that PT2E quantized, how much of its weights became integers, and which did not."""
-        return quantization_by_method(self.provenance.get("quantization"))
+        return dict(self.delivered.quantization)
 
     @property
     def left_out(self) -> dict[str, str]:
         """Name of a specialization that the file lacks -> reason."""
-        return self._scope.why_left_out(self.provenance["left_out"])
+        return dict(self.delivered.left_out)
 
     def why(self) -> str:
         """A line per stage: whether it ran, and which fields of its key had changed since it last did."""

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, PteforgeError, StageFailed, convert_os_errors
+from ..tasks.delivered import Failure
 from ..tasks.figures import Worst
 from ..tasks.lowering import bisect_payload, bisect_rung, lower_to_ladder
 from ..tasks.numerics import CLEAN_DB, Ladder, Loss, NodeLoss, NodeLosses, PayloadLosses, Rung, find_loss
 from ..tasks.runner import LedgerRunner, NotCached, Runner, run_without_loop
 from ..tasks.scope import Scope
 from ..tasks.stages.ladder import RungParams
-from .outcome import Failure
 from .session import Session
 from .zoo import ladder_of
 

@@ -22,12 +22,13 @@ from prefect.artifacts import (
 from prefect.events import emit_event
 
 from ..errors import first_line, printable
+from ..tasks.delivered import Delivered, Failure
 from ..tasks.diagnosis import as_text
 from ..tasks.figures import Worst
 from ..tasks.numerics import PayloadLosses, Rung
 from .bisect import Bisection
 from .figures_text import FIGURES, format_figures, format_size, format_sqnr, markdown
-from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
+from .outcome import ModelOutcome, ZooOutcome
 from .prefect_settings import local_run, send_what_is_queued
 from .session import Session
 
@@ -140,7 +141,7 @@ def _summary(outcome: ZooOutcome, release: ReleaseOutcome | None) -> Iterator[st
         yield from (f"- {markdown(reason)}" for reason in release.reasons)
         yield ""
     yield "For each file: status, size, SQNR against eager.\n"
-    recipes = dict.fromkeys(recipe.recipe for _, recipe in outcome.recipes)
+    recipes = dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
     yield from _table(
         [
             {"model": model.model} | dict.fromkeys(recipes) | {made.recipe: _cell(made) for made in model.recipes}
@@ -168,7 +169,7 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
             yield ""
 
 
-def _cell(recipe: RecipeOutcome) -> str:
+def _cell(recipe: Delivered) -> str:
     if recipe.failure:
         return f"failed at {recipe.failure.step.partition('/')[0]}"  # all of it is below the table
     if not (recipe.path and recipe.figures):

@@ -17,7 +17,8 @@ from ..artifacts.runs import RunRecord
 from ..configs.base import NAME_PATTERN
 from ..configs.load import LoadedZoo
 from ..errors import InputError, convert_os_errors
-from .comparison import FileFigures
+from ..tasks.delivered import delivered_by
+from .comparison import compared, read_delivered
 from .figures_text import format_db, format_error, format_score
 from .release_records import Content, ReleasedFile, ReleasedModel, files_of
 from .select import select_models
@@ -74,9 +75,8 @@ def _find_run(files: Mapping[str, Mapping[str, ReleasedFile]], runs: Iterable[Ru
 
 
 def _files_of(run: RunRecord) -> Iterator[tuple[str, str, str]]:
-    for model, recipes in run.files.items():
-        for recipe, made in recipes.items():
-            yield model, recipe, made.get("sha256", "")
+    for recipes in delivered_by(run).values():
+        yield from ((made.model, made.recipe, made.sha256) for made in recipes.values())
 
 
 def find_results(out: Path) -> Found:
@@ -130,7 +130,7 @@ def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile]) -> str
         notes += [f"  - without the payload `{name}`" for name in released.provenance.get("left_out", ())]
     assets = {name: described for file in recipes.values() for name, described in _assets_of(file).items()}
     notes += [f"- `{name}`: {found['size']} bytes, SHA-256 `{found['sha256']}`" for name, found in assets.items()]
-    toolchain = next(iter(recipes.values())).figures.toolchain
+    toolchain = next(iter(recipes.values())).made.toolchain
     versions = "\n".join(f"- {name} {version}" for name, version in sorted(toolchain.items()))
     return f"""# {model}
 
@@ -150,11 +150,11 @@ the model in PyTorch; figures are the worst over all inputs.
 
 
 def _cells(recipe: str, released: ReleasedFile) -> list[str]:
-    figures, file = released.figures, released.provenance["file"]
-    error = "" if figures.max_abs_error is None else format_error(figures.max_abs_error)
-    score = "" if figures.score is None else format_score(figures.score)
-    backends, methods = ", ".join(file["backends"]) or "portable kernels", ", ".join(file["methods"])
-    return [f"`{recipe}`", backends, methods, f"{released.size} bytes", format_db(figures.sqnr_db), error, score]
+    made = released.made
+    error = format_error(made.figures.overall.max_abs_error) if made.figures else ""
+    score = "" if made.score is None else format_score(made.score)
+    backends, methods = ", ".join(made.backends) or "portable kernels", ", ".join(made.methods)
+    return [f"`{recipe}`", backends, methods, f"{released.size} bytes", format_db(made.sqnr_db), error, score]
 
 
 def _read_file(path: Path) -> ReleasedFile:
@@ -165,7 +165,7 @@ def _read_file(path: Path) -> ReleasedFile:
         provenance = json.loads(text)
         file = _content(path, provenance["file"])
         data = _content(path.with_suffix(".ptd"), provenance["data"]) if provenance["data"] else None
-        return ReleasedFile(file, data, FileFigures.of_file(path), provenance)
+        return ReleasedFile(file, data, compared(read_delivered(path)), provenance)
     except (ValueError, TypeError, LookupError) as error:
         raise InputError(f"{described} is not a file's provenance: {error}; run `pteforge export` again") from error
 
@@ -188,7 +188,7 @@ def _assets_of(released: ReleasedFile) -> dict[str, Any]:
     """Name to SHA-256 and size of each of its assets."""
     found = released.provenance.get("assets", {})
     if not all(re.fullmatch(NAME_PATTERN, str(name)) for name in found):
-        raise InputError(f"the provenance of {released.figures.name} names assets that are no names of files")
+        raise InputError(f"the provenance of {released.made.name} names assets that are no names of files")
     return dict(found)
 
 

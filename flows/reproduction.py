@@ -19,13 +19,13 @@ from ..artifacts.locations import open_store
 from ..artifacts.records import Record
 from ..configs.load import LoadedZoo
 from ..errors import InputError, StageFailed
+from ..tasks.delivered import Failure
 from ..tasks.executor import Executor
 from ..tasks.keys.versions import distribution_versions, host_capability
 from ..tasks.lowering import STAGES
 from ..tasks.workers import Workers
 from .difference import File, FileDifference, compare_files
 from .origin import Origin, git_commit, git_folder
-from .outcome import Failure
 from .release_records import ReleasedFile
 from .releases import Releases
 from .request import ExportRequest

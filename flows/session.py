@@ -322,7 +322,9 @@ class Session:
             models={name: tuple(stages.values()) for name, stages in list(self.unfinished.items())} | dict(self.stages),
             status=status,
             parameters=self.request.parameters(),
-            files=self.outcome().to_json()["models"],
+            files={
+                model.model: {made.recipe: made.to_json() for made in model.recipes} for model in self.outcome().models
+            },
             release=self.release,
         )
 

@@ -20,7 +20,7 @@ from .terminal import open_console, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..comparison import FileFigures
+    from ...tasks.delivered import Delivered
     from ..difference import FileDifference
     from ..snapshot import Change, Content, Value
 
@@ -145,10 +145,10 @@ def _models(files: Sequence[FileDifference], status: str) -> Iterator[str]:
     return (name for name, statuses in found.items() if name and statuses == {status})
 
 
-def _either(file: FileDifference) -> FileFigures:
-    figures = file.after or file.before
-    assert figures  # noqa: S101 - a file is on at least one side
-    return figures
+def _either(file: FileDifference) -> Delivered:
+    made = file.after or file.before
+    assert made  # noqa: S101 - a file is on at least one side
+    return made
 
 
 def _rows(changes: Sequence[Change]) -> Iterator[tuple[str, str, str, str, str]]:

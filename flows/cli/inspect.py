@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -87,14 +87,14 @@ def inspect_file(
         _print_named_data(console, description)
 
 
-def _quantization(file: Path) -> dict[str, Quantization]:
+def _quantization(file: Path) -> Mapping[str, Quantization]:
     """What quantization reached by method, from the provenance next to the file, if it is of this file."""
-    from ...tasks.quantization import quantization_by_method
+    from ...tasks.delivered import NO_PROVENANCE, Delivered
 
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        provenance = json.loads(read_sidecar(file.with_suffix(".json")))
-        if provenance["file"]["size"] == file.stat().st_size and provenance["file"]["sha256"] == digest_file(file):
-            return quantization_by_method(provenance.get("quantization"))
+    with suppress(OSError, *NO_PROVENANCE):
+        made = Delivered.of_provenance(json.loads(read_sidecar(file.with_suffix(".json"))))
+        if made.sha256 == digest_file(file):
+            return made.quantization
     return {}
 
 

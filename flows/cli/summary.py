@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import first_line, printable
+from ...tasks.delivered import Delivered, Failure
 from ...tasks.diagnosis import as_text, without_advice
 from ...tasks.figures import WHOLE_FILE
 from ...tasks.keys.inputs import ALL_VARIABLES
 from ..figures_text import format_error, format_score, format_size, format_sqnr, ladders_table, open_table
-from ..outcome import KEPT_AS, Failure, ModelOutcome, RecipeOutcome, ZooOutcome
+from ..outcome import KEPT_AS, ModelOutcome, ZooOutcome
 from ..publish import FOUND
 from ..release_records import Published
 from .terminal import open_console
@@ -33,20 +34,20 @@ def print_summary(outcome: ZooOutcome, page: Path | None = None) -> None:
     """Prints a row per file, ladders, notes and totals, with where the page about the run is."""
     console = open_console()
     rows = list(outcome.recipes)
-    if hidden := sum(recipe.status == "cached" for _, recipe in rows) if len(rows) > _ROWS else 0:
-        rows = [(model, recipe) for model, recipe in rows if recipe.status != "cached"]
+    if hidden := sum(recipe.status == "cached" for recipe in rows) if len(rows) > _ROWS else 0:
+        rows = [recipe for recipe in rows if recipe.status != "cached"]
     if rows:
         console.print(_table(rows, console))
     if hidden:
         console.print(Text(f"{hidden} files that were cached are not listed", "dim"))
-    if ladders := [(f"{model.model}/{recipe.recipe}", recipe.ladder) for model, recipe in rows if recipe.ladder]:
+    if ladders := [(recipe.name, recipe.ladder) for recipe in rows if recipe.ladder]:
         console.print(ladders_table(ladders))
     for line in _notes(outcome):
         console.print(line, soft_wrap=True)
     files = outcome.files
     where = f" in {_relative(files[0].parent.parent)}" if files else ""
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
-    skipped = sum(recipe.status == "not applicable" for _, recipe in outcome.recipes)
+    skipped = sum(recipe.status == "not applicable" for recipe in outcome.recipes)
     others = failed + (f", {skipped} not applicable" if skipped else "")
     console.print(
         f"{outcome.summary}{where}{others}; {outcome.ran} stages run, {outcome.cached} cached, "
@@ -54,17 +55,17 @@ def print_summary(outcome: ZooOutcome, page: Path | None = None) -> None:
     )
 
 
-def _table(rows: Sequence[tuple[ModelOutcome, RecipeOutcome]], console: Console) -> Table:
+def _table(rows: Sequence[Delivered], console: Console) -> Table:
     """A row per file, without the figures that matter least where all of them would not fit."""
     numbers = ["size", "max abs error", "SQNR", "cases"]
-    if any(recipe.accuracy for _, recipe in rows):
+    if any(recipe.accuracy for recipe in rows):
         numbers.append("accuracy")
     for left_out in _LEAST:
         numbers = [name for name in numbers if name not in left_out]
         table = open_table(("model", "recipe", "status"), numbers)
-        for model, recipe in rows:
+        for recipe in rows:
             cells = _cells(recipe)
-            table.add_row(model.model, recipe.recipe, _status(recipe), *(cells[name] for name in numbers if cells))
+            table.add_row(recipe.model, recipe.recipe, _status(recipe), *(cells[name] for name in numbers if cells))
         if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
             break
     return table
@@ -78,8 +79,8 @@ def _notes(outcome: ZooOutcome) -> Iterator[Text]:
         if assets := dict.fromkeys(name for recipe in made.recipes for name in recipe.assets):
             yield Text(f"next to the files of {made.model}: {', '.join(assets)}", "dim")
     said: set[tuple[str, str]] = set()
-    for model, recipe in outcome.recipes:
-        name = f"{model.model}/{recipe.recipe}"
+    for recipe in outcome.recipes:
+        name = recipe.name
         if recipe.reason:
             yield Text(f"{name} does not apply: {recipe.reason}", "dim")
         if recipe.search and recipe.path:
@@ -89,7 +90,7 @@ def _notes(outcome: ZooOutcome) -> Iterator[Text]:
                 f"{len(search.attempts)} files were scored; the recipe is in "
                 f"{_relative(recipe.path.with_suffix(f'.{FOUND}'))}"
             )
-        yield from _of_figures(model.model, recipe, said)
+        yield from _of_figures(recipe, said)
         for method, reached in recipe.quantization.items():
             of_method = f", method {method}" if len(recipe.quantization) > 1 else ""
             yield Text(f"{name}{of_method}: {printable(str(reached))}", "yellow" if reached.is_little else "dim")
@@ -99,9 +100,9 @@ def _notes(outcome: ZooOutcome) -> Iterator[Text]:
             yield Text(f"{name}: {payload} was not run: it {reason}", "yellow" if payload == WHOLE_FILE else "dim")
 
 
-def _of_figures(model: str, recipe: RecipeOutcome, said: set[tuple[str, str]]) -> Iterator[Text]:
+def _of_figures(recipe: Delivered, said: set[tuple[str, str]]) -> Iterator[Text]:
     """What is to be known of a file besides its figures; what holds for all files of a model once, by `said`."""
-    figures, name = recipe.figures, f"{model}/{recipe.recipe}"
+    model, figures, name = recipe.model, recipe.figures, recipe.name
     if figures is None:
         return
     for note in figures.notes:
@@ -206,7 +207,7 @@ def print_published(published: Published) -> None:
         console.print(Text(f"{len(published.removed)} old releases are removed"))
 
 
-def _cells(recipe: RecipeOutcome) -> dict[str, str]:
+def _cells(recipe: Delivered) -> dict[str, str]:
     """The figures of a file by column; nothing without one."""
     if recipe.figures is None or recipe.path is None:
         return {}
@@ -220,7 +221,7 @@ def _cells(recipe: RecipeOutcome) -> dict[str, str]:
     }
 
 
-def _accuracy(recipe: RecipeOutcome) -> str:
+def _accuracy(recipe: Delivered) -> str:
     """The lowest score of a file's payloads, and its difference from eager's."""
     if recipe.accuracy is None:
         return ""
@@ -228,7 +229,7 @@ def _accuracy(recipe: RecipeOutcome) -> str:
     return format_score(worst) + ("" if eager is None else f" ({worst - eager:+.2g})")
 
 
-def _status(recipe: RecipeOutcome) -> Text:
+def _status(recipe: Delivered) -> Text:
     at = f" at {recipe.failure.step.partition('/')[0]}" if recipe.failure else ""  # all of it is above the table
     return Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
 
