@@ -18,7 +18,7 @@ from ..artifacts.opening import open_input
 from ..artifacts.runs import RunRecord, Runs, StageOutcome
 from ..errors import InputError, first_line, printable
 from ..tasks.delivered import Delivered, Failure, delivered_by
-from .figures_text import format_db, format_size
+from .figures_text import format_db, format_size, notes
 from .file_map import Block, FileMap, PayloadMap, Tile, map_of, sparkline, treemap
 
 NAME = "index.html"
@@ -208,6 +208,7 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
         time=_time(record.started),
         selection=_selection(record.parameters),
         models=models,
+        notes=notes,
         recipes=list(dict.fromkeys(recipe for model in models for recipe in model.files)),
         failures=list(_failures(delivered)),
         totals=_totals(record, delivered),

@@ -27,6 +27,7 @@ from ..tasks.codecs.assets import asset_blobs
 from ..tasks.codecs.payload import payload_sha256, write_payload
 from ..tasks.delivered import Delivered
 from ..tasks.layer_search import FoundLayers
+from .figures_text import FOUND
 from .outcome import ZooOutcome
 from .request import ExportRequest, absolute_place
 
@@ -35,9 +36,6 @@ if TYPE_CHECKING:  # these import fsspec and readers of files, which runs withou
     from .release_contents import ReleaseContents
     from .release_records import Published
 
-
-FOUND = "found.yaml"
-"""The ending of the name of a recipe that a search has found."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,9 +75,9 @@ def publish(store: Store, made: Delivered, provenance: Mapping[str, Any], folder
         _write_provenance(folder / f"{recipe}.json", provenance)
         known.note(folder / f"{recipe}.json", digests["json"])
         if made.search:
-            digests[FOUND] = _write_found(folder / f"{recipe}.{FOUND}", made, made.search, known)
+            digests[FOUND[1:]] = _write_found(folder / f"{recipe}{FOUND}", made, made.search, known)
         else:
-            (folder / f"{recipe}.{FOUND}").unlink(missing_ok=True)
+            (folder / f"{recipe}{FOUND}").unlink(missing_ok=True)
     for outdated in (rejected, rejected.with_suffix(".ptd")):
         with convert_os_errors(StoreUnusable, f"cannot remove {outdated}, which is out of date"):
             outdated.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from ..configs.load import LoadedZoo
 from ..errors import InputError, convert_os_errors
 from ..tasks.delivered import delivered_by
 from .comparison import compared, read_delivered
-from .figures_text import format_db, format_error, format_score
+from .figures_text import format_db, format_error, format_score, markdown_table
 from .release_records import Content, ReleasedFile, ReleasedModel, files_of
 from .select import select_models
 
@@ -119,10 +119,10 @@ def merge_results(folders: Sequence[Found]) -> Found:
 
 def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile]) -> str:
     """A model card in Markdown. It says nothing about the release, so that equal files have equal cards."""
-    rows = ["| recipe | backends | methods | size | SQNR | max abs error | accuracy |", "|---|---|---|---|---|---|---|"]
+    names = ("recipe", "backends", "methods", "size", "SQNR", "max abs error", "accuracy")
+    rows = markdown_table(names, (_cells(recipe, released) for recipe, released in recipes.items()))
     notes = []
     for recipe, released in recipes.items():
-        rows.append(f"| {' | '.join(_cells(recipe, released))} |")
         files = [(".pte", released.file), *([(".ptd", released.data)] if released.data else [])]
         notes += [
             f"- `{recipe}{ending}`: {content.size} bytes, SHA-256 `{content.sha256}`" for ending, content in files

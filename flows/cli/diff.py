@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError, printable
-from ..figures_text import format_size, markdown
+from ..figures_text import format_size, markdown, markdown_table
 from . import completion
 from .options import AS_JSON, STORE, open_existing_store
 from .terminal import open_console, print_json
@@ -124,9 +124,9 @@ def _markdown(before: str, after: str, files: Sequence[FileDifference]) -> Itera
             yield f"\n{format_size(_either(file).size)}"
         yield from (f"\n{markdown(note)}" for note in file.notes)
         if file.changes:
-            yield "\n| | | before | after | change |\n|---|---|--:|--:|--:|"
-            for row in _rows(file.changes):
-                yield f"| {' | '.join(map(markdown, row))} |"
+            yield ""
+            rows = (map(markdown, row) for row in _rows(file.changes))
+            yield from markdown_table(("", "", "before", "after", "change"), rows, numbers=3)
 
 
 def _total(files: Sequence[FileDifference]) -> str:
