@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, PteforgeError, StageFailed, convert_os_errors
+from ..errors import InputError, convert_os_errors
 from ..tasks.delivered import Failure
 from ..tasks.figures import Worst
 from ..tasks.lowering import bisect_payload, bisect_rung, lower_to_ladder
@@ -76,7 +76,7 @@ async def _bisect(session: Session, runner: Runner, drop_db: float) -> Bisection
     if isinstance(result, NotCached):
         raise result
     if isinstance(result, Exception):
-        raise _failure(scope, result) from result
+        raise Failure.of(scope.step_of(result), result).error(model.name) from result
     ladder = ladder_of(scope)
     assert ladder  # noqa: S101 - the stage has succeeded
     loss = find_loss(ladder, recipe.bounds, drop_db)
@@ -93,14 +93,6 @@ async def _bisect(session: Session, runner: Runner, drop_db: float) -> Bisection
 
 def _params(rung: Rung) -> RungParams:
     return RungParams(name=rung.name, specializations=rung.specializations)
-
-
-def _failure(scope: Scope, error: Exception) -> PteforgeError:
-    failure = Failure.of(scope.step_of(error), error)
-    problem = f"{scope.model.name} {failure.step}: {failure.problem}"
-    if failure.unusable:
-        return InputError(problem)
-    return StageFailed(f"{problem}\n{failure.log_tail.rstrip()}" if failure.log_tail else problem)
 
 
 async def _bisect_payload(scope: Scope, loss: Loss, drop_db: float) -> PayloadLosses | None:

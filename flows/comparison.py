@@ -14,11 +14,9 @@ from typing import Any, Literal, cast
 from ..artifacts.digest import digest_file
 from ..artifacts.opening import read_sidecar
 from ..errors import InputError
-from ..formats.nfat.fat_file import is_fat, open_fat, payload_program
-from ..formats.pte.contents import PteFile
-from ..formats.pte.reader import naming, open_pte
 from ..tasks.delivered import NO_PROVENANCE, Delegation, Delivered
 from .figures_text import format_db
+from .file_map import map_of
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +26,11 @@ def read_delivered(path: Path) -> Delivered:
 
     Raises InputError if a file cannot be read, as FileFormatError if one is damaged.
     """
-    delegated = tuple(_delegations(path))
+    delegated = tuple(
+        Delegation(payload.name, method.name, method.delegate_calls, method.kernel_calls)
+        for payload in map_of(path, weight_files(path), verified=True).payloads
+        for method in payload.methods
+    )
     sha256 = digest_file(path)
     made = read_provenance(path, sha256)
     if made is None:
@@ -89,27 +91,6 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     """The `.ptd` next to a file, if there is one."""
     sibling = path.with_suffix(".ptd")
     return (sibling,) if sibling.is_file() else ()
-
-
-def _delegations(path: Path) -> Iterator[Delegation]:
-    for payload, program in _programs(path):
-        for method in program.methods:
-            if not method.constant:
-                calls = method.instructions
-                yield Delegation(payload, method.name, calls.delegate_calls, calls.kernel_calls)
-
-
-def _programs(path: Path) -> Iterator[tuple[str, PteFile]]:
-    """The programs of all payloads, each of which is verified; that of a plain file has the name ``""``."""
-    if not is_fat(program := open_pte(path)):
-        yield "", program
-        return
-    container = open_fat(path, weight_files(path)).container
-    for payload in container.payloads:
-        with naming(path):
-            container.verify(payload)
-            program = payload_program(container, payload)
-        yield payload.name, program
 
 
 def read_provenance(path: Path, sha256: str) -> Delivered | None:

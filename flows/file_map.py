@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import FileFormatError
+from ..formats.nfat.container import Container
 from ..formats.nfat.contents import Payload
-from ..formats.nfat.fat_file import FatFile, is_fat, open_fat, payload_program
+from ..formats.nfat.fat_file import is_fat, open_fat, payload_program
 from ..formats.pte.contents import Method, PteFile
 from ..formats.pte.describe import describe
-from ..formats.pte.reader import open_pte
+from ..formats.pte.reader import naming, open_pte
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,19 +136,27 @@ class FileMap:
     blocks: tuple[Block, ...]
 
 
-def map_of(path: Path, data: Path | None) -> FileMap:
-    """Maps a file; reads only what describes it. Raises InputError if a file cannot be read."""
+def map_of(path: Path, data: Sequence[Path], *, verified: bool = False) -> FileMap:
+    """Maps a file and its `.ptd`; reads only what describes it, or else all of its payloads, to verify them.
+
+    Raises InputError if a file cannot be read, as FileFormatError if it is damaged or, with `verified`, a payload is.
+    """
     pte = open_pte(path)
-    blocks = _merged([*_blocks(pte), *([Block("external", data.name, data.stat().st_size)] if data else [])])
+    blocks = _merged([*_blocks(pte), *(Block("external", file.name, file.stat().st_size) for file in data)])
     if not is_fat(pte):
         return FileMap((PayloadMap("", _methods(pte)),), blocks)
-    fat = open_fat(path, [data] if data else [])
-    return FileMap(tuple(_payload(fat, payload) for payload in fat.container.payloads), blocks)
+    container = open_fat(path, data).container
+    if verified:
+        with naming(path):
+            for payload in container.payloads:
+                container.verify(payload)
+                payload_program(container, payload)
+    return FileMap(tuple(_payload(container, payload) for payload in container.payloads), blocks)
 
 
-def _payload(fat: FatFile, payload: Payload) -> PayloadMap:
+def _payload(container: Container, payload: Payload) -> PayloadMap:
     try:
-        return PayloadMap(payload.name, _methods(payload_program(fat.container, payload)))
+        return PayloadMap(payload.name, _methods(payload_program(container, payload)))
     except FileFormatError as error:
         return PayloadMap(payload.name, (), str(error))
 

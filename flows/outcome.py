@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.runs import StageOutcome
 from ..tasks.delivered import Delivered, Failure
 
 KEPT_AS = "; the file is kept as "
@@ -15,7 +16,7 @@ KEPT_AS = "; the file is kept as "
 
 @dataclass(frozen=True, slots=True)
 class ModelOutcome:
-    """All recipes of one model, with how many stages ran and how many were cached.
+    """All recipes of one model, and its stages.
 
     Attributes:
         unwatched: what the stages that ran have read that is not watched: see `tasks.keys.inputs.Observed`.
@@ -23,9 +24,16 @@ class ModelOutcome:
 
     model: str
     recipes: tuple[Delivered, ...]
-    ran: int
-    cached: int
+    stages: tuple[StageOutcome, ...] = ()
     unwatched: tuple[str, ...] = ()
+
+    @property
+    def ran(self) -> int:
+        return sum(stage.status == "ran" for stage in self.stages)
+
+    @property
+    def cached(self) -> int:
+        return sum(stage.status == "cached" for stage in self.stages)
 
     @property
     def until(self) -> str:

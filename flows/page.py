@@ -240,7 +240,7 @@ def _file(made: Delivered, history: Sequence[Delivered], out: Path) -> FileRepor
     path = out / made.model / f"{made.recipe}.pte"
     mapped, problem = None, ""
     try:
-        mapped = map_of(path, path.with_suffix(".ptd") if made.data else None)
+        mapped = map_of(path, [path.with_suffix(".ptd")] if made.data else [])
     except (InputError, OSError) as error:
         problem = first_line(error)
     return FileReport(

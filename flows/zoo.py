@@ -82,9 +82,7 @@ async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner
     except Exception as error:  # noqa: BLE001 - as above: the disk may be full
         failure = Failure.of(model.name, error)
         recipes = [Delivered(model.name, recipe.name, "failed", failure=failure) for recipe in model.recipes]
-        outcome = ModelOutcome(model.name, _with_the_rest(model, recipes), ran=0, cached=0)
-        session.add(outcome, ())
-        return outcome
+        return _add(session, model, recipes)
 
 
 def conclude(session: Session, scope: Scope, results: Results) -> ModelOutcome:
@@ -98,11 +96,7 @@ def conclude(session: Session, scope: Scope, results: Results) -> ModelOutcome:
     recipes = tuple(_conclude_recipe(session, scope, recipe.name, results[recipe.name]) for recipe in model.recipes)
     history.remember()
     session.whole_models.note(scope, results, recipes)
-    stages = history.outcomes()
-    unwatched = _unwatched(scope, stages)
-    outcome = ModelOutcome(model.name, _with_the_rest(model, recipes), history.ran, history.cached, unwatched)
-    session.add(outcome, stages)
-    return outcome
+    return _add(session, model, recipes, history.outcomes(), scope)
 
 
 def conclude_whole(session: Session, model: PlannedModel) -> bool:
@@ -119,7 +113,7 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
                 _publish(session, model, planned[made.recipe], made.parts["provenance"])
         except (ObjectMissing, ObjectDamaged):
             return False
-    session.add(ModelOutcome(model.name, _with_the_rest(model, recipes), 0, len(record.stages)), record.stages)
+    _add(session, model, recipes, record.stages)
     return True
 
 
@@ -146,11 +140,7 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
         else:
             made = _conclude_recipe(session, scope, recipe.name, result)
             recipes.append(replace(made, status="cached" if there and there.status == "cached" else "made"))
-    stages = record.models.get(model.name, ()) if record else ()
-    ran = sum(stage.status == "ran" for stage in stages)
-    cached = sum(stage.status == "cached" for stage in stages)
-    everything = _with_the_rest(model, recipes)
-    session.add(ModelOutcome(model.name, everything, ran, cached, _unwatched(scope, stages)), stages)
+    _add(session, model, recipes, record.models.get(model.name, ()) if record else (), scope)
 
 
 def _failed_elsewhere(session: Session, scope: Scope, recipe: str, there: Delivered | None, problem: str) -> Delivered:
@@ -173,13 +163,20 @@ def _failed_elsewhere(session: Session, scope: Scope, recipe: str, there: Delive
     return replace(there, failure=failure, rejected=rejected)
 
 
-def _with_the_rest(model: PlannedModel, recipes: Iterable[Delivered]) -> tuple[Delivered, ...]:
-    """What came of recipes, and those that do not apply to the model."""
-    rest = (
-        Delivered(model.name, recipe, "not applicable", reason=reason)
-        for recipe, reason in model.not_applicable.items()
-    )
-    return (*recipes, *rest)
+def _add(
+    session: Session,
+    model: PlannedModel,
+    recipes: Iterable[Delivered],
+    stages: tuple[StageOutcome, ...] = (),
+    scope: Scope | None = None,
+) -> ModelOutcome:
+    """Adds what came of recipes, and those that do not apply to the model; `scope` knows what its stages have read."""
+    reasons = model.not_applicable.items()
+    rest = (Delivered(model.name, recipe, "not applicable", reason=reason) for recipe, reason in reasons)
+    unwatched = _unwatched(scope, stages) if scope else ()
+    outcome = ModelOutcome(model.name, (*recipes, *rest), stages, unwatched)
+    session.add(outcome)
+    return outcome
 
 
 def _all_failed(model: PlannedModel, error: Exception) -> Results:

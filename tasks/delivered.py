@@ -14,7 +14,7 @@ from ..artifacts.digest import Digest
 from ..artifacts.records import Record
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord
-from ..errors import InputError, PteforgeError, StageError, StoreAway
+from ..errors import InputError, PteforgeError, StageError, StageFailed, StoreAway
 from .accuracy import AccuracyReport
 from .diagnosis import Finding
 from .figures import Figures
@@ -62,6 +62,11 @@ class Failure(Record):
     def unusable(self) -> bool:
         """Whether the input cannot be used: the exit code is 2. Where the user's code raises, its stage failed."""
         return self.bad_input and not self.user_code
+
+    def error(self, what: str) -> InputError | StageFailed:
+        """The same as an exception about a model or file."""
+        problem = f"{what} {self.step}: {self.problem}"
+        return InputError(problem) if self.unusable else StageFailed(f"{problem}\n{self.log_tail}".rstrip())
 
     @property
     def diagnosed(self) -> bool:

@@ -194,7 +194,7 @@ def test_findings(capfd):
     attempts = Attempt(strict=False, problem=HOSTILE), Attempt(strict=True)
     diagnosis = Diagnosis(HOSTILE, (HOSTILE,), False, attempts, (finding, replace(finding, only="strict")))
     failure = Failure(HOSTILE, HOSTILE, HOSTILE, bad_input=False, findings=(finding,))
-    outcome = ModelOutcome(HOSTILE, (Delivered(HOSTILE, HOSTILE, "failed", failure=failure),), ran=0, cached=0)
+    outcome = ModelOutcome(HOSTILE, (Delivered(HOSTILE, HOSTILE, "failed", failure=failure),))
     print_failures(ZooOutcome(HOSTILE, (outcome,), 1.0), Failures())
     with guarded_streams():
         print_diagnoses(open_console(), (ModelDiagnosis(HOSTILE, {HOSTILE: diagnosis, "": failure}),))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pteforge.artifacts.runs import StageOutcome
 from pteforge.configs.model import Limits
 from pteforge.errors import StageFailed
 from pteforge.flows.cli import summary
@@ -25,6 +26,12 @@ def call():
     return StageCall("net", StageId("partition", "forward"), Edge, None, {}, Limits(), Path())
 
 
+def stages(**counts):
+    """So many stages of each status."""
+    outcomes = {status: StageOutcome("net/edge", "edge", None, (), status, None) for status in counts}
+    return tuple(outcomes[status] for status, count in counts.items() for _ in range(count))
+
+
 @pytest.fixture
 def failed():
     """Makes the outcome of a zoo in which a step of two recipes failed with a log."""
@@ -32,7 +39,7 @@ def failed():
     def make(log):
         failure = Failure("partition/forward", "no such operator", log, bad_input=False)
         recipes = tuple(Delivered("net", name, "failed", failure=failure) for name in ("first", "second"))
-        return ZooOutcome("zoo", (ModelOutcome("net", recipes, ran=3, cached=1),), 2.0)
+        return ZooOutcome("zoo", (ModelOutcome("net", recipes, stages(ran=3, cached=1)),), 2.0)
 
     return make
 
@@ -97,7 +104,7 @@ def test_what_quantization_reached(quantized, style, tmp_path, monkeypatch):
     recipe = Delivered("net", "int8", "made", path=tmp_path / "file.pte", quantization=reached)
     console = Console(width=200, force_terminal=True, color_system="standard", record=True)
     monkeypatch.setattr(summary, "open_console", lambda: console)
-    print_summary(ZooOutcome("zoo", (ModelOutcome("net", (recipe,), ran=1, cached=0),), 2.0))
+    print_summary(ZooOutcome("zoo", (ModelOutcome("net", (recipe,), stages(ran=1)),), 2.0))
     text = f"{quantized}% of the weights are integers; in floating point: table.weight (quantizers leave tables)"
     assert f"\x1b[{style}mnet/int8: {text}\x1b[0m" in console.export_text(styles=True)
 
@@ -106,11 +113,11 @@ def test_long_summaries_list_what_changed(capsys, tmp_path):
     """The table of more than 200 files leaves out those that were cached, and says how many."""
     recipe = Delivered("net", "portable-fp32", "cached", path=tmp_path / "net" / "portable-fp32.pte")
     names = [f"net{number}" for number in range(200)]
-    models = [ModelOutcome(name, (replace(recipe, model=name),), ran=0, cached=6) for name in names]
+    models = [ModelOutcome(name, (replace(recipe, model=name),), stages(cached=6)) for name in names]
     print_summary(ZooOutcome("zoo", tuple(models), 2.0))
     out = capsys.readouterr().out
     assert all(model.model in out for model in models)
-    models[7] = ModelOutcome("changed", (replace(recipe, model="changed", status="made"),), ran=6, cached=0)
+    models[7] = ModelOutcome("changed", (replace(recipe, model="changed", status="made"),), stages(ran=6))
     for more, hidden in (([models[0]], 200), ([models[0]] * 9, 208)):
         print_summary(ZooOutcome("zoo", (*models, *more), 2.0))
         out = capsys.readouterr().out
