@@ -279,12 +279,12 @@ class Exported:
         if self.rejected:
             yield "accuracy", "rejected: the file is below its recipe's bounds"
         try:
-            provenance = self.provenance
+            made = self.delivered
         except InputError:
             return
-        file, overall = provenance["file"], self.figures.overall
-        yield "size", f"{file['size'] + (provenance['data'] or {'size': 0})['size']:,} bytes"
-        yield "backends", ", ".join(file["backends"]) or "portable kernels only"
+        yield "size", f"{made.size:,} bytes"
+        yield "backends", ", ".join(made.backends) or "portable kernels only"
+        overall = self.figures.overall
         yield "SQNR", "exact" if overall.sqnr_db is None else f"{overall.sqnr_db:.1f} dB"
         if overall.agreement is not None:
             yield "equal integers", f"{100 * overall.agreement:.1f} %"
@@ -297,8 +297,8 @@ class Exported:
         for note in self.figures.notes:
             yield "note", note
         yield "max abs error", f"{overall.max_abs_error:.2g}"
-        yield "SHA-256", file["sha256"]
-        for name, reason in self.left_out.items():
+        yield "SHA-256", made.sha256
+        for name, reason in made.left_out.items():
             yield f"without {name}", reason
 
     def _first_example(self, method: str) -> list[Any]:

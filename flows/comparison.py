@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ..artifacts.digest import digest_file
-from ..artifacts.opening import read_sidecar
 from ..errors import InputError
-from ..tasks.delivered import NO_PROVENANCE, Delegation, Delivered
+from ..tasks.delivered import Delivered, MethodCalls
 from .figures_text import format_db
 from .file_map import map_of
 
@@ -27,13 +25,19 @@ def read_delivered(path: Path) -> Delivered:
     Raises InputError if a file cannot be read, as FileFormatError if one is damaged.
     """
     delegated = tuple(
-        Delegation(payload.name, method.name, method.delegate_calls, method.kernel_calls)
+        MethodCalls(payload.name, method.name, method.delegate_calls, method.kernel_calls)
         for payload in map_of(path, weight_files(path), verified=True).payloads
         for method in payload.methods
     )
     sha256 = digest_file(path)
-    made = read_provenance(path, sha256)
+    made = Delivered.next_to(path, sha256)
     if made is None:
+        if (sidecar := path.with_suffix(".json")).exists():
+            _log.warning(
+                "%s is not used, since it is not a file's provenance, or that of another file than %s",
+                sidecar,
+                path.name,
+            )
         made = Delivered(path.absolute().parent.name, path.stem, "made", digests={"pte": sha256})
     size = sum(file.stat().st_size for file in (path, *weight_files(path)))
     return replace(made, path=path, size=size, delegated=delegated)
@@ -91,21 +95,6 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     """The `.ptd` next to a file, if there is one."""
     sibling = path.with_suffix(".ptd")
     return (sibling,) if sibling.is_file() else ()
-
-
-def read_provenance(path: Path, sha256: str) -> Delivered | None:
-    """What the provenance next to a file with this SHA-256 says; None if there is none, or it is another file's."""
-    try:
-        made = Delivered.of_provenance(json.loads(read_sidecar(path.with_suffix(".json"))))
-    except FileNotFoundError:
-        return None
-    except (OSError, *NO_PROVENANCE) as error:
-        _log.warning("%s is not used, since it is not a file's provenance: %s", path.with_suffix(".json"), error)
-        return None
-    if made.sha256 != sha256:
-        _log.warning("%s is not used, since it describes another file than %s", path.with_suffix(".json"), path.name)
-        return None
-    return made
 
 
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"

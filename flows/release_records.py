@@ -19,12 +19,12 @@ from ..artifacts.digest import Digest, canonical_json, digest_json
 from ..artifacts.records import Record, decode
 from ..configs.base import NAME_PATTERN
 from ..errors import InputError, ReleaseDamaged, first_line
-from ..tasks.delivered import NO_PROVENANCE, Delegation, Delivered
+from ..tasks.delivered import NO_PROVENANCE, Delivered, MethodCalls
 
 VERSION = 1
 """Of the format: readers refuse other versions. A new attribute with a default does not need a new one."""
 
-_DELEGATED: Any = tuple[Delegation, ...]
+_DELEGATED: Any = tuple[MethodCalls, ...]
 _Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]  # files are named after it
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import PlainSerializer
 
-from ..artifacts.digest import Digest
+from ..artifacts.digest import Digest, digest_file
+from ..artifacts.opening import read_sidecar
 from ..artifacts.records import Record
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord
@@ -75,7 +77,7 @@ class Failure(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Delegation:
+class MethodCalls:
     """The calls of a method: of delegates, and of kernels, which run what no delegate took.
 
     `payload` is empty for a plain file.
@@ -131,7 +133,7 @@ class Delivered(Record):
     methods: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     toolchain: Mapping[str, str] = field(default_factory=dict)
-    delegated: tuple[Delegation, ...] = ()
+    delegated: tuple[MethodCalls, ...] = ()
     figures: Figures | None = None
     ladder: Ladder | None = None
     accuracy: AccuracyReport | None = None
@@ -167,6 +169,15 @@ class Delivered(Record):
             **{name: provenance[name] for name in ("accuracy", "search", "quantization") if name in provenance},
         }
         return cls.from_json(fields)
+
+    @classmethod
+    def next_to(cls, path: Path, sha256: str = "") -> Self | None:
+        """What the provenance next to a `.pte` says; None if there is none, or it is another file's, by its SHA-256."""
+        try:
+            made = cls.of_provenance(json.loads(read_sidecar(path.with_suffix(".json"))))
+            return made if made.sha256 == (sha256 or digest_file(path)) else None
+        except (OSError, *NO_PROVENANCE):
+            return None
 
     @property
     def name(self) -> str:

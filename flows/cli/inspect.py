@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...artifacts.digest import digest_file
-from ...artifacts.opening import read_sidecar
 from ...errors import printable
 from ..figures_text import format_size, open_table
 from .metadata import metadata_lines
@@ -29,7 +25,6 @@ if TYPE_CHECKING:
     from ...formats.nfat.contents import Manifest, Payload, Source
     from ...formats.nfat.fat_file import FatFile
     from ...formats.pte.contents import PteFile
-    from ...tasks.quantization import Quantization
 
 _SHORT_DIGEST = 12
 _MAX_OPERATORS = 12
@@ -49,16 +44,18 @@ def inspect_file(
     from ...formats.pte.reader import map_file, open_pte
     from ...formats.pte.sizes import SIZES
     from ...formats.pte.weights import weight_bytes
+    from ...tasks.delivered import Delivered
 
     pte = open_pte(file)
     fat = open_fat_file(file, data) if is_fat(pte) else None
     metadata = read_metadata(file)
-    reached = _quantization(file)
+    made = Delivered.next_to(file)
+    reached = made.quantization if made else {}
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),
         "container": _describe_container(fat) if fat else None,
-        "quantization": {method: made.to_json() for method, made in reached.items()},
+        "quantization": {method: share.to_json() for method, share in reached.items()},
     }
     if not fat:
         description["weights"] = asdict(weight_bytes(pte, map_file(file)))
@@ -73,9 +70,9 @@ def inspect_file(
         _print_container(console, file, description)
     else:
         _print_file(console, file, description)
-    for method, made in reached.items():
+    for method, share in reached.items():
         of_method = f"method {method}: " if len(reached) > 1 else ""
-        console.print(Text(printable(f"{of_method}{made}")), soft_wrap=True)
+        console.print(Text(printable(f"{of_method}{share}")), soft_wrap=True)
     told = {key: value for key, value in metadata.items() if not key.startswith(SIZES)}  # inputs have those
     for line in metadata_lines(told, limit=_MAX_LENGTH):
         console.print(Text(line), soft_wrap=True)
@@ -85,17 +82,6 @@ def inspect_file(
             _print_method(console, method)
     if not fat:
         _print_named_data(console, description)
-
-
-def _quantization(file: Path) -> Mapping[str, Quantization]:
-    """What quantization reached by method, from the provenance next to the file, if it is of this file."""
-    from ...tasks.delivered import NO_PROVENANCE, Delivered
-
-    with suppress(OSError, *NO_PROVENANCE):
-        made = Delivered.of_provenance(json.loads(read_sidecar(file.with_suffix(".json"))))
-        if made.sha256 == digest_file(file):
-            return made.quantization
-    return {}
 
 
 def _describe_container(fat: FatFile) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import pytest
 from pteforge.errors import InputError
 from pteforge.flows.comparison import Gate, parse_gates, regressions
 from pteforge.tasks.accuracy import AccuracyReport, Score, Scores
-from pteforge.tasks.delivered import Delegation, Delivered
+from pteforge.tasks.delivered import Delivered, MethodCalls
 from pteforge.tasks.figures import Figures, Worst
 
-FAT = (Delegation("xnnpack", "forward", 1, 0), Delegation("portable", "forward", 0, 5))
+FAT = (MethodCalls("xnnpack", "forward", 1, 0), MethodCalls("portable", "forward", 0, 5))
 GOOD = Delivered("net", "fat", "made", size=1000, delegated=FAT, toolchain={"torch": "2"})
 ALL = parse_gates("growth=2%, sqnr=1dB, score=0.5%, delegation")
 
@@ -55,8 +55,8 @@ def test_repeated_gate():
     [
         of(),
         of(size=1020, sqnr_db=39.0, score=0.98),
-        of(size=500, sqnr_db=None, score=1.0, delegated=(FAT[0], Delegation("portable", "forward", 0, 4))),
-        of(delegated=(*FAT, Delegation("portable", "encode", 0, 9))),
+        of(size=500, sqnr_db=None, score=1.0, delegated=(FAT[0], MethodCalls("portable", "forward", 0, 4))),
+        of(delegated=(*FAT, MethodCalls("portable", "encode", 0, 9))),
     ],
     ids=["equal", "at the limits", "better", "another method"],
 )
@@ -71,7 +71,10 @@ def test_within_limits(after):
         ({"size": 1031}, ["3.1 %", "1000 to 1031 bytes", "2 %"]),
         ({"sqnr_db": 38.5}, ["1.5 dB", "40.0 dB to 38.5 dB", "1 dB"]),
         ({"score": 0.975}, ["0.01", "0.985 to 0.975", "0.005"]),
-        ({"delegated": (Delegation("xnnpack", "forward", 2, 3), FAT[1])}, ["forward of payload xnnpack", "3", "had 0"]),
+        (
+            {"delegated": (MethodCalls("xnnpack", "forward", 2, 3), FAT[1])},
+            ["forward of payload xnnpack", "3", "had 0"],
+        ),
         ({"delegated": FAT[1:]}, ["payload xnnpack", "gone"]),
         ({"score": None}, ["the score cannot be compared", "0.985"]),
         ({"figures": None}, ["SQNR cannot be compared", "new file"]),
@@ -97,4 +100,4 @@ def test_exact_outputs():
 
 def test_plain_after_fat():
     """A recipe that makes a plain file now has other payloads, none of which is comparable."""
-    assert regressions(of(), of(delegated=(Delegation("", "forward", 0, 5),)), ALL) == []
+    assert regressions(of(), of(delegated=(MethodCalls("", "forward", 0, 5),)), ALL) == []

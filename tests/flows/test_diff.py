@@ -14,7 +14,7 @@ from pteforge.errors import FileFormatError
 from pteforge.flows.cli import diff
 from pteforge.flows.comparison import read_delivered
 from pteforge.formats.pte.reader import open_pte
-from pteforge.tasks.delivered import Delegation
+from pteforge.tasks.delivered import MethodCalls
 from rich.console import Console
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -71,9 +71,9 @@ def test_figures_of_files(lowered):
     assert made.size == provenance["file"]["size"] + provenance["data"]["size"]
     assert (made.sqnr_db, made.figures.overall.max_abs_error) == (overall["sqnr_db"], overall["max_abs_error"])
     assert made.toolchain == provenance["toolchain"]
-    assert made.delegated == (Delegation("xnnpack", "forward", 1, 0), Delegation("portable", "forward", 0, 5))
+    assert made.delegated == (MethodCalls("xnnpack", "forward", 1, 0), MethodCalls("portable", "forward", 0, 5))
     plain = read_delivered(path.with_name("plain.pte"))
-    assert (plain.name, plain.score, plain.delegated) == ("net/plain", None, (Delegation("", "forward", 0, 5),))
+    assert (plain.name, plain.score, plain.delegated) == ("net/plain", None, (MethodCalls("", "forward", 0, 5),))
 
 
 def test_files_without_provenance(made, caplog):

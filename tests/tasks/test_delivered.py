@@ -10,7 +10,7 @@ from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import RunRecord
 from pteforge.errors import StageFailed
 from pteforge.tasks.accuracy import AccuracyReport, Score, Scores
-from pteforge.tasks.delivered import NO_PROVENANCE, Delegation, Delivered, Failure, delivered_by
+from pteforge.tasks.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
 from pteforge.tasks.diagnosis import Finding
 from pteforge.tasks.figures import Figures, Worst
 from pteforge.tasks.layer_search import Attempt, FoundLayers
@@ -35,7 +35,7 @@ MADE = Delivered(
     methods=("forward",),
     targets=("xnnpack",),
     toolchain={"torch": "2"},
-    delegated=(Delegation("", "forward", 1, 0),),
+    delegated=(MethodCalls("", "forward", 1, 0),),
     figures=Figures(WORST, {"forward": WORST}, {}, {}, drawn=WORST, calibration={"forward": "8 samples"}, notes=("a",)),
     ladder=Ladder((Rung("edge", ("xnnpack",), "forward", WORST),)),
     accuracy=AccuracyReport("nets:score", 0.5, None, None, Scores((Score("", 0.75), Score("", 0.5)), {})),
