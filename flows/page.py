@@ -196,11 +196,8 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_plain
     )
     environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short}
-    delivered, before = delivered_by(record), [delivered_by(run) for run in earlier]
-    models = [
-        _model(name, made, [run.get(name, {}) for run in before], record.models.get(name, ()), out)
-        for name, made in delivered.items()
-    ]
+    delivered = delivered_by(record)
+    models = [_model(record, name, made.values(), earlier, out) for name, made in delivered.items()]
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         mark=Markup(mark),  # noqa: S704 - a digest
@@ -218,24 +215,17 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
 
 
 def _model(
-    name: str,
-    recipes: Mapping[str, Delivered],
-    earlier: Sequence[Mapping[str, Delivered]],
-    stages: Sequence[StageOutcome],
-    out: Path,
+    record: RunRecord, name: str, recipes: Iterable[Delivered], earlier: Sequence[RunRecord], out: Path
 ) -> ModelReport:
-    """Reports about a model; `earlier` has what came of its recipes in earlier runs, newest first."""
-    files = {
-        recipe: _file(made, [run[recipe] for run in earlier if recipe in run and run[recipe].path], out)
-        if made.path
-        else FileReport(made)
-        for recipe, made in recipes.items()
-    }
-    return ModelReport(name, files, tuple(sorted(stages, key=lambda stage: -stage.seconds)))
+    files = {made.recipe: _file(made, earlier, out) if made.path else FileReport(made) for made in recipes}
+    stages = sorted(record.models.get(name, ()), key=lambda stage: -stage.seconds)
+    return ModelReport(name, files, tuple(stages))
 
 
-def _file(made: Delivered, history: Sequence[Delivered], out: Path) -> FileReport:
-    """Reports about a file; `history` has those of earlier runs, newest first."""
+def _file(made: Delivered, earlier: Sequence[RunRecord], out: Path) -> FileReport:
+    """Reports about a file; runs before it come newest first."""
+    before = filter(None, (Delivered.of_run(run, made.model, made.recipe) for run in earlier))
+    history = list(islice((each for each in before if each.path), _RUNS_SHOWN - 1))
     last = history[0] if history else None
     path = out / made.model / f"{made.recipe}.pte"
     mapped, problem = None, ""
@@ -250,7 +240,7 @@ def _file(made: Delivered, history: Sequence[Delivered], out: Path) -> FileRepor
         sqnr_change=_sqnr_change(made, last) if last else None,
         map=mapped,
         tiles=treemap(mapped.blocks, _WIDTH, _HEIGHT) if mapped else (),
-        trends=tuple(_trends([*reversed(history[: _RUNS_SHOWN - 1]), made])),
+        trends=tuple(_trends([*reversed(history), made])),
         problem=problem,
     )
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord, StageOutcome
 from ..errors import InputError, ObjectDamaged, ObjectMissing, StoreError
-from ..tasks.delivered import Delivered, Failure, Status, delivered_by
+from ..tasks.delivered import Delivered, Failure, Status
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.lowering import lower_model
 from ..tasks.model import PlannedModel, PlannedRecipe
@@ -131,10 +131,10 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
         results = run_without_loop(lower_model(scope))
     except (NotCached, StoreError, InputError) as error:
         results = _all_failed(model, error)
-    said = delivered_by(record).get(model.name, {}) if record else {}
     recipes = []
     for recipe in model.recipes:
-        there, result = said.get(recipe.name), results[recipe.name]
+        there = Delivered.of_run(record, model.name, recipe.name) if record else None
+        result = results[recipe.name]
         if isinstance(result, Exception) and not isinstance(result, CutShort):
             recipes.append(_failed_elsewhere(session, scope, recipe.name, there, problem))
         else:

@@ -171,6 +171,13 @@ class Delivered(Record):
         return cls.from_json(fields)
 
     @classmethod
+    def of_run(cls, run: RunRecord, model: str, recipe: str) -> Self | None:
+        """What a run recorded; None if it recorded nothing, or something that cannot be understood."""
+        with suppress(ValueError, TypeError, LookupError):
+            return cls.from_json(run.files[model][recipe])
+        return None
+
+    @classmethod
     def next_to(cls, path: Path, sha256: str = "") -> Self | None:
         """What the provenance next to a `.pte` says; None if there is none, or it is another file's, by its SHA-256."""
         try:
@@ -253,9 +260,7 @@ class Delivered(Record):
 
 def delivered_by(run: RunRecord) -> dict[str, dict[str, Delivered]]:
     """What a run recorded of each model and recipe, by their names; without what cannot be understood."""
-    found: dict[str, dict[str, Delivered]] = {}
-    for model, recipes in run.files.items():
-        for recipe, entry in recipes.items():
-            with suppress(ValueError, TypeError):
-                found.setdefault(model, {})[recipe] = Delivered.from_json(entry)
-    return found
+    every = {
+        model: {recipe: Delivered.of_run(run, model, recipe) for recipe in run.files[model]} for model in run.files
+    }
+    return {model: {name: made for name, made in recipes.items() if made} for model, recipes in every.items()}
