@@ -209,7 +209,8 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
         for path in ladder.paths():
             last = path[-1]
             top1 = _format_top1(last.figures) if last.figures else ""
-            cells = {rung.name: _format_ratio(rung) for rung in path} | ({"top-1": top1} if top1 else {})
+            cells = {rung.name: format_sqnr(rung.figures) if rung.figures else "not run" for rung in path}
+            cells |= {"top-1": top1} if top1 else {}
             rows.append((f"{file}{_format_suffix(last)}", cells))
     columns = [name for name in (*_RUNGS, "top-1") if any(name in cells for _, cells in rows)]
     table = open_table(["SQNR against eager"], columns)
@@ -235,7 +236,3 @@ def _format_suffix(last: Rung) -> str:
     """Distinguishes the rows of a file: specializations of a fat one, and methods other than `forward`."""
     payload = f".{'+'.join(last.specializations)}" if last.specializations else ""
     return payload if last.method == "forward" else f"{payload} {last.method}"
-
-
-def _format_ratio(rung: Rung) -> str:
-    return format_sqnr(rung.figures) if rung.figures else "not run"

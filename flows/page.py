@@ -19,7 +19,7 @@ from ..artifacts.runs import RunRecord, Runs, StageOutcome
 from ..errors import InputError, first_line, printable
 from ..tasks.delivered import Delivered, Failure, delivered_by
 from .figures_text import format_db, format_size, notes
-from .file_map import Block, FileMap, PayloadMap, Tile, map_of, sparkline, treemap
+from .file_map import Block, FileMap, Tile, map_of, sparkline, treemap
 
 NAME = "index.html"
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -81,7 +81,9 @@ class FileReport:
     def delegated(self) -> str:
         """The share of delegated calls, of each payload."""
         payloads = self.map.payloads if self.map else ()
-        return ", ".join(f"{payload.name} {_share(payload)}".strip() for payload in payloads)
+        shares = {payload.name: payload.delegated for payload in payloads}
+        said = {name: "unknown" if share is None else f"{100 * share:.0f}\u00a0%" for name, share in shares.items()}
+        return ", ".join(f"{name} {share}".strip() for name, share in said.items())
 
     @property
     def legend(self) -> tuple[Block, ...]:
@@ -202,7 +204,7 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
     return template.render(
         mark=Markup(mark),  # noqa: S704 - a digest
         run=record,
-        time=_time(record.started),
+        time=f"{datetime.fromisoformat(record.started).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC",
         selection=_selection(record.parameters),
         models=models,
         notes=notes,
@@ -279,11 +281,6 @@ def _sqnr(made: Delivered) -> str:
     return format_db(made.sqnr_db) if made.figures else "not measured"
 
 
-def _share(payload: PayloadMap) -> str:
-    share = payload.delegated
-    return "unknown" if share is None else f"{100 * share:.0f}\u00a0%"
-
-
 def _failures(delivered: Mapping[str, Mapping[str, Delivered]]) -> Iterator[FailureReport]:
     for model, recipes in delivered.items():
         steps: dict[str, list[tuple[str, Failure]]] = {}
@@ -313,10 +310,6 @@ def _selection(parameters: Mapping[str, Any]) -> str:
     chosen = {name: parameters.get(name) or "*" for name in ("models", "recipes")}
     named = [f"{name} {globs}" for name, globs in chosen.items() if globs != "*"]
     return ", ".join([*named, *(f"with {change}" for change in parameters.get("overrides") or ())])
-
-
-def _time(started: str) -> str:
-    return f"{datetime.fromisoformat(started).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _seconds(seconds: float) -> str:

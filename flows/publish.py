@@ -67,7 +67,8 @@ def publish(store: Store, made: Delivered, provenance: Mapping[str, Any], folder
     """
     recipe, parts = made.recipe, made.parts
     path, rejected = folder / f"{recipe}.pte", folder / f"{recipe}.rejected.pte"
-    digests = {**made.digests, "json": _without_run(provenance)}
+    without_run = {name: value for name, value in provenance.items() if name != "run"}  # it decides nothing
+    digests = {**made.digests, "json": digest_json(without_run)}
     with _write_errors(path):
         _write_files(store, parts["file"], parts.get("data"), path, known)
         if "assets" in parts:
@@ -138,10 +139,12 @@ def publish_debug_files(store: Store, made: Delivered, folder: Path, payloads: I
         for payload, outputs in made.debugging.items():
             record = outputs.pop("etrecord")
             path = records.pop(payload)
+            for ref in outputs.values():
+                store.fetch(ref)
             if not (path.is_file() and digest_file(path) == record.root.digest):
                 store.fetch(record)
                 path.write_bytes(store.local.read_artifact(record))
-            maps[payload] = {role: _read_json(store, ref) for role, ref in outputs.items()}
+            maps[payload] = {role: json.loads(store.local.read_artifact(ref)) for role, ref in outputs.items()}
         if maps:
             _write_json(maps_path, maps.get("", maps))
         for outdated in (*records.values(), *(() if maps else (maps_path,))):
@@ -196,20 +199,10 @@ def _write_found(path: Path, made: Delivered, search: FoundLayers, known: KnownF
     return digest
 
 
-def _without_run(provenance: Mapping[str, Any]) -> Digest:
-    """Digest of provenance without the run that wrote it, which does not decide whether it is written again."""
-    return digest_json({name: value for name, value in provenance.items() if name != "run"})
-
-
 def _write_json(path: Path, value: Any) -> None:
     content = (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
     if not (path.is_file() and path.read_bytes() == content):
         replace_file(path, content, path.parent)
-
-
-def _read_json(store: Store, ref: ArtifactRef) -> Any:
-    store.fetch(ref)
-    return json.loads(store.local.read_artifact(ref))
 
 
 @dataclass(frozen=True)

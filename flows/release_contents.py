@@ -16,7 +16,7 @@ from ..artifacts.runs import RunRecord
 from ..configs.base import NAME_PATTERN
 from ..configs.load import LoadedZoo
 from ..errors import InputError, convert_os_errors
-from ..tasks.delivered import NO_PROVENANCE, Delivered, delivered_by
+from ..tasks.delivered import NO_PROVENANCE, Delivered
 from .comparison import compared, read_delivered
 from .figures_text import format_db, format_error, format_score, markdown_table
 from .release_records import Content, ReleasedFile, ReleasedModel, files_of
@@ -70,13 +70,13 @@ def read_contents(zoo: str, found: Found, runs: Iterable[RunRecord]) -> ReleaseC
 
 
 def _find_run(files: Mapping[str, Mapping[str, ReleasedFile]], runs: Iterable[RunRecord]) -> RunRecord | None:
-    digests = {(model, recipe, file.file.sha256) for model in files for recipe, file in files[model].items()}
-    return next((run for run in runs if digests <= set(_files_of(run))), None)
+    wanted = [(model, recipe, file.file.sha256) for model in files for recipe, file in files[model].items()]
 
+    def has_made(run: RunRecord, model: str, recipe: str, sha256: str) -> bool:
+        made = Delivered.of_run(run, model, recipe)
+        return made is not None and made.sha256 == sha256
 
-def _files_of(run: RunRecord) -> Iterator[tuple[str, str, str]]:
-    for recipes in delivered_by(run).values():
-        yield from ((made.model, made.recipe, made.sha256) for made in recipes.values())
+    return next((run for run in runs if all(has_made(run, *each) for each in wanted)), None)
 
 
 def find_results(out: Path) -> Found:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from ..artifacts.digest import digest_bytes, digest_file, digest_json, is_digest
 from ..artifacts.records import Record
@@ -150,14 +150,12 @@ def _plain_files(path: Path) -> Iterator[Mapping[str, Path]]:
 
 def _contents(path: Path) -> Facts:
     """The metadata of a file, and the contents of a plain one or the payloads of a fat one."""
-    described = metadata_json(read_metadata(path)).items()
-    metadata: dict[Item, Value] = {Item("metadata", key): _described(value) for key, value in described}
+    metadata = {
+        Item("metadata", key): ", ".join(map(str, value)) if isinstance(value, list) else value
+        for key, value in metadata_json(read_metadata(path)).items()
+    }
     contents = _inside(path)
     return replace(contents, known={**contents.known, **metadata})
-
-
-def _described(value: Any) -> Value:
-    return ", ".join(map(str, value)) if isinstance(value, list) else cast("Value", value)
 
 
 def _inside(path: Path) -> Facts:

@@ -37,7 +37,7 @@ from ..tasks.keys.source import source_fields
 from ..tasks.keys.versions import distribution_versions, host_capability
 from ..tasks.lowering import lower_model
 from ..tasks.model import TOOLCHAIN, PlannedModel
-from ..tasks.runner import Done, LedgerRunner, NotCached, run_without_loop
+from ..tasks.runner import LedgerRunner, NotCached, run_without_loop
 from ..tasks.scope import History, Scope
 from ..tasks.stages.report import Report
 from ..tasks.targets.find import find_target_class, link_names
@@ -105,13 +105,14 @@ class WholeModels:
             replace(outcomes[name], status="cached", path=None)
             for name, made in results.items()
             if not isinstance(made, Exception)
-            and made.provenance == outcomes[name].parts["provenance"]
+            and made.provenance == outcomes[name].parts.get("provenance")
             and not outcomes[name].debugging
         ]
         scopes = tuple(run.all())
         if len(recipes) < len(results) or any(scope.failed for scope in scopes):
             return None
-        distributions = _distributions([done for scope in scopes for done in scope.done.values()])
+        calls = [done.call for scope in scopes for done in scope.done.values()]
+        distributions = tuple(sorted({name for call in calls for name in call.stage.versions_of(call.params)}))
         sources = tuple(
             SourceRecord(json.loads(source), watched, digest) for (source, watched), digest in run.sources.items()
         )
@@ -145,11 +146,6 @@ class WholeModels:
             return all(digest(made) == made.digest for made in record.sources)
         except SourceError:
             return False  # a file is gone: whoever looks up the stages says so
-
-
-def _distributions(stages: Iterable[Done]) -> tuple[str, ...]:
-    """Packages whose versions are in the keys of stages, besides those of targets."""
-    return tuple(sorted({name for done in stages for name in done.call.stage.versions_of(done.call.params)}))
 
 
 @cache

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ...tasks.delivered import Delivered
     from ..difference import FileDifference
-    from ..snapshot import Change, Content, Value
+    from ..snapshot import Change, Value
 
 _SIDE = (
     "A .pte file, a folder that `export --out` wrote, the id of a run (or its beginning), or a release: URL#RELEASE, "
@@ -181,7 +181,8 @@ def _text(value: Value | None, *, exact: bool) -> str:
         case None:
             return "-"
         case Content(_, sha256, _):
-            return _contents(value) + (f" {sha256[:_SHORT_DIGEST]}" if exact else "")
+            several = "" if value.count == 1 else f"{value.count}: "
+            return several + format_size(value.size) + (f" {sha256[:_SHORT_DIGEST]}" if exact else "")
         case Size(size):
             return f"{size} B" if exact else format_size(size)
         case float() if not exact:
@@ -189,10 +190,6 @@ def _text(value: Value | None, *, exact: bool) -> str:
         case str() if is_digest(value) and not exact:
             return value[:_SHORT_DIGEST]
     return str(value)
-
-
-def _contents(content: Content) -> str:
-    return format_size(content.size) if content.count == 1 else f"{content.count}: {format_size(content.size)}"
 
 
 def _percent(change: Change) -> str:

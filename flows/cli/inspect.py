@@ -66,8 +66,10 @@ def inspect_file(
     from rich.text import Text
 
     console = open_console()
-    if description["container"]:
-        _print_container(console, file, description)
+    if fat:
+        for line in _lines(file, description):
+            console.print(Text(line), soft_wrap=True)
+        console.print(_table(description["container"]["payloads"]))
     else:
         _print_file(console, file, description)
     for method, share in reached.items():
@@ -128,14 +130,6 @@ def _payload(fat: FatFile, payload: Payload, sizes: PayloadSizes) -> dict[str, A
         "metadata": dict(payload.description.metadata),
         "missing_blobs": [digest for digest in digests if digest not in fat.container.named_data],
     }
-
-
-def _print_container(console: Console, file: Path, description: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    for line in _lines(file, description):
-        console.print(Text(line), soft_wrap=True)
-    console.print(_table(description["container"]["payloads"]))
 
 
 def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
