@@ -209,9 +209,8 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
         for path in ladder.paths():
             last = path[-1]
             top1 = _format_top1(last.figures) if last.figures else ""
-            cells = {rung.name: format_sqnr(rung.figures) if rung.figures else "not run" for rung in path}
-            cells |= {"top-1": top1} if top1 else {}
-            rows.append((f"{file}{_format_suffix(last)}", cells))
+            ratios = {rung.name: format_sqnr(rung.figures) if rung.figures else "not run" for rung in path}
+            rows.append((f"{file}{_format_suffix(last)}", ratios | ({"top-1": top1} if top1 else {})))
     columns = [name for name in (*_RUNGS, "top-1") if any(name in cells for _, cells in rows)]
     table = open_table(["SQNR against eager"], columns)
     for name, cells in rows:

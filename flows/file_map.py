@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import FileFormatError
+from ..formats.describe import describe
 from ..formats.nfat.container import Container
 from ..formats.nfat.contents import Payload
 from ..formats.nfat.fat_file import is_fat, open_fat, payload_program
 from ..formats.pte.contents import Method, PteFile
-from ..formats.pte.describe import describe
 from ..formats.pte.reader import naming, open_pte
 
 

@@ -34,6 +34,7 @@ DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
 NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
 """What `Delivered.of_provenance` raises for JSON that is no provenance."""
 
+_AS_WRITTEN = ("toolchain", "accuracy", "search", "quantization")
 _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 
@@ -150,6 +151,7 @@ class Delivered(Record):
     def of_provenance(cls, provenance: Mapping[str, Any]) -> Self:
         """What the stage `report` says of a file; raises `NO_PROVENANCE` for anything else."""
         file, data = provenance["file"], provenance["data"]
+        artifacts, figures = provenance.get("artifacts", {}), provenance.get("verification", {}).get("figures")
         files = {"pte": file, **({"ptd": data} if data else {})}
         fields = {
             "model": provenance["model"],
@@ -158,15 +160,13 @@ class Delivered(Record):
             "size": sum(each["size"] for each in files.values()),
             "digests": {ending: each["sha256"] for ending, each in files.items()},
             "assets": {name: each["sha256"] for name, each in provenance.get("assets", {}).items()},
-            "parts": {role: ref for role, ref in provenance["artifacts"].items() if role.partition("/")[0] in _PARTS},
-            "backends": file["backends"],
-            "methods": file["methods"],
-            "targets": [target["name"] for target in provenance["specializations"].values()],
-            "toolchain": provenance["toolchain"],
-            "figures": {**provenance["verification"]["figures"], "cases": []},
+            "parts": {role: ref for role, ref in artifacts.items() if role.partition("/")[0] in _PARTS},
+            "targets": [target["name"] for target in provenance.get("specializations", {}).values()],
+            "figures": figures and {**figures, "cases": []},
             "ladder": {"rungs": provenance["numerics"]} if "numerics" in provenance else None,
-            "left_out": dict.fromkeys(provenance["left_out"], ""),
-            **{name: provenance[name] for name in ("accuracy", "search", "quantization") if name in provenance},
+            "left_out": dict.fromkeys(provenance.get("left_out", ()), ""),
+            **{name: file[name] for name in ("backends", "methods") if name in file},
+            **{name: provenance[name] for name in _AS_WRITTEN if name in provenance},
         }
         return cls.from_json(fields)
 
