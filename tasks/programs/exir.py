@@ -142,7 +142,7 @@ def check_preserved_operators_found_delegates(
 class PteforgeUnlinked(BackendDetails):  # type: ignore[misc]  # executorch is untyped here
     """Takes the place of a backend that has not preprocessed its partitions yet.
 
-    exir partitions and preprocesses in one call and looks backends up by class name. MethodCalls specs that name this
+    exir partitions and preprocesses in one call and looks backends up by class name. Delegation specs that name this
     class make the call do only the first part: each partition becomes a lowered module without bytes, whose first
     compile spec has the id of the backend.
     """
