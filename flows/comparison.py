@@ -25,9 +25,10 @@ def read_delivered(path: Path) -> Delivered:
     Raises InputError if a file cannot be read, as FileFormatError if one is damaged.
     """
     delegated = tuple(
-        MethodCalls(payload.name, method.name, method.delegate_calls, method.kernel_calls)
+        MethodCalls(payload.name, method["name"], calls["delegate_calls"], calls["kernel_calls"])
         for payload in map_of(path, weight_files(path), verified=True).payloads
         for method in payload.methods
+        for calls in (method["instructions"],)
     )
     sha256 = digest_file(path)
     made = Delivered.next_to(path, sha256)
