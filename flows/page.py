@@ -111,21 +111,6 @@ class ModelReport:
         return sum(file.made.status == "failed" for file in self.files.values())
 
 
-@dataclass(frozen=True, slots=True)
-class FailureReport:
-    """A step of a model that failed, once for all recipes that need it."""
-
-    model: str
-    recipes: tuple[str, ...]
-    failure: Failure
-
-    @property
-    def log(self) -> str:
-        """The end of the log; without the traceback where the message says what it does."""
-        log = self.failure.log_tail
-        return (log.partition("Traceback (most recent call last)")[0] if self.failure.bad_input else log).strip("\n")
-
-
 def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
     """Writes the page about a run; returns False if it has the same content already.
 
@@ -281,14 +266,13 @@ def _sqnr(made: Delivered) -> str:
     return format_db(made.sqnr_db) if made.figures else "not measured"
 
 
-def _failures(delivered: Mapping[str, Mapping[str, Delivered]]) -> Iterator[FailureReport]:
+def _failures(delivered: Mapping[str, Mapping[str, Delivered]]) -> Iterator[tuple[str, list[str], Failure]]:
+    """Each step that failed: its model, all recipes that need it, and why."""
     for model, recipes in delivered.items():
-        steps: dict[str, list[tuple[str, Failure]]] = {}
-        for recipe, made in recipes.items():
-            if made.failure:
-                steps.setdefault(made.failure.step, []).append((recipe, made.failure))
-        for failed in steps.values():
-            yield FailureReport(model, tuple(recipe for recipe, _ in failed), failed[0][1])
+        failed = [(made.recipe, made.failure) for made in recipes.values() if made.failure]
+        for step in dict.fromkeys(failure.step for _, failure in failed):
+            of_step = [(recipe, failure) for recipe, failure in failed if failure.step == step]
+            yield model, [recipe for recipe, _ in of_step], of_step[0][1]
 
 
 def _totals(record: RunRecord, delivered: Mapping[str, Mapping[str, Delivered]]) -> dict[str, int]:

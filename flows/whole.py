@@ -122,7 +122,7 @@ class WholeModels:
             distributions,
             sources,
             History(run).outcomes(),
-            tuple(made.to_json() for made in recipes),
+            tuple(json.loads(made.encode()) for made in recipes),
             tuple(dict.fromkeys(blob for ref in parts for blob in self._store.objects_of(ref))),
         )
 

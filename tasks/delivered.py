@@ -66,6 +66,12 @@ class Failure(Record):
         """Whether the input cannot be used: the exit code is 2. Where the user's code raises, its stage failed."""
         return self.bad_input and not self.user_code
 
+    @property
+    def log(self) -> str:
+        """The end of the log, without the traceback where the message says what that does."""
+        log = self.log_tail.partition("Traceback (most recent call last)")[0] if self.bad_input else self.log_tail
+        return log.strip("\n")
+
     def error(self, what: str) -> InputError | StageFailed:
         """The same as an exception about a model or file."""
         problem = f"{what} {self.step}: {self.problem}"

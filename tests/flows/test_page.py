@@ -277,3 +277,8 @@ def test_no_page_is_a_warning(made, lower, caplog):
     (made.out / NAME).mkdir()
     assert lower(made).outcome.exit_code == 0
     assert "the page about the run is not written" in caplog.text
+
+
+def test_recipes_keep_their_order(made, lower):
+    """A run that finds everything reports recipes in the zoo's order, as the run that made the files did."""
+    assert [found.recipe for found in lower(made).outcome.recipes] == list(RECIPES)
