@@ -22,11 +22,12 @@ from ..artifacts.store import Store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
 from ..errors import AccuracyMissed, InputError
-from ..tasks.lowering import LoweredRecipe, check_stage, lower_model
+from ..tasks.lowering import check_stage, lower_model
 from ..tasks.model import PlannedModel, for_debugging
 from ..tasks.model_run import History, ModelRun
 from ..tasks.runner import CutShort, run_without_loop
 from ..tasks.stages.gate import Gate
+from ..tasks.stages.report import Report
 from .live_runner import LiveRunner, one_at_a_time
 from .recipes import RecipeLike, find_recipe
 from .result import Exported
@@ -130,7 +131,7 @@ def _read_metadata(given: Metadata | Mapping[str, Any] | None) -> dict[str, Any]
 
 
 def _result(
-    run: ModelRun, source: LiveSource, outcome: LoweredRecipe | Exception, began: datetime, seconds: float
+    run: ModelRun, source: LiveSource, outcome: Report.Outputs | Exception, began: datetime, seconds: float
 ) -> Exported:
     """Records the run of the model's only recipe in the store; returns or raises what came of it."""
     history = History(run)

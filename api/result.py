@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,10 @@ from ..runtime.host import LoadedProgram, load
 from ..runtime.selection import scratch_folder
 from ..tasks.codecs.assets import load_assets
 from ..tasks.codecs.payload import payload_sha256, read_payload, write_payload
+from ..tasks.delivered import Delivered
 from ..tasks.figures import Figures
 from ..tasks.model_run import RecipeRun
-from ..tasks.quantization import Quantization, quantization_by_method
+from ..tasks.quantization import Quantization
 from ..tasks.runner import Done
 from ..tasks.stage import from_roles
 from ..tasks.stages.compile import Compile, emit, linked_manager
@@ -240,14 +241,20 @@ class Exported:
         return provenance
 
     @property
+    def delivered(self) -> Delivered:
+        """What came out, in one record: digests, sizes, figures, scores and what was left out."""
+        made = Delivered.of_provenance(self.provenance)
+        return replace(made, left_out=self._run.why_left_out(made.left_out))
+
+    @property
     def quantization(self) -> dict[str, Quantization]:
         """By method that PT2E quantized, how much of its weights became integers, and which did not."""
-        return quantization_by_method(self.provenance.get("quantization"))
+        return dict(self.delivered.quantization)
 
     @property
     def left_out(self) -> dict[str, str]:
         """Name of a specialization that the file lacks -> reason."""
-        return self._run.why_left_out(self.provenance["left_out"])
+        return dict(self.delivered.left_out)
 
     def why(self) -> str:
         """A line per stage: whether it ran, and which fields of its key had changed since it last did."""
@@ -272,12 +279,12 @@ class Exported:
         if self.rejected:
             yield "accuracy", "rejected: the file is below its recipe's bounds"
         try:
-            provenance = self.provenance
+            made = self.delivered
         except InputError:
             return
-        file, overall = provenance["file"], self.figures.overall
-        yield "size", f"{file['size'] + (provenance['data'] or {'size': 0})['size']:,} bytes"
-        yield "backends", ", ".join(file["backends"]) or "portable kernels only"
+        yield "size", f"{made.size:,} bytes"
+        yield "backends", ", ".join(made.backends) or "portable kernels only"
+        overall = self.figures.overall
         yield "SQNR", "exact" if overall.sqnr_db is None else f"{overall.sqnr_db:.1f} dB"
         if overall.agreement is not None:
             yield "equal integers", f"{100 * overall.agreement:.1f} %"
@@ -290,8 +297,8 @@ class Exported:
         for note in self.figures.notes:
             yield "note", note
         yield "max abs error", f"{overall.max_abs_error:.2g}"
-        yield "SHA-256", file["sha256"]
-        for name, reason in self.left_out.items():
+        yield "SHA-256", made.sha256
+        for name, reason in made.left_out.items():
             yield f"without {name}", reason
 
     def _first_example(self, method: str) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .digest import Digest, canonical_json, digest_bytes, is_digest
@@ -74,42 +74,6 @@ class SourceRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class RecipeRecord(Record):
-    """The files that a recipe made of a model.
-
-    Attributes:
-        objects: every object of the artifacts.
-        published: digests by which the files are known where they are published, by the ending of their names.
-        size: bytes of file and data.
-        seconds: of all stages.
-        left_out: reasons, by the name of the specialization that the file lacks.
-        figures: of the verification; JSON, as what follows.
-        accuracy: None without an accuracy gate.
-        ladder: None where it is not made.
-        assets: files that are delivered with it, if there are any.
-        published_assets: their digests, by name.
-        search: None for a recipe that searches for nothing; JSON.
-        quantization: by method; None for a recipe that does not quantize; JSON.
-    """
-
-    file: ArtifactRef
-    data: ArtifactRef | None
-    provenance: ArtifactRef
-    objects: tuple[BlobRef, ...]
-    published: Mapping[str, Digest]
-    size: int
-    seconds: float
-    left_out: Mapping[str, str]
-    figures: Any
-    accuracy: Any
-    ladder: Any
-    assets: ArtifactRef | None = None
-    published_assets: Mapping[str, Digest] = field(default_factory=dict)
-    search: Any = None
-    quantization: Any = None
-
-
-@dataclass(frozen=True, slots=True)
 class ModelRecord(Record):
     """A model with all of whose recipes the ledger has every stage: an index that spares reading each stage's record.
 
@@ -117,14 +81,16 @@ class ModelRecord(Record):
         key: digest of all that decides which stages the model has and what they do, besides the user's code.
         distributions: packages whose versions the key covers.
         stages: as a run that finds all of them records them.
-        recipes: by name.
+        recipes: what came of each; JSON of `tasks.delivered.Delivered`.
+        objects: every object of the artifacts of its files.
     """
 
     key: Digest
     distributions: tuple[str, ...]
     sources: tuple[SourceRecord, ...]
     stages: tuple[StageOutcome, ...]
-    recipes: Mapping[str, RecipeRecord]
+    recipes: tuple[Any, ...]
+    objects: tuple[BlobRef, ...]
 
 
 _WHOLE: Any = dict[str, ModelRecord]

@@ -10,14 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, PteforgeError, StageFailed, convert_os_errors
+from ..errors import InputError, convert_os_errors
+from ..tasks.delivered import Failure
 from ..tasks.figures import Worst
 from ..tasks.lowering import Climbed, bisect_payload, bisect_rung, lower_to_ladder
 from ..tasks.model_run import ModelRun, RecipeRun
 from ..tasks.numerics import CLEAN_DB, Ladder, Loss, NodeLoss, NodeLosses, PayloadLosses, Rung, find_loss
 from ..tasks.runner import LedgerRunner, NotCached, Runner, run_without_loop
 from ..tasks.stages.ladder import RungParams
-from .outcome import Failure
 from .session import Session
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def _bisect(session: Session, runner: Runner, drop_db: float) -> Bisection
     if isinstance(climbed, NotCached):
         raise climbed
     if isinstance(climbed, Exception):
-        raise _failure(model_run, climbed) from climbed
+        raise Failure.of(model_run.step_of(climbed), climbed).error(model.name) from climbed
     run = model_run.recipes[recipe.name]
     ladder = Ladder.from_json(run.read_json(climbed.outputs.numerics))
     loss = find_loss(ladder, recipe.bounds, drop_db)
@@ -90,14 +90,6 @@ async def _bisect(session: Session, runner: Runner, drop_db: float) -> Bisection
 
 def _params(rung: Rung) -> RungParams:
     return RungParams(name=rung.name, specializations=rung.specializations)
-
-
-def _failure(run: ModelRun, error: Exception) -> PteforgeError:
-    failure = Failure.of(run.step_of(error), error)
-    problem = f"{run.model.name} {failure.step}: {failure.problem}"
-    if failure.unusable:
-        return InputError(problem)
-    return StageFailed(f"{problem}\n{failure.log_tail.rstrip()}" if failure.log_tail else problem)
 
 
 async def _bisect_payload(run: RecipeRun, climbed: Climbed, loss: Loss, drop_db: float) -> PayloadLosses | None:

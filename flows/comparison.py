@@ -6,98 +6,57 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from ..artifacts.digest import digest_file
-from ..artifacts.opening import read_sidecar
-from ..artifacts.records import Record, decode
 from ..errors import InputError
-from ..formats.nfat.fat_file import is_fat, open_fat, payload_program
-from ..formats.pte.contents import PteFile
-from ..formats.pte.reader import naming, open_pte
-from ..tasks.accuracy import AccuracyReport
-from ..tasks.figures import Figures
+from ..tasks.delivered import Delivered, MethodCalls
 from .figures_text import format_db
+from .file_map import map_of
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Delegation:
-    """The calls of a method: of delegates, and of kernels, which run what no delegate took.
+def read_delivered(path: Path) -> Delivered:
+    """Reads ``MODEL/RECIPE.pte``, its `.ptd`, and the provenance next to it if it describes this file.
 
-    `payload` is empty for a plain file.
+    Raises InputError if a file cannot be read, as FileFormatError if one is damaged.
     """
+    delegated = tuple(
+        MethodCalls(payload.name, method["name"], calls["delegate_calls"], calls["kernel_calls"])
+        for payload in map_of(path, weight_files(path), verified=True).payloads
+        for method in payload.methods
+        for calls in (method["instructions"],)
+    )
+    sha256 = digest_file(path)
+    made = Delivered.next_to(path, sha256)
+    if made is None:
+        if (sidecar := path.with_suffix(".json")).exists():
+            _log.warning(
+                "%s is not used, since it is not a file's provenance, or that of another file than %s",
+                sidecar,
+                path.name,
+            )
+        made = Delivered(path.absolute().parent.name, path.stem, "made", digests={"pte": sha256})
+    size = sum(file.stat().st_size for file in (path, *weight_files(path)))
+    return replace(made, path=path, size=size, delegated=delegated)
 
-    payload: str
-    method: str
-    delegate_calls: int
-    kernel_calls: int
 
-    def __str__(self) -> str:
-        payload = f" of payload {self.payload}" if self.payload else ""
-        return f"method {self.method}{payload}"
-
-
-@dataclass(frozen=True, slots=True)
-class FileFigures(Record):
-    """The figures by which versions of a file are compared.
-
-    Attributes:
-        sha256: of the `.pte`.
-        size: bytes of the `.pte` and its `.ptd`.
-        sqnr_db: the smallest; None if all outputs equal eager's, or if `measured` is false.
-        max_abs_error: the largest; None if it is not known.
-        score: the lowest of all payloads; None if the recipe has no evaluator.
-        delegated: methods of a plain file, or of all payloads of a fat one.
-        toolchain: distribution to version.
-    """
-
-    model: str
-    recipe: str
-    sha256: str
-    size: int
-    sqnr_db: float | None = None
-    max_abs_error: float | None = None
-    score: float | None = None
-    delegated: tuple[Delegation, ...] = ()
-    toolchain: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of_file(cls, path: Path) -> FileFigures:
-        """Reads ``MODEL/RECIPE.pte``, its `.ptd`, and the provenance next to it if it describes this file.
-
-        Raises InputError if a file cannot be read, as FileFormatError if one is damaged.
-        """
-        delegated = tuple(_delegations(path))
-        sha256 = digest_file(path)
-        size = sum(file.stat().st_size for file in (path, *weight_files(path)))
-        provenance = read_provenance(path, sha256)
-        if provenance is None:
-            return cls(path.absolute().parent.name, path.stem, sha256, size, delegated=delegated)
-        overall = provenance.verification.figures.overall
-        return cls(
-            provenance.model,
-            provenance.recipe,
-            sha256,
-            size,
-            sqnr_db=overall.sqnr_db,
-            max_abs_error=overall.max_abs_error,
-            score=provenance.accuracy.worst if provenance.accuracy else None,
-            delegated=delegated,
-            toolchain=dict(provenance.toolchain),
-        )
-
-    @property
-    def name(self) -> str:
-        return f"{self.model}/{self.recipe}"
-
-    @property
-    def measured(self) -> bool:
-        """Whether it is known how far the outputs are from eager's."""
-        return self.max_abs_error is not None
+def compared(made: Delivered) -> dict[str, Any]:
+    """The figures by which versions of a file are compared, as JSON."""
+    return {
+        "model": made.model,
+        "recipe": made.recipe,
+        "sha256": made.sha256,
+        "size": made.size,
+        "sqnr_db": made.sqnr_db,
+        "max_abs_error": made.figures and made.figures.overall.max_abs_error,
+        "score": made.score,
+        "delegated": [asdict(method) for method in made.delegated],
+        "toolchain": dict(made.toolchain),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +84,7 @@ def parse_gates(text: str) -> tuple[Gate, ...]:
     return tuple(gates)
 
 
-def regressions(before: FileFigures, after: FileFigures, gates: Sequence[Gate]) -> list[str]:
+def regressions(before: Delivered, after: Delivered, gates: Sequence[Gate]) -> list[str]:
     """A sentence for each limit that `after` exceeds. A limit that cannot be checked counts as exceeded.
 
     A score is compared if there was one before, and the methods of a payload if both files have them.
@@ -137,64 +96,6 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     """The `.ptd` next to a file, if there is one."""
     sibling = path.with_suffix(".ptd")
     return (sibling,) if sibling.is_file() else ()
-
-
-def _delegations(path: Path) -> Iterator[Delegation]:
-    for payload, program in _programs(path):
-        for method in program.methods:
-            if not method.constant:
-                calls = method.instructions
-                yield Delegation(payload, method.name, calls.delegate_calls, calls.kernel_calls)
-
-
-def _programs(path: Path) -> Iterator[tuple[str, PteFile]]:
-    """The programs of all payloads, each of which is verified; that of a plain file has the name ``""``."""
-    if not is_fat(program := open_pte(path)):
-        yield "", program
-        return
-    container = open_fat(path, weight_files(path)).container
-    for payload in container.payloads:
-        with naming(path):
-            container.verify(payload)
-            program = payload_program(container, payload)
-        yield payload.name, program
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Verification:
-    figures: Figures
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """The part of what the stage `report` writes that is read here."""
-
-    model: str
-    recipe: str
-    file: _File
-    toolchain: Mapping[str, str]
-    verification: _Verification
-    accuracy: AccuracyReport | None = None
-
-
-def read_provenance(path: Path, sha256: str) -> Provenance | None:
-    """The provenance next to a file with this SHA-256; None if there is none, or it describes another file."""
-    try:
-        provenance = decode(Provenance, read_sidecar(path.with_suffix(".json")))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        _log.warning("%s is not used, since it is not a file's provenance: %s", path.with_suffix(".json"), error)
-        return None
-    if provenance.file.sha256 != sha256:
-        _log.warning("%s is not used, since it describes another file than %s", path.with_suffix(".json"), path.name)
-        return None
-    return provenance
 
 
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
@@ -216,7 +117,7 @@ def _parse_gate(part: str) -> Gate:
     raise InputError(f"{part!r} is not a limit; write one or more of {GATES}, separated by commas")
 
 
-def _growth(before: FileFigures, after: FileFigures, limit: float) -> Iterator[str]:
+def _growth(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
     growth = after.size / before.size - 1
     if _exceeds(growth, limit):
         yield (
@@ -225,8 +126,8 @@ def _growth(before: FileFigures, after: FileFigures, limit: float) -> Iterator[s
         )
 
 
-def _sqnr(before: FileFigures, after: FileFigures, limit: float) -> Iterator[str]:
-    if unknown := [side for side, file in (("earlier", before), ("new", after)) if not file.measured]:
+def _sqnr(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
+    if unknown := [side for side, file in (("earlier", before), ("new", after)) if file.figures is None]:
         yield f"SQNR cannot be compared: the {unknown[0]} file has no provenance with figures next to it"
         return
     loss = _decibels(before) - _decibels(after) if before.sqnr_db != after.sqnr_db else 0.0
@@ -235,11 +136,11 @@ def _sqnr(before: FileFigures, after: FileFigures, limit: float) -> Iterator[str
         yield f"{fell} from {format_db(before.sqnr_db)} to {format_db(after.sqnr_db)}; at most {limit:g} dB is allowed"
 
 
-def _decibels(file: FileFigures) -> float:
+def _decibels(file: Delivered) -> float:
     return math.inf if file.sqnr_db is None else file.sqnr_db
 
 
-def _score(before: FileFigures, after: FileFigures, limit: float) -> Iterator[str]:
+def _score(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
     if before.score is None:
         return
     if after.score is None:
@@ -250,7 +151,7 @@ def _score(before: FileFigures, after: FileFigures, limit: float) -> Iterator[st
         )
 
 
-def _delegation(before: FileFigures, after: FileFigures, limit: float) -> Iterator[str]:
+def _delegation(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
     del limit
     known = {(method.payload, method.method): method for method in before.delegated}
     for method in after.delegated:
@@ -270,7 +171,7 @@ def _exceeds(value: float, limit: float) -> bool:
     return value > limit and not math.isclose(value, limit, rel_tol=1e-9, abs_tol=1e-12)
 
 
-_CHECKS: Mapping[str, Callable[[FileFigures, FileFigures, float], Iterator[str]]] = {
+_CHECKS: Mapping[str, Callable[[Delivered, Delivered, float], Iterator[str]]] = {
     "growth": _growth,
     "sqnr": _sqnr,
     "score": _score,

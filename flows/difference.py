@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..artifacts.digest import canonical_json, digest_file
-from ..artifacts.records import Record, decode
-from ..artifacts.ref import ArtifactRef
+from ..artifacts.digest import digest_file
 from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store
 from ..errors import InputError, ObjectDamaged, ObjectMissing
-from ..tasks.accuracy import AccuracyReport
-from .comparison import FileFigures, Gate, Provenance, regressions, weight_files
+from ..tasks.delivered import Delivered, delivered_by
+from .comparison import Gate, compared, regressions, weight_files
 from .publish import known_results, publish
 from .release_records import ReleasedFile, names_release
 from .snapshot import CONTENTS, PROVENANCE, Change, Facts, Snapshot, changes
@@ -48,8 +46,6 @@ class File:
 
     @classmethod
     def of_release(cls, releases: Releases, released: ReleasedFile) -> File:
-        provenance = decode(Provenance, canonical_json(released.provenance))
-
         def read() -> Snapshot:
             with TemporaryDirectory(prefix="pteforge-") as folder:
                 return Snapshot.of_file(releases.fetch_file(released, Path(folder) / "file.pte"))
@@ -57,7 +53,7 @@ class File:
         return cls(
             read,
             lambda: tuple(content.sha256 for content in released.contents),
-            lambda: Snapshot.of_figures(released.figures, provenance),
+            lambda: Snapshot.of(released.made),
         )
 
     def outline(self) -> Snapshot:
@@ -119,8 +115,8 @@ class FileDifference:
     """
 
     name: str
-    before: FileFigures | None
-    after: FileFigures | None
+    before: Delivered | None
+    after: Delivered | None
     changes: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
     regressions: tuple[str, ...] = ()
@@ -137,8 +133,8 @@ class FileDifference:
         return {
             "name": self.name,
             "status": self.status,
-            "before": self.before and self.before.to_json(),
-            "after": self.after and self.after.to_json(),
+            "before": self.before and compared(self.before),
+            "after": self.after and compared(self.after),
             "changes": [change.to_json() for change in self.changes],
             "notes": list(self.notes),
             "regressions": list(self.regressions),
@@ -158,8 +154,8 @@ def compare(before: Side, after: Side, gates: Sequence[Gate] = ()) -> Iterator[F
             note = (before if new else after).absent.get(name)
             yield FileDifference(
                 name,
-                old.outline().figures if old else None,
-                new.outline().figures if new else None,
+                old.outline().made if old else None,
+                new.outline().made if new else None,
                 notes=() if note is None else (note,),
             )
 
@@ -179,13 +175,13 @@ def _compare(name: str, old: Snapshot, new: Snapshot, gates: Sequence[Gate]) -> 
         for which, side in (("earlier", old), ("new", new))
         for problem in _incomplete(side.facts)
     ]
-    exceeded = regressions(old.figures, new.figures, gates)
+    exceeded = regressions(old.made, new.made, gates)
     known = CONTENTS in old.facts.parts and CONTENTS in new.facts.parts
     if not known and any(gate.kind == "delegation" for gate in gates):
-        exceeded.append(f"{new.figures.name}: delegation cannot be compared: a file does not exist any more")
-    title = name or " and ".join(dict.fromkeys((old.figures.name, new.figures.name)))
+        exceeded.append(f"{new.made.name}: delegation cannot be compared: a file does not exist any more")
+    title = name or " and ".join(dict.fromkeys((old.made.name, new.made.name)))
     found = changes(old.facts, new.facts)
-    return FileDifference(title, old.figures, new.figures, found, tuple(notes), tuple(exceeded))
+    return FileDifference(title, old.made, new.made, found, tuple(notes), tuple(exceeded))
 
 
 def _incomplete(facts: Facts) -> Iterator[str]:
@@ -214,85 +210,52 @@ def _release_side(title: str) -> Side:
     return Side(title, {name: File.of_release(releases, released) for name, released in files})
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded(Record):
-    """What is read of a file's entry in a run record; a recipe without a file has a status and a step or a reason."""
-
-    status: str
-    file: str | None = None
-    sha256: str = ""
-    size: int = 0
-    sqnr_db: float | None = None
-    max_abs_error: float | None = None
-    accuracy: AccuracyReport | None = None
-    step: str = ""
-    reason: str = ""
-
-    @property
-    def absence(self) -> str:
-        """Why there is no file."""
-        if self.status == "failed":
-            return f"failed at {self.step}"
-        return f"{self.status}: {self.reason}" if self.reason else "the run made no file"
-
-
 def _run_side(title: str, run: RunRecord, store: Store) -> Side:
     files: dict[str, File] = {}
     absent: dict[str, str] = {}
-    for model, recipes in run.files.items():
-        for recipe, entry in recipes.items():
-            recorded = _Recorded.from_json(entry)
-            if recorded.file:
-                files[f"{model}/{recipe}"] = _recorded_file(store, run, model, recipe, recorded)
-            else:
-                absent[f"{model}/{recipe}"] = recorded.absence
+    for made in (made for recipes in delivered_by(run).values() for made in recipes.values()):
+        if made.path:
+            files[made.name] = _recorded_file(store, made, made.path)
+        else:
+            absent[made.name] = _absence(made)
     if not files:
         raise InputError(f"the run {run.id[:8]} of {run.zoo} recorded no files; `pteforge why` says what it did")
     return Side(title, files, absent)
 
 
-def _recorded_file(store: Store, run: RunRecord, model: str, recipe: str, recorded: _Recorded) -> File:
+def _absence(made: Delivered) -> str:
+    """Why there is no file."""
+    if made.failure:
+        return f"failed at {made.failure.step}"
+    return f"{made.status}: {made.reason}" if made.reason else "the run made no file"
+
+
+def _recorded_file(store: Store, made: Delivered, path: Path) -> File:
     """Reads a file where the run wrote it, else from the store, else only what the run recorded of it."""
-    written = File.at(path := Path(recorded.file or ""))
+    written = File.at(path)
 
     def is_there() -> bool:
-        return path.is_file() and digest_file(path) == recorded.sha256
+        return path.is_file() and digest_file(path) == made.sha256
 
     def read() -> Snapshot:
         if is_there():
             return written.read()
         with TemporaryDirectory(prefix="pteforge-") as folder:
-            if rebuilt := _rebuild(store, _report(store, run, model, recipe), Path(folder)):
+            if rebuilt := _rebuild(store, made, Path(folder)):
                 return Snapshot.of_file(rebuilt)
-        score = recorded.accuracy.worst if recorded.accuracy else None
-        figures = FileFigures(
-            model, recipe, recorded.sha256, recorded.size, recorded.sqnr_db, recorded.max_abs_error, score
-        )
-        return Snapshot.of_figures(figures)
+        return Snapshot.of(made)
 
     return File(read, lambda: written.sha256() if is_there() else ())
 
 
-def _report(store: Store, run: RunRecord, model: str, recipe: str) -> ArtifactRef | None:
-    """The provenance that the run made, if the ledger still knows the stage."""
-    stages = (stage for stage in run.models.get(model, ()) if stage.stage == "report" and recipe in stage.recipes)
-    key = next((stage.key for stage in stages), None)
-    record = store.ledger.lookup(key) if key else None
-    return record.outputs.get("provenance") if record else None
-
-
-def _rebuild(store: Store, report: ArtifactRef | None, folder: Path) -> Path | None:
+def _rebuild(store: Store, made: Delivered, folder: Path) -> Path | None:
     """Writes a file as the run published it; None if the store lacks a part of it."""
+    report = made.parts.get("provenance")
     if report is None:
         return None
     try:
         store.fetch(report)
         provenance = json.loads(store.local.read_artifact(report))
-        refs = {
-            role: ArtifactRef.from_json(provenance["artifacts"][role])
-            for role in ("file", "data")
-            if role in provenance["artifacts"]
-        }
-        return publish(store, refs["file"], refs.get("data"), provenance, folder, "file", known_results(store, folder))
+        return publish(store, replace(made, recipe="file"), provenance, folder, known_results(store, folder)).path
     except (ObjectMissing, ObjectDamaged):
         return None

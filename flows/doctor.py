@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..tasks.delivered import Failure
 from ..tasks.diagnosis import Diagnosis
 from ..tasks.lowering import diagnose_methods
 from ..tasks.model import PlannedModel
 from ..tasks.model_run import ModelRun
 from ..tasks.runner import LedgerRunner, NotCached, Runner, run_without_loop
-from .outcome import Failure
 from .session import Session
 
 _MODELS_AT_ONCE = 16  # they mostly wait for workers

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import FileFormatError
+from ..formats.describe import describe
+from ..formats.nfat.container import Container
 from ..formats.nfat.contents import Payload
-from ..formats.nfat.fat_file import FatFile, is_fat, open_fat, payload_program
-from ..formats.pte.contents import Method, PteFile
-from ..formats.pte.describe import describe
-from ..formats.pte.reader import open_pte
+from ..formats.nfat.fat_file import is_fat, open_fat, payload_program
+from ..formats.pte.contents import PteFile
+from ..formats.pte.reader import naming, open_pte
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,41 +92,29 @@ _BLOCKS = 40  # blocks of a file that are drawn one by one
 
 
 @dataclass(frozen=True, slots=True)
-class MethodMap:
-    """Who runs the calls of a method.
-
-    Attributes:
-        delegates: backend and bytes of each delegate.
-        left: operators that no delegate runs, with the number of their calls.
-    """
-
-    name: str
-    delegates: tuple[tuple[str, int], ...]
-    left: tuple[tuple[str, int], ...]
-    delegate_calls: int
-    kernel_calls: int
-
-
-@dataclass(frozen=True, slots=True)
 class PayloadMap:
     """The methods of a payload; its name is empty in a plain file.
 
     Attributes:
+        methods: those that compute something, as `formats.describe.describe` says.
         problem: why the methods are not known.
     """
 
     name: str
-    methods: tuple[MethodMap, ...]
+    methods: tuple[dict[str, Any], ...]
     problem: str = ""
 
-    @property
-    def calls(self) -> int:
-        return sum(method.delegate_calls + method.kernel_calls for method in self.methods)
+    @classmethod
+    def of(cls, name: str, pte: PteFile) -> PayloadMap:
+        return cls(name, tuple(method for method in describe(pte)["methods"] if not method["constant"]))
 
     @property
     def delegated(self) -> float | None:
         """The share of calls that go to delegates; None where nothing is called."""
-        return sum(method.delegate_calls for method in self.methods) / self.calls if self.calls else None
+        calls = [method["instructions"] for method in self.methods]
+        delegated = sum(each["delegate_calls"] for each in calls)
+        total = delegated + sum(each["kernel_calls"] for each in calls)
+        return delegated / total if total else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,36 +125,29 @@ class FileMap:
     blocks: tuple[Block, ...]
 
 
-def map_of(path: Path, data: Path | None) -> FileMap:
-    """Maps a file; reads only what describes it. Raises InputError if a file cannot be read."""
+def map_of(path: Path, data: Sequence[Path], *, verified: bool = False) -> FileMap:
+    """Maps a file and its `.ptd`; reads only what describes it, or else all of its payloads, to verify them.
+
+    Raises InputError if a file cannot be read, as FileFormatError if it is damaged or, with `verified`, a payload is.
+    """
     pte = open_pte(path)
-    blocks = _merged([*_blocks(pte), *([Block("external", data.name, data.stat().st_size)] if data else [])])
+    blocks = _merged([*_blocks(pte), *(Block("external", file.name, file.stat().st_size) for file in data)])
     if not is_fat(pte):
-        return FileMap((PayloadMap("", _methods(pte)),), blocks)
-    fat = open_fat(path, [data] if data else [])
-    return FileMap(tuple(_payload(fat, payload) for payload in fat.container.payloads), blocks)
+        return FileMap((PayloadMap.of("", pte),), blocks)
+    container = open_fat(path, data).container
+    if verified:
+        with naming(path):
+            for payload in container.payloads:
+                container.verify(payload)
+                payload_program(container, payload)
+    return FileMap(tuple(_payload(container, payload) for payload in container.payloads), blocks)
 
 
-def _payload(fat: FatFile, payload: Payload) -> PayloadMap:
+def _payload(container: Container, payload: Payload) -> PayloadMap:
     try:
-        return PayloadMap(payload.name, _methods(payload_program(fat.container, payload)))
+        return PayloadMap.of(payload.name, payload_program(container, payload))
     except FileFormatError as error:
         return PayloadMap(payload.name, (), str(error))
-
-
-def _methods(pte: PteFile) -> tuple[MethodMap, ...]:
-    return tuple(_method(method) for method in pte.methods if not method.constant)
-
-
-def _method(method: Method) -> MethodMap:
-    left = sorted(zip(method.operators, method.operator_calls, strict=True), key=lambda pair: (-pair[1], pair[0]))
-    return MethodMap(
-        name=method.name,
-        delegates=tuple((delegate.id, delegate.extent.size) for delegate in method.delegates),
-        left=tuple((name, calls) for name, calls in left if calls),
-        delegate_calls=method.instructions.delegate_calls,
-        kernel_calls=method.instructions.kernel_calls,
-    )
 
 
 def _blocks(pte: PteFile) -> Iterator[Block]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,13 +14,12 @@ from urllib.parse import quote
 
 from ..artifacts.digest import digest_json
 from ..artifacts.files import replace_file
-from ..artifacts.opening import open_input, read_sidecar
+from ..artifacts.opening import open_input
 from ..artifacts.runs import RunRecord, Runs, StageOutcome
 from ..errors import InputError, first_line, printable
-from ..tasks.diagnosis import Finding
-from ..tasks.quantization import Quantization, quantization_by_method
-from .figures_text import format_db, format_size
-from .file_map import Block, FileMap, PayloadMap, Tile, map_of, sparkline, treemap
+from ..tasks.delivered import Delivered, Failure, delivered_by
+from .figures_text import format_db, format_size, notes
+from .file_map import Block, FileMap, Tile, map_of, sparkline, treemap
 
 NAME = "index.html"
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -54,42 +52,38 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """A recipe of a model.
+    """What came of a recipe of a model, and how it is drawn.
 
     Attributes:
-        entry: the file, as in ``pteforge export --json``.
         link: of the file, relative to the page; empty if there is none.
-        meant: whether the recipe has a target that delegates.
         problem: why there is no map of the file.
     """
 
-    recipe: str
-    entry: Mapping[str, Any]
-    link: str
-    sqnr: str
-    size_change: Change | None
-    sqnr_change: Change | None
-    map: FileMap | None
-    tiles: tuple[Tile, ...]
-    trends: tuple[Trend, ...]
-    meant: bool
+    made: Delivered
+    link: str = ""
+    size_change: Change | None = None
+    sqnr_change: Change | None = None
+    map: FileMap | None = None
+    tiles: tuple[Tile, ...] = ()
+    trends: tuple[Trend, ...] = ()
     problem: str = ""
 
     @property
-    def status(self) -> str:
-        status: str = self.entry["status"]
-        return status
+    def sqnr(self) -> str:
+        return _sqnr(self.made)
 
     @property
-    def quantization(self) -> Mapping[str, Quantization]:
-        """What quantization reached, by method."""
-        return quantization_by_method(self.entry.get("quantization"))
+    def meant(self) -> bool:
+        """Whether the recipe has a target that delegates."""
+        return set(self.made.targets) != {"portable"}
 
     @property
     def delegated(self) -> str:
         """The share of delegated calls, of each payload."""
         payloads = self.map.payloads if self.map else ()
-        return ", ".join(f"{payload.name} {_share(payload)}".strip() for payload in payloads)
+        shares = {payload.name: payload.delegated for payload in payloads}
+        said = {name: "unknown" if share is None else f"{100 * share:.0f}\u00a0%" for name, share in shares.items()}
+        return ", ".join(f"{name} {share}".strip() for name, share in said.items())
 
     @property
     def legend(self) -> tuple[Block, ...]:
@@ -114,19 +108,7 @@ class ModelReport:
 
     @property
     def failed(self) -> int:
-        return sum(file.status == "failed" for file in self.files.values())
-
-
-@dataclass(frozen=True, slots=True)
-class FailureReport:
-    """A step of a model that failed, once for all recipes that need it."""
-
-    model: str
-    recipes: tuple[str, ...]
-    step: str
-    problem: str
-    findings: tuple[Finding, ...]
-    log: str
+        return sum(file.made.status == "failed" for file in self.files.values())
 
 
 def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
@@ -180,8 +162,8 @@ def content_digest(record: RunRecord) -> str:
 
 
 def _lasting(entry: Mapping[str, Any]) -> dict[str, Any]:
-    changing = {"seconds", *(("status",) if entry["status"] in ("made", "cached") else ())}
-    name = {key: Path(entry[key]).name for key in ("file", "data", "rejected") if entry.get(key)}
+    changing = {"seconds", *(("status",) if entry.get("status") in ("made", "cached") else ())}
+    name = {key: Path(entry[key]).name for key in ("path", "rejected") if entry.get(key)}
     return {key: value for key, value in entry.items() if key not in changing} | name
 
 
@@ -201,79 +183,63 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_plain
     )
     environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short}
-    models = [_model(record, earlier, name, out) for name in record.files]
+    delivered = delivered_by(record)
+    models = [_model(record, name, made.values(), earlier, out) for name, made in delivered.items()]
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         mark=Markup(mark),  # noqa: S704 - a digest
         run=record,
-        time=_time(record.started),
+        time=f"{datetime.fromisoformat(record.started).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC",
         selection=_selection(record.parameters),
         models=models,
+        notes=notes,
         recipes=list(dict.fromkeys(recipe for model in models for recipe in model.files)),
-        failures=list(_failures(record)),
-        totals=_totals(record),
+        failures=list(_failures(delivered)),
+        totals=_totals(record, delivered),
         width=_WIDTH,
         height=_HEIGHT,
     )
 
 
-def _model(record: RunRecord, earlier: Sequence[RunRecord], name: str, out: Path) -> ModelReport:
-    files = {
-        recipe: _file(name, recipe, entry, [run.files.get(name, {}).get(recipe, {}) for run in earlier], out)
-        for recipe, entry in record.files[name].items()
-    }
+def _model(
+    record: RunRecord, name: str, recipes: Iterable[Delivered], earlier: Sequence[RunRecord], out: Path
+) -> ModelReport:
+    files = {made.recipe: _file(made, earlier, out) if made.path else FileReport(made) for made in recipes}
     stages = sorted(record.models.get(name, ()), key=lambda stage: -stage.seconds)
     return ModelReport(name, files, tuple(stages))
 
 
-def _file(
-    model: str, recipe: str, entry: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]], out: Path
-) -> FileReport:
-    """Reports about a recipe; `earlier` has its entries of earlier runs, newest first, empty where there was none."""
-    made = bool(entry.get("file"))
-    history = [found for found in earlier if found.get("file")] if made else []
+def _file(made: Delivered, earlier: Sequence[RunRecord], out: Path) -> FileReport:
+    """Reports about a file; runs before it come newest first."""
+    before = filter(None, (Delivered.of_run(run, made.model, made.recipe) for run in earlier))
+    history = list(islice((each for each in before if each.path), _RUNS_SHOWN - 1))
     last = history[0] if history else None
-    path = out / model / f"{recipe}.pte"
+    path = out / made.model / f"{made.recipe}.pte"
     mapped, problem = None, ""
-    if made:
-        try:
-            mapped = map_of(path, path.with_suffix(".ptd") if entry.get("data") else None)
-        except (InputError, OSError) as error:
-            problem = first_line(error)
+    try:
+        mapped = map_of(path, [path.with_suffix(".ptd")] if made.data else [])
+    except (InputError, OSError) as error:
+        problem = first_line(error)
     return FileReport(
-        recipe=recipe,
-        entry=entry,
-        link="./" + quote(f"{model}/{recipe}.pte") if made else "",
-        sqnr=_sqnr(entry) if made else "",
-        size_change=_size_change(entry["size"], last["size"]) if last else None,
-        sqnr_change=_sqnr_change(entry, last) if last else None,
+        made,
+        link="./" + quote(f"{made.name}.pte"),
+        size_change=_size_change(made.size, last.size) if last else None,
+        sqnr_change=_sqnr_change(made, last) if last else None,
         map=mapped,
         tiles=treemap(mapped.blocks, _WIDTH, _HEIGHT) if mapped else (),
-        trends=tuple(_trends([*reversed(history[: _RUNS_SHOWN - 1]), entry])),
-        meant=_delegating(path.with_suffix(".json")),
+        trends=tuple(_trends([*reversed(history), made])),
         problem=problem,
     )
 
 
-def _delegating(provenance: Path) -> bool:
-    """Whether a file's recipe has a target other than portable; True if that is not known."""
-    try:
-        targets = json.loads(read_sidecar(provenance))["specializations"].values()
-        return any(target["name"] != "portable" for target in targets)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return True
-
-
-def _trends(entries: Sequence[Mapping[str, Any]]) -> Iterator[Trend]:
+def _trends(files: Sequence[Delivered]) -> Iterator[Trend]:
     """Size and SQNR over runs that made the file, if there are at least two."""
-    if len(entries) > 1:
-        sizes = [entry["size"] for entry in entries]
-        points = sparkline(sizes, 120, 28)
-        yield Trend("size", format_size(sizes[0]), format_size(sizes[-1]), points)
-    measured = [entry for entry in entries if entry.get("sqnr_db") is not None]
+    if len(files) > 1:
+        sizes = [made.size for made in files]
+        yield Trend("size", format_size(sizes[0]), format_size(sizes[-1]), sparkline(sizes, 120, 28))
+    measured = [sqnr_db for made in files if (sqnr_db := made.sqnr_db) is not None]
     if len(measured) > 1:
-        points = sparkline([entry["sqnr_db"] for entry in measured], 120, 28)
-        yield Trend("SQNR", _sqnr(measured[0]), _sqnr(measured[-1]), points)
+        yield Trend("SQNR", format_db(measured[0]), format_db(measured[-1]), sparkline(measured, 120, 28))
 
 
 def _size_change(size: int, before: int) -> Change:
@@ -284,10 +250,10 @@ def _size_change(size: int, before: int) -> Change:
     return Change(text, "better" if size < before else "worse")
 
 
-def _sqnr_change(entry: Mapping[str, Any], last: Mapping[str, Any]) -> Change:
-    now, before = entry.get("sqnr_db"), last.get("sqnr_db")
+def _sqnr_change(made: Delivered, last: Delivered) -> Change:
+    now, before = made.sqnr_db, last.sqnr_db
     if now is None or before is None:
-        same = _sqnr(entry) == _sqnr(last)
+        same = _sqnr(made) == _sqnr(last)
         return Change(
             "=" if same else f"was {_sqnr(last)}", "same" if same else "worse" if before is None else "better"
         )
@@ -296,41 +262,28 @@ def _sqnr_change(entry: Mapping[str, Any], last: Mapping[str, Any]) -> Change:
     return Change(f"{now - before:+.1f} dB", "better" if now > before else "worse")
 
 
-def _sqnr(entry: Mapping[str, Any]) -> str:
-    """As the terminal shows it."""
-    measured = entry.get("sqnr_db") is not None or entry.get("max_abs_error") is not None
-    return format_db(entry.get("sqnr_db")) if measured else "not measured"
+def _sqnr(made: Delivered) -> str:
+    return format_db(made.sqnr_db) if made.figures else "not measured"
 
 
-def _share(payload: PayloadMap) -> str:
-    share = payload.delegated
-    return "unknown" if share is None else f"{100 * share:.0f}\u00a0%"
+def _failures(delivered: Mapping[str, Mapping[str, Delivered]]) -> Iterator[tuple[str, list[str], Failure]]:
+    """Each step that failed: its model, all recipes that need it, and why."""
+    for model, recipes in delivered.items():
+        failed = [(made.recipe, made.failure) for made in recipes.values() if made.failure]
+        for step in dict.fromkeys(failure.step for _, failure in failed):
+            of_step = [(recipe, failure) for recipe, failure in failed if failure.step == step]
+            yield model, [recipe for recipe, _ in of_step], of_step[0][1]
 
 
-def _failures(record: RunRecord) -> Iterator[FailureReport]:
-    for model, files in record.files.items():
-        steps: dict[str, list[str]] = {}
-        for recipe, entry in files.items():
-            if entry["status"] == "failed":
-                steps.setdefault(entry["step"], []).append(recipe)
-        for step, recipes in steps.items():
-            entry = files[recipes[0]]
-            log = entry["log_tail"]
-            if entry["bad_input"]:  # the message says what the traceback does
-                log = log.partition("Traceback (most recent call last)")[0]
-            findings = tuple(Finding.from_json(found) for found in entry.get("findings", ()))
-            yield FailureReport(model, tuple(recipes), step, entry["problem"], findings, log.strip("\n"))
-
-
-def _totals(record: RunRecord) -> dict[str, int]:
-    entries = [entry for files in record.files.values() for entry in files.values()]
+def _totals(record: RunRecord, delivered: Mapping[str, Mapping[str, Delivered]]) -> dict[str, int]:
+    files = [made for recipes in delivered.values() for made in recipes.values()]
     stages = [stage for stages in record.models.values() for stage in stages]
     return {
-        "models": len(record.files),
-        "verified": sum(bool(entry.get("file") and entry.get("verified", True)) for entry in entries),
-        "failed": sum(entry["status"] == "failed" for entry in entries),
-        "skipped": sum(entry["status"] == "not applicable" for entry in entries),
-        "bytes": sum(entry.get("size") or 0 for entry in entries),
+        "models": len(delivered),
+        "verified": sum(made.verified for made in files),
+        "failed": sum(made.status == "failed" for made in files),
+        "skipped": sum(made.status == "not applicable" for made in files),
+        "bytes": sum(made.size for made in files),
         "ran": sum(stage.status == "ran" for stage in stages),
         "cached": sum(stage.status == "cached" for stage in stages),
     }
@@ -341,10 +294,6 @@ def _selection(parameters: Mapping[str, Any]) -> str:
     chosen = {name: parameters.get(name) or "*" for name in ("models", "recipes")}
     named = [f"{name} {globs}" for name, globs in chosen.items() if globs != "*"]
     return ", ".join([*named, *(f"with {change}" for change in parameters.get("overrides") or ())])
-
-
-def _time(started: str) -> str:
-    return f"{datetime.fromisoformat(started).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _seconds(seconds: float) -> str:

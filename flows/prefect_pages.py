@@ -22,12 +22,12 @@ from prefect.artifacts import (
 from prefect.events import emit_event
 
 from ..errors import first_line, printable
+from ..tasks.delivered import Delivered, Failure
 from ..tasks.diagnosis import as_text
-from ..tasks.figures import Worst
-from ..tasks.numerics import PayloadLosses, Rung
+from ..tasks.numerics import PayloadLosses
 from .bisect import Bisection
-from .figures_text import FIGURES, format_figures, format_size, format_sqnr, markdown
-from .outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
+from .figures_text import cells, figures_row, markdown, markdown_table, model_tables, rung_row
+from .outcome import ModelOutcome, ZooOutcome
 from .prefect_settings import local_run, send_what_is_queued
 from .session import Session
 
@@ -77,39 +77,12 @@ async def show_findings(outcome: ModelOutcome) -> None:
     await acreate_markdown_artifact("\n".join(_diagnosis(outcome.model, found)), key=key, description=description)
 
 
-async def show_scores(outcome: ModelOutcome) -> None:
-    """Adds a table of a model's scores to the current run, with a row per file or payload, if any was scored."""
-    rows: list[dict[str, Any]] = [
-        {
-            "recipe": recipe.recipe,
-            "payload": score.payload,
-            "score": score.score,
-            "eager": recipe.accuracy.eager,
-            "floor": recipe.accuracy.floor,
-            "max drop": recipe.accuracy.max_drop,
-        }
-        for recipe in outcome.recipes
-        if recipe.accuracy
-        for score in recipe.accuracy.file.scores
-    ]
-    if rows:
-        key = artifact_key("accuracy", outcome.model)
-        await acreate_table_artifact(rows, key=key, description=f"Accuracy of {markdown(outcome.model)}")
-
-
-async def show_ladders(outcome: ModelOutcome) -> None:
-    """Adds a table to the current run, with a row per rung of each recipe that has a ladder."""
-    rows: list[dict[str, Any]] = [
-        {"recipe": recipe.recipe, **_row(rung)}
-        for recipe in outcome.recipes
-        if recipe.ladder
-        for rung in recipe.ladder.rungs
-    ]
-    if rows:
-        key = artifact_key("numerics", outcome.model)
-        await acreate_table_artifact(
-            rows, key=key, description=f"{markdown(outcome.model)}: each program against eager"
-        )
+async def show_tables(outcome: ModelOutcome) -> None:
+    """Adds the tables about a model to the current run, those that have rows."""
+    for kind, about, rows in model_tables(outcome.recipes):
+        if rows:
+            key, description = artifact_key(kind, outcome.model), about.format(markdown(outcome.model))
+            await acreate_table_artifact(rows, key=key, description=description)
 
 
 def show_bisection(found: Bisection, plot: bytes | None) -> None:
@@ -140,7 +113,7 @@ def _summary(outcome: ZooOutcome, release: ReleaseOutcome | None) -> Iterator[st
         yield from (f"- {markdown(reason)}" for reason in release.reasons)
         yield ""
     yield "For each file: status, size, SQNR against eager.\n"
-    recipes = dict.fromkeys(recipe.recipe for _, recipe in outcome.recipes)
+    recipes = dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
     yield from _table(
         [
             {"model": model.model} | dict.fromkeys(recipes) | {made.recipe: _cell(made) for made in model.recipes}
@@ -168,20 +141,11 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
             yield ""
 
 
-def _cell(recipe: RecipeOutcome) -> str:
+def _cell(recipe: Delivered) -> str:
     if recipe.failure:
         return f"failed at {recipe.failure.step.partition('/')[0]}"  # all of it is below the table
-    if not (recipe.path and recipe.figures):
-        return recipe.status
-    return f"{recipe.status}, {format_size(recipe.size)}, {format_sqnr(recipe.figures.overall)}"
-
-
-def _row(rung: Rung) -> dict[str, Any]:
-    return {"rung": rung.label, "method": rung.method, **_figures(rung.figures), "problem": rung.problem}
-
-
-def _figures(worst: Worst | None) -> dict[str, Any]:
-    return dict(zip(FIGURES, format_figures(worst) if worst else [None] * len(FIGURES), strict=True))
+    said = cells(recipe)
+    return ", ".join((recipe.status, *(said[name] for name in ("size", "SQNR") if said)))
 
 
 def _page(found: Bisection) -> Iterator[str]:
@@ -189,7 +153,7 @@ def _page(found: Bisection) -> Iterator[str]:
     yield f"# {markdown(found.name)}\n"
     lost = loss and f"**{markdown(loss.rung.label)}** (method {markdown(loss.rung.method)}) {markdown(loss.reason)}.\n"
     yield lost or "Loses no quality.\n"
-    yield from _table([_row(rung) for rung in found.ladder.rungs])
+    yield from _table([rung_row(rung) for rung in found.ladder.rungs])
     if found.nodes:
         yield f"\n## Operators that lose most in {markdown(loss.rung.label)}\n" if loss else ""
         yield from _table(
@@ -197,7 +161,7 @@ def _page(found: Bisection) -> Iterator[str]:
                 {
                     "source": " + ".join(node.sources),
                     "operator": node.operator,
-                    **_figures(node.own),
+                    **figures_row(node.own),
                     "module": node.module,
                     "line": node.line,
                     "problem": node.problem,
@@ -216,7 +180,7 @@ def _payload_page(losses: PayloadLosses) -> Iterator[str]:
             {
                 "delegate": delegate.position,
                 "backend": delegate.backend,
-                **_figures(delegate.own),
+                **figures_row(delegate.own),
                 "loses": delegate.loses,
                 "problem": delegate.problem,
             }
@@ -234,7 +198,7 @@ def _payload_page(losses: PayloadLosses) -> Iterator[str]:
                     "output": operator.output,
                     "module": operator.module,
                     "line": operator.line,
-                    **_figures(part.own),
+                    **figures_row(part.own),
                     "problem": part.problem,
                 }
                 for operator in part.operators
@@ -244,11 +208,8 @@ def _payload_page(losses: PayloadLosses) -> Iterator[str]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     names = list(rows[0]) if rows else []
-    yield f"| {' | '.join(map(markdown, names))} |"
-    yield f"|{'---|' * len(names)}"
-    for row in rows:
-        cells = ("" if value is None else markdown(str(value)) for value in row.values())
-        yield f"| {' | '.join(cells)} |"
+    shown = (["" if value is None else markdown(str(value)) for value in row.values()] for row in rows)
+    yield from markdown_table(list(map(markdown, names)), shown)
 
 
 _PAUSE = 5.0  # seconds between updates

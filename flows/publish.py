@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ import yaml
 from ..artifacts.digest import Digest, digest_bytes, digest_file, digest_json
 from ..artifacts.files import replace_file
 from ..artifacts.known_files import KnownFiles
-from ..artifacts.ledger import RecipeRecord
 from ..artifacts.opening import open_file
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import ReleaseOutcome, RunRecord
@@ -26,7 +25,9 @@ from ..configs.zoo import PublishConfig
 from ..errors import InputError, StoreUnusable, convert_os_errors
 from ..tasks.codecs.assets import asset_blobs
 from ..tasks.codecs.payload import payload_sha256, write_payload
-from ..tasks.stages.compile import Compile
+from ..tasks.delivered import Delivered
+from ..tasks.layer_search import FoundLayers
+from .figures_text import FOUND
 from .outcome import ZooOutcome
 from .request import ExportRequest, absolute_place
 
@@ -36,13 +37,9 @@ if TYPE_CHECKING:  # these import fsspec and readers of files, which runs withou
     from .release_records import Published
 
 
-FOUND = "found.yaml"
-"""The ending of the name of a recipe that a search has found."""
-
 _log = logging.getLogger(__name__)
 
 _INCOMPLETE = "not all files were made"
-_MAPS = ("debug_handles", "delegate_map", "debug_sources")
 
 
 def known_results(store: Store, folder: Path) -> KnownFiles:
@@ -60,81 +57,59 @@ def check_folders(folders: Iterable[Path]) -> None:
             raise InputError(f"results cannot be written to {folder}: {place} is read-only; choose another --out")
 
 
-def publish(
-    store: Store,
-    file: ArtifactRef,
-    data: ArtifactRef | None,
-    provenance: Mapping[str, Any],
-    folder: Path,
-    recipe: str,
-    known: KnownFiles,
-    *,
-    assets: ArtifactRef | None = None,
-) -> Path:
-    """Writes `<recipe>.pte`, `.ptd`, `.json`, `.found.yaml` and assets to `<out>/<model>`.
+def publish(store: Store, made: Delivered, provenance: Mapping[str, Any], folder: Path, known: KnownFiles) -> Delivered:
+    """Writes `<recipe>.pte`, `.ptd`, `.json`, `.found.yaml` and assets to `<out>/<model>`; returns where, and digests.
 
     Removes an earlier rejected file.
 
-    `file` is a verified payload/pte. `provenance` has the run under ``run``; if an earlier run wrote the same of the
-    same file, its provenance stays. Creates the folder if needed; raises StoreUnusable if it cannot be written.
+    `provenance` has the run under ``run``; if an earlier run wrote the same of the same file, its provenance stays.
+    Creates the folder if needed; raises StoreUnusable if it cannot be written.
     """
+    recipe, parts = made.recipe, made.parts
     path, rejected = folder / f"{recipe}.pte", folder / f"{recipe}.rejected.pte"
+    without_run = {name: value for name, value in provenance.items() if name != "run"}  # it decides nothing
+    digests = {**made.digests, "json": digest_json(without_run)}
     with _write_errors(path):
-        _write_files(store, file, data, path, known)
-        if assets:
-            _write_assets(store, assets, folder, known)
+        _write_files(store, parts["file"], parts.get("data"), path, known)
+        if "assets" in parts:
+            _write_assets(store, parts["assets"], folder, known)
         _write_provenance(folder / f"{recipe}.json", provenance)
-        known.note(folder / f"{recipe}.json", _without_run(provenance))
-        _write_found(folder / f"{recipe}.{FOUND}", provenance, known)
+        known.note(folder / f"{recipe}.json", digests["json"])
+        if made.search:
+            digests[FOUND[1:]] = _write_found(folder / f"{recipe}{FOUND}", made, made.search, known)
+        else:
+            (folder / f"{recipe}{FOUND}").unlink(missing_ok=True)
     for outdated in (rejected, rejected.with_suffix(".ptd")):
         with convert_os_errors(StoreUnusable, f"cannot remove {outdated}, which is out of date"):
             outdated.unlink(missing_ok=True)
-    return path
+    return replace(made, path=path, digests=digests)
 
 
-def published_digests(
-    store: Store, file: ArtifactRef, data: ArtifactRef | None, provenance: Mapping[str, Any]
-) -> dict[str, Digest]:
-    """The digests by which `publish` makes files known, by the ending of their names."""
-    payloads = {"pte": file, **({"ptd": data} if data else {})}
-    digests = {ending: payload_sha256(payload, store.local) for ending, payload in payloads.items()}
-    found = {FOUND: digest_bytes(found_recipe(provenance))} if "search" in provenance else {}
-    return {**digests, "json": _without_run(provenance), **found}
-
-
-def found_recipe(provenance: Mapping[str, Any]) -> bytes:
+def found_recipe(made: Delivered, search: FoundLayers) -> bytes:
     """YAML of a recipe that makes the file that a search has found, without searching again."""
-    search, recipe = provenance["search"], provenance["recipe"]
-    passes = sum(attempt["passes"] for attempt in search["attempts"])
-    comment = (
-        f"Found for {provenance['model']!r}: {len(search['attempts'])} files were scored, {passes} of them passed."
-    )
-    quantize = {"search": None, "exclude": search["exclude"]}
+    passes = sum(attempt.passes for attempt in search.attempts)
+    comment = f"Found for {made.model!r}: {len(search.attempts)} files were scored, {passes} of them passed."
+    quantize = {"search": None, "exclude": list(search.exclude)}
     written = yaml.safe_dump(
-        {"recipes": {f"{recipe}-found": {"extends": recipe, "quantize": quantize}}}, sort_keys=False
+        {"recipes": {f"{made.recipe}-found": {"extends": made.recipe, "quantize": quantize}}}, sort_keys=False
     )
     return f"# {comment}\n{written}".encode()
 
 
-def asset_digests(store: Store, assets: ArtifactRef | None) -> dict[str, Digest]:
-    """The digests by which `publish` makes assets known, by name."""
-    return {name: blob.digest for name, blob in asset_blobs(assets, store.local).items()} if assets else {}
-
-
-def is_published(folder: Path, recipes: Mapping[str, RecipeRecord], known: KnownFiles) -> bool:
+def is_published(folder: Path, recipes: Iterable[Delivered], known: KnownFiles) -> bool:
     """Whether a folder has the files of recipes and their assets, and no other files of these recipes."""
     try:
         names = os.listdir(folder)  # noqa: PTH208 - a rerun looks at thousands of files: no `Path`
     except OSError:
         return False
-    for recipe, made in recipes.items():
-        files = made.published
+    for made in recipes:
+        recipe, files = made.recipe, made.digests
         there = {name for name in names if name.startswith(f"{recipe}.")}
         if there != {f"{recipe}.{ending}" for ending in files}:
             return False
         if not all(known.knows(f"{folder}/{recipe}.{ending}", digest) for ending, digest in files.items()):
             return False
-        if not all(known.knows(f"{folder}/{name}", digest) for name, digest in made.published_assets.items()):
+        if not all(known.knows(f"{folder}/{name}", digest) for name, digest in made.assets.items()):
             return False
     return True
 
@@ -149,28 +124,27 @@ def keep_rejected(
     return path
 
 
-def publish_debug_files(
-    store: Store, debugging: Mapping[str, Compile.Outputs], folder: Path, recipe: str, payloads: Iterable[str]
-) -> None:
+def publish_debug_files(store: Store, made: Delivered, folder: Path, payloads: Iterable[str]) -> None:
     """Writes ``<recipe>.etrecord`` and ``<recipe>.debug.json``; for fat files ``<recipe>.<payload>.etrecord`` each.
 
     Earlier files that are not written again are removed: an ETRecord does not name the file that it describes.
 
-    `debugging` has the outputs of `compile` by payload (an empty name for a plain file), if there are debug outputs;
     `payloads` are all names that payloads of the recipe may have. Raises StoreUnusable if the folder cannot be written.
     """
+    recipe = made.recipe
     records = {payload: folder / f"{recipe}{payload and '.'}{payload}.etrecord" for payload in ("", *payloads)}
     maps_path = folder / f"{recipe}.debug.json"
     maps: dict[str, dict[str, Any]] = {}
     with convert_os_errors(StoreUnusable, f"cannot write next to {folder / recipe}.pte"):
-        for payload, compiled in debugging.items():
-            record = compiled.etrecord
-            assert record  # noqa: S101 - debug mode makes one
+        for payload, outputs in made.debugging.items():
+            record = outputs.pop("etrecord")
             path = records.pop(payload)
+            for ref in outputs.values():
+                store.fetch(ref)
             if not (path.is_file() and digest_file(path) == record.root.digest):
                 store.fetch(record)
                 path.write_bytes(store.local.read_artifact(record))
-            maps[payload] = {role: _read_json(store, getattr(compiled, role)) for role in _MAPS}
+            maps[payload] = {role: json.loads(store.local.read_artifact(ref)) for role, ref in outputs.items()}
         if maps:
             _write_json(maps_path, maps.get("", maps))
         for outdated in (*records.values(), *(() if maps else (maps_path,))):
@@ -218,30 +192,17 @@ def _write_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
         _write_json(path, provenance)
 
 
-def _write_found(path: Path, provenance: Mapping[str, Any], known: KnownFiles) -> None:
-    """Writes the recipe that a search has found, or removes that of an earlier one."""
-    if "search" not in provenance:
-        path.unlink(missing_ok=True)
-        return
-    content = found_recipe(provenance)
-    if known.sha256(path) != digest_bytes(content):
+def _write_found(path: Path, made: Delivered, search: FoundLayers, known: KnownFiles) -> Digest:
+    content = found_recipe(made, search)
+    if known.sha256(path) != (digest := digest_bytes(content)):
         replace_file(path, content, path.parent)
-
-
-def _without_run(provenance: Mapping[str, Any]) -> Digest:
-    """Digest of provenance without the run that wrote it, which does not decide whether it is written again."""
-    return digest_json({name: value for name, value in provenance.items() if name != "run"})
+    return digest
 
 
 def _write_json(path: Path, value: Any) -> None:
     content = (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
     if not (path.is_file() and path.read_bytes() == content):
         replace_file(path, content, path.parent)
-
-
-def _read_json(store: Store, ref: ArtifactRef) -> Any:
-    store.fetch(ref)
-    return json.loads(store.local.read_artifact(ref))
 
 
 @dataclass(frozen=True)
@@ -292,9 +253,9 @@ class Publication:
         from .release_contents import read_contents  # noqa: PLC0415 - see above
 
         found: dict[str, dict[str, Path]] = {}
-        for model, recipe in outcome.recipes:
-            if recipe.path:
-                found.setdefault(model.model, {})[recipe.recipe] = recipe.path
+        for made in outcome.recipes:
+            if made.path:
+                found.setdefault(made.model, {})[made.recipe] = made.path
         return self.publish(read_contents(record.zoo, found, [record]))
 
 

@@ -8,17 +8,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .. import __version__
-from ..artifacts.digest import digest_bytes, digest_file
+from ..artifacts.digest import Digest, digest_bytes, digest_file
 from ..artifacts.opening import read_sidecar
 from ..artifacts.runs import RunRecord
 from ..configs.base import NAME_PATTERN
 from ..configs.load import LoadedZoo
 from ..errors import InputError, convert_os_errors
-from .comparison import FileFigures
-from .figures_text import format_db, format_error, format_score
+from ..tasks.delivered import NO_PROVENANCE, Delivered
+from .comparison import compared, read_delivered
+from .figures_text import format_db, format_error, format_score, markdown_table
 from .release_records import Content, ReleasedFile, ReleasedModel, files_of
 from .select import select_models
 
@@ -60,23 +60,23 @@ def read_contents(zoo: str, found: Found, runs: Iterable[RunRecord]) -> ReleaseC
             sources |= dict(zip(released.contents, (path, path.with_suffix(".ptd")), strict=False))
         assets = _read_assets(model, recipes, found[model])
         sources |= {content: path for path, content in assets.items()}
-        text = write_card(zoo, model, recipes).encode()
+        named = {path.name: content for path, content in assets.items()}
+        text = write_card(zoo, model, recipes, named).encode()
         card = Content(digest_bytes(text), len(text))
         sources[card] = text
-        models[model] = ReleasedModel(card, recipes, {path.name: content for path, content in assets.items()})
+        models[model] = ReleasedModel(card, recipes, named)
     known = {name: getattr(run, name) for name in _RUN} if run else {"host": platform.node(), "version": __version__}
     return ReleaseContents(zoo, dict.fromkeys(_RUN, "") | known, models, sources)
 
 
 def _find_run(files: Mapping[str, Mapping[str, ReleasedFile]], runs: Iterable[RunRecord]) -> RunRecord | None:
-    digests = {(model, recipe, file.file.sha256) for model in files for recipe, file in files[model].items()}
-    return next((run for run in runs if digests <= set(_files_of(run))), None)
+    wanted = [(model, recipe, file.file.sha256) for model in files for recipe, file in files[model].items()]
 
+    def has_made(run: RunRecord, model: str, recipe: str, sha256: str) -> bool:
+        made = Delivered.of_run(run, model, recipe)
+        return made is not None and made.sha256 == sha256
 
-def _files_of(run: RunRecord) -> Iterator[tuple[str, str, str]]:
-    for model, recipes in run.files.items():
-        for recipe, made in recipes.items():
-            yield model, recipe, made.get("sha256", "")
+    return next((run for run in runs if all(has_made(run, *each) for each in wanted)), None)
 
 
 def find_results(out: Path) -> Found:
@@ -117,20 +117,17 @@ def merge_results(folders: Sequence[Found]) -> Found:
     return merged
 
 
-def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile]) -> str:
+def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets: Mapping[str, Content]) -> str:
     """A model card in Markdown. It says nothing about the release, so that equal files have equal cards."""
-    rows = ["| recipe | backends | methods | size | SQNR | max abs error | accuracy |", "|---|---|---|---|---|---|---|"]
+    names = ("recipe", "backends", "methods", "size", "SQNR", "max abs error", "accuracy")
+    rows = markdown_table(names, (_cells(recipe, released) for recipe, released in recipes.items()))
     notes = []
     for recipe, released in recipes.items():
-        rows.append(f"| {' | '.join(_cells(recipe, released))} |")
-        files = [(".pte", released.file), *([(".ptd", released.data)] if released.data else [])]
-        notes += [
-            f"- `{recipe}{ending}`: {content.size} bytes, SHA-256 `{content.sha256}`" for ending, content in files
-        ]
-        notes += [f"  - without the payload `{name}`" for name in released.provenance.get("left_out", ())]
-    assets = {name: described for file in recipes.values() for name, described in _assets_of(file).items()}
-    notes += [f"- `{name}`: {found['size']} bytes, SHA-256 `{found['sha256']}`" for name, found in assets.items()]
-    toolchain = next(iter(recipes.values())).figures.toolchain
+        notes.append(_listed(f"{recipe}.pte", released.file))
+        notes += [_listed(f"{recipe}.ptd", released.data)] if released.data else []
+        notes += [f"  - without the payload `{name}`" for name in released.made.left_out]
+    notes += [_listed(name, content) for name, content in assets.items()]
+    toolchain = next(iter(recipes.values())).made.toolchain
     versions = "\n".join(f"- {name} {version}" for name, version in sorted(toolchain.items()))
     return f"""# {model}
 
@@ -149,12 +146,16 @@ the model in PyTorch; figures are the worst over all inputs.
 """
 
 
+def _listed(name: str, content: Content) -> str:
+    return f"- `{name}`: {content.size} bytes, SHA-256 `{content.sha256}`"
+
+
 def _cells(recipe: str, released: ReleasedFile) -> list[str]:
-    figures, file = released.figures, released.provenance["file"]
-    error = "" if figures.max_abs_error is None else format_error(figures.max_abs_error)
-    score = "" if figures.score is None else format_score(figures.score)
-    backends, methods = ", ".join(file["backends"]) or "portable kernels", ", ".join(file["methods"])
-    return [f"`{recipe}`", backends, methods, f"{released.size} bytes", format_db(figures.sqnr_db), error, score]
+    made = released.made
+    error = format_error(made.figures.overall.max_abs_error) if made.figures else ""
+    score = "" if made.score is None else format_score(made.score)
+    backends, methods = ", ".join(made.backends) or "portable kernels", ", ".join(made.methods)
+    return [f"`{recipe}`", backends, methods, f"{released.size} bytes", format_db(made.sqnr_db), error, score]
 
 
 def _read_file(path: Path) -> ReleasedFile:
@@ -163,38 +164,30 @@ def _read_file(path: Path) -> ReleasedFile:
         text = read_sidecar(described)
     try:
         provenance = json.loads(text)
-        file = _content(path, provenance["file"])
-        data = _content(path.with_suffix(".ptd"), provenance["data"]) if provenance["data"] else None
-        return ReleasedFile(file, data, FileFigures.of_file(path), provenance)
-    except (ValueError, TypeError, LookupError) as error:
+        made = Delivered.of_provenance(provenance)
+    except NO_PROVENANCE as error:
         raise InputError(f"{described} is not a file's provenance: {error}; run `pteforge export` again") from error
+    if not all(re.fullmatch(NAME_PATTERN, name) for name in made.assets):
+        raise InputError(f"the provenance of {made.name} names assets that are no names of files")
+    files = {ending: _content(path.with_suffix(f".{ending}"), digest) for ending, digest in made.digests.items()}
+    return ReleasedFile(files["pte"], files.get("ptd"), compared(read_delivered(path)), provenance)
 
 
 def _read_assets(model: str, recipes: Mapping[str, ReleasedFile], paths: Mapping[str, Path]) -> dict[Path, Content]:
     """The assets of a model, which are those of all its files; raises InputError if there are two of one name."""
-    found: dict[Path, Content] = {}
+    found: dict[str, tuple[Path, Content]] = {}
     for recipe, released in recipes.items():
-        for name, described in _assets_of(released).items():
+        for name, digest in released.made.assets.items():
             path = paths[recipe].with_name(name)
-            content = _content(path, described)
-            if any(known.name == name and other != content for known, other in found.items()):
+            content = _content(path, digest)
+            if found.setdefault(name, (path, content))[1] != content:
                 raise InputError(f"files of {model} were made with different assets {name}: export all of them again")
-            if all(known.name != name for known in found):
-                found[path] = content
-    return found
+    return dict(found.values())
 
 
-def _assets_of(released: ReleasedFile) -> dict[str, Any]:
-    """Name to SHA-256 and size of each of its assets."""
-    found = released.provenance.get("assets", {})
-    if not all(re.fullmatch(NAME_PATTERN, str(name)) for name in found):
-        raise InputError(f"the provenance of {released.figures.name} names assets that are no names of files")
-    return dict(found)
-
-
-def _content(path: Path, described: Mapping[str, Any]) -> Content:
+def _content(path: Path, digest: Digest) -> Content:
     with convert_os_errors(InputError, f"cannot read {path}", "run `pteforge export` again"):
         content = Content(digest_file(path), path.stat().st_size)
-    if content.sha256 != described["sha256"]:
-        raise InputError(f"{path} was changed after it was verified: its SHA-256 is not {described['sha256']}")
+    if content.sha256 != digest:
+        raise InputError(f"{path} was changed after it was verified: its SHA-256 is not {digest}")
     return content

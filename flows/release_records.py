@@ -8,22 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 from pydantic import StringConstraints
 
-from ..artifacts.digest import Digest, digest_json
-from ..artifacts.records import Record
+from ..artifacts.digest import Digest, canonical_json, digest_json
+from ..artifacts.records import Record, decode
 from ..configs.base import NAME_PATTERN
 from ..errors import InputError, ReleaseDamaged, first_line
-from .comparison import FileFigures
+from ..tasks.delivered import NO_PROVENANCE, Delivered, MethodCalls
 
 VERSION = 1
 """Of the format: readers refuse other versions. A new attribute with a default does not need a new one."""
 
+_DELEGATED: Any = tuple[MethodCalls, ...]
 _Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]  # files are named after it
 
 
@@ -57,12 +58,21 @@ class Content(Record):
 
 @dataclass(frozen=True, slots=True)
 class ReleasedFile(Record):
-    """A `.pte`, its `.ptd` if it has one, its figures, and what `pteforge export` wrote next to it."""
+    """A `.pte`, its `.ptd` if it has one, what is compared of it, and what `pteforge export` wrote next to it."""
 
     file: Content
     data: Content | None
-    figures: FileFigures
+    figures: Mapping[str, Any]
     provenance: Mapping[str, Any]
+
+    @property
+    def made(self) -> Delivered:
+        """What its provenance and figures say; raises ReleaseDamaged if they cannot be understood."""
+        try:
+            delegated = decode(_DELEGATED, canonical_json(self.figures["delegated"]))
+            return replace(Delivered.of_provenance(self.provenance), delegated=delegated)
+        except NO_PROVENANCE as error:
+            raise ReleaseDamaged(f"the provenance of a file cannot be understood: {error}") from error
 
     @property
     def contents(self) -> tuple[Content, ...]:

@@ -404,12 +404,12 @@ def check_channel(name: str) -> None:
 
 
 def _regressions(before: Manifest | None, contents: ReleaseContents, gates: Sequence[Gate]) -> list[str]:
-    known = dict(before.files) if before else {}
+    known = dict(before.files) if before and gates else {}
     return [
         problem
         for name, file in contents.files
         if name in known
-        for problem in regressions(known[name].figures, file.figures, gates)
+        for problem in regressions(known[name].made, file.made, gates)
     ]
 
 

@@ -18,14 +18,13 @@ from .. import __version__
 from ..artifacts.locations import open_store
 from ..artifacts.records import Record
 from ..configs.load import LoadedZoo
-from ..errors import InputError, StageFailed
+from ..errors import InputError
 from ..tasks.executor import Executor
 from ..tasks.keys.versions import distribution_versions, host_capability
 from ..tasks.lowering import STAGES
 from ..tasks.workers import Workers
 from .difference import File, FileDifference, compare_files
 from .origin import Origin, git_commit, git_folder
-from .outcome import Failure
 from .release_records import ReleasedFile
 from .releases import Releases
 from .request import ExportRequest
@@ -198,16 +197,12 @@ def _make(loaded: LoadedZoo, origin: Origin, name: str, folder: Path, observe: O
             session.check_names()
             asyncio.run(lower_rest(session, session.local_runner()))
     (outcome,) = session.outcome().models
-    recipe = outcome.recipes[0]
-    if recipe.path is None:
-        raise _error(name, recipe.failure, recipe.reason)
-    return recipe.path
-
-
-def _error(name: str, failure: Failure | None, reason: str) -> InputError | StageFailed:
-    if failure is None or failure.unusable:
-        return InputError(f"{name}: {failure.problem if failure else reason}")
-    return StageFailed(f"{name} {failure.step}: {failure.problem}\n{failure.log_tail.rstrip()}".rstrip())
+    made = outcome.recipes[0]
+    if made.failure:
+        raise made.failure.error(name)
+    if made.path is None:
+        raise InputError(f"{name}: {made.reason}")
+    return made.path
 
 
 def _suspicions(origin: Origin, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:

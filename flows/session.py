@@ -83,7 +83,6 @@ class Session:
     pace: Pace = field(default_factory=Pace)
     planned: dict[str, dict[str, str]] = field(default_factory=dict)  # by model that has stages to run, stages by slot
     outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # by model, in order of completion
-    stages: dict[str, tuple[StageOutcome, ...]] = field(default_factory=dict)
     unfinished: dict[str, dict[str, StageOutcome]] = field(default_factory=dict)  # by model without outcome, by slot
     start: float = field(default_factory=time.monotonic)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -129,9 +128,8 @@ class Session:
         """Runs stages in this machine's workers, without Prefect."""
         return LocalRunner(self.executor, self._submitted_here, self)
 
-    def add(self, outcome: ModelOutcome, stages: tuple[StageOutcome, ...]) -> None:
+    def add(self, outcome: ModelOutcome) -> None:
         self.outcomes[outcome.model] = outcome
-        self.stages[outcome.model] = stages
         self.unfinished.pop(outcome.model, None)
         self.pace.completed(outcome)
         self.observer.completed(outcome)
@@ -316,14 +314,17 @@ class Session:
 
     def describe(self, status: RunStatus) -> RunRecord:
         """The run's record as of now."""
+        unfinished = {name: tuple(stages.values()) for name, stages in list(self.unfinished.items())}
         return RunRecord(
             **self.identity,
             pid=os.getpid(),
             seconds=time.monotonic() - self.start,
-            models={name: tuple(stages.values()) for name, stages in list(self.unfinished.items())} | dict(self.stages),
+            models=unfinished | {name: outcome.stages for name, outcome in list(self.outcomes.items())},
             status=status,
             parameters=self.request.parameters(),
-            files=self.outcome().to_json()["models"],
+            files={
+                model.model: {made.recipe: made.to_json() for made in model.recipes} for model in self.outcome().models
+            },
             release=self.release,
         )
 

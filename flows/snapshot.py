@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from ..artifacts.digest import digest_bytes, digest_file, digest_json, is_digest
 from ..artifacts.records import Record
@@ -17,8 +17,9 @@ from ..formats.pte.contents import Extent, Method, TensorSpec, ValueSpec
 from ..formats.pte.metadata import metadata_json, metadata_of, read_metadata, returning_methods
 from ..formats.pte.ptd import ptd_extents
 from ..formats.pte.reader import map_file, naming, open_pte, read_pte
+from ..tasks.delivered import Delivered
 from ..tasks.figures import Worst
-from .comparison import FileFigures, Provenance, read_provenance, weight_files
+from .comparison import read_delivered, weight_files
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -84,67 +85,50 @@ class Facts:
 CONTENTS, PROVENANCE = "contents", "provenance"
 """Names of parts of a snapshot: what is in the file, and what only its provenance says."""
 
-_FIGURES = "figures"
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A file at one time."""
 
-    figures: FileFigures
+    made: Delivered
     facts: Facts
 
     @classmethod
     def of_file(cls, path: Path) -> Snapshot:
-        """Reads a `.pte` with what lies next to it; raises InputError, as `FileFigures.of_file` does."""
-        figures = FileFigures.of_file(path)
-        known = cls.of_figures(figures, read_provenance(path, figures.sha256))
-        return known.with_contents(_contents(path))
+        """Reads a `.pte` with what lies next to it; raises InputError, as `read_delivered` does."""
+        return cls.of(read_delivered(path)).with_contents(_contents(path))
 
     @classmethod
-    def of_figures(cls, figures: FileFigures, provenance: Provenance | None = None) -> Snapshot:
+    def of(cls, made: Delivered) -> Snapshot:
         """What is known of a file without reading it."""
-        return cls(figures, _of_figures(figures, {PROVENANCE: _recorded(provenance)} if provenance else {}))
+        known: dict[Item, Value] = {Item("file", "size"): Size(made.size), Item("file", "SHA-256"): made.sha256}
+        return cls(made, Facts(known, parts={PROVENANCE: Facts(dict(_recorded(made)))} if made.figures else {}))
 
     def with_contents(self, contents: Facts) -> Snapshot:
         """The same with other facts about what is in the file; with empty ones, contents never differ."""
         return replace(self, facts=replace(self.facts, parts={**self.facts.parts, CONTENTS: contents}))
 
 
-def _recorded(provenance: Provenance) -> Facts:
-    known: dict[Item, Value] = {Item("toolchain", name): text for name, text in provenance.toolchain.items()}
-    measured = provenance.verification.figures
-    several = {f"method {name}": worst for name, worst in measured.methods.items() if len(measured.methods) > 1}
-    several |= measured.payloads
-    for name, worst in several.items():
-        known |= _numerics(worst, f"{name}: ")
-    if provenance.accuracy:
-        scores = {score.payload: score.score for score in provenance.accuracy.file.scores if score.payload}
-        known |= {Item("accuracy", name): score for name, score in scores.items()}
-    return Facts(known)
+def _recorded(made: Delivered) -> Iterator[tuple[Item, Value]]:
+    """What its provenance says of a file."""
+    for name, text in made.toolchain.items():
+        yield Item("toolchain", name), text
+    if measured := made.figures:
+        yield from _numerics(measured.overall, "")
+        for name, worst in measured.methods.items() if len(measured.methods) > 1 else ():
+            yield from _numerics(worst, f"method {name}: ")
+        for name, worst in measured.payloads.items():
+            yield from _numerics(worst, f"{name}: ")
+    if made.accuracy:
+        yield Item("accuracy", "score"), made.accuracy.worst
+        for score in made.accuracy.file.scores:
+            if score.payload:
+                yield Item("accuracy", score.payload), score.score
 
 
-def _of_figures(figures: FileFigures, parts: Mapping[str, Facts]) -> Facts:
-    known: dict[Item, Value] = {Item("file", "size"): Size(figures.size), Item("file", "SHA-256"): figures.sha256}
-    if not figures.measured:
-        return Facts(known, parts=parts)
-    measured: dict[Item, Value] = {Item("numerics", "SQNR, dB"): _sqnr(figures)}
-    if figures.max_abs_error is not None:
-        measured[Item("numerics", "max abs error")] = figures.max_abs_error
-    if figures.score is not None:
-        measured[Item("accuracy", "score")] = figures.score
-    return Facts(known, parts={_FIGURES: Facts(measured), **parts})
-
-
-def _numerics(worst: Worst, prefix: str) -> dict[Item, Value]:
-    return {
-        Item("numerics", f"{prefix}SQNR, dB"): _sqnr(worst),
-        Item("numerics", f"{prefix}max abs error"): worst.max_abs_error,
-    }
-
-
-def _sqnr(figures: FileFigures | Worst) -> Value:
-    return "exact" if figures.sqnr_db is None else figures.sqnr_db
+def _numerics(worst: Worst, prefix: str) -> Iterator[tuple[Item, Value]]:
+    yield Item("numerics", f"{prefix}SQNR, dB"), "exact" if worst.sqnr_db is None else worst.sqnr_db
+    yield Item("numerics", f"{prefix}max abs error"), worst.max_abs_error
 
 
 @contextmanager
@@ -166,14 +150,12 @@ def _plain_files(path: Path) -> Iterator[Mapping[str, Path]]:
 
 def _contents(path: Path) -> Facts:
     """The metadata of a file, and the contents of a plain one or the payloads of a fat one."""
-    described = metadata_json(read_metadata(path)).items()
-    metadata: dict[Item, Value] = {Item("metadata", key): _described(value) for key, value in described}
+    metadata = {
+        Item("metadata", key): ", ".join(map(str, value)) if isinstance(value, list) else value
+        for key, value in metadata_json(read_metadata(path)).items()
+    }
     contents = _inside(path)
     return replace(contents, known={**contents.known, **metadata})
-
-
-def _described(value: Any) -> Value:
-    return ", ".join(map(str, value)) if isinstance(value, list) else cast("Value", value)
 
 
 def _inside(path: Path) -> Facts:

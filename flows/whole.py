@@ -18,28 +18,29 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from ..artifacts.digest import Digest, digest_file, digest_json
-from ..artifacts.ledger import ModelRecord, RecipeRecord, SourceRecord
+from ..artifacts.ledger import ModelRecord, SourceRecord
 from ..configs.sources import BuilderSource, ProgramSource
 from ..errors import PteforgeError, SourceError
+from ..tasks.delivered import Delivered
 from ..tasks.executor import Executor
 from ..tasks.keys.code import PTEFORGE
 from ..tasks.keys.key import stage_code_digest
 from ..tasks.keys.search import ModuleSearch
 from ..tasks.keys.source import source_fields
 from ..tasks.keys.versions import distribution_versions, host_capability
-from ..tasks.lowering import LoweredRecipe, lower_model
+from ..tasks.lowering import lower_model
 from ..tasks.model import TOOLCHAIN, PlannedModel
 from ..tasks.model_run import History, ModelRun
-from ..tasks.runner import Done, LedgerRunner, NotCached, run_without_loop
+from ..tasks.runner import LedgerRunner, NotCached, run_without_loop
+from ..tasks.stages.report import Report
 from ..tasks.targets.find import find_target_class, link_names
-from .outcome import RecipeOutcome
-from .publish import asset_digests, published_digests
 
 _PACKAGE = Path(__file__).parents[1]
 _DECIDE = ("artifacts", "configs", "formats", "tasks")
@@ -47,7 +48,7 @@ _DECIDE = ("artifacts", "configs", "formats", "tasks")
 
 _SOURCE: TypeAdapter[BuilderSource | ProgramSource] = TypeAdapter(BuilderSource | ProgramSource)
 
-Results = dict[str, LoweredRecipe | Exception]
+Results = dict[str, Report.Outputs | Exception]
 """Recipe name -> result or error."""
 
 
@@ -71,10 +72,9 @@ class WholeModels:
         record = self._records.get(model.name)
         if record is None or self._executor.refresh or record.key != self._key(model, record.distributions):
             return None
-        objects = [blob for recipe in record.recipes.values() for blob in recipe.objects]
-        return record if self._same_sources(model, record) and self._store.has_all(objects) else None
+        return record if self._same_sources(model, record) and self._store.has_all(record.objects) else None
 
-    def note(self, run: ModelRun, results: Results, outcomes: Iterable[RecipeOutcome]) -> None:
+    def note(self, run: ModelRun, results: Results, outcomes: Iterable[Delivered]) -> None:
         """Makes the record of a model whose stages were looked up or run, or drops it where something is missing."""
         try:
             self._changes[run.model.name] = self._describe(
@@ -100,42 +100,30 @@ class WholeModels:
         again = ModelRun(LedgerRunner(self._executor), run.model, search=ModuleSearch(run.model.python_path))
         return again, run_without_loop(lower_model(again))
 
-    def _describe(self, run: ModelRun, results: Results, outcomes: Mapping[str, RecipeOutcome]) -> ModelRecord | None:
-        recipes = {
-            name: self._describe_recipe(run, made, outcomes[name])
+    def _describe(self, run: ModelRun, results: Results, outcomes: Mapping[str, Delivered]) -> ModelRecord | None:
+        recipes = [
+            replace(outcomes[name], status="cached", path=None)
             for name, made in results.items()
-            if isinstance(made, LoweredRecipe) and not made.debugging
-        }
-        parts = tuple(run.all())
-        if len(recipes) < len(results) or any(part.failed for part in parts):
+            if not isinstance(made, Exception)
+            and made.provenance == outcomes[name].parts.get("provenance")
+            and not outcomes[name].debugging
+        ]
+        histories = tuple(run.all())
+        if len(recipes) < len(results) or any(part.failed for part in histories):
             return None
-        distributions = _distributions([done for part in parts for done in part.done.values()])
+        calls = [done.call for part in histories for done in part.done.values()]
+        distributions = tuple(sorted({name for call in calls for name in call.stage.versions_of(call.params)}))
         sources = tuple(
             SourceRecord(json.loads(source), watched, digest) for (source, watched), digest in run.sources.items()
         )
+        parts = [ref for made in recipes for ref in made.parts.values()]
         return ModelRecord(
-            self._key(run.model, distributions), distributions, sources, History(run).outcomes(), recipes
-        )
-
-    def _describe_recipe(self, run: ModelRun, made: LoweredRecipe, outcome: RecipeOutcome) -> RecipeRecord:
-        provenance = run.read_json(made.report.provenance)
-        refs = [ref for ref in (made.file, made.data, made.assets, made.report.provenance) if ref]
-        return RecipeRecord(
-            file=made.file,
-            data=made.data,
-            provenance=made.report.provenance,
-            objects=tuple(dict.fromkeys(blob for ref in refs for blob in self._store.objects_of(ref))),
-            published=published_digests(self._store, made.file, made.data, provenance),
-            size=outcome.size,
-            seconds=outcome.seconds,
-            left_out=outcome.left_out,
-            figures=provenance["verification"]["figures"],
-            accuracy=provenance.get("accuracy"),
-            ladder=outcome.ladder and outcome.ladder.to_json(),
-            assets=made.assets,
-            published_assets=asset_digests(self._store, made.assets),
-            search=provenance.get("search"),
-            quantization=provenance.get("quantization"),
+            self._key(run.model, distributions),
+            distributions,
+            sources,
+            History(run).outcomes(),
+            tuple(json.loads(made.encode()) for made in recipes),
+            tuple(dict.fromkeys(blob for ref in parts for blob in self._store.objects_of(ref))),
         )
 
     def _key(self, model: PlannedModel, distributions: tuple[str, ...]) -> Digest:
@@ -158,11 +146,6 @@ class WholeModels:
             return all(digest(made) == made.digest for made in record.sources)
         except SourceError:
             return False  # a file is gone: whoever looks up the stages says so
-
-
-def _distributions(stages: Iterable[Done]) -> tuple[str, ...]:
-    """Packages whose versions are in the keys of stages, besides those of targets."""
-    return tuple(sorted({name for done in stages for name in done.call.stage.versions_of(done.call.params)}))
 
 
 @cache

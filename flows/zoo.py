@@ -5,32 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from ..artifacts.ledger import RecipeRecord
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord, StageOutcome
 from ..errors import InputError, ObjectDamaged, ObjectMissing, StoreError
-from ..tasks.accuracy import AccuracyReport
-from ..tasks.codecs.payload import payload_sha256
-from ..tasks.figures import Figures
+from ..tasks.delivered import Delivered, Failure, Status
 from ..tasks.keys.search import ModuleSearch
-from ..tasks.layer_search import FoundLayers
-from ..tasks.lowering import LoweredRecipe, lower_model
+from ..tasks.lowering import lower_model
 from ..tasks.model import PlannedModel, PlannedRecipe
-from ..tasks.model_run import History, ModelRun, RecipeRun, StageCalls
+from ..tasks.model_run import History, ModelRun, StageCalls
 from ..tasks.numerics import Ladder
-from ..tasks.quantization import quantization_by_method
 from ..tasks.runner import CutShort, LedgerRunner, NotCached, PlanRunner, SharingRunner, run_without_loop
-from ..tasks.stages.compile import Compile
 from ..tasks.stages.gate import Gate
 from ..tasks.stages.ladder import Ladder as LadderStage
+from ..tasks.stages.report import Report
 from ..tasks.stages.serialize import Serialize
-from .outcome import KEPT_AS, Failure, ModelOutcome, RecipeOutcome, Status, not_applicable
+from .outcome import KEPT_AS, ModelOutcome
 from .publish import is_published, keep_rejected, publish, publish_debug_files
 from .session import Session
 from .whole import Results
@@ -93,10 +86,8 @@ async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner
         return await asyncio.to_thread(conclude, session, scope, results)
     except Exception as error:  # noqa: BLE001 - as above: the disk may be full
         failure = Failure.of(model.name, error)
-        recipes = tuple(RecipeOutcome(recipe.name, "failed", failure=failure) for recipe in model.recipes)
-        outcome = ModelOutcome(model.name, (*recipes, *not_applicable(model.not_applicable)), ran=0, cached=0)
-        session.add(outcome, ())
-        return outcome
+        recipes = [Delivered(model.name, recipe.name, "failed", failure=failure) for recipe in model.recipes]
+        return _add(session, model, recipes)
 
 
 def conclude(session: Session, scope: ModelRun, results: Results) -> ModelOutcome:
@@ -110,11 +101,7 @@ def conclude(session: Session, scope: ModelRun, results: Results) -> ModelOutcom
     recipes = tuple(_conclude_recipe(session, scope, recipe.name, results[recipe.name]) for recipe in model.recipes)
     history.remember()
     session.whole_models.note(scope, results, recipes)
-    stages = history.outcomes()
-    everything = (*recipes, *not_applicable(model.not_applicable))
-    outcome = ModelOutcome(model.name, everything, history.ran, history.cached, _unwatched(scope, stages))
-    session.add(outcome, stages)
-    return outcome
+    return _add(session, model, recipes, history.outcomes(), scope)
 
 
 def conclude_whole(session: Session, model: PlannedModel) -> bool:
@@ -123,16 +110,15 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
     if record is None:
         return False
     folder = session.out / model.name
-    if not is_published(folder, record.recipes, session.known_files):
+    recipes = [replace(made, path=folder / f"{made.recipe}.pte") for made in map(Delivered.from_json, record.recipes)]
+    if not is_published(folder, recipes, session.known_files):
+        planned = {recipe.name: recipe for recipe in model.recipes}
         try:
-            for recipe in model.recipes:
-                made = record.recipes[recipe.name]
-                _publish_files(session, model, recipe, made, made.provenance, {})
+            for made in recipes:
+                _publish(session, model, planned[made.recipe], made.parts["provenance"])
         except (ObjectMissing, ObjectDamaged):
             return False
-    recipes = tuple(_recorded(folder, name, made) for name, made in record.recipes.items())
-    outcome = ModelOutcome(model.name, (*recipes, *not_applicable(model.not_applicable)), 0, len(record.stages))
-    session.add(outcome, record.stages)
+    _add(session, model, recipes, record.stages)
     return True
 
 
@@ -150,31 +136,28 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
         results = run_without_loop(lower_model(scope))
     except (NotCached, StoreError, InputError) as error:
         results = _all_failed(model, error)
-    files = record.files.get(model.name, {}) if record else {}
     recipes = []
     for recipe in model.recipes:
-        entry, result = files.get(recipe.name, {}), results[recipe.name]
+        there = Delivered.of_run(record, model.name, recipe.name) if record else None
+        result = results[recipe.name]
         if isinstance(result, Exception) and not isinstance(result, CutShort):
-            recipes.append(_failed_elsewhere(session, scope, recipe.name, entry, problem))
+            recipes.append(_failed_elsewhere(session, scope, recipe.name, there, problem))
         else:
-            found = _conclude_recipe(session, scope, recipe.name, result)
-            recipes.append(replace(found, status="cached" if entry.get("status") == "cached" else "made"))
-    stages = record.models.get(model.name, ()) if record else ()
-    ran = sum(stage.status == "ran" for stage in stages)
-    cached = sum(stage.status == "cached" for stage in stages)
-    everything = (*recipes, *not_applicable(model.not_applicable))
-    session.add(ModelOutcome(model.name, everything, ran, cached, _unwatched(scope, stages)), stages)
+            made = _conclude_recipe(session, scope, recipe.name, result)
+            recipes.append(replace(made, status="cached" if there and there.status == "cached" else "made"))
+    _add(session, model, recipes, record.models.get(model.name, ()) if record else (), scope)
 
 
 def _failed_elsewhere(
-    session: Session, scope: ModelRun, recipe: str, entry: Mapping[str, Any], problem: str
-) -> RecipeOutcome:
+    session: Session, scope: ModelRun, recipe: str, there: Delivered | None, problem: str
+) -> Delivered:
     """A recipe that another run did not finish, from what that run's record says; it is not there if the run died."""
-    if entry.get("status") != "failed":
-        return RecipeOutcome(recipe, "failed", failure=Failure(scope.model.name, problem, "", bad_input=False))
-    failure, rejected = Failure.from_json(entry), None
+    if there is None or there.failure is None:
+        failure = Failure(scope.model.name, problem, "", bad_input=False)
+        return Delivered(scope.model.name, recipe, "failed", failure=failure)
+    failure, rejected = there.failure, None
     made = scope.recipes[recipe].find(Serialize.name) if recipe in scope.recipes else None
-    if entry["rejected"] and made:
+    if there.rejected and made:
         rejected = keep_rejected(
             session.store,
             made.outputs.file,
@@ -183,8 +166,24 @@ def _failed_elsewhere(
             recipe,
             session.known_files,
         )
-        failure = replace(failure, problem=failure.problem.replace(entry["rejected"], str(rejected)))
-    return RecipeOutcome(recipe, "failed", failure=failure, rejected=rejected)
+        failure = replace(failure, problem=failure.problem.replace(str(there.rejected), str(rejected)))
+    return replace(there, failure=failure, rejected=rejected)
+
+
+def _add(
+    session: Session,
+    model: PlannedModel,
+    recipes: Iterable[Delivered],
+    stages: tuple[StageOutcome, ...] = (),
+    scope: ModelRun | None = None,
+) -> ModelOutcome:
+    """Adds what came of recipes, and those that do not apply to the model; `scope` knows what its stages have read."""
+    reasons = model.not_applicable.items()
+    rest = (Delivered(model.name, recipe, "not applicable", reason=reason) for recipe, reason in reasons)
+    unwatched = _unwatched(scope, stages) if scope else ()
+    outcome = ModelOutcome(model.name, (*recipes, *rest), stages, unwatched)
+    session.add(outcome)
+    return outcome
 
 
 def _all_failed(model: PlannedModel, error: Exception) -> Results:
@@ -192,18 +191,18 @@ def _all_failed(model: PlannedModel, error: Exception) -> Results:
 
 
 def _conclude_recipe(
-    session: Session, model_scope: ModelRun, recipe: str, result: LoweredRecipe | Exception
-) -> RecipeOutcome:
-    scope = model_scope.recipes.get(recipe)
+    session: Session, model_scope: ModelRun, recipe: str, result: Report.Outputs | Exception
+) -> Delivered:
+    model, scope = model_scope.model, model_scope.recipes.get(recipe)
     if isinstance(result, Exception) and not isinstance(result, CutShort):
-        calls = scope or model_scope
-        return replace(_failed(session, calls, recipe, result), ladder=ladder_of(calls))
+        return _failed(session, scope or model_scope, recipe, result)
     assert scope  # noqa: S101 - else the model had failed
     status: Status = "cached" if all(done.cached for done in scope.done.values()) else "made"
     seconds = sum(done.seconds for done in scope.done.values())
     if isinstance(result, CutShort):
-        return RecipeOutcome(recipe, status, seconds=seconds, until=scope.plan.until or "")
-    return replace(_publish(session, scope, recipe, result), status=status, seconds=seconds, ladder=ladder_of(scope))
+        return Delivered(model.name, recipe, status, seconds=seconds, until=scope.plan.until or "")
+    made = _publish(session, model, scope.plan, result.provenance)
+    return replace(made, status=status, seconds=seconds, left_out=scope.why_left_out(made.left_out))
 
 
 def _unwatched(scope: ModelRun, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
@@ -214,76 +213,28 @@ def _unwatched(scope: ModelRun, stages: Iterable[StageOutcome]) -> tuple[str, ..
     return tuple(sorted({name for ref in observed for name in scope.read_json(ref)["unwatched"]}))
 
 
-def _publish(session: Session, scope: RecipeRun, recipe: str, lowered: LoweredRecipe) -> RecipeOutcome:
-    path, provenance = _publish_files(
-        session, scope.model, scope.plan, lowered, lowered.report.provenance, lowered.debugging
-    )
-    data = path.with_suffix(".ptd") if lowered.data else None
-    return RecipeOutcome(
-        recipe=recipe,
-        status="made",
-        path=path,
-        data=data,
-        size=path.stat().st_size + (data.stat().st_size if data else 0),
-        sha256=payload_sha256(lowered.file, session.store.local),
-        figures=Figures.from_json(provenance["verification"]["figures"]),
-        left_out=scope.why_left_out(provenance["left_out"]),
-        accuracy=AccuracyReport.from_json(provenance["accuracy"]) if "accuracy" in provenance else None,
-        assets=tuple(provenance.get("assets", ())),
-        search=FoundLayers.from_json(provenance["search"]) if "search" in provenance else None,
-        quantization=quantization_by_method(provenance.get("quantization")),
-    )
-
-
-def _publish_files(
-    session: Session,
-    model: PlannedModel,
-    recipe: PlannedRecipe,
-    made: LoweredRecipe | RecipeRecord,
-    report: ArtifactRef,
-    debugging: Mapping[str, Compile.Outputs],
-) -> tuple[Path, dict[str, Any]]:
-    """Returns the path of the `.pte`, and the provenance in `report` with this run added."""
+def _publish(session: Session, model: PlannedModel, recipe: PlannedRecipe, report: ArtifactRef) -> Delivered:
+    """Writes the files that a provenance describes, and the provenance with this run added."""
     store, folder = session.store, session.out / model.name
     store.fetch(report)
     provenance = json.loads(store.local.read_artifact(report))
+    made = Delivered.of_provenance(provenance)
     provenance["run"] = {**session.identity, "request": session.origin(model.name)}
-    path = publish(
-        store, made.file, made.data, provenance, folder, recipe.name, session.known_files, assets=made.assets
-    )
-    publish_debug_files(store, debugging, folder, recipe.name, [spec.name for spec in recipe.specializations])
-    return path, provenance
+    made = publish(store, made, provenance, folder, session.known_files)
+    publish_debug_files(store, made, folder, [spec.name for spec in recipe.specializations])
+    return replace(made, parts={**made.parts, "provenance": report})
 
 
-def _recorded(folder: Path, recipe: str, made: RecipeRecord) -> RecipeOutcome:
-    path = folder / f"{recipe}.pte"
-    return RecipeOutcome(
-        recipe=recipe,
-        status="cached",
-        path=path,
-        data=path.with_suffix(".ptd") if made.data else None,
-        size=made.size,
-        sha256=made.published["pte"],
-        figures=Figures.from_json(made.figures),
-        seconds=made.seconds,
-        left_out=made.left_out,
-        ladder=Ladder.from_json(made.ladder) if made.ladder else None,
-        accuracy=AccuracyReport.from_json(made.accuracy) if made.accuracy else None,
-        assets=tuple(made.published_assets),
-        search=FoundLayers.from_json(made.search) if made.search else None,
-        quantization=quantization_by_method(made.quantization),
-    )
-
-
-def _failed(session: Session, scope: StageCalls, recipe: str, error: Exception) -> RecipeOutcome:
-    """The outcome of a failed recipe. A file that only missed its accuracy gate is kept, to inspect."""
-    failure, made = Failure.of(scope.step_of(error), error), scope.find(Serialize.name)
-    if made is None or error not in [raised for step, raised in scope.failed.items() if step.stage == Gate.name]:
-        return RecipeOutcome(recipe, "failed", failure=failure)
-    folder = session.out / scope.model.name
-    path = keep_rejected(session.store, made.outputs.file, made.outputs.data, folder, recipe, session.known_files)
-    failure = replace(failure, problem=f"{failure.problem}{KEPT_AS}{path}")
-    return RecipeOutcome(recipe, "failed", failure=failure, rejected=path)
+def _failed(session: Session, scope: StageCalls, recipe: str, error: Exception) -> Delivered:
+    """What came of a failed recipe. A file that only missed its accuracy gate is kept, to inspect."""
+    failure, serialized = Failure.of(scope.step_of(error), error), scope.find(Serialize.name)
+    failed = Delivered(scope.model.name, recipe, "failed", failure=failure, ladder=ladder_of(scope))
+    at_gate = error in [raised for step, raised in scope.failed.items() if step.stage == Gate.name]
+    if serialized is None or not at_gate:
+        return failed
+    file, data, folder = serialized.outputs.file, serialized.outputs.data, session.out / scope.model.name
+    path = keep_rejected(session.store, file, data, folder, recipe, session.known_files)
+    return replace(failed, failure=replace(failure, problem=f"{failure.problem}{KEPT_AS}{path}"), rejected=path)
 
 
 def ladder_of(scope: StageCalls) -> Ladder | None:

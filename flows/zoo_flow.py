@@ -27,7 +27,7 @@ from .deployed import take_turn, wait_for_server
 from .interrupt import prompt_termination
 from .machines import check_place, cluster_of
 from .pool import lower_in_pool
-from .prefect_pages import announce, progress_shown, show_findings, show_ladders, show_scores, show_zoo
+from .prefect_pages import announce, progress_shown, show_findings, show_tables, show_zoo
 from .prefect_runner import PrefectRunner, add_tags, runner_of
 from .prefect_settings import redact_workspaces
 from .request import ExportRequest, describe, joined
@@ -181,8 +181,7 @@ async def _lower_model(name: str, run: str) -> Any:
         return Cancelled(message="the run was cancelled")
     with session.without_prefect_if_it_fails():
         await show_findings(outcome)
-        await show_scores(outcome)
-        await show_ladders(outcome)
+        await show_tables(outcome)
     if failed := [recipe for recipe in outcome.recipes if recipe.failure]:
         if session.aborted:
             return Cancelled(message="the run was cancelled")

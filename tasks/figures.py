@@ -86,7 +86,7 @@ class Figures(Record):
     payloads: dict[str, Worst]
     # name of a payload that this machine's runtime has no backend for, or `WHOLE_FILE` of a plain file -> reason
     not_run: dict[str, str]
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...] = ()
     # random inputs that no bound applied to, which the figures above leave out; None if there are none
     drawn: Worst | None = None
     calibration: dict[str, str] = field(default_factory=dict)  # method -> what quantizers observed, as ``8 samples``

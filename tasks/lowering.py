@@ -19,6 +19,7 @@ from ..errors import AccuracyMissed, InputError, PteforgeError, SourceError, Sta
 from ..formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
 from .accuracy import Scores
 from .causes import Circumstance, add_known_causes, is_worth_diagnosing
+from .delivered import DEBUG_ROLES
 from .diagnosis import Diagnosis, add_findings
 from .keys.versions import host_capability
 from .layer_search import Attempt, FoundLayers, next_count, rank_layers
@@ -167,19 +168,7 @@ class Climbed:
     payloads: Mapping[str, Payload]  # by specialization
 
 
-@dataclass(frozen=True)
-class LoweredRecipe:
-    """The result of a recipe."""
-
-    file: ArtifactRef  # the `.pte`, verified
-    data: ArtifactRef | None  # the `.ptd` with its external weights, if there is one
-    assets: ArtifactRef | None  # files that are delivered with it, if there are any
-    payloads: Mapping[str, Payload]  # by specialization, those that were made
-    report: Report.Outputs
-    debugging: Mapping[str, Compile.Outputs]  # debug outputs, by payload (empty for a plain file's)
-
-
-async def lower_model(run: ModelRun) -> dict[str, LoweredRecipe | Exception]:
+async def lower_model(run: ModelRun) -> dict[str, Report.Outputs | Exception]:
     """Lowers every recipe of a model; a recipe that fails does not keep the others from being made."""
     if not run.model.recipes:
         return {}
@@ -189,7 +178,7 @@ async def lower_model(run: ModelRun) -> dict[str, LoweredRecipe | Exception]:
     return await together(lowering, return_exceptions=True)
 
 
-async def lower_recipe(run: RecipeRun, exports: Exports) -> LoweredRecipe:
+async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
     """Lowers a model with one recipe: payloads, the file, its proofs, and the provenance."""
     run.plan.check_methods(exports.methods)
     recipe = await search_layers(run, exports)
@@ -211,18 +200,16 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> LoweredRecipe:
     proven: dict[str, Any] = await together(proofs)
     compiled = {name if recipe.fat else "": payload.compiled for name, payload in payloads.items()}
     debugging = compiled if recipe.debugs else {}
-    assets = exports.first.assets
     debug_refs: dict[str, Any] = {
-        role: {payload: getattr(outputs, role) for payload, outputs in debugging.items()}
-        for role in ("etrecord", "debug_handles", "delegate_map", "debug_sources")
+        role: {payload: getattr(outputs, role) for payload, outputs in debugging.items()} for role in DEBUG_ROLES
     }
-    report = await run(
+    return await run(
         Report,
         report_params(run, payloads),
         Report.Inputs(
             file=file.file,
             data=file.data,
-            assets=assets,
+            assets=exports.first.assets,
             origin=file.origin,
             examples=exports.examples,
             quantization={
@@ -234,7 +221,6 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> LoweredRecipe:
             **debug_refs,
         ),
     )
-    return LoweredRecipe(file.file, file.data, assets, payloads, report, debugging)
 
 
 async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ..artifacts.records import Record
 from ..errors import TargetError
 
 _NAMED = 3  # reasons, and weights of each, that a message names
@@ -25,7 +26,7 @@ class LeftWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantization:
+class Quantization(Record):
     """Weights of one method after quantization: matrices and kernels, and not biases, scales and state.
 
     Attributes:
@@ -45,15 +46,7 @@ class Quantization:
         return self.quantized / self.elements if self.elements else 1.0
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "share": round(self.share, 6)}
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Quantization:
-        left = tuple(
-            LeftWeight(each["name"], tuple(each["operators"]), each["elements"], each.get("why", ""))
-            for each in fields["left"]
-        )
-        return cls(fields["sizes"], fields["elements"], fields["quantized"], left)
+        return {**Record.to_json(self), "share": round(self.share, 6)}
 
     def after(self, transformed: Quantization) -> Quantization:
         """With the reasons of transforms before quantizers, for the weights of the operators that those take alone."""
@@ -81,11 +74,6 @@ class Quantization:
 
 def _is_lookup(weight: LeftWeight) -> bool:
     return all(operator.startswith("aten.embedding") for operator in weight.operators)
-
-
-def quantization_by_method(fields: Mapping[str, Any] | None) -> dict[str, Quantization]:
-    """From the JSON of a provenance; empty for a recipe that does not quantize."""
-    return {method: Quantization.from_json(reached) for method, reached in (fields or {}).items()}
 
 
 def _describe(left: Iterable[LeftWeight]) -> str:

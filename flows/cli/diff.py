@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError, printable
-from ..figures_text import format_size, markdown
+from ..figures_text import format_size, markdown, markdown_table
 from . import completion
 from .options import AS_JSON, STORE, open_existing_store
 from .terminal import open_console, print_json
@@ -20,9 +20,9 @@ from .terminal import open_console, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..comparison import FileFigures
+    from ...tasks.delivered import Delivered
     from ..difference import FileDifference
-    from ..snapshot import Change, Content, Value
+    from ..snapshot import Change, Value
 
 _SIDE = (
     "A .pte file, a folder that `export --out` wrote, the id of a run (or its beginning), or a release: URL#RELEASE, "
@@ -124,9 +124,9 @@ def _markdown(before: str, after: str, files: Sequence[FileDifference]) -> Itera
             yield f"\n{format_size(_either(file).size)}"
         yield from (f"\n{markdown(note)}" for note in file.notes)
         if file.changes:
-            yield "\n| | | before | after | change |\n|---|---|--:|--:|--:|"
-            for row in _rows(file.changes):
-                yield f"| {' | '.join(map(markdown, row))} |"
+            yield ""
+            rows = (map(markdown, row) for row in _rows(file.changes))
+            yield from markdown_table(("", "", "before", "after", "change"), rows, numbers=3)
 
 
 def _total(files: Sequence[FileDifference]) -> str:
@@ -145,10 +145,10 @@ def _models(files: Sequence[FileDifference], status: str) -> Iterator[str]:
     return (name for name, statuses in found.items() if name and statuses == {status})
 
 
-def _either(file: FileDifference) -> FileFigures:
-    figures = file.after or file.before
-    assert figures  # noqa: S101 - a file is on at least one side
-    return figures
+def _either(file: FileDifference) -> Delivered:
+    made = file.after or file.before
+    assert made  # noqa: S101 - a file is on at least one side
+    return made
 
 
 def _rows(changes: Sequence[Change]) -> Iterator[tuple[str, str, str, str, str]]:
@@ -181,7 +181,8 @@ def _text(value: Value | None, *, exact: bool) -> str:
         case None:
             return "-"
         case Content(_, sha256, _):
-            return _contents(value) + (f" {sha256[:_SHORT_DIGEST]}" if exact else "")
+            several = "" if value.count == 1 else f"{value.count}: "
+            return several + format_size(value.size) + (f" {sha256[:_SHORT_DIGEST]}" if exact else "")
         case Size(size):
             return f"{size} B" if exact else format_size(size)
         case float() if not exact:
@@ -189,10 +190,6 @@ def _text(value: Value | None, *, exact: bool) -> str:
         case str() if is_digest(value) and not exact:
             return value[:_SHORT_DIGEST]
     return str(value)
-
-
-def _contents(content: Content) -> str:
-    return format_size(content.size) if content.count == 1 else f"{content.count}: {format_size(content.size)}"
 
 
 def _percent(change: Change) -> str:

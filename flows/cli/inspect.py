@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...artifacts.digest import digest_file
-from ...artifacts.opening import read_sidecar
 from ...errors import printable
 from ..figures_text import format_size, open_table
 from .metadata import metadata_lines
@@ -26,10 +20,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ...formats.nfat.contents import Manifest, Payload, Source
-    from ...formats.nfat.fat_file import FatFile
-    from ...formats.pte.contents import PteFile
-    from ...tasks.quantization import Quantization
 
 _SHORT_DIGEST = 12
 _MAX_OPERATORS = 12
@@ -43,39 +33,43 @@ def inspect_file(
     as_json: AS_JSON = False,
 ) -> None:
     """Show the contents of a .pte file: metadata, methods, operators, delegates, named data; payloads if it is fat."""
+    from ...formats.describe import describe, describe_container, describe_external
     from ...formats.nfat.fat_file import is_fat
-    from ...formats.pte.describe import describe
     from ...formats.pte.metadata import metadata_json, read_metadata, returning_methods
     from ...formats.pte.reader import map_file, open_pte
     from ...formats.pte.sizes import SIZES
     from ...formats.pte.weights import weight_bytes
+    from ...tasks.delivered import Delivered
 
     pte = open_pte(file)
     fat = open_fat_file(file, data) if is_fat(pte) else None
     metadata = read_metadata(file)
-    reached = _quantization(file)
+    made = Delivered.next_to(file)
+    reached = made.quantization if made else {}
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),
-        "container": _describe_container(fat) if fat else None,
-        "quantization": {method: made.to_json() for method, made in reached.items()},
+        "container": describe_container(fat) if fat else None,
+        "quantization": {method: share.to_json() for method, share in reached.items()},
     }
     if not fat:
         description["weights"] = asdict(weight_bytes(pte, map_file(file)))
-        description["outside"] = _describe_external(file, pte, data_files(file, data))
+        description["outside"] = describe_external(file, pte, data_files(file, data))
     if as_json:
         print_json(description)
         return
     from rich.text import Text
 
     console = open_console()
-    if description["container"]:
-        _print_container(console, file, description)
+    if fat:
+        for line in _lines(file, description):
+            console.print(Text(line), soft_wrap=True)
+        console.print(_table(description["container"]["payloads"]))
     else:
         _print_file(console, file, description)
-    for method, made in reached.items():
+    for method, share in reached.items():
         of_method = f"method {method}: " if len(reached) > 1 else ""
-        console.print(Text(printable(f"{of_method}{made}")), soft_wrap=True)
+        console.print(Text(printable(f"{of_method}{share}")), soft_wrap=True)
     told = {key: value for key, value in metadata.items() if not key.startswith(SIZES)}  # inputs have those
     for line in metadata_lines(told, limit=_MAX_LENGTH):
         console.print(Text(line), soft_wrap=True)
@@ -85,71 +79,6 @@ def inspect_file(
             _print_method(console, method)
     if not fat:
         _print_named_data(console, description)
-
-
-def _quantization(file: Path) -> dict[str, Quantization]:
-    """What quantization reached by method, from the provenance next to the file, if it is of this file."""
-    from ...tasks.quantization import quantization_by_method
-
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        provenance = json.loads(read_sidecar(file.with_suffix(".json")))
-        if provenance["file"]["size"] == file.stat().st_size and provenance["file"]["sha256"] == digest_file(file):
-            return quantization_by_method(provenance.get("quantization"))
-    return {}
-
-
-def _describe_container(fat: FatFile) -> dict[str, Any]:
-    """A JSON object of everything in the container; sizes are bytes.
-
-    ``sum`` is the size of the payloads as plain files. ``adds`` are bytes stored only for a payload, ``shared`` those
-    stored for it and others; ``transposed`` are bytes of it that are stored in another layout, ``half`` those that are
-    stored as 32-bit numbers. ``outside`` are blobs in `.ptd` files, ``missing_blobs`` were not found.
-    """
-    container, manifest = fat.container, fat.container.manifest
-    inside = {named.key for named in fat.program.named_data}
-    external = [blob for blob in manifest.blobs if blob.digest not in inside]
-    sizes = payload_sizes(manifest)
-    return {
-        "version": container.version,
-        "alignment": manifest.alignment,
-        "metadata": dict(manifest.metadata),
-        "sum": sum(payload.size for payload in manifest.payloads),
-        "inline": len(container.inline),
-        "blobs": {"count": len(manifest.blobs), "bytes": sum(blob.size for blob in manifest.blobs)},
-        "outside": {"count": len(external), "bytes": sum(blob.size for blob in external)},
-        "payloads": [
-            _payload(fat, payload, payload_size) for payload, payload_size in zip(manifest.payloads, sizes, strict=True)
-        ],
-    }
-
-
-def _payload(fat: FatFile, payload: Payload, sizes: PayloadSizes) -> dict[str, Any]:
-    digests = [fat.container.manifest.blobs[index].digest for index in payload.blobs]
-    return {
-        "name": payload.name,
-        "backends": list(payload.description.backends),
-        "methods": list(payload.description.methods),
-        "size": sizes.alone,
-        "adds": sizes.adds,
-        "shared": sizes.shared,
-        "sha256": payload.sha256,
-        "parts_sha256": payload.parts_sha256,
-        "executorch_version": payload.description.executorch_version,
-        "features": payload.features,
-        "unknown_features": payload.unknown_features,
-        "transposed": payload.transposed_bytes,
-        "half": payload.half_bytes,
-        "metadata": dict(payload.description.metadata),
-        "missing_blobs": [digest for digest in digests if digest not in fat.container.named_data],
-    }
-
-
-def _print_container(console: Console, file: Path, description: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    for line in _lines(file, description):
-        console.print(Text(line), soft_wrap=True)
-    console.print(_table(description["container"]["payloads"]))
 
 
 def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
@@ -196,18 +125,6 @@ def _table(payloads: list[dict[str, Any]]) -> Table:
             (payload["sha256"] or "")[:_SHORT_DIGEST],
         )
     return table
-
-
-def _describe_external(file: Path, pte: PteFile, files: Sequence[Path]) -> dict[str, int | None]:
-    """Weights in `.ptd` files; without the files, those that the `.pte` names, those of delegates without sizes."""
-    from ...formats.pte.ptd import check_external_weights, external_weights, ptd_extents
-    from ...formats.pte.reader import map_file
-
-    for path in files:
-        check_external_weights(file, pte, path)
-    sizes: list[int | None] = [extent.size for path in files for _, extent in ptd_extents(map_file(path))]
-    sizes = sizes if files else list(external_weights(file, pte).values())
-    return {"count": len(sizes), "bytes": None if None in sizes else sum(size or 0 for size in sizes)}
 
 
 def _print_file(console: Console, file: Path, description: dict[str, Any]) -> None:
@@ -290,41 +207,3 @@ def _sizes(value: dict[str, int]) -> str:
     from ...formats.pte.contents import DimensionSizes
 
     return str(DimensionSizes(**value))
-
-
-@dataclass(frozen=True, slots=True)
-class PayloadSizes:
-    """Bytes of a payload: of the plain file, stored only for it (what removing it saves), and shared with others."""
-
-    alone: int
-    adds: int
-    shared: int
-
-
-def payload_sizes(manifest: Manifest) -> tuple[PayloadSizes, ...]:
-    """Sizes of all payloads, in order. Zeros are not stored, and bytes that a payload uses twice count once."""
-    adds, shared = Counter[int](), Counter[int]()
-    for size, users in _stored_bytes(manifest):
-        for user in users:
-            (adds if len(users) == 1 else shared)[user] += size
-    return tuple(
-        PayloadSizes(payload.size, adds[index], shared[index]) for index, payload in enumerate(manifest.payloads)
-    )
-
-
-def _stored_bytes(manifest: Manifest) -> Iterator[tuple[int, set[int]]]:
-    """Splits what is stored into ranges whose bytes all have the same users: (size, payloads)."""
-    from ...formats.nfat.contents import Source
-
-    borders: defaultdict[tuple[Source, int], list[tuple[int, int, int]]] = defaultdict(list)
-    for index, payload in enumerate(manifest.payloads):
-        for extent in payload.extents:
-            if extent.source is not Source.ZEROS:
-                start, end = (extent.offset, 1, index), (extent.stored.end, -1, index)
-                borders[extent.source, extent.blob] += [start, end]
-    for of_source in borders.values():
-        users = Counter[int]()  # how many extents of each payload are open
-        for (position, change, index), (following, _, _) in pairwise(sorted(of_source)):
-            users[index] += change
-            if +users and following > position:
-                yield following - position, set(+users)

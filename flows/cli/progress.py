@@ -17,8 +17,9 @@ from rich.text import Text
 
 from ...errors import first_line, printable
 from ...tasks.causes import awaits_diagnosis
+from ...tasks.delivered import Failure
 from ...tasks.runner import Done, StageCall
-from ..outcome import Failure, ModelOutcome
+from ..outcome import ModelOutcome
 from ..pace import PAUSE, Pace, Throttle, samples_done
 from ..session import NullZooObserver, Session
 from .summary import Failures

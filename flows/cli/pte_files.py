@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,16 +31,11 @@ def check_found(file: Path, found: Sequence[Path]) -> None:
 
     Kernels look weights up by name, so those of another model with equal sizes would be accepted.
     """
-    from ...artifacts.digest import digest_file
-    from ...artifacts.opening import read_sidecar
+    from ...tasks.delivered import Delivered
 
-    try:
-        written = json.loads(read_sidecar(file.with_suffix(".json")))
-        known, wanted = written["file"]["sha256"], written["data"]["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # there is none, or it describes another file
-    if found and digest_file(file) == known:
-        check_digest(file, found[0], wanted)
+    made = Delivered.next_to(file) if found else None
+    if made and "ptd" in made.digests:
+        check_digest(file, found[0], made.digests["ptd"])
 
 
 def data_files(file: Path, named: Sequence[Path] | None) -> tuple[Path, ...]:

@@ -12,19 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import first_line, printable
+from ...tasks.delivered import Delivered, Failure
 from ...tasks.diagnosis import as_text, without_advice
-from ...tasks.figures import WHOLE_FILE
 from ...tasks.keys.inputs import ALL_VARIABLES
-from ..figures_text import format_error, format_score, format_size, format_sqnr, ladders_table, open_table
-from ..outcome import KEPT_AS, Failure, ModelOutcome, RecipeOutcome, ZooOutcome
-from ..publish import FOUND
+from ..figures_text import cells, column_choices, ladders_table, notes, open_table, relative
+from ..outcome import KEPT_AS, ModelOutcome, ZooOutcome
 from ..release_records import Published
 from .terminal import open_console
 
 _LOG_LINES = 15  # of a failed step that are printed
 _ROWS = 200  # of the table; in a longer one, files that were cached are left out
 _FILES = 3  # that are not watched, of each model
-_LEAST = ((), ("cases",), ("max abs error",))  # columns that are left out of a narrow table, one after another
 _ANY_WIDTH = 10_000
 _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
 
@@ -33,92 +31,48 @@ def print_summary(outcome: ZooOutcome, page: Path | None = None) -> None:
     """Prints a row per file, ladders, notes and totals, with where the page about the run is."""
     console = open_console()
     rows = list(outcome.recipes)
-    if hidden := sum(recipe.status == "cached" for _, recipe in rows) if len(rows) > _ROWS else 0:
-        rows = [(model, recipe) for model, recipe in rows if recipe.status != "cached"]
+    if hidden := sum(recipe.status == "cached" for recipe in rows) if len(rows) > _ROWS else 0:
+        rows = [recipe for recipe in rows if recipe.status != "cached"]
     if rows:
         console.print(_table(rows, console))
     if hidden:
         console.print(Text(f"{hidden} files that were cached are not listed", "dim"))
-    if ladders := [(f"{model.model}/{recipe.recipe}", recipe.ladder) for model, recipe in rows if recipe.ladder]:
+    if ladders := [(recipe.name, recipe.ladder) for recipe in rows if recipe.ladder]:
         console.print(ladders_table(ladders))
     for line in _notes(outcome):
         console.print(line, soft_wrap=True)
     files = outcome.files
-    where = f" in {_relative(files[0].parent.parent)}" if files else ""
+    where = f" in {relative(files[0].parent.parent)}" if files else ""
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
-    skipped = sum(recipe.status == "not applicable" for _, recipe in outcome.recipes)
+    skipped = sum(recipe.status == "not applicable" for recipe in outcome.recipes)
     others = failed + (f", {skipped} not applicable" if skipped else "")
     console.print(
         f"{outcome.summary}{where}{others}; {outcome.ran} stages run, {outcome.cached} cached, "
-        f"{outcome.seconds:.1f} s" + (f"; see {_relative(page)}" if page else ""),
+        f"{outcome.seconds:.1f} s" + (f"; see {relative(page)}" if page else ""),
     )
 
 
-def _table(rows: Sequence[tuple[ModelOutcome, RecipeOutcome]], console: Console) -> Table:
+def _table(rows: Sequence[Delivered], console: Console) -> Table:
     """A row per file, without the figures that matter least where all of them would not fit."""
-    numbers = ["size", "max abs error", "SQNR", "cases"]
-    if any(recipe.accuracy for _, recipe in rows):
-        numbers.append("accuracy")
-    for left_out in _LEAST:
-        numbers = [name for name in numbers if name not in left_out]
+    for numbers in column_choices(rows):
         table = open_table(("model", "recipe", "status"), numbers)
-        for model, recipe in rows:
-            cells = _cells(recipe)
-            table.add_row(model.model, recipe.recipe, _status(recipe), *(cells[name] for name in numbers if cells))
+        for made in rows:
+            said = cells(made)
+            table.add_row(made.model, made.recipe, _status(made), *(said[name] for name in numbers if said))
         if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
             break
     return table
 
 
 def _notes(outcome: ZooOutcome) -> Iterator[Text]:
-    """What is not watched, what comes with models, what does not apply, was left out, or did not run."""
-    for made in outcome.models:
-        if made.unwatched:
-            yield Text(_unwatched(made), "yellow")
-        if assets := dict.fromkeys(name for recipe in made.recipes for name in recipe.assets):
-            yield Text(f"next to the files of {made.model}: {', '.join(assets)}", "dim")
-    said: set[tuple[str, str]] = set()
-    for model, recipe in outcome.recipes:
-        name = f"{model.model}/{recipe.recipe}"
-        if recipe.reason:
-            yield Text(f"{name} does not apply: {recipe.reason}", "dim")
-        if recipe.search and recipe.path:
-            search, share = recipe.search, recipe.size / recipe.search.float_size
-            yield Text(
-                f"{name}, in floating point: {search.label}; {share:.2f} of the floating-point size; "
-                f"{len(search.attempts)} files were scored; the recipe is in "
-                f"{_relative(recipe.path.with_suffix(f'.{FOUND}'))}"
-            )
-        yield from _of_figures(model.model, recipe, said)
-        for method, reached in recipe.quantization.items():
-            of_method = f", method {method}" if len(recipe.quantization) > 1 else ""
-            yield Text(f"{name}{of_method}: {printable(str(reached))}", "yellow" if reached.is_little else "dim")
-        for payload, reason in recipe.left_out.items():
-            yield Text(f"{name} is without {payload}: {reason}", "yellow")
-        for payload, reason in (recipe.figures.not_run if recipe.figures else {}).items():
-            yield Text(f"{name}: {payload} was not run: it {reason}", "yellow" if payload == WHOLE_FILE else "dim")
-
-
-def _of_figures(model: str, recipe: RecipeOutcome, said: set[tuple[str, str]]) -> Iterator[Text]:
-    """What is to be known of a file besides its figures; what holds for all files of a model once, by `said`."""
-    figures, name = recipe.figures, f"{model}/{recipe.recipe}"
-    if figures is None:
-        return
-    for note in figures.notes:
-        if (model, note) not in said:
-            said.add((model, note))
-            yield Text(f"{model}: {note}", "yellow")
-    observed = ", ".join(dict.fromkeys(figures.calibration.values()))
-    if figures.drawn:
-        yield Text(
-            f"{name} is verified on {figures.verified_on}: quantizers observed {observed}, and random "
-            f"inputs reach {format_sqnr(figures.drawn)}. "
-            f"{'' if figures.on_samples else 'Give the model `calibration` samples; '}"
-            "`verify: {drawn_inputs: 2}` in the recipe holds random inputs to its bounds, too",
-            "dim" if figures.on_samples else "yellow",
-        )
-    elif observed:
-        yield Text(f"{name} is calibrated on {observed}", "dim")
+    """What is not watched, what comes with models, and what is to be known of their files, each once."""
+    for model in outcome.models:
+        if model.unwatched:
+            yield Text(_unwatched(model), "yellow")
+        if assets := dict.fromkeys(name for made in model.recipes for name in made.assets):
+            yield Text(f"next to the files of {model.model}: {', '.join(assets)}", "dim")
+    for note in dict.fromkeys(note for made in outcome.recipes for note in notes(made)):
+        yield Text(note.text, "yellow" if note.telling else "dim")
 
 
 def _unwatched(made: ModelOutcome) -> str:
@@ -148,7 +102,7 @@ class Failures:
 
     def __init__(self, page: Path | None = None) -> None:
         """`page` is where the rest of each will be; None for a run without one."""
-        self._where = _relative(page) if page else Path("the output of --json")
+        self._where = relative(page) if page else Path("the output of --json")
         self._printed: set[tuple[str, str, str]] = set()
         self._lock = threading.Lock()
 
@@ -206,32 +160,6 @@ def print_published(published: Published) -> None:
         console.print(Text(f"{len(published.removed)} old releases are removed"))
 
 
-def _cells(recipe: RecipeOutcome) -> dict[str, str]:
-    """The figures of a file by column; nothing without one."""
-    if recipe.figures is None or recipe.path is None:
-        return {}
-    worst = recipe.figures.overall
-    return {
-        "size": format_size(recipe.size),
-        "max abs error": format_error(worst.max_abs_error),
-        "SQNR": format_sqnr(worst),
-        "cases": str(worst.cases),
-        "accuracy": _accuracy(recipe),
-    }
-
-
-def _accuracy(recipe: RecipeOutcome) -> str:
-    """The lowest score of a file's payloads, and its difference from eager's."""
-    if recipe.accuracy is None:
-        return ""
-    worst, eager = recipe.accuracy.worst, recipe.accuracy.eager
-    return format_score(worst) + ("" if eager is None else f" ({worst - eager:+.2g})")
-
-
-def _status(recipe: RecipeOutcome) -> Text:
+def _status(recipe: Delivered) -> Text:
     at = f" at {recipe.failure.step.partition('/')[0]}" if recipe.failure else ""  # all of it is above the table
     return Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
-
-
-def _relative(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -83,7 +83,10 @@ def runs(
         known = list(islice(opened.runs, limit))
         statuses = _statuses(opened, known)
     if as_json:
-        shown = [{**run.to_json(), "status": statuses[run.id], "models": _counts(run)} for run in known]
+        shown = [
+            {**run.to_json(), "status": statuses[run.id], "models": _counts(run), "files": _described(run)}
+            for run in known
+        ]
         print_json({"runs": shown})
         return
     table = Table(box=box.SIMPLE_HEAD)
@@ -115,6 +118,16 @@ def _statuses(store: Store, known: Sequence[RunRecord]) -> dict[str, str]:
             held = store.leases.held(store.clock())
             found |= {run.id: "lost" for run in known if run.status == "running" and not lives(run, held)}
     return found
+
+
+def _described(run: RunRecord) -> dict[str, Any]:
+    """What it made of each model and recipe, as ``pteforge export --json`` says it."""
+    from ...tasks.delivered import delivered_by
+
+    return {
+        model: {recipe: made.described() for recipe, made in recipes.items()}
+        for model, recipes in delivered_by(run).items()
+    }
 
 
 def _counts(run: RunRecord) -> dict[str, Counter[str]]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 from pteforge.artifacts.digest import digest_bytes, digest_json
-from pteforge.artifacts.ledger import Ledger, ModelRecord, RecipeRecord, SlotRecord, SourceRecord, StageRecord
+from pteforge.artifacts.ledger import Ledger, ModelRecord, SlotRecord, SourceRecord, StageRecord
 from pteforge.artifacts.records import Seal
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import StageOutcome
@@ -48,10 +48,9 @@ def test_life_of_a_record(place):
 def test_whole_models(place):
     """A zoo's models are found on all hosts, under its own name; whatever stage is forgotten, they are, too."""
     record = _record()
-    made = RecipeRecord(REF, None, REF, (BLOB,), {"pte": BLOB.digest}, 1, 2.5, {}, {"cases": []}, None, None)
     source = SourceRecord({"builder": "nets:linear", "kwargs": {"width": 8}}, ("plugin",), BLOB.digest)
     stage = StageOutcome("net/export", "export", None, ("portable",), "cached", record.key)
-    model = ModelRecord(record.key, ("torch",), (source,), (stage,), {"portable": made})
+    model = ModelRecord(record.key, ("torch",), (source,), (stage,), ({"recipe": "portable"},), (BLOB,))
     with place.open("a") as here, place.open("b") as there:
         assert here.ledger.whole_models("zoo") == {}
         here.ledger.commit(record)

@@ -276,7 +276,7 @@ def lower_zoo(
         with session.recorded():
             find_models(session)
             asyncio.run(lower_rest(session, LocalRunner(executor, 8, session)))
-        return Lowered(session.outcome(), session.stages)
+        return Lowered(session.outcome(), {name: outcome.stages for name, outcome in session.outcomes.items()})
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,23 @@ from dataclasses import replace
 
 import pytest
 from pteforge.errors import InputError
-from pteforge.flows.comparison import Delegation, FileFigures, Gate, parse_gates, regressions
+from pteforge.flows.comparison import Gate, parse_gates, regressions
+from pteforge.tasks.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.delivered import Delivered, MethodCalls
+from pteforge.tasks.figures import Figures, Worst
 
-FAT = (Delegation("xnnpack", "forward", 1, 0), Delegation("portable", "forward", 0, 5))
-GOOD = FileFigures(
-    "net", "fat", "0" * 64, 1000, sqnr_db=40.0, max_abs_error=0.01, score=0.985, delegated=FAT, toolchain={"torch": "2"}
-)
+FAT = (MethodCalls("xnnpack", "forward", 1, 0), MethodCalls("portable", "forward", 0, 5))
+GOOD = Delivered("net", "fat", "made", size=1000, delegated=FAT, toolchain={"torch": "2"})
 ALL = parse_gates("growth=2%, sqnr=1dB, score=0.5%, delegation")
+
+
+def of(sqnr_db=40.0, score=0.985, **fields):
+    """A file with these figures."""
+    figures = Figures(Worst(1, 0.01, 0.01, sqnr_db), {}, {}, {})
+    accuracy = (
+        None if score is None else AccuracyReport("nets:score", None, None, None, Scores((Score("", score),), {}))
+    )
+    return replace(GOOD, **{"figures": figures, "accuracy": accuracy, **fields})
 
 
 def test_forms_of_gates():
@@ -43,16 +53,16 @@ def test_repeated_gate():
 @pytest.mark.parametrize(
     "after",
     [
-        GOOD,
-        replace(GOOD, size=1020, sqnr_db=39.0, score=0.98),
-        replace(GOOD, size=500, sqnr_db=None, score=1.0, delegated=(FAT[0], Delegation("portable", "forward", 0, 4))),
-        replace(GOOD, delegated=(*FAT, Delegation("portable", "encode", 0, 9))),
+        of(),
+        of(size=1020, sqnr_db=39.0, score=0.98),
+        of(size=500, sqnr_db=None, score=1.0, delegated=(FAT[0], MethodCalls("portable", "forward", 0, 4))),
+        of(delegated=(*FAT, MethodCalls("portable", "encode", 0, 9))),
     ],
     ids=["equal", "at the limits", "better", "another method"],
 )
 def test_within_limits(after):
     """What is not worse by more than the limit passes, also where decimals have no exact binary form."""
-    assert regressions(GOOD, after, ALL) == []
+    assert regressions(of(), after, ALL) == []
 
 
 @pytest.mark.parametrize(
@@ -61,36 +71,33 @@ def test_within_limits(after):
         ({"size": 1031}, ["3.1 %", "1000 to 1031 bytes", "2 %"]),
         ({"sqnr_db": 38.5}, ["1.5 dB", "40.0 dB to 38.5 dB", "1 dB"]),
         ({"score": 0.975}, ["0.01", "0.985 to 0.975", "0.005"]),
-        ({"delegated": (Delegation("xnnpack", "forward", 2, 3), FAT[1])}, ["forward of payload xnnpack", "3", "had 0"]),
+        (
+            {"delegated": (MethodCalls("xnnpack", "forward", 2, 3), FAT[1])},
+            ["forward of payload xnnpack", "3", "had 0"],
+        ),
         ({"delegated": FAT[1:]}, ["payload xnnpack", "gone"]),
         ({"score": None}, ["the score cannot be compared", "0.985"]),
-        ({"sqnr_db": None, "max_abs_error": None}, ["SQNR cannot be compared", "new file"]),
+        ({"figures": None}, ["SQNR cannot be compared", "new file"]),
     ],
 )
 def test_regressions(change, telling):
     """An exceeded limit, or one that cannot be checked, is one sentence: the file, how much, and what is allowed."""
-    (sentence,) = regressions(GOOD, replace(GOOD, **change), ALL)
+    (sentence,) = regressions(of(), of(**change), ALL)
     assert sentence.startswith("net/fat: ")
     for part in telling:
         assert part in sentence
-    assert regressions(GOOD, replace(GOOD, **change), ()) == []
+    assert regressions(of(), of(**change), ()) == []
 
 
 def test_exact_outputs():
     """No loss is allowed to be infinite; outputs that stay exact have lost nothing, and 0 dB is a figure."""
-    exact = replace(GOOD, sqnr_db=None)
-    (sentence,) = regressions(exact, GOOD, ALL)
+    exact = of(sqnr_db=None)
+    (sentence,) = regressions(exact, of(), ALL)
     assert "from exact to 40.0 dB" in sentence
-    assert regressions(exact, exact, ALL) == regressions(GOOD, exact, ALL) == []
-    assert regressions(replace(GOOD, sqnr_db=0.0), replace(GOOD, sqnr_db=-3.0), ALL) != []
+    assert regressions(exact, exact, ALL) == regressions(of(), exact, ALL) == []
+    assert regressions(of(sqnr_db=0.0), of(sqnr_db=-3.0), ALL) != []
 
 
 def test_plain_after_fat():
     """A recipe that makes a plain file now has other payloads, none of which is comparable."""
-    assert regressions(GOOD, replace(GOOD, delegated=(Delegation("", "forward", 0, 5),)), ALL) == []
-
-
-def test_record():
-    """Figures survive their JSON."""
-    assert FileFigures.decode(GOOD.encode()) == GOOD
-    assert FileFigures.from_json(GOOD.to_json()) == GOOD
+    assert regressions(of(), of(delegated=(MethodCalls("", "forward", 0, 5),)), ALL) == []

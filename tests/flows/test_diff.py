@@ -12,8 +12,9 @@ import pytest
 from pteforge.artifacts.locations import open_store
 from pteforge.errors import FileFormatError
 from pteforge.flows.cli import diff
-from pteforge.flows.comparison import Delegation, FileFigures
+from pteforge.flows.comparison import read_delivered
 from pteforge.formats.pte.reader import open_pte
+from pteforge.tasks.delivered import MethodCalls
 from rich.console import Console
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -63,17 +64,16 @@ def test_figures_of_files(lowered):
     """They have the size of `.pte` and `.ptd`, the figures and versions of the provenance, and calls per payload."""
     project, _ = lowered
     path = project.folder / BEFORE
-    figures = FileFigures.of_file(path)
+    made = read_delivered(path)
     provenance = json.loads(path.with_suffix(".json").read_text())
     overall = provenance["verification"]["figures"]["overall"]
-    assert (figures.name, figures.score, figures.measured) == ("net/fat", 1.0, True)
-    assert figures.sha256 == provenance["file"]["sha256"]
-    assert figures.size == provenance["file"]["size"] + provenance["data"]["size"]
-    assert (figures.sqnr_db, figures.max_abs_error) == (overall["sqnr_db"], overall["max_abs_error"])
-    assert figures.toolchain == provenance["toolchain"]
-    assert figures.delegated == (Delegation("xnnpack", "forward", 1, 0), Delegation("portable", "forward", 0, 5))
-    plain = FileFigures.of_file(path.with_name("plain.pte"))
-    assert (plain.name, plain.score, plain.delegated) == ("net/plain", None, (Delegation("", "forward", 0, 5),))
+    assert (made.name, made.score, made.sha256) == ("net/fat", 1.0, provenance["file"]["sha256"])
+    assert made.size == provenance["file"]["size"] + provenance["data"]["size"]
+    assert (made.sqnr_db, made.figures.overall.max_abs_error) == (overall["sqnr_db"], overall["max_abs_error"])
+    assert made.toolchain == provenance["toolchain"]
+    assert made.delegated == (MethodCalls("xnnpack", "forward", 1, 0), MethodCalls("portable", "forward", 0, 5))
+    plain = read_delivered(path.with_name("plain.pte"))
+    assert (plain.name, plain.score, plain.delegated) == ("net/plain", None, (MethodCalls("", "forward", 0, 5),))
 
 
 def test_files_without_provenance(made, caplog):
@@ -86,13 +86,13 @@ def test_files_without_provenance(made, caplog):
         else:
             provenance.write_bytes(content)
         caplog.clear()
-        figures = FileFigures.of_file(path)
-        assert (figures.model, figures.recipe, figures.measured, figures.toolchain) == ("net", "fat", False, {})
-        assert len(figures.delegated) == 2
+        found = read_delivered(path)
+        assert (found.name, found.figures, found.toolchain) == ("net/fat", None, {})
+        assert len(found.delegated) == 2
         assert ("fat.json is not used" in caplog.text) == (content is not None)
     path.write_bytes(b"not a program")
     with pytest.raises(FileFormatError, match=r"not a \.pte file"):
-        FileFigures.of_file(path)
+        read_delivered(path)
 
 
 def test_two_files(made, pteforge):

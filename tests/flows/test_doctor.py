@@ -53,7 +53,7 @@ def doctor(workers):
 
 
 def failures(run):
-    return {model.model: recipe.failure for model, recipe in run.outcome.recipes}
+    return {made.model: made.failure for made in run.outcome.recipes}
 
 
 def test_failures_have_findings(refused):

@@ -22,9 +22,10 @@ from pteforge.flows.cli.main import app
 from pteforge.flows.cli.summary import Failures, print_failures, print_summary
 from pteforge.flows.cli.terminal import guarded_streams, open_console
 from pteforge.flows.doctor import ModelDiagnosis
-from pteforge.flows.outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
+from pteforge.flows.outcome import ModelOutcome, ZooOutcome
 from pteforge.flows.page import NAME
 from pteforge.flows.prefect_pages import _diagnosis, _summary
+from pteforge.tasks.delivered import Delivered, Failure
 from pteforge.tasks.diagnosis import Attempt, Diagnosis, Finding
 
 pytestmark = pytest.mark.timeout(600)
@@ -193,7 +194,7 @@ def test_findings(capfd):
     attempts = Attempt(strict=False, problem=HOSTILE), Attempt(strict=True)
     diagnosis = Diagnosis(HOSTILE, (HOSTILE,), False, attempts, (finding, replace(finding, only="strict")))
     failure = Failure(HOSTILE, HOSTILE, HOSTILE, bad_input=False, findings=(finding,))
-    outcome = ModelOutcome(HOSTILE, (RecipeOutcome(HOSTILE, "failed", failure=failure),), ran=0, cached=0)
+    outcome = ModelOutcome(HOSTILE, (Delivered(HOSTILE, HOSTILE, "failed", failure=failure),))
     print_failures(ZooOutcome(HOSTILE, (outcome,), 1.0), Failures())
     with guarded_streams():
         print_diagnoses(open_console(), (ModelDiagnosis(HOSTILE, {HOSTILE: diagnosis, "": failure}),))

@@ -11,6 +11,9 @@ import pytest
 from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.runs import ReleaseOutcome
 from pteforge.flows.page import NAME, render, with_the_rest, write_page
+from pteforge.tasks.delivered import Delivered, Failure, delivered_by
+from pteforge.tasks.diagnosis import Finding
+from pteforge.tasks.quantization import LeftWeight, Quantization
 
 RECIPES = ("portable-fp32", "xnnpack-fp32", "fat")
 FAT = {"fat": {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}}
@@ -76,21 +79,32 @@ def record(made):
         return store.runs.latest()
 
 
+CHANGED = "xnnpack-fp32"
+
+
 def changed(record, **fields):
-    """The record with another entry for one of its files."""
-    files = {model: dict(recipes) for model, recipes in record.files.items()}
-    files["net"]["xnnpack-fp32"] = {**files["net"]["xnnpack-fp32"], **fields}
-    return replace(record, id="another", files=files)
+    """The record with other fields of what came of one of its recipes."""
+    made = replace(delivered_by(record)["net"][CHANGED], **fields)
+    return replace(record, id="another", files={"net": {**record.files["net"], CHANGED: made.to_json()}})
 
 
-FAILED = {
-    "status": "failed",
-    "step": "partition/forward",
-    "problem": "no such operator",
-    "bad_input": False,
-    "log_tail": "first line\nlast line",
-    "rejected": None,
-}
+def measured(record, sqnr_db):
+    """Its figures, with another SQNR."""
+    figures = delivered_by(record)["net"][CHANGED].figures
+    return replace(figures, overall=replace(figures.overall, sqnr_db=sqnr_db, max_abs_error=0.1))
+
+
+FAILED = Delivered(
+    "net",
+    CHANGED,
+    "failed",
+    failure=Failure("partition/forward", "no such operator", "first line\nlast line", bad_input=False),
+)
+
+
+def failed_in(record):
+    """The record of a run in which that recipe failed."""
+    return replace(record, id="failed", files={"net": {**record.files["net"], CHANGED: FAILED.to_json()}})
 
 
 def test_the_run_writes_its_page(made, record):
@@ -130,9 +144,9 @@ def test_the_page_needs_nothing_else(made):
 
 def test_changes_and_trends(made, record):
     """Size and SQNR are compared with the last run that made the file; lines show earlier ones too."""
-    now = changed(record, size=1030, sqnr_db=40.0, max_abs_error=0.1)
-    failed = changed(record, **FAILED, file=None)
-    before = changed(record, size=1000, sqnr_db=42.5, max_abs_error=0.1)
+    now = changed(record, size=1030, figures=measured(record, 40.0))
+    failed = failed_in(record)
+    before = changed(record, size=1000, figures=measured(record, 42.5))
     page = Page(render(now, [failed, before], made.out))
     assert page.of_class("worse") == "+3.0 % -2.5 dB"
     labels = [value for value in page.values("aria-label") if "over the last" in value]
@@ -143,24 +157,25 @@ def test_changes_and_trends(made, record):
 
 def test_notes(made, record):
     """What is to be known of a file is shown with it, harmless whatever it is."""
-    page = Page(render(changed(record, notes=["dimension 0 takes <2> to 4"]), [], made.out))
+    figures = replace(measured(record, 40.0), notes=("dimension 0 takes <2> to 4",))
+    page = Page(render(changed(record, figures=figures), [], made.out))
     assert "dimension 0 takes <2> to 4" in page.text
 
 
 def test_what_quantization_reached(made, record):
     """A file's section says the share of the weights, what is left and why, and marks a small share."""
-    left = [{"name": "table", "operators": ["aten.embedding"], "elements": 90, "why": "quantizers leave tables"}]
-    fields = {"sizes": {"int8": 10, "float32": 360}, "elements": 100, "quantized": 10, "left": left}
+    left = LeftWeight("table", ("aten.embedding",), 90, "quantizers leave tables")
+    reached = Quantization({"int8": 10, "float32": 360}, 100, 10, (left,))
     text = "10% of the weights are integers; in floating point: table (quantizers leave tables)"
-    page = Page(render(changed(record, quantization={"forward": fields}), [], made.out))
+    page = Page(render(changed(record, quantization={"forward": reached}), [], made.out))
     assert text in page.of_class("bad")
-    page = Page(render(changed(record, quantization={"forward": {**fields, "quantized": 90}}), [], made.out))
+    page = Page(render(changed(record, quantization={"forward": replace(reached, quantized=90)}), [], made.out))
     assert text.replace("10%", "90%") in page.of_class("dim")
 
 
 def test_failures_come_with_their_log(made, record):
     """A failed step says why, for which recipe, and how its log ended; other files keep their place."""
-    page = Page(render(changed(record, **FAILED, file=None), [], made.out))
+    page = Page(render(failed_in(record), [], made.out))
     assert "no such operator" in page.of_class("failure")
     assert "first line last line" in page.of_class("failure")
     assert "2 files verified" in page.text
@@ -200,10 +215,11 @@ def test_a_missing_or_damaged_file_is_told(made, record):
 
 def test_all_text_is_escaped(made, record):
     """Names, messages and logs from outside are text, whatever is in them."""
-    entries = {HOSTILE: {**FAILED, "step": HOSTILE, "problem": HOSTILE, "log_tail": HOSTILE}}
-    finding = {"kind": "mode", "problem": HOSTILE, "remedies": [HOSTILE], "where": HOSTILE, "code": HOSTILE}
-    entries[HOSTILE]["findings"] = [finding]
-    entries["odd"] = {**record.files["net"]["fat"], "left_out": {HOSTILE: HOSTILE}, "not_run": {HOSTILE: HOSTILE}}
+    finding = Finding("mode", HOSTILE, (HOSTILE,), where=HOSTILE, code=HOSTILE)
+    failure = Failure(HOSTILE, HOSTILE, HOSTILE, bad_input=False, findings=(finding,))
+    figures = replace(measured(record, 40.0), not_run={HOSTILE: HOSTILE})
+    odd = replace(delivered_by(record)["net"]["fat"], left_out={HOSTILE: HOSTILE}, figures=figures)
+    entries = {HOSTILE: replace(FAILED, failure=failure).to_json(), "odd": odd.to_json()}
     stages = tuple(replace(stage, slot=f"net/{HOSTILE}") for stage in record.models["net"])
     hostile = replace(
         record,
@@ -235,7 +251,7 @@ def test_an_equal_run_leaves_the_page(made, record):
         assert not write_page(later, store.runs, made.out)
         assert time.process_time() - start < 0.05
         assert (made.out / NAME).stat().st_mtime_ns == before
-        assert write_page(changed(record, sha256="0" * 64), store.runs, made.out)
+        assert write_page(changed(record, digests={"pte": "0" * 64}), store.runs, made.out)
         (made.out / NAME).unlink()
         assert write_page(record, store.runs, made.out)
     assert [path.name for path in made.out.iterdir() if path.is_file()] == [NAME]
@@ -246,9 +262,9 @@ def test_a_run_of_a_part_keeps_the_rest(record):
     entry = record.files["net"]["fat"]
     whole = replace(record, id="whole", files={"first": {"fat": entry}, "net": record.files["net"]})
     older = replace(record, id="older", files={"gone": {"fat": entry}})
-    part = replace(record, files={"net": {"fat": FAILED}}, parameters={**record.parameters, "models": "net"})
+    part = replace(record, files={"net": {"fat": FAILED.to_json()}}, parameters={**record.parameters, "models": "net"})
     found = with_the_rest(part, [whole, older])
-    assert found.files == {"first": {"fat": entry}, "net": {**record.files["net"], "fat": FAILED}}
+    assert found.files == {"first": {"fat": entry}, "net": {**record.files["net"], "fat": FAILED.to_json()}}
     assert list(found.files) == ["first", "net"]
     elsewhere = replace(whole, parameters={**record.parameters, "out": "/elsewhere"})
     assert with_the_rest(part, [elsewhere]).files == part.files
@@ -261,3 +277,8 @@ def test_no_page_is_a_warning(made, lower, caplog):
     (made.out / NAME).mkdir()
     assert lower(made).outcome.exit_code == 0
     assert "the page about the run is not written" in caplog.text
+
+
+def test_recipes_keep_their_order(made, lower):
+    """A run that finds everything reports recipes in the zoo's order, as the run that made the files did."""
+    assert [found.recipe for found in lower(made).outcome.recipes] == list(RECIPES)

@@ -8,11 +8,14 @@ import platform
 import re
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.runs import RunRecord, StageOutcome
 from pteforge.flows.page import render
+from pteforge.tasks.delivered import Delivered, Failure
+from pteforge.tasks.figures import Figures, Worst
 from pteforge.tests.chromium import COMMAND, open_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -41,19 +44,11 @@ FRAME = """<!doctype html><html><head><meta name="color-scheme" content="light d
 def record():
     """A run of 20 models with long names, of which each has a file that is not there, and a failure."""
     log = "\n".join(f"{number}: {'long' * 60}" for number in range(40))
-    failed = {"status": "failed", "step": "export", "problem": "no " * 80, "bad_input": False, "log_tail": log}
-    made = {
-        "status": "made",
-        "file": "net.pte",
-        "data": None,
-        "size": 123456789,
-        "sha256": digest_bytes(b""),
-        "max_abs_error": 0.1,
-        "sqnr_db": 43.21,
-        "accuracy": None,
-        "not_run": {},
-        "left_out": {"vulkan": "it has an operator that is not supported " * 4},
-    }
+    failure = Failure("export", "no " * 80, log, bad_input=False)
+    figures = Figures(Worst(3, 0.1, 0.1, 43.21), {}, {}, {})
+    left_out = {"vulkan": "it has an operator that is not supported " * 4}
+    digests = {"pte": digest_bytes(b"")}
+    made = Delivered("", "", "made", Path("net.pte"), 123456789, digests=digests, figures=figures, left_out=left_out)
     models = [f"model_{number:02d}_{'with_a_long_name_' * 4}" for number in range(20)]
     recipes = [f"recipe-{number}-with-a-long-name" for number in range(6)]
     return RunRecord(
@@ -70,7 +65,13 @@ def record():
         },
         status="failed",
         commit="0" * 40,
-        files={name: dict.fromkeys(recipes[1:], made) | {recipes[0]: failed} for name in models},
+        files={
+            name: {
+                recipes[0]: Delivered(name, recipes[0], "failed", failure=failure).to_json(),
+                **{recipe: replace(made, model=name, recipe=recipe).to_json() for recipe in recipes[1:]},
+            }
+            for name in models
+        },
     )
 
 

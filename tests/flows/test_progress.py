@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.runs import StageOutcome
 from pteforge.configs.load import load_zoo
 from pteforge.configs.model import Limits
 from pteforge.flows.cli.progress import Bar, Lines
@@ -127,7 +128,8 @@ def test_the_time_left_is_estimated():
     pace.finished(done(call("other"), cached=True))
     assert (pace.done, pace.known, pace.cached) == (1, 4, 1)
     assert pace.left(2) == 35
-    pace.completed(ModelOutcome("other", (), ran=0, cached=3))
+    found = StageOutcome("other/edge", "edge", None, (), "cached", None)
+    pace.completed(ModelOutcome("other", (), (found,) * 3))
     assert (pace.done, pace.known, pace.cached, pace.models) == (3, 5, 3, 1)
     assert pace.left(2) == 30
     pace.expect("other", {"other/a": ExpectedStage("edge", None)})  # too late

@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pteforge.artifacts.runs import StageOutcome
 from pteforge.configs.model import Limits
 from pteforge.errors import StageFailed
 from pteforge.flows.cli import summary
 from pteforge.flows.cli.progress import Lines
 from pteforge.flows.cli.summary import Failures, print_failures, print_summary
-from pteforge.flows.outcome import Failure, ModelOutcome, RecipeOutcome, ZooOutcome
+from pteforge.flows.outcome import ModelOutcome, ZooOutcome
+from pteforge.tasks.delivered import Delivered, Failure
 from pteforge.tasks.figures import Figures, Worst
 from pteforge.tasks.quantization import LeftWeight, Quantization
 from pteforge.tasks.runner import StageCall, StageId
@@ -24,14 +26,20 @@ def call():
     return StageCall("net", StageId("partition", "forward"), Edge, None, {}, Limits(), Path())
 
 
+def stages(**counts):
+    """So many stages of each status."""
+    outcomes = {status: StageOutcome("net/edge", "edge", None, (), status, None) for status in counts}
+    return tuple(outcomes[status] for status, count in counts.items() for _ in range(count))
+
+
 @pytest.fixture
 def failed():
     """Makes the outcome of a zoo in which a step of two recipes failed with a log."""
 
     def make(log):
         failure = Failure("partition/forward", "no such operator", log, bad_input=False)
-        recipes = tuple(RecipeOutcome(name, "failed", failure=failure) for name in ("first", "second"))
-        return ZooOutcome("zoo", (ModelOutcome("net", recipes, ran=3, cached=1),), 2.0)
+        recipes = tuple(Delivered("net", name, "failed", failure=failure) for name in ("first", "second"))
+        return ZooOutcome("zoo", (ModelOutcome("net", recipes, stages(ran=3, cached=1)),), 2.0)
 
     return make
 
@@ -75,7 +83,7 @@ def test_the_summary_names_the_page(failed, capsys, tmp_path, monkeypatch):
 def test_narrow_terminals(failed, capsys, tmp_path, monkeypatch):
     """Where all columns do not fit, those go that matter least, before names and steps are broken."""
     figures = Figures(Worst(3, 1e-7, 1e-7, 140.2), {}, {}, {}, ())
-    recipe = RecipeOutcome("xnnpack-int8-dynamic", "made", path=tmp_path / "file.pte", size=2048, figures=figures)
+    recipe = Delivered("net", "xnnpack-int8-dynamic", "made", path=tmp_path / "file.pte", size=2048, figures=figures)
     outcome = failed("")
     (model,) = outcome.models
     outcome = replace(outcome, models=(replace(model, recipes=(*model.recipes, recipe)),))
@@ -93,22 +101,23 @@ def test_what_quantization_reached(quantized, style, tmp_path, monkeypatch):
     """A line says the share of the weights, what is left and why, in yellow below half of them."""
     left = (LeftWeight("table.weight", ("aten.embedding",), 100 - quantized, "quantizers leave tables"),)
     reached = {"forward": Quantization({"float32": 40, "int8": 10}, 100, quantized, left)}
-    recipe = RecipeOutcome("int8", "made", path=tmp_path / "file.pte", quantization=reached)
+    recipe = Delivered("net", "int8", "made", path=tmp_path / "file.pte", quantization=reached)
     console = Console(width=200, force_terminal=True, color_system="standard", record=True)
     monkeypatch.setattr(summary, "open_console", lambda: console)
-    print_summary(ZooOutcome("zoo", (ModelOutcome("net", (recipe,), ran=1, cached=0),), 2.0))
+    print_summary(ZooOutcome("zoo", (ModelOutcome("net", (recipe,), stages(ran=1)),), 2.0))
     text = f"{quantized}% of the weights are integers; in floating point: table.weight (quantizers leave tables)"
     assert f"\x1b[{style}mnet/int8: {text}\x1b[0m" in console.export_text(styles=True)
 
 
 def test_long_summaries_list_what_changed(capsys, tmp_path):
     """The table of more than 200 files leaves out those that were cached, and says how many."""
-    recipe = RecipeOutcome("portable-fp32", "cached", path=tmp_path / "net" / "portable-fp32.pte")
-    models = [ModelOutcome(f"net{number}", (recipe,), ran=0, cached=6) for number in range(200)]
+    recipe = Delivered("net", "portable-fp32", "cached", path=tmp_path / "net" / "portable-fp32.pte")
+    names = [f"net{number}" for number in range(200)]
+    models = [ModelOutcome(name, (replace(recipe, model=name),), stages(cached=6)) for name in names]
     print_summary(ZooOutcome("zoo", tuple(models), 2.0))
     out = capsys.readouterr().out
     assert all(model.model in out for model in models)
-    models[7] = ModelOutcome("changed", (replace(recipe, status="made"),), ran=6, cached=0)
+    models[7] = ModelOutcome("changed", (replace(recipe, model="changed", status="made"),), stages(ran=6))
     for more, hidden in (([models[0]], 200), ([models[0]] * 9, 208)):
         print_summary(ZooOutcome("zoo", (*models, *more), 2.0))
         out = capsys.readouterr().out

@@ -9,7 +9,7 @@ from shutil import copy
 import pytest
 from pteforge.artifacts.digest import digest_file
 from pteforge.errors import printable
-from pteforge.flows.cli.inspect import payload_sizes
+from pteforge.formats.describe import payload_sizes
 from pteforge.formats.nfat.contents import MappedExtent, Source
 from pteforge.formats.nfat.fat_file import open_fat
 from pteforge.tests.mutations import mutate
@@ -76,7 +76,10 @@ def test_what_quantization_reached(pteforge, payloads, tmp_path):
     left = [{"name": "table", "operators": ["aten.embedding"], "elements": 9, "why": "quantizers leave tables"}]
     fields = {"sizes": {"int8": 1, "float32": 36}, "elements": 10, "quantized": 1, "left": left}
     provenance = {
+        "model": "net",
+        "recipe": "int8",
         "file": {"sha256": digest_file(file), "size": file.stat().st_size},
+        "data": None,
         "quantization": {"encode": fields},
     }
     file.with_suffix(".json").write_text(json.dumps(provenance), encoding="utf-8")
@@ -139,7 +142,7 @@ def test_sizes_are_those_of_the_bytes(fat):
     alone = Counter(next(iter(each)) for each in users.values() if len(each) == 1)
     shared = Counter(index for each in users.values() if len(each) > 1 for index in each)
     for index, sizes in enumerate(payload_sizes(manifest)):
-        assert (sizes.adds, sizes.shared) == (alone[index], shared[index])
+        assert sizes == (alone[index], shared[index])
 
 
 def test_sizes_of_overlapping_stretches(fat):
@@ -150,7 +153,7 @@ def test_sizes_of_overlapping_stretches(fat):
     second = replace(payload, extents=(MappedExtent(0, 16, Source.INLINE, 48), MappedExtent(16, 64, Source.ZEROS)))
     third = replace(payload, extents=(MappedExtent(0, 8, Source.INLINE, 40),))
     sizes = payload_sizes(replace(manifest, payloads=(first, second, third)))
-    assert [(each.adds, each.shared) for each in sizes] == [(40, 8), (16, 0), (0, 8)]
+    assert sizes == [(40, 8), (16, 0), (0, 8)]
 
 
 @pytest.fixture

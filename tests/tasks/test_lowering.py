@@ -16,12 +16,13 @@ from pteforge.configs.verification import resolve_gate
 from pteforge.errors import ConfigError, InputError, SourceError, StageFailed
 from pteforge.tasks.keys.key import StageKey
 from pteforge.tasks.keys.search import ModuleSearch
-from pteforge.tasks.lowering import STAGES, LoweredRecipe, check_stage, lower_model, lower_to_ladder
+from pteforge.tasks.lowering import STAGES, check_stage, lower_model, lower_to_ladder
 from pteforge.tasks.model import PlannedModel
 from pteforge.tasks.model_run import History, ModelRun
 from pteforge.tasks.recipe_checks import plan_recipe
 from pteforge.tasks.runner import CutShort, Done, run_without_loop
 from pteforge.tasks.stage import unknown_roles
+from pteforge.tasks.stages.report import Report
 from pteforge.tests.lowering import PORTABLE, XNNPACK, recipe
 
 PER_OPERATOR = recipe({"target": "xnnpack", "options": {"per_operator": True}})
@@ -116,7 +117,7 @@ def test_portable(lower):
         "program/forward": edge.outputs.program,
         "constants": export.outputs.constants,
     }
-    assert isinstance(made.results["p"], LoweredRecipe)
+    assert isinstance(made.results["p"], Report.Outputs)
 
 
 @pytest.mark.parametrize("loop", [False, True])
@@ -179,7 +180,7 @@ def test_a_specialization_that_is_not_required(lower):
     made = lower(failing={"partition/forward/f.vulkan"}, f=recipe("vulkan", "xnnpack", "portable"), p=PORTABLE)
     assert made.run.recipes["f"].step_of(made.results["f"]) == "partition/forward/f.vulkan"
     assert "compile/f.xnnpack" in made.calls  # its siblings went on to their payloads
-    assert isinstance(made.results["p"], LoweredRecipe)
+    assert isinstance(made.results["p"], Report.Outputs)
 
 
 def test_transformed_methods_are_exported_apart(lower):
@@ -316,7 +317,7 @@ def test_ladder(lower):
     assert {role for role in made.calls["ladder/a"].inputs if role.startswith("rung/")} == {f"rung/{r}" for r in rungs}
     assert "numerics" in made.calls["report/a"].inputs
     made = lower(failing={"ladder/a"}, a=LADDER)
-    assert isinstance(made.results["a"], LoweredRecipe)
+    assert isinstance(made.results["a"], Report.Outputs)
     assert "numerics" not in made.calls["report/a"].inputs
     whole, alone = lower(a=LADDER), lower(lowering=lower_to_ladder, a=LADDER)
     assert set(whole.calls) - set(alone.calls) == {"serialize/a", "verify/a", "report/a"}

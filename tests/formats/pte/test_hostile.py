@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pteforge.errors import FileFormatError
+from pteforge.formats.describe import describe
 from pteforge.formats.pte import schema_generated as schema
 from pteforge.formats.pte.contents import PteFile, shareable_extents
-from pteforge.formats.pte.describe import describe
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.mutations import mutate
 

@@ -5,8 +5,8 @@ from types import ModuleType
 
 import pytest
 from pteforge.errors import FileFormatError
+from pteforge.formats.describe import describe
 from pteforge.formats.pte.contents import InstructionCounts, ScalarSpec, shareable_extents
-from pteforge.formats.pte.describe import describe
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.codecs.payload import read_payload, save_payload
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from pteforge.formats.pte.describe import describe, kernel_libraries
+from pteforge.formats.describe import describe, kernel_libraries
 from pteforge.formats.pte.reader import read_pte
 
 
