@@ -559,6 +559,18 @@ async def pack(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]
 async def verify(
     run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared], so_far: ProgramsSoFar, file: Serialize.Outputs
 ) -> ArtifactRef:
+    """The figures of the file; adds to the error of one that is refused what can be done about it."""
+    try:
+        return await prove(run, exports, prepared, so_far, file)
+    except (StageFailed, VerificationFailed) as error:
+        if advice := await _advice(run, exports, prepared, so_far, str(error)):
+            error.args = (f"{error.args[0]}; {advice}",)
+        raise
+
+
+async def prove(
+    run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared], so_far: ProgramsSoFar, file: Serialize.Outputs
+) -> ArtifactRef:
     """The figures of the file, which are within the recipe's bounds."""
     recipe = run.plan
     on_examples = judged_on_examples(recipe, prepared)
@@ -582,12 +594,7 @@ async def verify(
         exported={method: exports.programs[method] for method in samples},
     )
     params = Verify.Params(bounds=recipe.bounds, host=host_capability(), on_examples=on_examples)
-    try:
-        return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, so_far)))).figures
-    except (StageFailed, VerificationFailed) as error:
-        if advice := await _advice(run, exports, prepared, so_far, str(error)):
-            error.args = (f"{error.args[0]}; {advice}",)
-        raise
+    return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, so_far)))).figures
 
 
 def judged_on_examples(recipe: PlannedRecipe, methods: Iterable[str]) -> tuple[str, ...]:
@@ -630,21 +637,39 @@ async def _advice(
     if not re.search(r"output \d+: SQNR", problem):
         return ""
     try:
-        layers = (await rank(run, exports, prepared))[:_LAYERS_NAMED]
+        return await _way_out(run, exports, await rank(run, exports, prepared))
     except (NotCached, CutShort):
         raise
     except Exception:  # noqa: BLE001 - the failure that it is about is what counts
         return ""
+
+
+async def _way_out(run: RecipeRun, exports: Exports, layers: tuple[str, ...]) -> str:
+    """How many of the layers that lose most by quantization have to stay in floating point, if half of them is enough.
+
+    Tried on files of its own, with a 16th of the layers, and then twice as many each time.
+    """
     if not layers:
         return ""
-    return (
-        f"quantization loses most in {', '.join(map(repr, layers))}, the worst one first: leave them in floating point "
-        f"with `quantize: {{exclude: {list(layers)}}}` in the recipe, and where that is not enough, those that are "
-        "named then"
-    )
+    worst = f"quantization loses most in {', '.join(map(repr, layers[:_LAYERS_NAMED]))}, the worst one first"
+    for count in dict.fromkeys(-(-len(layers) * share // 16) for share in (1, 2, 4, 8)):
+        recipe = run.plan.without(layers[:count])
+        if await _passes(run.attempt(recipe), exports):
+            left = f"`quantize: {{exclude: {list(recipe.excluded)}}}` in the recipe"
+            return f"{worst}: the file passes with {count} of {len(layers)} layers in floating point, with {left}"
+    return f"{worst}, and the file does not pass with half of {len(layers)} layers in floating point"
 
 
 _LAYERS_NAMED = 4
+
+
+async def _passes(run: RecipeRun, exports: Exports) -> bool:
+    so_far = ProgramsSoFar()
+    with suppress(StageFailed, VerificationFailed):
+        prepared, payloads = await make_payloads(run, exports, so_far)
+        await prove(run, exports, prepared, so_far, await serialize(run, exports, payloads))
+        return True
+    return False
 
 
 def _unshared_state(run: RecipeRun, so_far: ProgramsSoFar) -> list[str]:

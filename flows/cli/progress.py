@@ -87,7 +87,7 @@ class Bar(NullZooObserver):
         self._samples.pop(call.title, None)
         if self._failures is None:
             self._console.print(f"{call.title} failed: {error}", style="red")
-        elif not (call.stage.name == _KEEPS_FILES or awaits_diagnosis(call.stage.name, error)):
+        elif not (call.id.attempt or call.stage.name == _KEEPS_FILES or awaits_diagnosis(call.stage.name, error)):
             self._failures.print(call.model, Failure.of(str(call.id), error), self._console)
 
     def completed(self, outcome: ModelOutcome) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -103,7 +104,7 @@ class Failures:
     def __init__(self, page: Path | None = None) -> None:
         """`page` is where the rest of each will be; None for a run without one."""
         self._where = relative(page) if page else Path("the output of --json")
-        self._printed: set[tuple[str, str, str]] = set()
+        self._printed: dict[tuple[str, str], list[str]] = defaultdict(list)  # problems, by model and stage
         self._lock = threading.Lock()
 
     def print_rest(self, outcome: ModelOutcome, console: Console | None = None) -> None:
@@ -114,12 +115,16 @@ class Failures:
 
     def print(self, model: str, failure: Failure, console: Console | None = None) -> None:
         with self._lock:
-            known = model, failure.step.partition("/")[0], failure.problem.partition(KEPT_AS)[0]
-            if known in self._printed:
+            problem, console = failure.problem.partition(KEPT_AS)[0], console or open_console(stderr=True)
+            printed = self._printed[model, failure.step.partition("/")[0]]
+            before = next((known for known in printed if f"{problem}; ".startswith(f"{known}; ")), None)
+            printed.insert(0, problem)
+            if before is not None:
+                if advice := problem.removeprefix(before).removeprefix("; "):  # which was found since
+                    console.print(Text(f"\n{model} {failure.step}: {advice}", "bold red"), soft_wrap=True)
                 return
-            self._printed.add(known)
             for text in self._lines(model, failure):
-                (console or open_console(stderr=True)).print(text, soft_wrap=True)
+                console.print(text, soft_wrap=True)
 
     def _lines(self, model: str, failure: Failure) -> Iterator[Text]:
         problem = without_advice(first_line(failure.problem)) if failure.diagnosed else failure.problem

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from graphlib import CycleError, TopologicalSorter
+from operator import attrgetter
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from executorch.backends.xnnpack.partition.config import (
@@ -29,8 +32,13 @@ from executorch.backends.xnnpack.partition.config import (
     UpsampleBilinear2dConfig,
 )
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.backends.xnnpack.quantizer import xnnpack_quantizer_utils
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer
-from executorch.backends.xnnpack.quantizer.xnnpack_quantizer_utils import is_relu_node, propagate_annotation
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer_utils import (
+    QuantizationConfig,
+    is_relu_node,
+    propagate_annotation,
+)
 from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_quant
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
 from executorch.exir.backend.partitioner import PartitionResult
@@ -55,11 +63,14 @@ _IN_ONE_DIMENSION = {  # the operator for two dimensions, and by position of an 
 }
 _GROUPS = 6  # the position of this argument of transposed convolutions
 _CONVOLUTIONS = (_ATEN.conv2d.default, _ATEN.conv_transpose2d.input)
+_CLAMPS = {getattr(_ATEN, name).default for name in ("relu", "relu_", "hardtanh", "hardtanh_", "relu6", "relu6_")}
+_UPSTREAMS_SMALLEST = 2**-12  # scale, also of weights
+_WITH_BIAS = (_ATEN.linear.default, *_CONVOLUTIONS, *_IN_ONE_DIMENSION)
 _PADS = (_ATEN.pad.default, _ATEN.constant_pad_nd.default)
 
 
 class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # executorch is untyped here
-    """Takes padding with zeros, and more convolutions with dynamic scales.
+    """Takes padding with zeros, more convolutions with dynamic scales, small values, and layers that are called twice.
 
     XNNPACK pads integers only if they keep their scale. The quantizer gives the scale of a value to what reshapes it,
     cuts it or takes its maxima (`_is_share_obs_or_fq_op` in backends/xnnpack/quantizer/xnnpack_quantizer_utils.py), but
@@ -70,25 +81,34 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
     With scales that are computed at run time, it takes convolutions in two dimensions, unless a ReLU follows (it looks
     for both together, which it does for fixed scales only), and none in one dimension, which XNNPACK computes as such
     with a height of one. Delete each part once `test_dynamic_convolutions` passes without it.
+
+    With fixed scales, XNNPACK computes ReLU6 and hardtanh together with the layer before them, but only ReLU shares its
+    scale; no scale of activations is below 2^-12; and a layer's bias, in multiples of the scales of a call, is that of
+    all its calls. Delete each part once `test_calibrated_layers_compute_what_eager_does` passes without it.
     """
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """As upstream, and convolutions in one dimension become such in two, if their scales are dynamic."""
+        """As upstream, with convolutions in two dimensions for dynamic scales, and a bias for each call for others."""
         configs = (self.global_config, *self.operator_type_config.values(), *self.module_type_config.values())
         configs += (*self.module_name_config.values(),)
         if all(_is_dynamic(config) for config in configs if config is not None):
             for node in list(model.graph.nodes):
                 if node.target in _IN_ONE_DIMENSION and _is_taken(node):
                     _write_in_two_dimensions(model.graph, node)
+        else:
+            _give_own_biases(model)
         return super().transform_for_annotation(model)
 
     def _annotate_all_patterns(self, model: GraphModule, config: Any, *args: Any, **kwargs: Any) -> GraphModule:
-        """As upstream, where an activation that follows a convolution with dynamic scales is an operator of its own."""
-        with _apart_from_activations(model) if _is_dynamic(config) else nullcontext():
+        """As upstream, but activations are operators of their own after dynamic scales, and share the fixed ones."""
+        config = _with_smaller_scales(config, self._smallest)
+        apart = _apart_from_activations(model)
+        with apart if _is_dynamic(config) else patch.object(xnnpack_quantizer_utils, "is_relu_node", _clamps):
             return super()._annotate_all_patterns(model, config, *args, **kwargs)
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """As upstream, and then what pads, and what comes after that."""
+        self._smallest = _smallest_scale(model)
         model = super().annotate(model)
         _share_scales_of_steps(model)
         padded = False
@@ -98,6 +118,52 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
         if padded:
             propagate_annotation(model)
         return model
+
+
+def _clamps(node: Node) -> bool:
+    """Whether it is an activation that XNNPACK computes with the operator before it."""
+    return node.target in _CLAMPS
+
+
+def _biases(model: GraphModule) -> Iterator[tuple[Node, Node, torch.Tensor]]:
+    """Each layer with its bias, and the value of that."""
+    for node in list(model.graph.nodes):
+        bias = node.args[2] if node.target in _WITH_BIAS and len(node.args) > 2 else None
+        if isinstance(bias, Node) and bias.op == "get_attr":
+            yield node, bias, attrgetter(bias.target)(model)
+
+
+def _give_own_biases(model: GraphModule) -> None:
+    """Gives each call of a layer its own bias, since XNNPACK has it as multiples of the scales of one call.
+
+    Steps of a recurrent layer have the same scales.
+    """
+    seen = set()
+    for node, bias, value in _biases(model):
+        if STEPS not in node.meta and value.data_ptr() in seen:
+            name = f"{bias.target}_{node.name}".replace(".", "_")
+            model.register_buffer(name, value.detach().clone())
+            with model.graph.inserting_before(node):
+                own = model.graph.get_attr(name)
+            own.meta = dict(bias.meta)
+            node.replace_input_with(bias, own)
+        seen.add(value.data_ptr())
+
+
+def _smallest_scale(model: GraphModule) -> float:
+    """2^-20, or as much as keeps each bias within 30 bits: XNNPACK has it as a multiple of both scales of its layer."""
+    largest = max((float(value.detach().abs().max()) for _, _, value in _biases(model) if value.numel()), default=0.0)
+    return min(max(largest / (_UPSTREAMS_SMALLEST * 2**29), 2**-20), _UPSTREAMS_SMALLEST)
+
+
+@cache
+def _with_smaller_scales(config: QuantizationConfig | None, smallest: float) -> QuantizationConfig | None:
+    if config is None or config.input_activation is None or config.input_activation.is_dynamic:
+        return config
+    observer = config.input_activation.observer_or_fake_quant_ctr
+    observer = type(observer)(partial(observer.p, eps=smallest))
+    smaller = replace(config.input_activation, observer_or_fake_quant_ctr=observer)
+    return replace(config, input_activation=smaller, output_activation=smaller)
 
 
 def _is_dynamic(config: Any) -> bool:

@@ -36,8 +36,8 @@ def stages(**counts):
 def failed():
     """Makes the outcome of a zoo in which a step of two recipes failed with a log."""
 
-    def make(log):
-        failure = Failure("partition/forward", "no such operator", log, bad_input=False)
+    def make(log, problem="no such operator"):
+        failure = Failure("partition/forward", problem, log, bad_input=False)
         recipes = tuple(Delivered("net", name, "failed", failure=failure) for name in ("first", "second"))
         return ZooOutcome("zoo", (ModelOutcome("net", recipes, stages(ran=3, cached=1)),), 2.0)
 
@@ -69,6 +69,18 @@ def test_failures_are_printed_once(failed, capsys):
     lines.completed(outcome.models[0])
     print_failures(outcome, failures)
     assert "no such operator" not in capsys.readouterr().err
+
+
+def test_advice_is_printed_once_found(failed, capsys):
+    """Without the problem, which was printed as it happened. Files that are tried to find it fail without a word."""
+    failures, outcome = Failures(), failed("", "no such operator; use another")
+    lines = Lines(failures)
+    lines.failed(call(), StageFailed("no such operator"))
+    lines.failed(replace(call(), id=replace(call().id, attempt=1)), StageFailed("nor this one"))
+    assert "nor this one" not in capsys.readouterr().err
+    lines.completed(outcome.models[0])
+    print_failures(outcome, failures)
+    assert capsys.readouterr().err.splitlines() == ["", "net partition/forward: use another"]
 
 
 def test_the_summary_names_the_page(failed, capsys, tmp_path, monkeypatch):

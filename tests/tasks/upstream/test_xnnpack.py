@@ -284,3 +284,44 @@ def test_other_padding_stays_the_same(request, function):
     made = lower_quantized(*_padded(function))
     request.getfixturevalue("plain")
     assert made == lower_quantized(*_padded(function))
+
+
+# A network, the scale of its input, the least SQNR of its file in dB, and whether ExecuTorch's own reaches less.
+CALIBRATED = {
+    "relu6": (lambda net, x: net.second(net.relu6(net.conv(x))), 64.0, 30, True),
+    "hardtanh": (lambda net, x: net.second(net.hardtanh(net.conv(x))), 8.0, 30, True),
+    "small values": (lambda net, x: net.second(net.conv(x) * 2**12), 2.0**-12, 30, True),
+    "called twice": (lambda net, x: (net.linear(x), net.linear(x * 4)), 1.0, 30, True),
+    "called on its own result": (lambda net, x: net.linear(net.linear(x)), 1.0, 30, True),
+    "large bias": (lambda net, x: net.biased(x), 2.0**-16, 30, False),
+}
+
+
+def _calibrated(function: Any, scale: float) -> Any:
+    import torch
+    from pteforge.tests.zoo.networks import FunctionOfLayers
+
+    torch.manual_seed(0)
+    layers = {name: torch.nn.Conv2d(8, 8, 1, bias=scale >= 1 or name != "conv") for name in ("conv", "second")}
+    layers["biased"] = torch.nn.Conv2d(8, 8, 1)
+    layers |= {"linear": torch.nn.Linear(16, 16), "relu6": torch.nn.ReLU6(), "hardtanh": torch.nn.Hardtanh()}
+    with torch.no_grad():
+        layers["biased"].weight[3], layers["biased"].bias[3] = 0, 8
+    return FunctionOfLayers(function, **layers).eval(), torch.randn(2, 8, 16, 16) * scale
+
+
+@pytest.mark.parametrize(("function", "scale", "least", "better"), CALIBRATED.values(), ids=CALIBRATED)
+def test_calibrated_layers_compute_what_eager_does(request, function, scale, least, better):
+    """As exactly as int8 can, and where that is what the extension is for, ExecuTorch's own quantizer does not."""
+    network = _calibrated(function, scale)
+    reached = worst_sqnr(lower_quantized(*network), *network)
+    assert reached > least
+    if better:
+        request.getfixturevalue("plain")
+        assert worst_sqnr(lower_quantized(*network), *network) < reached - 2
+
+
+def test_calls_of_a_layer_have_biases_of_their_own():
+    """As many as there are calls; of convolutions, too, whose file could not be loaded otherwise."""
+    network, x = _calibrated(lambda net, x: net.conv(net.conv(x)) + net.conv(x * 4), 1.0)
+    assert worst_sqnr(lower_quantized(network, x), network, x) > 30
