@@ -359,9 +359,11 @@ _EXTENDED: dict[Any, Callable[[Node, ExportedProgram], bool]] = {
 
 
 def _extended(config: Any) -> Any:
+    """The description of an operator, which checks that first: upstream's check changes what it looks at."""
+
     class Extended(config):  # type: ignore[misc]  # executorch is untyped here
         def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
-            return bool(super().check_constraints(node, ep)) and _EXTENDED[config](node, ep)
+            return _EXTENDED[config](node, ep) and bool(super().check_constraints(node, ep))
 
     Extended.__name__ = config.__name__  # which nodes are labelled with
     return Extended if config in _EXTENDED else config
