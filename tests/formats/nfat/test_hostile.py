@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flatbuffers import Builder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.errors import FileFormatError
-from pteforge.formats.nfat import nfat_generated
+from pteforge.formats.nfat import manifest as manifest_module
+from pteforge.formats.nfat import slots_generated as slots
 from pteforge.formats.nfat.container import Container, assemble, read_container, write_v2
 from pteforge.formats.nfat.contents import Blob, Description, Manifest, MappedExtent, Payload, Source
 from pteforge.formats.nfat.limits import MAX_ZEROS
@@ -123,13 +125,16 @@ def test_arbitrary_bytes(content, inline):
 
 def test_many_parents_of_one_vector(monkeypatch):
     """Payloads that point to one list of extents do not multiply the work."""
-    add, vectors = nfat_generated.PayloadAddExtents, []
+    vectors = []
 
-    def add_first(builder, extents):
-        vectors.append(extents)
-        add(builder, vectors[0])
+    class FirstVector(Builder):
+        def PrependUOffsetTRelativeSlot(self, o, x, d):  # noqa: N802 - flatbuffers' name
+            if o is slots.Payload.EXTENTS:
+                vectors.append(x)
+                x = vectors[0]
+            super().PrependUOffsetTRelativeSlot(o, x, d)
 
-    monkeypatch.setattr(nfat_generated, "PayloadAddExtents", add_first)
+    monkeypatch.setattr(manifest_module, "Builder", FirstVector)
     extents = tuple(MappedExtent(position, 1, Source.ZEROS) for position in range(200_000))
     first = Payload(Description("p0"), len(extents), digest_bytes(b""), extents)
     others = (replace(first, description=Description(f"p{index}"), extents=()) for index in range(1, 64))
