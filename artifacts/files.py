@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import StoreUnusable
-from .digest import is_digest
 from .opening import NotAFileError, open_file
 
 _log = logging.getLogger(__name__)
@@ -77,56 +76,24 @@ class LocalFiles(NamedFiles):
                 return at_most(file.read(min(status.st_size, limit) + 1), limit)  # reserves as much memory at once
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except NotAFileError as error:
-            self._move_aside(name, error)
-            return None
         except OSError as error:
             raise unreadable(self._root, error) from error
 
     def write(self, name: str, content: bytes) -> None:
         with write_errors(self._root):
-            try:
-                replace_file(self._root / name, content, self._root / "tmp")
-            except IsADirectoryError as error:
-                self._move_aside(name, error)
-                replace_file(self._root / name, content, self._root / "tmp")
+            replace_file(self._root / name, content, self._root / "tmp")
 
     def delete(self, name: str) -> None:
         with write_errors(self._root):
-            try:
-                (self._root / name).unlink(missing_ok=True)
-            except IsADirectoryError as error:
-                self._move_aside(name, error)
+            (self._root / name).unlink(missing_ok=True)
 
     def names(self, folder: str) -> list[str]:
-        """Of all that is no folder, and of folders where a record should be: `read` moves aside what is no file.
-
-        A folder that cannot be listed is an error: `gc` would take its records for dropped.
-        """
+        """A folder that cannot be listed is an error: `gc` would take its records for dropped."""
         found = []
         with read_errors(self._root):
-            for path, folders, files in os.walk(self._root / folder, onerror=_raise_unless_missing):
-                records = (name for name in folders if _names_record(name) or Path(path, name).is_symlink())
-                found += [os.path.relpath(f"{path}/{name}", self._root) for name in (*files, *records)]
+            for path, _, files in os.walk(self._root / folder, onerror=_raise_unless_missing):
+                found += [os.path.relpath(f"{path}/{name}", self._root) for name in files]
         return sorted(found)
-
-    def _move_aside(self, name: str, error: OSError) -> None:
-        """Moves what is no file to quarantine; in a store that cannot be written it stays where it is."""
-        if not os.access(self._root, os.W_OK):
-            _log.warning(
-                "%s in the store %s is not a file (%s); it stays, since the store is read-only",
-                name,
-                self._root,
-                error.strerror,
-            )
-            return
-        with write_errors(self._root), contextlib.suppress(FileNotFoundError):
-            target = move_aside(self._root / name, self._root, name.replace("/", "-"))
-            _log.warning("%s in the store %s is not a file (%s); moved to %s", name, self._root, error.strerror, target)
-
-
-def _names_record(name: str) -> bool:
-    return name.endswith(".json") or is_digest(name)
 
 
 def _raise_unless_missing(error: OSError) -> None:
@@ -151,7 +118,8 @@ def move_aside(path: Path, root: Path, name: str) -> Path:
 
 def unreadable(root: Path, error: OSError) -> StoreUnusable:
     """What to raise for an error of the operating system while reading from the store at `root`."""
-    return StoreUnusable(f"the store {root} cannot be read: {error}; run: chmod -R u+rwX {root}")
+    what_to_do = "move it away" if isinstance(error, NotAFileError) else f"run: chmod -R u+rwX {root}"
+    return StoreUnusable(f"the store {root} cannot be read: {error}; {what_to_do}")
 
 
 @contextlib.contextmanager

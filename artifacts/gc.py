@@ -146,14 +146,12 @@ class VerifyReport:
         incomplete: keys of ledger records with outputs that are missing or damaged, or that were made from damaged
             objects; those stages will run again.
         read_only: whether the store cannot be written, so that everything stays as it is.
-        misplaced: records in whose place there was a link, a folder, a pipe or a device; moved to quarantine.
     """
 
     objects: int
     size: int
     damaged: tuple[Digest, ...]
     incomplete: tuple[Digest, ...]
-    misplaced: tuple[str, ...]
     read_only: bool = False
 
 
@@ -280,15 +278,12 @@ def verify_store(store: Store, *, progress: Progress | None = None) -> VerifyRep
             damaged.append(stored.digest)
         if progress:
             progress(done, len(objects))
-    misplaced = store.check_records()
     incomplete = [record.key for record in store.ledger if not all(map(store.has, record.outputs.values()))]
     if store.writable and incomplete:
         store.ledger.forget()
     resting = store.forget_damaged() if store.writable else store.made_from({*damaged})
     incomplete += sorted(resting - {*incomplete})
-    return VerifyReport(
-        len(objects), _size(objects), tuple(damaged), tuple(incomplete), tuple(misplaced), not store.writable
-    )
+    return VerifyReport(len(objects), _size(objects), tuple(damaged), tuple(incomplete), not store.writable)
 
 
 def usage(store: Store) -> Usage:

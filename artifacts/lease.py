@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -11,7 +10,6 @@ import random
 import re
 import secrets
 import socket
-import stat
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -26,7 +24,7 @@ from pydantic import Field
 
 from ..errors import StoreUnusable
 from .digest import Digest
-from .files import WAIT_UNTOLD, move_aside, read_errors, write_errors
+from .files import WAIT_UNTOLD, read_errors, write_errors
 from .records import Record, RecordFiles, Seal
 
 if TYPE_CHECKING:
@@ -42,12 +40,6 @@ _ABANDONED = 90.0
 
 _CLOCK_STEP = 1.0
 """Seconds by which servers round modification times down."""
-
-
-_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
-"""Errors of opening a link, a folder or a socket. A pipe can be locked as a file can."""
-
 
 _HEARTBEAT_LIMIT = 4096  # bytes
 _LEASE = re.compile(r"leases/[^/]+/[0-9]{8}")
@@ -119,11 +111,9 @@ class LocalLeases(Leases):
     @staticmethod
     def _locked_since(path: Path) -> float | None:
         try:
-            descriptor = os.open(path, _OPEN)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, *_NOT_A_FILE):
-                return None
-            raise
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -136,21 +126,12 @@ class LocalLeases(Leases):
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         waiting, pause = _Waiting(what), _POLL
         while True:
-            try:
-                descriptor = os.open(path, _OPEN | os.O_CREAT, 0o600)
-            except OSError as error:
-                if error.errno not in _NOT_A_FILE:
-                    raise
-                with contextlib.suppress(FileNotFoundError):
-                    target = move_aside(path, self._folder.parent, f"lease-{path.name}")
-                    _log.warning("the lease %s is not a file; moved to %s", path, target)
-                continue
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(path, descriptor):
                     os.utime(descriptor)
-                    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                     return descriptor
             except BlockingIOError:
                 waiting.tell(lambda: _describe_process(descriptor))  # noqa: B023 - called at once

@@ -14,7 +14,7 @@ from ..errors import StoreError, StoreUnusable
 from .digest import Digest, digest_bytes, digest_file
 from .files import abandoned, create_file, remove, staging_file, staging_folder, write_errors
 from .object_folder import ObjectFolder
-from .opening import NotAFileError, open_file
+from .opening import open_file
 from .ref import ArtifactManifest, ArtifactRef, BlobRef
 
 LAYOUT = b"pteforge store 1\n"
@@ -191,14 +191,8 @@ def _check_layout(root: Path) -> None:
 
 
 def _check_version(root: Path) -> None:
-    try:
-        with open_file(root / "version") as file:
-            content = file.read(len(LAYOUT) + 40)
-    except NotAFileError as error:
-        raise StoreUnusable(
-            f"{root / 'version'} is {error.strerror}, and not what pteforge writes there; "
-            "use another folder as the store, or delete this one: everything in it can be computed again"
-        ) from error
+    with open_file(root / "version") as file:
+        content = file.read(len(LAYOUT) + 40)
     if content != LAYOUT:
         raise StoreUnusable(
             f"the store {root} has another layout ({content[:40]!r}, this pteforge reads {LAYOUT!r}); "

@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
@@ -16,7 +15,7 @@ from pathlib import Path
 from ..errors import ObjectDamaged, ObjectMissing
 from .digest import Digest, digest_bytes, is_digest
 from .files import move_aside, read_errors, remove, unreadable, wait_for_lock, write_errors
-from .opening import NotAFileError, open_file
+from .opening import open_file
 from .ref import BlobRef
 
 _log = logging.getLogger(__name__)
@@ -127,9 +126,6 @@ class ObjectFolder:
         path = self._path(blob.digest)
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(mode=0o700, parents=True)
-        if not path.parent.is_dir():  # else nothing could be stored any more
-            move_aside(path.parent, self._root, path.parent.name)
-            path.parent.mkdir(mode=0o700)
         with self._lock(fcntl.LOCK_SH):
             part.replace(path)
         self._note_digested(path, blob)
@@ -212,11 +208,6 @@ class ObjectFolder:
             return open_file(path)
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(blob.digest, str(self._root)) from None
-        except NotAFileError as error:
-            _log.warning("object %s in %s is %s", blob.digest, self._root, error.strerror)
-            with contextlib.suppress(FileNotFoundError):
-                self._quarantine(path, path.lstat().st_ino, blob)
-            return self._open(path, blob)
         except OSError as error:
             raise unreadable(self._root, error) from error
 
@@ -249,12 +240,7 @@ def _file_state(status: os.stat_result, size: int) -> tuple[int, ...]:
 
 
 def _is_marked(status: os.stat_result, size: int) -> bool:
-    return (
-        status.st_mtime_ns == VERIFIED_MTIME_NS
-        and status.st_size == size
-        and stat.S_ISREG(status.st_mode)
-        and not status.st_mode & 0o222
-    )
+    return status.st_mtime_ns == VERIFIED_MTIME_NS and status.st_size == size and not status.st_mode & 0o222
 
 
 def _mark(descriptor: int) -> None:

@@ -99,10 +99,6 @@ class Store(ABC):
         """Whether this user may write to it; of a bucket that is not known."""
         return True
 
-    def check_records(self) -> list[str]:
-        """Names of records in whose place there was no file; moves that aside. Only in a folder this can happen."""
-        return []
-
     def forget_damaged(self) -> set[Digest]:
         """Drops the records of all stages that were made from objects found damaged since the last call.
 
@@ -186,15 +182,10 @@ class LocalOnlyStore(Store):
         self.ledger = Ledger(files, Seal(None))
         self.leases = LocalLeases(root / "leases")
         self.runs = Runs(files)
-        self._files = files
 
     @property
     def writable(self) -> bool:
         return os.access(self.local.root, os.W_OK)
-
-    def check_records(self) -> list[str]:
-        names = [name for folder in ("ledger", "runs") for name in self._files.names(folder)]
-        return [name for name in names if self._files.read(name) is None]
 
     def publish(self, ref: ArtifactRef) -> None:
         """Checks that every object exists: local objects are durable already."""

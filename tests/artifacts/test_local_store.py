@@ -6,16 +6,15 @@ import os
 import socket
 import stat
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pteforge.artifacts import files
 from pteforge.artifacts.digest import Digest, digest_bytes
 from pteforge.artifacts.files import LocalFiles, abandoned, remove, staging_file, staging_folder
-from pteforge.artifacts.lease import LocalLeases
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
@@ -118,20 +117,17 @@ def test_a_stage_digests_an_object_once(store):
 
 
 def test_damage_is_quarantined_and_reported(store, caplog):
-    """Damaged bytes, or a folder under an object's name, are kept for inspection, under a new name each time."""
-    for number, damaged in enumerate((b"damaged", b"again", None)):
+    """Damaged bytes are kept for inspection, under a new name each time."""
+    for number, damaged in enumerate((b"damaged", b"again")):
         blob = store.put_bytes(b"weights")
         path = _file(store, blob)
         path.chmod(0o644)
-        path.write_bytes(damaged or b"")
-        if damaged is None:
-            path.unlink()
-            path.mkdir()
+        path.write_bytes(damaged)
         with pytest.raises(ObjectDamaged) as caught:
             store.read(blob)
         quarantined = Path(caught.value.quarantine)
         assert (caught.value.digest, quarantined) == (blob.digest, store.root / f"quarantine/{blob.digest}.{number}")
-        assert quarantined.is_dir() if damaged is None else quarantined.read_bytes() == damaged
+        assert quarantined.read_bytes() == damaged
         assert blob.digest in caplog.text
         with pytest.raises(ObjectMissing):
             store.path(blob)
@@ -166,63 +162,15 @@ NO_FILES = ["link", "loop", "device", "folder", "pipe", "socket"]
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", NO_FILES)
-def test_only_a_file_is_an_object(store, what):
-    """Anything but a file in an object's place is moved aside, never followed or waited for; then it is made again."""
-    for number, use in enumerate((store.read, store.path, store.contains, LocalOnlyStore(store.root).check)):
-        blob = store.put_bytes(b"weights")
-        _replace(_file(store, blob), what)
-        if number < 2:
-            with pytest.raises(ObjectDamaged, match="quarantine"):
-                use(blob)
-        else:
-            assert not use(blob)
-        assert not os.path.lexists(_file(store, blob))
-        assert os.path.lexists(store.root / f"quarantine/{blob.digest}.{number}")
+def test_only_a_file_is_read(store, what):
+    """Anything but a file in the place of an object or record is never followed or waited for: the user is told."""
+    files, name, blob = LocalFiles(store.root), "ledger/slots/abc", store.put_bytes(b"weights")
     _replace(_file(store, blob), what)
-    assert store.read(store.put_bytes(b"weights")) == b"weights"
-    assert store.sweep_leftovers(time.time() + 60, dry_run=False) == 5
-    assert not list((store.root / "quarantine").iterdir())
-
-
-def test_a_file_in_place_of_the_objects_folder(store):
-    """A file where objects with the same two first digits should be is moved aside when one is stored."""
-    blob = store.put_bytes(b"weights")
-    shard = _file(store, blob).parent
-    remove(shard)
-    shard.write_bytes(b"no folder")
-    assert not store.contains(blob)
-    assert store.read(store.put_bytes(b"weights")) == b"weights"
-    assert (store.root / f"quarantine/{shard.name}.0").read_bytes() == b"no folder"
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("what", NO_FILES)
-def test_only_a_file_is_a_record(store, what, caplog):
-    """Anything but a file in a record's place is moved aside with a warning, whether it is read, written or deleted."""
-    files, name = LocalFiles(store.root), "ledger/slots/abc"
     _replace(store.root / name, what)
-    assert (name in files.names("ledger")) == (what != "folder")
-    assert files.read(name) is None
-    assert "ledger/slots/abc" in caplog.text
-    assert os.path.lexists(store.root / "quarantine/ledger-slots-abc.0")
-    for use in (lambda: files.write(name, b"record"), lambda: files.delete(name)):
-        _replace(store.root / name, what)
-        use()
-    assert files.read(name) is None
-    files.write(name, b"record")
-    assert files.read(name) == b"record"
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("what", NO_FILES)
-def test_only_a_file_is_a_lease(store, what):
-    """Anything else in a lease's place does not keep anybody from holding the lease."""
-    leases, key = LocalLeases(store.root / "leases"), digest_bytes(b"key")
-    _replace(store.root / "leases" / key, what)
-    assert leases.oldest() is None
-    assert not leases.watch(key)()
-    with leases.hold(key):
-        assert leases.watch(key)()
+    check = LocalOnlyStore(store.root).check
+    for use in (partial(store.read, blob), partial(store.path, blob), partial(check, blob), partial(files.read, name)):
+        with pytest.raises(StoreUnusable, match="move it away"):
+            use()
 
 
 def test_ref_of_the_wrong_size_is_refused(store):

@@ -181,7 +181,7 @@ def trial(whole: Whole, rng: random.Random, folder: Path) -> str:
         damage(path, rng)
         try:
             if exported:
-                export_again(whole, project)
+                export_again(whole, project, path)
             elif lowered:
                 lower_again(whole, project, rng)
             else:
@@ -189,16 +189,20 @@ def trial(whole: Whole, rng: random.Random, folder: Path) -> str:
             with open_store(str(project.store)) as store:
                 maintain(whole, store)
         except StoreUnusable:
-            # The user has to know: there is another version's store, or no file can be put in the place of a folder.
-            assert cannot_be_opened(project.store) or (what == "result" and path.is_dir()), path
+            # The user has to know: there is another version's store, or something else where a file should be.
+            assert cannot_be_opened(project.store) or is_no_file(path), path
     return kind
 
 
 def cannot_be_opened(store: Path) -> bool:
-    """Whether its `version` is not what pteforge has written, or its `lock` is a folder."""
+    """Whether its `version` is not what pteforge has written."""
     version = store / "version"
-    whole = version.is_file() and not version.is_symlink() and version.read_bytes() == LAYOUT
-    return not whole or (store / "lock").is_dir()
+    return is_no_file(version) or not version.exists() or version.read_bytes() != LAYOUT
+
+
+def is_no_file(path: Path) -> bool:
+    """Whether there is something else than a file, which only the store's owner can have put there."""
+    return os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode)
 
 
 def pick(project: Project, rng: random.Random) -> tuple[str, Path]:
@@ -262,13 +266,12 @@ def maintain(_whole: Whole, store: Store) -> None:
     collect(store, dry_run=True)
     verify_store(store)
     assert not (found := verify_store(store)).damaged, found
-    assert not found.misplaced, found
 
 
-def export_again(whole: Whole, project: Project) -> None:
+def export_again(whole: Whole, project: Project, path: Path) -> None:
     """The command line makes the results again."""
     done = project.export()
-    if done.code == 2 and cannot_be_opened(project.store):
+    if done.code and (cannot_be_opened(project.store) or (is_no_file(path) and path.is_relative_to(project.store))):
         raise StoreUnusable(done.err)
     if any((project.out / name).is_dir() for name in whole.files):
         assert done.code == 2
