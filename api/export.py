@@ -16,9 +16,8 @@ import torch
 from pydantic import ValidationError
 from torch.export import ExportedProgram
 
-from ..artifacts.locations import open_store
 from ..artifacts.runs import RunRecord
-from ..artifacts.store import Store
+from ..artifacts.store import Store, open_store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
 from ..errors import AccuracyMissed, InputError

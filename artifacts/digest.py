@@ -10,7 +10,7 @@ from typing import Annotated, Any, NewType
 
 from pydantic import StringConstraints
 
-from .opening import open_input
+from .files import open_input
 
 _PATTERN = "^[0-9a-f]{64}$"
 

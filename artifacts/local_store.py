@@ -12,9 +12,8 @@ from pathlib import Path
 
 from ..errors import StoreError, StoreUnusable
 from .digest import Digest, digest_bytes, digest_file
-from .files import abandoned, create_file, remove, staging_file, staging_folder, write_errors
+from .files import abandoned, create_file, open_file, remove, staging_file, staging_folder, write_errors
 from .object_folder import ObjectFolder
-from .opening import open_file
 from .ref import ArtifactManifest, ArtifactRef, BlobRef
 
 LAYOUT = b"pteforge store 1\n"

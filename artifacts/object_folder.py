@@ -14,8 +14,7 @@ from pathlib import Path
 
 from ..errors import ObjectDamaged, ObjectMissing
 from .digest import Digest, digest_bytes, is_digest
-from .files import move_aside, read_errors, remove, unreadable, wait_for_lock, write_errors
-from .opening import open_file
+from .files import move_aside, open_file, read_errors, remove, unreadable, wait_for_lock, write_errors
 from .ref import BlobRef
 
 _log = logging.getLogger(__name__)

@@ -1,29 +1,31 @@
-"""A store behind an fsspec URL, read through a local copy."""
+"""A store behind an fsspec URL, read through a local copy, and the change of its signing key."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from ..errors import ObjectDamaged, ObjectMissing, StoreUnusable
 from .digest import Digest, canonical_json, digest_file, is_digest
-from .files import write_errors
+from .files import NamedFiles, write_errors
 from .lease import LeaseTiming, LocalLeases, RemoteLeases
 from .ledger import Ledger
 from .local_store import LAYOUT, LocalStore
 from .object_folder import StoredObject
-from .records import RecordFiles, Seal, signing_key
+from .records import KEY_VARIABLE, NEW_KEY_VARIABLE, RecordFiles, Seal, SealError, key_id, signing_key
 from .ref import ArtifactRef, BlobRef
 from .remote_files import RemoteFiles, public_url
 from .runs import Runs
 from .store import Store
-from .store_key import check_key
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
@@ -32,6 +34,12 @@ _PARALLEL = 8
 
 _NOTES = "publishing"
 """Folder of `PublishingNotes`; gc deletes old ones."""
+
+_KEY_FILE = "key"
+_KEY_LINE = re.compile(rb"pteforge key 1 ([0-9a-f]{32})(?: ([0-9a-f]{32}))?\n")
+"""Content of `_KEY_FILE`: the id of the key and, while the key is changed, that of the new one."""
+
+_KEY_LIMIT = 1024  # bytes
 
 _DAMAGED = "damaged"
 """Folder of empty files named by the objects that were found damaged and are not settled yet."""
@@ -51,7 +59,7 @@ class RemoteStore(Store):
         self._notes = PublishingNotes(self._files, seal)
         self._check_layout()
         if key is not None:
-            check_key(self._files, key)
+            _check_key(self._files, key)
         self.local = LocalStore.open(cache)
         self.ledger = Ledger(self._files, Seal(key))
         self.leases = RemoteLeases(self._files, LocalLeases(cache / "leases"), timing, seal)
@@ -235,3 +243,81 @@ def _in_parallel(action: Callable[[BlobRef], _Result], blobs: Sequence[BlobRef])
 
 def _object_name(digest: Digest) -> str:
     return f"objects/{digest[:2]}/{digest}"
+
+
+def _check_key(files: RemoteFiles, key: str) -> None:
+    """Raises StoreUnusable, with what to do, unless a store is signed with this key. A new store is from now on."""
+    own, known = key_id(key), _key_ids(files)
+    if known is None:
+        with contextlib.suppress(StoreUnusable):  # it may be read-only
+            if not files.create(_KEY_FILE, _key_line(own)) and _key_ids(files) is None:
+                files.write(_KEY_FILE, _key_line(own))  # what was there is no id
+        known = _key_ids(files) or (own,)
+    if known != (own,):
+        raise _other_key(files.url, own, f"the key {known[0]}" if len(known) == 1 else "a key that is being changed")
+
+
+@dataclass(frozen=True, slots=True)
+class Rekeyed:
+    """The result of `rekey`.
+
+    Attributes:
+        records: that are signed with the new key now.
+        dropped: records that the old key had not signed, or that can be made again from others.
+    """
+
+    records: int
+    dropped: int
+
+
+def rekey(files: RemoteFiles, old: str, new: str) -> Rekeyed:
+    """Signs a store's records with another key. If it is interrupted, call it again: until then, no key fits.
+
+    Raises:
+        StoreUnusable: the store is not signed with the old key, or is being given yet another one.
+    """
+    if files.read("version", _KEY_LIMIT) is None:
+        raise StoreUnusable(f"there is no store at {files.url}")
+    ids, known = (key_id(old), key_id(new)), _key_ids(files)
+    if ids[0] == ids[1]:
+        raise StoreUnusable(f"{NEW_KEY_VARIABLE} is the key that the store {files.url} has; set it to another one")
+    if known not in (ids, (ids[1],)):
+        _check_key(files, old)
+    files.write(_KEY_FILE, _key_line(*ids))
+    before, after = Seal(old), Seal(new)
+    purposes = {**Ledger(files, before).purposes(), **Runs(files, before).purposes()}
+
+    def sign_again(name: str) -> bool:
+        content = files.read(name) or b""
+        for seal in (after, before):
+            with contextlib.suppress(SealError):
+                opened = seal.open(purposes[name], content)
+                if seal is before:
+                    files.write(name, after.close(purposes[name], opened))
+                return True
+        files.delete(name)
+        return False
+
+    others = set(itertools.chain(files.names("ledger"), files.names("runs"))) - purposes.keys()
+    with ThreadPoolExecutor(_PARALLEL, "rekey") as pool:
+        signed = list(pool.map(sign_again, purposes))
+        list(pool.map(files.delete, others))
+    files.write(_KEY_FILE, _key_line(ids[1]))
+    return Rekeyed(sum(signed), len(others) + signed.count(False))
+
+
+def _key_ids(files: NamedFiles) -> tuple[str, ...] | None:
+    match = _KEY_LINE.fullmatch(files.read(_KEY_FILE, _KEY_LIMIT) or b"")
+    return tuple(part.decode() for part in match.groups() if part) if match else None
+
+
+def _key_line(*ids: str) -> bytes:
+    return f"pteforge key 1 {' '.join(ids)}\n".encode()
+
+
+def _other_key(url: str, own: str, other: str) -> StoreUnusable:
+    return StoreUnusable(
+        f"the store {url} is signed with {other}, and {KEY_VARIABLE} is the key {own}. Set it to the store's key, "
+        "which everybody has who uses the store. `pteforge store rekey` changes the key of a store, and finishes a "
+        "change that was interrupted. If the key is lost, use another prefix: everything can be computed again"
+    )

@@ -1,4 +1,4 @@
-"""The interface of stores, and the store in a local folder."""
+"""The interface of stores, the store in a local folder, and opening the store that a path or URL names."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import unquote, urlsplit
 
 from ..errors import ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
-from .digest import Digest
+from .digest import Digest, digest_bytes
 from .files import LocalFiles, staging_file, write_errors
 from .known_files import KnownFiles
 from .lease import Leases, LocalLeases
@@ -221,3 +222,32 @@ class LocalOnlyStore(Store):
 
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
         return self.local.sweep_leftovers(since, dry_run=dry_run)
+
+
+def open_store(url: str | None = None, *, cache: Path | None = None) -> Store:
+    """Opens the store at a URL.
+
+    Args:
+        url: None for the default (``<cache>/store``), a path or ``file://`` URL, or any other URL that fsspec
+            understands, such as ``s3://bucket/prefix``.
+        cache: folder for local copies; `cache_folder` by default.
+    """
+    cache = cache or cache_folder()
+    if url is None:
+        return LocalOnlyStore(cache / "store")
+    if "://" not in url:
+        return LocalOnlyStore(Path(url).expanduser().absolute())
+    if (parts := urlsplit(url)).scheme in {"file", "local"}:
+        return LocalOnlyStore(Path(unquote(parts.netloc + parts.path)).absolute())
+    from .remote_store import RemoteStore  # noqa: PLC0415 - imports fsspec and tenacity, which a local store does without
+
+    return RemoteStore(url, cache / "remotes" / digest_bytes(url.encode())[:16])
+
+
+def cache_folder() -> Path:
+    """``$PTEFORGE_CACHE``, ``$XDG_CACHE_HOME/pteforge`` or ``~/.cache/pteforge``; it may not exist yet."""
+    if own := os.environ.get("PTEFORGE_CACHE"):
+        return Path(own).expanduser().absolute()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).absolute() / "pteforge"
+    return Path.home() / ".cache" / "pteforge"

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 from cold import environment_of, prepare_database, size_of
 from networks import LLAMAS
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 
 GIB = 1 << 30
 RECIPES = ("portable-fp32", "xnnpack-fp32", "fat")

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from cold import Seconds, environment_of, prepare_database, run
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.tasks.upstream import SWITCH
 
 RECIPES = ("portable-fp32", "xnnpack-fp32")

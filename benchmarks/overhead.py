@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 from cold import environment_of, prepare_database
 from generated import write_zoo
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 
 KINDS = ("stages", "worker server", "command")
 _TICK = 0.02  # seconds between two looks at the processes

@@ -107,7 +107,7 @@ def lower_zoo(folder: Path, models: str, recipes: str) -> dict[str, Any]:
 
 def compare_all(folder: Path, outcome: dict[str, Any]) -> Iterator[Pair]:
     """Makes the peer of each file from pteforge, and runs both on the same inputs."""
-    from pteforge.artifacts.locations import open_store
+    from pteforge.artifacts.store import open_store
     from pteforge.configs.load import load_zoo
     from quantization_peer import Work, lower, measure
 

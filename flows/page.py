@@ -13,8 +13,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from ..artifacts.digest import digest_json
-from ..artifacts.files import replace_file
-from ..artifacts.opening import open_input
+from ..artifacts.files import open_input, replace_file
 from ..artifacts.runs import RunRecord, Runs, StageOutcome
 from ..errors import InputError, first_line, printable
 from ..tasks.delivered import Delivered, Failure, delivered_by

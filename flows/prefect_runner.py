@@ -26,9 +26,9 @@ from prefect.transactions import Transaction
 from pydantic import TypeAdapter
 
 from ..artifacts.digest import Digest
-from ..artifacts.locations import open_store
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import differing_fields
+from ..artifacts.store import open_store
 from ..errors import PteforgeError, StageError, StageFailed, StoreError, StoreUnusable, first_line, printable
 from ..tasks.codecs.binding import graph_of
 from ..tasks.executor import Executor

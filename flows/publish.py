@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..artifacts.digest import Digest, digest_bytes, digest_file, digest_json
-from ..artifacts.files import replace_file
+from ..artifacts.files import open_file, replace_file
 from ..artifacts.known_files import KnownFiles
-from ..artifacts.opening import open_file
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import ReleaseOutcome, RunRecord
 from ..artifacts.store import Store

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..artifacts.digest import Digest, digest_bytes, digest_file
-from ..artifacts.opening import read_sidecar
+from ..artifacts.files import read_sidecar
 from ..artifacts.runs import RunRecord
 from ..configs.base import NAME_PATTERN
 from ..configs.load import LoadedZoo

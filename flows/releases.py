@@ -27,9 +27,9 @@ from typing import BinaryIO, Literal, TypeVar
 from ..artifacts.digest import Digest, canonical_json, digest_bytes, digest_file
 from ..artifacts.files import staging_file
 from ..artifacts.lease import LocalLeases, RemoteLeases
-from ..artifacts.locations import cache_folder
 from ..artifacts.records import Record
 from ..artifacts.remote_files import RemoteFiles
+from ..artifacts.store import cache_folder
 from ..configs.base import NAME_PATTERN
 from ..errors import InputError, ReleaseDamaged, StoreError, StoreUnusable, convert_os_errors
 from .comparison import Gate, regressions

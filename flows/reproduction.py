@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from .. import __version__
-from ..artifacts.locations import open_store
 from ..artifacts.records import Record
+from ..artifacts.store import open_store
 from ..configs.load import LoadedZoo
 from ..errors import InputError
 from ..tasks.executor import Executor

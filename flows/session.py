@@ -20,9 +20,8 @@ from .. import __version__
 from ..artifacts.digest import digest_json
 from ..artifacts.files import remove_abandoned_files
 from ..artifacts.known_files import KnownFiles
-from ..artifacts.locations import open_store
 from ..artifacts.runs import ReleaseOutcome, RunRecord, RunStatus, StageOutcome, run_lease
-from ..artifacts.store import Store
+from ..artifacts.store import Store, open_store
 from ..configs.load import LoadedZoo, load_source, load_zoo, recipe_names, split_source
 from ..configs.zoo import RunConfig
 from ..errors import PteforgeError, StageFailed, StoreError, TargetError, first_line

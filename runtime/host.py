@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import InputError, PteforgeError
+from ..formats.nfat.container import V1
 from ..formats.nfat.contents import BACKEND_ID
 from ..formats.nfat.fat_file import FatFile, is_fat, open_fat
-from ..formats.nfat.v1 import VERSION as V1
-from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec
+from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec, shape_problem
 from ..formats.pte.metadata import MetadataValue, read_metadata
 from ..formats.pte.ptd import check_external_weights, may_have_external_weights
 from ..formats.pte.reader import open_pte
-from ..formats.pte.sizes import shape_problem
 from .selection import Preference, backend_problem, first_line, load_program, scratch_folder, select
 from .signature import call_mismatch, inputs_problem
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..formats.pte.contents import Method, ScalarSpec, TensorSpec, ValueSpec
-from ..formats.pte.sizes import shape_problem
+from ..formats.pte.contents import Method, ScalarSpec, TensorSpec, ValueSpec, shape_problem
 
 
 def call_mismatch(method: Method, other: Method) -> str | None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import PlainSerializer
 
 from ..artifacts.digest import Digest, digest_file
-from ..artifacts.opening import read_sidecar
+from ..artifacts.files import read_sidecar
 from ..artifacts.records import Record
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord

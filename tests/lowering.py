@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pteforge.artifacts.local_store import LocalStore
-from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.ref import ArtifactRef
-from pteforge.artifacts.store import Store
+from pteforge.artifacts.store import Store, open_store
 from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.configs.verification import resolve_gate

@@ -138,7 +138,7 @@ def _read_zoo(path: Path, inherited: Sequence[str], found: dict[str, Sequence[st
     """Adds the models of a file and of those that it includes, which inherit its default recipes."""
     import yaml
 
-    from ...artifacts.opening import open_input
+    from ...artifacts.files import open_input
 
     seen.add(path)
     with open_input(path) as file:
@@ -157,8 +157,8 @@ def _shipped_recipes() -> list[str]:
 def _latest_runs(ctx: typer.Context) -> Iterable[RunRecord]:
     """The newest first. A store that is not on this machine would take too long."""
     from ...artifacts.files import LocalFiles
-    from ...artifacts.locations import cache_folder
     from ...artifacts.runs import Runs
+    from ...artifacts.store import cache_folder
 
     return islice(Runs(LocalFiles(Path(ctx.params["store"] or cache_folder() / "store"))), _LATEST_RUNS)
 

@@ -245,10 +245,9 @@ def _pack(
     container: Container, payloads: tuple[Payload, ...], contents: list[memoryview], *, share_transposed: bool
 ) -> PackedContainer:
     """Packs the payloads into a container of the same version; it needs no fallback."""
+    from ...formats.nfat.container import V1, pack_v1
     from ...formats.nfat.contents import DEFAULT_ALIGNMENT
     from ...formats.nfat.pack import PackedContainer, pack_v2
-    from ...formats.nfat.v1 import VERSION as V1
-    from ...formats.nfat.v1 import pack_v1
 
     if container.version == V1:
         # Version 1 does not say which payload uses which named data.

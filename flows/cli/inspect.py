@@ -33,12 +33,11 @@ def inspect_file(
     as_json: AS_JSON = False,
 ) -> None:
     """Show the contents of a .pte file: metadata, methods, operators, delegates, named data; payloads if it is fat."""
-    from ...formats.describe import describe, describe_container, describe_external
+    from ...formats.describe import describe, describe_container, describe_external, weight_bytes
     from ...formats.nfat.fat_file import is_fat
+    from ...formats.pte.contents import SIZES
     from ...formats.pte.metadata import metadata_json, read_metadata, returning_methods
     from ...formats.pte.reader import map_file, open_pte
-    from ...formats.pte.sizes import SIZES
-    from ...formats.pte.weights import weight_bytes
     from ...tasks.delivered import Delivered
 
     pte = open_pte(file)

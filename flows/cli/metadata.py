@@ -63,7 +63,7 @@ def _origin(file: Path, digest: object) -> Any | None:
     Raises InputError if the provenance describes the file, but what it says was changed.
     """
     from ...artifacts.digest import digest_file, digest_json
-    from ...artifacts.opening import read_sidecar
+    from ...artifacts.files import read_sidecar
 
     path = file.with_suffix(".json")
     try:

@@ -128,9 +128,8 @@ def _read(path: Path, method: Method) -> list[Any]:
     import numpy as np
     import torch
 
-    from ...artifacts.opening import open_input
-    from ...formats.pte.contents import TensorSpec
-    from ...formats.pte.sizes import shape_problem
+    from ...artifacts.files import open_input
+    from ...formats.pte.contents import TensorSpec, shape_problem
 
     try:
         with open_input(path) as file, np.load(file, allow_pickle=False) as arrays:

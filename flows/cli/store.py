@@ -102,7 +102,7 @@ def push(
     as_json: AS_JSON = False,
 ) -> None:
     """Copy finished stages to another store, those that it lacks."""
-    from ...artifacts.locations import open_store
+    from ...artifacts.store import open_store
 
     with open_existing_store(store) as source, open_store(url) as target:
         _transfer(source, target, as_json=as_json)
@@ -116,7 +116,7 @@ def pull(
     as_json: AS_JSON = False,
 ) -> None:
     """Copy finished stages from another store, those that this one lacks."""
-    from ...artifacts.locations import open_store
+    from ...artifacts.store import open_store
 
     with open_existing_store(url) as source, open_store(store) as target:
         _transfer(source, target, as_json=as_json)
@@ -147,7 +147,7 @@ def rekey(*, store: STORE = None, as_json: AS_JSON = False) -> None:
         raise InputError(f"{url or 'the default store'} is not signed: only stores that several machines share are")
     from ...artifacts.records import NEW_KEY_VARIABLE, signing_key
     from ...artifacts.remote_files import RemoteFiles
-    from ...artifacts.store_key import rekey
+    from ...artifacts.remote_store import rekey
 
     files = RemoteFiles(url)
     done = rekey(files, signing_key(files.url), signing_key(files.url, NEW_KEY_VARIABLE))

@@ -159,7 +159,7 @@ def _verify(made: _Made, store: Store, command: Sequence[str]) -> Figures:
 def _provenance(file: Path) -> tuple[VerifyBounds, Mapping[str, ArtifactRef], str | None]:
     """Bounds, examples, and the SHA-256 of the `.ptd`, if there is any."""
     from ...artifacts.digest import parse_digest
-    from ...artifacts.opening import read_sidecar
+    from ...artifacts.files import read_sidecar
     from ...artifacts.ref import ArtifactRef
     from ...configs.verification import VerifyBounds
 

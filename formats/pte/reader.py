@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...artifacts.opening import open_input
+from ...artifacts.files import open_input
 from ...errors import FileFormatError, InputError
 from . import schema_generated as schema
-from .contents import METADATA_PREFIX, Extent, NamedData, PteFile, TensorSpec
+from .contents import METADATA_PREFIX, SIZES, Extent, NamedData, PteFile, TensorSpec, with_sizes
 from .methods import TensorData, read_constants, read_method
-from .sizes import SIZES, with_sizes
 from .tables import U32, U64, Flatbuffer, TableView, pick
 
 

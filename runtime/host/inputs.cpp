@@ -74,7 +74,7 @@ bool read_input(const MethodMeta& meta, size_t index, const std::string& argumen
   return !text.fail();
 }
 
-/// What the file's metadata has for the sizes of a method's inputs (formats/pte/sizes.py): five numbers for each.
+/// What the file's metadata has for the sizes of a method's inputs (formats/pte/contents.py): five numbers for each.
 std::vector<int64_t> sizes_of(const Module& module, const std::string& method) {
   constexpr size_t kHeader = 1 + sizeof(uint32_t);
   const auto named = module.program()->get_named_data_map();

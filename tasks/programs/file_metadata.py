@@ -12,10 +12,9 @@ from executorch.exir.emit._emitter import _Emitter
 from executorch.exir.schema import DataSegment, NamedData, Program
 
 from ...artifacts.files import staging_file
-from ...formats.pte.contents import METADATA_PREFIX, Extent, PteFile
+from ...formats.pte.contents import METADATA_PREFIX, SIZES, Extent, PteFile
 from ...formats.pte.metadata import MetadataValue, constant_method, encode_value, metadata_of, returning_methods
 from ...formats.pte.reader import map_file, read_pte
-from ...formats.pte.sizes import SIZES
 
 
 def write_metadata(

@@ -13,8 +13,7 @@ from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...configs.verification import VerifyBounds
 from ...errors import VerificationFailed
-from ...formats.pte.contents import PteFile, TensorSpec
-from ...formats.pte.sizes import shape_problem
+from ...formats.pte.contents import PteFile, TensorSpec, shape_problem
 from ..figures import WHOLE_FILE, Case, Figures, disagreements, judged, summarize, violations, worst_of
 from .compare import compare_all
 from .inputs import same_shapes, stored_cases

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...artifacts.digest import digest_file, digest_json
 from ...artifacts.files import abandoned, remove, staging_folder
-from ...artifacts.locations import cache_folder
+from ...artifacts.store import cache_folder
 from ...errors import TargetError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pteforge.runtime
 import pytest
 import torch
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.configs.definition import MethodDefinition, ModelDefinition
 from pteforge.errors import InputError, SourceError, StoreUnusable
 

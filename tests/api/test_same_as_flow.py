@@ -12,7 +12,7 @@ from pathlib import Path
 import pteforge
 import pytest
 import yaml
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.tests.lowering import ZOO
 

@@ -18,8 +18,7 @@ from typing import Any
 import fsspec
 import pytest
 from pteforge.artifacts.digest import Digest
-from pteforge.artifacts.locations import open_store
-from pteforge.artifacts.store import Store
+from pteforge.artifacts.store import Store, open_store
 
 SIGNING_KEY = "a key for tests, longer than thirty-two characters"
 

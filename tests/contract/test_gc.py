@@ -106,7 +106,7 @@ import pytest
 from pteforge.artifacts.digest import digest_json
 from pteforge.artifacts.ledger import StageRecord
 from pteforge.artifacts.ref import ArtifactManifest
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
     print("ready", flush=True)
     for number in range(int(sys.argv[3])):
@@ -152,7 +152,7 @@ from pathlib import Path
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.files import staging_file
 from pteforge.artifacts.lease import LocalLeases
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store, store.local.scratch() as folder:
     (folder / "weights").write_bytes(b"x" * 1000)
     leases = LocalLeases(store.local.root / "leases")

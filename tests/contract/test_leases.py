@@ -65,7 +65,7 @@ _WORKER = """
 import sys
 from pathlib import Path
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
     for _ in range(5):
         with store.leases.hold(digest_bytes(b"a stage")):
@@ -90,7 +90,7 @@ _HOLDER = """
 import sys
 from pathlib import Path
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store, store.leases.hold(digest_bytes(b"a stage")):
     print("held", flush=True)
     sys.stdin.readline()

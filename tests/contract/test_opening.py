@@ -10,10 +10,9 @@ from contextlib import closing
 import pytest
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.ledger import StageRecord
-from pteforge.artifacts.locations import cache_folder, open_store
 from pteforge.artifacts.remote_files import RemoteFiles
 from pteforge.artifacts.runs import RunRecord
-from pteforge.artifacts.store import LocalOnlyStore
+from pteforge.artifacts.store import LocalOnlyStore, cache_folder, open_store
 from pteforge.errors import InputError, StoreUnusable
 from pteforge.tests.contract.conftest import SIGNING_KEY
 
@@ -252,7 +251,7 @@ def test_missing_package(start):
 import sys
 sys.modules["s3fs"] = None  # importing it then fails as if it were not installed
 from pathlib import Path
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.errors import StoreUnusable
 try:
     open_store("s3://zoo/x", cache=Path("cache"))
@@ -268,8 +267,8 @@ def test_nothing_heavy_is_imported(start):
 import sys
 before = set(sys.modules)
 from pathlib import Path
-from pteforge.artifacts import gc, ledger, locations
-locations.open_store("here").close()
+from pteforge.artifacts import gc, ledger, store
+store.open_store("here").close()
 print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))
 """
     imported = set(start(program).communicate()[0].split())

@@ -147,7 +147,7 @@ _PUBLISHER = """
 import sys
 from pathlib import Path
 from pteforge.artifacts.ref import ArtifactManifest
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 with open_store(sys.argv[1], cache=Path(sys.argv[2])) as store:
     print("ready", flush=True)
     sys.stdin.readline()

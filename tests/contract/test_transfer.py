@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pteforge.artifacts.digest import digest_json
 from pteforge.artifacts.ledger import StageRecord
-from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.ref import ArtifactManifest
+from pteforge.artifacts.store import open_store
 from pteforge.artifacts.transfer import Transferred, transfer
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 import psutil
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.tasks.workers import Workers
 from pteforge.tests.faults.campaign import Campaign, trying
 from pteforge.tests.faults.zoo import STAGES, Made, check_store, make_project

@@ -17,9 +17,8 @@ from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.files import remove
 from pteforge.artifacts.gc import collect, usage, verify_store
 from pteforge.artifacts.local_store import LAYOUT
-from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
-from pteforge.artifacts.store import Store
+from pteforge.artifacts.store import Store, open_store
 from pteforge.configs.load import LoadedZoo, load_zoo
 from pteforge.errors import InputError, ObjectDamaged, ObjectMissing, ReleaseDamaged, StoreUnusable
 from pteforge.flows.release_contents import find_results, read_contents

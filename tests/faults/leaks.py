@@ -153,7 +153,7 @@ def replay(first: str) -> NoReturn:
 
     All else is done: keys, records, tasks of Prefect, files. So thousands of stages take minutes.
     """
-    from pteforge.artifacts.locations import open_store
+    from pteforge.artifacts.store import open_store
     from pteforge.tasks.executor import Executor
     from pteforge.tests.command import run_command
 

@@ -22,9 +22,8 @@ from unittest import mock
 import psutil
 from pteforge.artifacts.gc import collect
 from pteforge.artifacts.lease import LeaseTiming
-from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.remote_store import RemoteStore
-from pteforge.artifacts.store import Store
+from pteforge.artifacts.store import Store, open_store
 from pteforge.tasks.workers import Workers
 from pteforge.tests.contract.conftest import SIGNING_KEY, run_s3_server
 from pteforge.tests.faults.campaign import Campaign, trying

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from pteforge.artifacts.locations import open_store
-from pteforge.artifacts.store import Store
+from pteforge.artifacts.store import Store, open_store
 from pteforge.configs.load import load_zoo
 from pteforge.flows.outcome import ZooOutcome
 from pteforge.flows.request import ExportRequest

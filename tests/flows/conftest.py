@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 import yaml
-from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.runs import StageOutcome
-from pteforge.artifacts.store import Store
+from pteforge.artifacts.store import Store, open_store
 from pteforge.configs.load import load_zoo
 from pteforge.flows.outcome import ZooOutcome
 from pteforge.flows.request import ExportRequest

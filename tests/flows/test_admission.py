@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.configs.zoo import RunConfig
 from pteforge.flows.request import ExportRequest

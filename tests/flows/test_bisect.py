@@ -6,7 +6,7 @@ import io
 import re
 
 import pytest
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError, StageFailed
 from pteforge.flows.bisect import bisect, check_plot, draw

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pteforge
 import pytest
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.formats.pte.reader import open_pte
 from pteforge.tasks.executor import PROCESSES_VARIABLE
 from pteforge.tasks.workers import Workers

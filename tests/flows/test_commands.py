@@ -17,8 +17,8 @@ import numpy as np
 import pteforge as package
 import pytest
 import yaml
-from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.runs import run_lease
+from pteforge.artifacts.store import open_store
 from pteforge.flows.cli.terminal import quiet
 from pteforge.flows.figures_text import format_size
 from pteforge.formats.pte.reader import open_pte

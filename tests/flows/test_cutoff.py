@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -10,8 +10,8 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.ref import BlobRef
+from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.errors import ObjectDamaged
 from pteforge.flows.request import ExportRequest

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.errors import FileFormatError
 from pteforge.flows.cli import diff
 from pteforge.flows.comparison import read_delivered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.flows.cli.summary import Failures, print_failures
 from pteforge.flows.doctor import examine

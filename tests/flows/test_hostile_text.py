@@ -14,8 +14,8 @@ from pathlib import Path
 import pteforge as package
 import pytest
 import typer
-from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.runs import FieldChange, ReleaseOutcome
+from pteforge.artifacts.store import open_store
 from pteforge.errors import printable
 from pteforge.flows.cli.doctor import _print as print_diagnoses
 from pteforge.flows.cli.main import app

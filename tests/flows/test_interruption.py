@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.flows import session
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

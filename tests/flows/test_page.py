@@ -8,8 +8,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.runs import ReleaseOutcome
+from pteforge.artifacts.store import open_store
 from pteforge.flows.page import NAME, render, with_the_rest, write_page
 from pteforge.tasks.delivered import Delivered, Failure, delivered_by
 from pteforge.tasks.diagnosis import Finding

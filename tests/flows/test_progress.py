@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.runs import StageOutcome
+from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.configs.model import Limits
 from pteforge.flows.cli.progress import Bar, Lines

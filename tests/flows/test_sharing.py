@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.flows.select import select_models
 from pteforge.tasks.executor import Executor, current_params

@@ -9,7 +9,7 @@ import pytest
 from pteforge.artifacts import known_files
 from pteforge.artifacts.files import LocalFiles
 from pteforge.artifacts.gc import collect, verify_store
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.flows import whole
 from pteforge.flows.request import ExportRequest
 from pteforge.flows.session import open_session

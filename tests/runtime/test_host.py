@@ -38,13 +38,13 @@ def test_programs_that_do_not_load(run_host, host_arguments, programs):
 
 def test_sizes(run_host, host_arguments, programs, tmp_path):
     """A size that the file's metadata leaves out is refused before the program runs; the runtime would take it."""
-    from pteforge.formats.pte.sizes import entries
+    from pteforge.formats.pte.contents import size_entries
     from pteforge.tasks.programs.file_metadata import write_metadata
 
     plain, method, tensor = host_arguments(programs, "v2-dynamic")
     rows, described = int(tensor.partition("x")[0]), tmp_path / "described.pte"
     for least, step, refused in ((rows, 1, False), (rows + 1, 1, True), (rows - 1, 2, True)):
-        sizes = entries({method: [[0, 0, least, rows + 2, step]]})
+        sizes = size_entries({method: [[0, 0, least, rows + 2, step]]})
         write_metadata(plain, sizes, described, constant_methods=False, segment_alignment=128)
         code, outputs, log = run_host(described, method, tensor)
         assert (code, bool(outputs)) == ((2, False) if refused else (0, True)), log

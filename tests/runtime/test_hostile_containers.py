@@ -11,7 +11,7 @@ import pytest
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.errors import FileFormatError
 from pteforge.formats.nfat import slots_generated as slots
-from pteforge.formats.nfat.container import read_container, write_v2
+from pteforge.formats.nfat.container import pack_v1, read_container, write_v2
 from pteforge.formats.nfat.contents import (
     Blob,
     Description,
@@ -25,7 +25,6 @@ from pteforge.formats.nfat.contents import (
 )
 from pteforge.formats.nfat.conversions import halved, transposed
 from pteforge.formats.nfat.manifest import _Reader
-from pteforge.formats.nfat.v1 import pack_v1
 from pteforge.formats.pte.tables import TableView
 from pteforge.tests.mutations import mutate
 

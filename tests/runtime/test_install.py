@@ -60,8 +60,7 @@ def test_install_and_uninstall(venv, programs):
     assert "Tag: py3-none-" in tags.read_text()
     files = (path.relative_to(venv).as_posix() for path in _files(venv) - before if path.is_file())
     assert {name.split("/", 3)[-1] for name in files if ".dist-info/" not in name} == {
-        f"pteforge_nfat/{name}"
-        for name in ("__init__.py", "library.py", "py.typed", "libnfat_backend.so", "executorch_version.txt")
+        f"pteforge_nfat/{name}" for name in ("__init__.py", "py.typed", "libnfat_backend.so", "executorch_version.txt")
     }
     arguments = [programs / f"v2.{name}" for name in ("pte", "calls.pt", "outputs.pt")]
     assert _run(venv, "-c", _USE, venv, *arguments) == "'most' is no level of verification: none, parsed and all are\n"

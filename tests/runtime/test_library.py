@@ -9,9 +9,9 @@ import pytest
 
 @pytest.fixture
 def library(python_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """pteforge_nfat.library, which is not installed in the tests' environment."""
+    """pteforge_nfat, which is not installed in the tests' environment."""
     monkeypatch.syspath_prepend(python_path)
-    return importlib.import_module("pteforge_nfat.library")
+    return importlib.import_module("pteforge_nfat")
 
 
 def test_missing(library, tmp_path):

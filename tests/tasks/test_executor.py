@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from pteforge.artifacts.digest import canonical_json
-from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
-from pteforge.artifacts.store import LocalOnlyStore
+from pteforge.artifacts.store import LocalOnlyStore, open_store
 from pteforge.configs.model import Limits
 from pteforge.configs.recipe import CompileOptions
 from pteforge.errors import ObjectMissing, StageFailed

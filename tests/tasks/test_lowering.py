@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from pteforge.artifacts.digest import digest_json
-from pteforge.artifacts.locations import open_store
 from pteforge.artifacts.ref import ArtifactRef
+from pteforge.artifacts.store import open_store
 from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.configs.verification import resolve_gate

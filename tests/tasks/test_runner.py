@@ -208,7 +208,7 @@ def test_errors_cross_processes():
 
 def test_executor_is_an_engine(tmp_path):
     """The executor has what runners call; its key covers stage, code, versions, inputs and params."""
-    from pteforge.artifacts.locations import open_store
+    from pteforge.artifacts.store import open_store
 
     with open_store(str(tmp_path / "store")) as store:
         executor = Executor(store, workers=None)

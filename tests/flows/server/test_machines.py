@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pteforge
 import pytest
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.formats.nfat.container import assemble, write_v2
+from pteforge.formats.nfat.container import assemble, pack_v1, write_v2
 from pteforge.formats.nfat.contents import (
     Blob,
     Description,
@@ -25,7 +25,6 @@ from pteforge.formats.nfat.contents import (
 )
 from pteforge.formats.nfat.limits import MAX_ZEROS
 from pteforge.formats.nfat.manifest import write_manifest
-from pteforge.formats.nfat.v1 import pack_v1
 
 CORPUS = Path(__file__).with_name("corpus")
 

@@ -16,11 +16,10 @@ import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.passes import MemoryPlanningPass
-from pteforge.formats.nfat.container import write_v2
+from pteforge.formats.nfat.container import pack_v1, write_v2
 from pteforge.formats.nfat.contents import Description
 from pteforge.formats.nfat.pack import PackedContainer, pack_sections, pack_v2
 from pteforge.formats.nfat.sharing import sections
-from pteforge.formats.nfat.v1 import pack_v1
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.programs.fat_program import write_fat
 from pteforge.tests.mutations import damage_inline

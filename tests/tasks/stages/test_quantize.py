@@ -8,8 +8,8 @@ import pytest
 from pteforge.configs import Quantize as Quantization
 from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import TargetError
+from pteforge.formats.describe import weight_bytes
 from pteforge.formats.pte.reader import read_pte
-from pteforge.formats.pte.weights import weight_bytes
 from pteforge.tasks import quantization
 from pteforge.tasks.stages.quantize import Quantize
 from pteforge.tasks.targets.find import check_quantizers, find_quantizer_options

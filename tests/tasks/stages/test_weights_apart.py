@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.errors import TargetError
 from pteforge.tasks.codecs.binding import bind, graph_of
 from pteforge.tasks.codecs.program import save_program

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pteforge.artifacts.local_store import LocalStore
-from pteforge.artifacts.locations import open_store
+from pteforge.artifacts.store import open_store
 from pteforge.tasks.codecs.binding import graph_of
 from pteforge.tasks.codecs.program import load_graph, save_program
 from pteforge.tasks.upstream.torch_lowering import (

@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.errors import FileFormatError
-from pteforge.formats.pte.contents import DimensionSizes, InstructionCounts, Method, ScalarSpec, TensorSpec
+from pteforge.formats.pte.contents import (
+    DimensionSizes,
+    InstructionCounts,
+    Method,
+    ScalarSpec,
+    TensorSpec,
+    shape_problem,
+    size_entries,
+    with_sizes,
+)
 from pteforge.formats.pte.metadata import encode_value
-from pteforge.formats.pte.sizes import entries, shape_problem, with_sizes
 
 ROWS = TensorSpec("float32", (8, 4), (0, 1), "bound", 128)
 METHOD = Method("forward", (ScalarSpec("int", 3), ROWS), (), (), (), (), (), InstructionCounts())
@@ -16,7 +24,7 @@ METHOD = Method("forward", (ScalarSpec("int", 3), ROWS), (), (), (), (), (), Ins
 
 def test_written_and_read():
     """Entries have a method's rows, one after another, and are read back as the sizes of its inputs."""
-    written = entries({"forward": [[1, 0, 2, 8, 2], [1, 1, 1, 4, 1]]})
+    written = size_entries({"forward": [[1, 0, 2, 8, 2], [1, 1, 1, 4, 1]]})
     assert written == {"sizes.forward": (1, 0, 2, 8, 2, 1, 1, 1, 4, 1)}
     number, rows = with_sizes(METHOD, encode_value(written["sizes.forward"])).inputs
     assert number == METHOD.inputs[0]

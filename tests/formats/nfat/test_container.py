@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.errors import InputError
-from pteforge.formats.nfat.container import read_container
-from pteforge.formats.nfat.v1 import pack_v1
+from pteforge.formats.nfat.container import pack_v1, read_container
 
 _IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=32)
 
