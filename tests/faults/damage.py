@@ -182,7 +182,7 @@ def trial(whole: Whole, rng: random.Random, folder: Path) -> str:
             if exported:
                 export_again(whole, project, path)
             elif lowered:
-                lower_again(whole, project, rng)
+                lower_again(whole, project, path, rng)
             else:
                 ask(whole, rng, folder)
             with open_store(str(project.store)) as store:
@@ -270,7 +270,7 @@ def maintain(_whole: Whole, store: Store) -> None:
 def export_again(whole: Whole, project: Project, path: Path) -> None:
     """The command line makes the results again."""
     done = project.export()
-    if done.code and (cannot_be_opened(project.store) or (is_no_file(path) and path.is_relative_to(project.store))):
+    if done.code and (cannot_be_opened(project.store) or is_no_file(path)) and str(project.store) in done.err:
         raise StoreUnusable(done.err)
     if any((project.out / name).is_dir() for name in whole.files):
         assert done.code == 2
@@ -280,14 +280,16 @@ def export_again(whole: Whole, project: Project, path: Path) -> None:
         assert project.files() == whole.files
 
 
-def lower_again(whole: Whole, project: Project, rng: random.Random) -> None:
+def lower_again(whole: Whole, project: Project, path: Path, rng: random.Random) -> None:
     """The results are made again by a run that has to run some stages."""
     with open_store(str(project.store)) as store:
         keys = [name[6:] for name in whole.said if name.startswith("stage ")]
         store.ledger.forget(*(key for key in keys if rng.random() < _AGAIN))
-    for path in project.out.rglob("*.pte"):
-        path.unlink() if rng.random() < _AGAIN and path.is_file() else None
+    for result in project.out.rglob("*.pte"):
+        result.unlink() if rng.random() < _AGAIN and result.is_file() else None
     outcome = lower_zoo(project, whole.workers).outcome
+    if is_no_file(path) and (told := [failure.problem for failure in outcome.failures if str(path) in failure.problem]):
+        raise StoreUnusable(told[0])
     if any((project.out / name).is_dir() for name in whole.files):  # it may be somebody's
         assert outcome.exit_code == 2
         assert all("Is a directory" in failure.problem for failure in outcome.failures)
