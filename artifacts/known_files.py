@@ -31,7 +31,7 @@ class KnownFiles:
         """Reads what earlier runs knew from ``ledger/<name>`` of the local store at `root`; nothing if it cannot."""
         self._records = RecordFiles(LocalFiles(root), Seal(None))
         self._name = f"ledger/{name}"
-        self._known = self._read()
+        self._known: dict[str, _Known] = self._records.read(self._name, self._name, _KNOWN) or {}
         self._before = dict(self._known)
 
     def digest(self, path: Path) -> Digest:
@@ -79,9 +79,6 @@ class KnownFiles:
         known = dict(self._known)  # another thread may be adding to it
         if known != self._before:
             self._records.write(self._name, self._name, canonical_json(known))
-
-    def _read(self) -> dict[str, _Known]:
-        return self._records.read(self._name, self._name, _KNOWN) or {}
 
 
 def _look_at(path: str | Path) -> os.stat_result | None:

@@ -36,7 +36,8 @@ def transfer(source: Store, target: Store, progress: Callable[[int, int], None] 
     records = list(source.ledger)
     copied = present = lost = 0
     for done, record in enumerate(records, 1):
-        if _has(target, record):
+        known = target.ledger.lookup(record.key)
+        if known and all(map(target.has, known.outputs.values())):
             present += 1
         elif _copy_record(source, target, record):
             copied += 1
@@ -51,7 +52,8 @@ def transfer(source: Store, target: Store, progress: Callable[[int, int], None] 
 def _copy_record(source: Store, target: Store, record: StageRecord) -> bool:
     """Whether everything that a record needs was there to copy."""
     try:
-        for ref in _artifacts(record):
+        log = [ArtifactRef("log", record.log, record.log.digest)] if record.log else []
+        for ref in (*record.outputs.values(), *log):
             _copy(source, target, ref)
     except (ObjectMissing, ObjectDamaged):
         return False
@@ -66,16 +68,6 @@ def _copy_lists(source: Ledger, target: Ledger) -> None:
     for slot in source.slots():
         if target.last(slot.slot) is None:
             target.remember(slot.slot, slot.key, slot.fields)
-
-
-def _has(store: Store, record: StageRecord) -> bool:
-    known = store.ledger.lookup(record.key)
-    return known is not None and all(map(store.has, known.outputs.values()))
-
-
-def _artifacts(record: StageRecord) -> list[ArtifactRef]:
-    log = [ArtifactRef("log", record.log, record.log.digest)] if record.log else []
-    return [*record.outputs.values(), *log]
 
 
 def _copy(source: Store, target: Store, ref: ArtifactRef) -> None:

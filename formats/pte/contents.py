@@ -277,11 +277,11 @@ class PteFile:
     def inner_segments(self) -> frozenset[int]:
         """Indices of segments that lie inside of others: named data that operators use as constants, too."""
         inner, end = set(), 0
-        for index in sorted(range(len(self.segments)), key=lambda index: _outer_first(self.segments[index])):
-            if self.segments[index].end <= end:
+        for index, segment in sorted(enumerate(self.segments), key=lambda item: (item[1].offset, -item[1].size)):
+            if segment.size and segment.end <= end:
                 inner.add(index)
-            end = max(end, self.segments[index].end)
-        return frozenset(index for index in inner if self.segments[index].size)
+            end = max(end, segment.end)
+        return frozenset(inner)
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -296,10 +296,6 @@ class PteFile:
 
 _KERNELS = {"llama": "executorch.extension.llm.custom_ops.custom_ops"}
 """Namespace of operators to the module that loads their kernels."""
-
-
-def _outer_first(extent: Extent) -> tuple[int, int]:
-    return extent.offset, -extent.size
 
 
 SIZES = "sizes."

@@ -65,7 +65,9 @@ def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
     ]
     methods = [read_method(plan, segments, inline) for plan in program.children(schema.Program.EXECUTION_PLAN)]
     data = [data for contents in methods for data in contents.data]
-    named = tuple(_named_data(program, segments))
+    named = tuple(
+        NamedData(node.text(schema.NamedData.KEY), index) for node, index in _named_segments(program, segments)
+    )
     sizes = {entry.key: segments[entry.segment].of(view) for entry in named if entry.key.startswith(_SIZES)}
     return PteFile(
         size=len(view),
@@ -169,11 +171,6 @@ def _in_constants(program: TableView, segments: Sequence[Extent]) -> Iterator[in
     for _, named in _named_segments(program, segments):
         if named != index and constants.offset <= segments[named].offset and segments[named].end <= constants.end:
             yield named
-
-
-def _named_data(program: TableView, segments: Sequence[Extent]) -> Iterator[NamedData]:
-    for node, index in _named_segments(program, segments):
-        yield NamedData(node.text(schema.NamedData.KEY), index)
 
 
 def _named_segments(program: TableView, segments: Sequence[Extent]) -> Iterator[tuple[TableView, int]]:
