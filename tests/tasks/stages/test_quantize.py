@@ -263,7 +263,8 @@ def test_layers_that_lose_most(stages):
     from pteforge.errors import VerificationFailed
 
     asked = int8()
-    with pytest.raises(VerificationFailed, match=r"loses most in 'fragile'.*passes with 1 of 2 .*`quantize: \{exclude: \['fragile'\]"):
+    advice = r"loses most in 'fragile'.*passes with 1 of 2 .*`quantize: \{exclude: \['fragile'\]"
+    with pytest.raises(VerificationFailed, match=advice):
         stages.lower("builders:fragile_layer", asked)
     assert stages.lower("builders:fragile_layer", asked | {"quantize": asked["quantize"] | {"exclude": "fragile"}}).file
 
