@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .api.recipes import recipe_from_executorch
     from .api.result import Exported
     from .configs.definition import MethodCall, MethodDefinition, ModelDefinition
-    from .flows.blocks import PteforgeStore
+    from .flows.prefect.blocks import PteforgeStore
 
 __version__ = "0.1.0.dev0"
 
@@ -35,7 +35,7 @@ _LAZY = {
     "MethodCall": "configs.definition",
     "MethodDefinition": "configs.definition",
     "ModelDefinition": "configs.definition",
-    "PteforgeStore": "flows.blocks",
+    "PteforgeStore": "flows.prefect.blocks",
     "export": "api.export",
     "recipe_from_executorch": "api.recipes",
 }

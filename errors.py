@@ -52,7 +52,7 @@ class PteforgeError(Exception):
     """Root of all errors raised by pteforge. The message says what, where and what to do.
 
     Attributes:
-        findings: causes and ways out that were found after it was raised: `tasks.diagnosis.Finding`.
+        findings: causes and ways out that were found after it was raised: `tasks.results.diagnosis.Finding`.
     """
 
     findings: tuple[Any, ...] = ()

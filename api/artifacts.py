@@ -14,9 +14,9 @@ from ..tasks.codecs.delegates import load_delegates
 from ..tasks.codecs.payload import read_payload
 from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import load_value, load_values
-from ..tasks.lowering import check_stage
-from ..tasks.model_run import RecipeRun
-from ..tasks.runner import Done, StageId
+from ..tasks.engine.runner import Done, StageId
+from ..tasks.lowering.graph import check_stage
+from ..tasks.lowering.runs import RecipeRun
 from ..tasks.stages.export import Export
 
 _MAIN_ROLES = ("program", "file", "payload")

@@ -21,10 +21,10 @@ from ..artifacts.store import Store, open_store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
 from ..errors import AccuracyMissed, InputError
-from ..tasks.lowering import check_stage, lower_model
-from ..tasks.model import PlannedModel, for_debugging
-from ..tasks.model_run import History, ModelRun
-from ..tasks.runner import CutShort, run_without_loop
+from ..tasks.engine.runner import CutShort, run_without_loop
+from ..tasks.lowering.graph import check_stage, lower_model
+from ..tasks.lowering.model import PlannedModel, for_debugging
+from ..tasks.lowering.runs import History, ModelRun
 from ..tasks.stages.gate import Gate
 from ..tasks.stages.report import Report
 from .live_runner import LiveRunner, one_at_a_time

@@ -18,16 +18,16 @@ from ..artifacts.store import Store
 from ..errors import PteforgeError, StageFailed
 from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import count_values
-from ..tasks.executor import Executor
-from ..tasks.programs.samples import checked_samples, flat_samples, save_samples
-from ..tasks.runner import Done, EngineRunner, StageCall
-from ..tasks.stage import Params, to_roles
+from ..tasks.engine.executor import Executor
+from ..tasks.engine.runner import Done, EngineRunner, StageCall
+from ..tasks.engine.stage import Params, to_roles
+from ..tasks.engine.workers import InProcess, as_in_a_process
+from ..tasks.quantize.samples import checked_samples, flat_samples, save_samples
 from ..tasks.stages.baseline import Baseline, score_built
 from ..tasks.stages.calibration import Calibration
 from ..tasks.stages.diagnose import Diagnose, diagnose_built
 from ..tasks.stages.export import Export, export_built
 from ..tasks.stages.source_transform import SourceTransform, transform_built
-from ..tasks.workers import InProcess, as_in_a_process
 from .source import LiveSource
 
 one_at_a_time = threading.Lock()  # torch and ExecuTorch cannot trace or lower in two threads at once

@@ -12,9 +12,9 @@ from ..configs.recipe import Recipe
 from ..configs.recipe_lookup import LoadedRecipe, call_recipe, load_preset, load_recipe
 from ..configs.verification import ERROR_BOUNDS, resolve_gate
 from ..errors import ConfigError
-from ..tasks.keys.search import ModuleSearch
-from ..tasks.model import PlannedRecipe
-from ..tasks.recipe_checks import ErrorAt, errors_at, plan_recipe
+from ..tasks.engine.keys.search import ModuleSearch
+from ..tasks.lowering.model import PlannedRecipe
+from ..tasks.lowering.recipe_checks import ErrorAt, errors_at, plan_recipe
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe, RecipeType

@@ -21,12 +21,12 @@ from ..runtime.host import LoadedProgram, load
 from ..runtime.selection import scratch_folder
 from ..tasks.codecs.assets import load_assets
 from ..tasks.codecs.payload import payload_sha256, read_payload, write_payload
-from ..tasks.delivered import Delivered
-from ..tasks.figures import Figures
-from ..tasks.model_run import RecipeRun
-from ..tasks.quantization import Quantization
-from ..tasks.runner import Done
-from ..tasks.stage import from_roles
+from ..tasks.engine.runner import Done
+from ..tasks.engine.stage import from_roles
+from ..tasks.lowering.runs import RecipeRun
+from ..tasks.results.delivered import Delivered
+from ..tasks.results.figures import Figures
+from ..tasks.results.quantization import Quantization
 from ..tasks.stages.compile import Compile, emit, linked_manager
 from ..tasks.stages.edge import Edge
 from ..tasks.stages.evaluate import Evaluate

@@ -13,13 +13,13 @@ from torch.export import ExportedProgram
 from ..configs.definition import MethodDefinition, ModelDefinition
 from ..configs.sources import Dataset
 from ..errors import InputError, SourceError
-from ..tasks.keys.builder import find_builder
-from ..tasks.keys.search import ModuleSearch
-from ..tasks.keys.source import check_program_file
-from ..tasks.model import PlannedRecipe
-from ..tasks.programs.copies import copy_modules
-from ..tasks.programs.inputs import own_tensors
-from ..tasks.programs.model_source import BuiltModel, checked_definition
+from ..tasks.engine.keys.builder import find_builder
+from ..tasks.engine.keys.search import ModuleSearch
+from ..tasks.engine.keys.source import check_program_file
+from ..tasks.lowering.model import PlannedRecipe
+from ..tasks.usercode.copies import copy_modules
+from ..tasks.usercode.inputs import own_tensors
+from ..tasks.usercode.model_source import BuiltModel, checked_definition
 
 Model: TypeAlias = torch.nn.Module | ExportedProgram | ModelDefinition | str | Path
 """One method, or with a ModelDefinition several; a path is that of a `.pt2` file."""

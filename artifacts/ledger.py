@@ -81,7 +81,7 @@ class ModelRecord(Record):
         key: digest of all that decides which stages the model has and what they do, besides the user's code.
         distributions: packages whose versions the key covers.
         stages: as a run that finds all of them records them.
-        recipes: what came of each; JSON of `tasks.delivered.Delivered`.
+        recipes: what came of each; JSON of `tasks.results.delivered.Delivered`.
         objects: every object of the artifacts of its files.
     """
 

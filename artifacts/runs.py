@@ -126,7 +126,7 @@ class RunRecord(Record):
         version: pteforge's.
         commit: git commit of the zoo's folder, with ``-dirty`` where tracked files were changed; empty without git.
         zoo_digest: SHA-256 of the zoo after includes and overrides.
-        files: model name -> recipe name -> what came of it; JSON of `tasks.delivered.Delivered`.
+        files: model name -> recipe name -> what came of it; JSON of `tasks.results.delivered.Delivered`.
         pid: of the process on the host.
         release: what became of its release; None if it was to make none.
     """

@@ -71,7 +71,7 @@ def lower(module: Any, example: Any, names: tuple[str, ...]) -> dict[str, bytes]
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
-    from pteforge.tasks.programs.batch_norms import fold_batch_norms
+    from pteforge.tasks.export.batch_norms import fold_batch_norms
     from torch.export import export
 
     program = export(module, (example,))
@@ -89,7 +89,7 @@ def pack(model: str, payload: str, payloads: Mapping[str, bytes], shape: tuple[i
     """Writes the fat file, the bare payload and an input of ones."""
     from pteforge.formats.nfat.contents import Description
     from pteforge.formats.nfat.pack import pack_v2
-    from pteforge.tasks.programs.fat_program import write_fat
+    from pteforge.tasks.lower.fat_program import write_fat
 
     packed = pack_v2([(Description(name, BACKENDS[name], ("forward",)), content) for name, content in payloads.items()])
     stem = f"{model.replace(' ', '-')}-{payload}"

@@ -77,7 +77,7 @@ def _seconds(command: psutil.Process) -> Iterator[tuple[str, float]]:
     yield "command", _cpu(command)[0]
     for server in command.children():
         with suppress(psutil.Error):
-            if "tasks.workers" in " ".join(server.cmdline()):
+            if "tasks.engine.workers" in " ".join(server.cmdline()):
                 own, ended = _cpu(server)
                 yield "worker server", own
                 yield "stages", ended + sum(sum(_cpu(worker)) for worker in server.children())

@@ -18,8 +18,8 @@ from pteforge.artifacts.ref import ArtifactRef
 from pteforge.artifacts.store import Store
 from pteforge.configs import BuilderSource, ModelConfig
 from pteforge.tasks.codecs.values import load_value, load_values
-from pteforge.tasks.programs.model_source import build, seed_everything
-from pteforge.tasks.programs.running import Loadable, run_method
+from pteforge.tasks.usercode.model_source import build, seed_everything
+from pteforge.tasks.verify.running import Loadable, run_method
 from torch.utils import _pytree as pytree
 
 METHOD = "forward"

@@ -195,7 +195,7 @@ def serve(pipe: Any) -> None:
 def outcome(case: Case, flow_name: str, side: str) -> str:
     import torch
     from pteforge.formats.pte.reader import read_pte
-    from pteforge.tasks.programs.running import missing_backends
+    from pteforge.tasks.verify.running import missing_backends
 
     flow = FLOWS[flow_name]
     module, inputs, dynamic_shapes = calls(case.operator, case.test, flow)[case.index]

@@ -1,6 +1,6 @@
 """Evaluators for accuracy gates: ``accuracy: {evaluator: pteforge.evaluators:top_k, kwargs: {...}, floor: 0.9}``.
 
-Each takes `predict` (see `tasks.programs.scoring`), samples, and arguments that YAML can write, and returns a number
+Each takes `predict` (see `tasks.verify.scoring`), samples, and arguments that YAML can write, and returns a number
 that is higher for better files. docs/accuracy.md describes them.
 """
 

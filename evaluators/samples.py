@@ -15,7 +15,7 @@ import torch
 from ..errors import SourceError
 
 Predict = Callable[..., Any]
-"""``predict(*inputs, method="forward")``; see `tasks.programs.scoring`."""
+"""``predict(*inputs, method="forward")``; see `tasks.verify.scoring`."""
 
 Read = Callable[[Any], Any]
 """Makes a model's inputs of a path, or of text."""

@@ -1,1 +1,4 @@
-"""The flows (one model, one zoo) and the command line that starts them. Importing this does not import Prefect."""
+"""Runs of zoos, with Prefect and without, what is reported and released of them, and the command line.
+
+Importing this does not import Prefect, which only `flows.prefect` does.
+"""

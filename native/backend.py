@@ -19,11 +19,11 @@ from ..formats.nfat.pack import pack_v2
 from ..formats.pte.contents import Method
 from ..formats.pte.reader import read_pte
 from ..runtime.signature import signature_mismatch
-from ..tasks.programs import kernels  # noqa: F401 - the forms of quantized operators that files name
-from ..tasks.programs.delivery import check_file
-from ..tasks.programs.emission import backend_config
-from ..tasks.programs.fat_program import named_blobs
-from ..tasks.programs.graphs import check_no_affine, decompose_affine
+from ..tasks.lower import kernels  # noqa: F401 - the forms of quantized operators that files name
+from ..tasks.lower.delivery import check_file
+from ..tasks.lower.emission import backend_config
+from ..tasks.lower.fat_program import named_blobs
+from ..tasks.lower.graphs import check_no_affine, decompose_affine
 from ..tasks.targets.base import Target
 from ..tasks.upstream.torch_lowering import no_pending_symbols
 from .aten import signature_of, to_aten

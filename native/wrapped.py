@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..errors import TargetError
-from ..tasks.programs.graphs import graph_modules
+from ..tasks.lower.graphs import graph_modules
 from ..tasks.targets.base import Target
 
 _Kept = tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]  # noqa: SLF001 - torch has no public name

@@ -24,17 +24,17 @@ from pteforge.errors import InputError
 from pteforge.tasks.codecs.payload import read_payload
 from pteforge.tasks.codecs.program import load_program
 from pteforge.tasks.codecs.values import load_value
-from pteforge.tasks.executor import Executor, StageWork, run_stage
-from pteforge.tasks.keys.search import ModuleSearch
-from pteforge.tasks.lowering import lower_model
-from pteforge.tasks.model import PlannedModel
-from pteforge.tasks.model_run import ModelRun
-from pteforge.tasks.recipe_checks import plan_recipe
-from pteforge.tasks.runner import CutShort, Done, StageCall, run_without_loop
-from pteforge.tasks.stage import Params, Stage, Workspace, from_roles, to_roles
+from pteforge.tasks.engine.executor import Executor, StageWork, run_stage
+from pteforge.tasks.engine.keys.search import ModuleSearch
+from pteforge.tasks.engine.runner import CutShort, Done, StageCall, run_without_loop
+from pteforge.tasks.engine.stage import Params, Stage, Workspace, from_roles, to_roles
+from pteforge.tasks.engine.workers import InProcess
+from pteforge.tasks.lowering.graph import lower_model
+from pteforge.tasks.lowering.model import PlannedModel
+from pteforge.tasks.lowering.recipe_checks import plan_recipe
+from pteforge.tasks.lowering.runs import ModelRun
 from pteforge.tasks.stages.export import Export
 from pteforge.tasks.targets.find import find_target
-from pteforge.tasks.workers import InProcess
 
 ZOO = Path(__file__).parent / "zoo"
 
@@ -194,7 +194,7 @@ def lower_upstream(builder: str, recipe: Mapping[str, Any]) -> Any:
     """The ExecutorchProgramManager of a builder's model, lowered with ExecuTorch's public functions alone."""
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
-    from pteforge.tasks.programs.graphs import find_operators
+    from pteforge.tasks.lower.graphs import find_operators
 
     made = Recipe.model_validate(recipe)
     (specialization,) = made.specializations
@@ -253,8 +253,8 @@ def lower_directly(program: Any, target: str, **options: Any) -> bytes:
 def lower_quantized(module: Any, x: Any, *, dynamic: bool = False) -> bytes:
     """The file of a network of one input, which is also what it is calibrated on."""
     import torch
-    from pteforge.tasks.programs.pt2e import quantize
-    from pteforge.tasks.stage import TargetParams
+    from pteforge.tasks.engine.stage import TargetParams
+    from pteforge.tasks.quantize.pt2e import quantize
 
     quantizer = TargetParams(name="xnnpack", options={"dynamic": dynamic})
     program = quantize(torch.export.export(module, (x,)), [x], [[x]], (quantizer,))
@@ -271,8 +271,8 @@ def outputs_of(content: bytes, *inputs: Any) -> Any:
 def worst_sqnr(content: bytes, module: Any, x: Any) -> float:
     """Of all outputs of a file, against eager's, in dB."""
     import torch
-    from pteforge.tasks.programs.compare import compare_all
-    from pteforge.tasks.programs.inputs import StoredCase
+    from pteforge.tasks.usercode.inputs import StoredCase
+    from pteforge.tasks.verify.compare import compare_all
     from torch.utils import _pytree as pytree
 
     made = outputs_of(content, x)

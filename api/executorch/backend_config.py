@@ -12,7 +12,7 @@ from executorch.exir.pass_base import ExportPass
 from executorch.exir.passes import MemoryPlanningPass, ToOutVarPass
 
 from ...configs.recipe import CompileOptions, EmissionPass, MethodOptions
-from ...tasks.programs.emission import SYM_SHAPE_EVAL
+from ...tasks.lower.emission import SYM_SHAPE_EVAL
 from .lowering import import_path, untranslatable
 
 _FIELD = "executorch_backend_config"

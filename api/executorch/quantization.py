@@ -14,8 +14,8 @@ from torchao.quantization.granularity import Granularity
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer, Quantizer
 
 from ...configs.quantize import PASS_FIELDS, GraphPass, Quantize, QuantizerChoice, TorchaoTransform
+from ...tasks.quantize.torchao_configs import snake_case
 from ...tasks.targets.find import find_quantizer_options, find_target_class
-from ...tasks.torchao_configs import snake_case
 from .lowering import check_overrides, import_path, operator_name, untranslatable
 
 _QAT = "training comes first; give the module that prepare_qat_pt2e made once you have trained it: it is converted"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError
-from ..interrupt import leave_interrupted
-from ..prefect_settings import quiet_console, server_configured
-from ..request import ExportRequest
+from ..prefect.settings import quiet_console, server_configured
+from ..run.interrupt import leave_interrupted
+from ..run.request import ExportRequest
 from . import completion
 from .options import AS_JSON, takes_request
 from .terminal import open_console, print_json
@@ -20,8 +20,8 @@ from .terminal import open_console, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...tasks.numerics import LosingPart, NodeLoss
-    from ..bisect import Bisection
+    from ...tasks.results.numerics import LosingPart, NodeLoss
+    from ..run.bisect import Bisection
 
 _NODES = 10
 _log = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ def bisect_recipe(
 
     Only stages that are not cached run. Verification is skipped, so bisect also works on a file that fails it.
     """
-    from ...tasks.numerics import DROP_DB
-    from ..bisect import bisect, check_plot, write_plot
-    from ..session import open_session
+    from ...tasks.results.numerics import DROP_DB
+    from ..run.bisect import bisect, check_plot, write_plot
+    from ..run.session import open_session
     from .progress import observe
 
     model, _, recipe = name.partition("/")
@@ -80,12 +80,12 @@ def bisect_recipe(
 
 def _publish(found: Bisection) -> None:
     """Adds the result to Prefect's artifacts; only logs a failure, since the terminal shows the result anyway."""
-    from ..bisect import draw
+    from ..run.bisect import draw
 
     if not _log.isEnabledFor(logging.INFO):
         quiet_console()
     try:
-        from ..prefect_pages import show_bisection
+        from ..prefect.pages import show_bisection
 
         show_bisection(found, draw(found) if find_spec("matplotlib") else None)
     except Exception as error:  # noqa: BLE001 - whatever Prefect raises
@@ -95,7 +95,7 @@ def _publish(found: Bisection) -> None:
 def _print(console: Console, found: Bisection) -> None:
     from rich.text import Text
 
-    from ..figures_text import rungs_table
+    from ..reports.figures_text import rungs_table
 
     console.print(rungs_table(found.ladder))
     for step, problem in found.not_made.items():
@@ -115,7 +115,7 @@ def _print(console: Console, found: Bisection) -> None:
 
 
 def _print_nodes(console: Console, found: Bisection) -> None:
-    from ..figures_text import open_table
+    from ..reports.figures_text import open_table
 
     assert found.loss  # noqa: S101 - nodes imply a loss
     assert found.nodes  # noqa: S101 - checked by the caller
@@ -138,7 +138,7 @@ def _print_nodes(console: Console, found: Bisection) -> None:
 
 
 def _print_payload(console: Console, found: Bisection) -> None:
-    from ..figures_text import format_sqnr, open_table
+    from ..reports.figures_text import format_sqnr, open_table
 
     losses = found.payload
     if losses is None:
@@ -160,7 +160,7 @@ def _print_payload(console: Console, found: Bisection) -> None:
 def _print_part(console: Console, part: LosingPart, where: str) -> None:
     from rich.text import Text
 
-    from ..figures_text import format_sqnr
+    from ..reports.figures_text import format_sqnr
 
     reached = format_sqnr(part.own) if part.own else part.problem
     console.print(Text(f"\n{where}, {reached}:", "bold"), soft_wrap=True)
@@ -171,7 +171,7 @@ def _print_part(console: Console, part: LosingPart, where: str) -> None:
 
 
 def _cells(node: NodeLoss) -> tuple[str, str, str]:
-    from ..figures_text import format_error, format_sqnr
+    from ..reports.figures_text import format_error, format_sqnr
 
     if node.own is None or node.passed_on is None:
         return node.problem, "", ""

@@ -15,7 +15,7 @@ from typing import ParamSpec
 import typer
 
 from ...errors import InputError, PteforgeError
-from ..interrupt import INTERRUPTED, MESSAGE, leave, noticed_interrupts
+from ..run.interrupt import INTERRUPTED, MESSAGE, leave, noticed_interrupts
 
 _Options = ParamSpec("_Options")
 

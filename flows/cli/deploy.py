@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError
-from ..prefect_settings import quiet_console, server_configured
-from ..request import ExportRequest
+from ..prefect.settings import quiet_console, server_configured
+from ..run.request import ExportRequest
 from .options import takes_request
 
 if TYPE_CHECKING:
-    from ..deployments import ZooDeployment
+    from ..prefect.deployments import ZooDeployment
 
 NAME = Annotated[str, typer.Option(metavar="NAME", help="Name of the deployment.")]
 CRON = Annotated[
@@ -52,7 +52,7 @@ def deploy(
 def serve(request: ExportRequest, *, name: NAME = "nightly", cron: CRON = None, timezone: TIMEZONE = None) -> None:
     """Run a zoo on a schedule in this process, without workers; Ctrl-C ends it."""
     deployment = _deployment(request, name, cron, timezone)
-    from ..deployments import serve as serve_deployment
+    from ..prefect.deployments import serve as serve_deployment
 
     typer.echo(f"serving export-zoo/{name}; Ctrl-C ends it")
     serve_deployment(deployment)
@@ -66,6 +66,6 @@ def _deployment(
             "there is no Prefect server to deploy to; start one with `prefect server start`, and set PREFECT_API_URL"
         )
     quiet_console()
-    from ..deployments import ZooDeployment
+    from ..prefect.deployments import ZooDeployment
 
     return ZooDeployment(request, name, cron, timezone, alerts)

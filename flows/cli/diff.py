@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError, printable
-from ..figures_text import format_size, markdown, markdown_table
+from ..reports.figures_text import format_size, markdown, markdown_table
 from . import completion
 from .options import AS_JSON, STORE, open_existing_store
 from .terminal import open_console, print_json
@@ -20,9 +20,9 @@ from .terminal import open_console, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...tasks.delivered import Delivered
-    from ..difference import FileDifference
-    from ..snapshot import Change, Value
+    from ...tasks.results.delivered import Delivered
+    from ..releases.difference import FileDifference
+    from ..reports.snapshot import Change, Value
 
 _SIDE = (
     "A .pte file, a folder that `export --out` wrote, the id of a run (or its beginning), or a release: URL#RELEASE, "
@@ -56,8 +56,8 @@ def diff(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown to standard output.")] = False,
 ) -> None:
     """Show what differs between two files, folders of results, runs or releases: contents, figures, toolchain."""
-    from ..comparison import parse_gates
-    from ..difference import compare, find_side
+    from ..releases.difference import compare, find_side
+    from ..reports.comparison import parse_gates
 
     if as_json and markdown:
         raise InputError("--json and --markdown exclude each other; give one of them")
@@ -84,7 +84,7 @@ def print_differences(console: Console, files: Sequence[FileDifference]) -> None
     """Prints a table for each file that differs, and how many files do."""
     from rich.text import Text
 
-    from ..figures_text import open_table
+    from ..reports.figures_text import open_table
 
     for file in files:
         if file.status == "equal" and not file.notes:
@@ -175,7 +175,7 @@ def _format(change: Change) -> tuple[str, str]:
 
 def _text(value: Value | None, *, exact: bool) -> str:
     from ...artifacts.digest import is_digest
-    from ..snapshot import Content, Size
+    from ..reports.snapshot import Content, Size
 
     match value:
         case None:
@@ -194,7 +194,7 @@ def _text(value: Value | None, *, exact: bool) -> str:
 
 def _percent(change: Change) -> str:
     """Relative change of a size or a count."""
-    from ..snapshot import Content, Size
+    from ..reports.snapshot import Content, Size
 
     match change.before, change.after:
         case Content(before, _, _) | Size(before) | int(before), Content(after, _, _) | Size(after) | int(after):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError, first_line, printable
-from ..interrupt import leave_interrupted
-from ..prefect_settings import quiet_console, server_configured
-from ..request import ExportRequest
+from ..prefect.settings import quiet_console, server_configured
+from ..run.interrupt import leave_interrupted
+from ..run.request import ExportRequest
 from .options import AS_JSON, takes_request
 from .terminal import open_console, print_json
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from ...tasks.diagnosis import Diagnosis, Finding
-    from ..doctor import ModelDiagnosis
+    from ...tasks.results.diagnosis import Diagnosis, Finding
+    from ..run.doctor import ModelDiagnosis
 
 
 @takes_request("recipes", "out", "until", "debug", "on", "publish", optional=True)
@@ -41,8 +41,8 @@ def doctor(
     if request is None:
         _check_server(as_json=as_json)
         return
-    from ..doctor import examine
-    from ..session import open_session
+    from ..run.doctor import examine
+    from ..run.session import open_session
     from .progress import observe
 
     try:
@@ -65,7 +65,7 @@ def _check_server(*, as_json: bool) -> None:
     if not server_configured():
         raise InputError("there is no Prefect server to look at; set PREFECT_API_URL")
     quiet_console()
-    from ..server_health import check_server
+    from ..prefect.server_health import check_server
 
     checks = check_server()
     if as_json:
@@ -80,8 +80,8 @@ def _check_server(*, as_json: bool) -> None:
 def _print(console: Console, found: Sequence[ModelDiagnosis]) -> None:
     from rich.text import Text
 
-    from ...tasks.diagnosis import Diagnosis
-    from ..figures_text import open_table
+    from ...tasks.results.diagnosis import Diagnosis
+    from ..reports.figures_text import open_table
 
     table = open_table(("model", "method", "strict", "without strict mode", "in strict mode", "draft export"))
     for each in found:
@@ -136,7 +136,7 @@ def _print_findings(console: Console, name: str, diagnosis: Diagnosis) -> None:
 def _print_text(console: Console, findings: Sequence[Finding], style: str) -> None:
     from rich.text import Text
 
-    from ...tasks.diagnosis import as_text
+    from ...tasks.results.diagnosis import as_text
 
     if findings:
         console.print(Text(as_text(findings), style), soft_wrap=True)

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from ...errors import PteforgeError
-from ..interrupt import leave, leave_interrupted
-from ..prefect_settings import server_configured
-from ..request import ExportRequest
+from ..prefect.settings import server_configured
+from ..run.interrupt import leave, leave_interrupted
+from ..run.request import ExportRequest
 from .options import AS_JSON, takes_request
 from .plan import show_plan
 from .terminal import print_json
@@ -26,9 +26,9 @@ def export(
     as_json: AS_JSON = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
-    from ..page import NAME
-    from ..session import open_session
-    from ..zoo import find_models
+    from ..reports.page import NAME
+    from ..run.session import open_session
+    from ..run.zoo import find_models
     from .progress import observe
     from .summary import Failures, print_failures, print_published, print_summary
 
@@ -41,7 +41,7 @@ def export(
             if session.complete and not server_configured():
                 outcome = session.outcome()
             else:
-                from ..run_flow import run_flow
+                from ..prefect.run_flow import run_flow
 
                 with observe(session, failures, quiet=as_json):
                     outcome = run_flow(session)

@@ -45,8 +45,8 @@ def init(
 def _arguments(builder: str, folder: Path) -> tuple[Sequence[str], Sequence[str]]:
     """What a builder takes, and what it needs; raises InputError if there is no such builder."""
     from ...configs.base import check_object_reference
-    from ...tasks.keys.builder import find_builder, find_signature
-    from ...tasks.keys.search import ModuleSearch
+    from ...tasks.engine.keys.builder import find_builder, find_signature
+    from ...tasks.engine.keys.search import ModuleSearch
 
     try:
         check_object_reference(builder)

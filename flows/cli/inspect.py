@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import printable
-from ..figures_text import format_size, open_table
+from ..reports.figures_text import format_size, open_table
 from .metadata import metadata_lines
 from .options import AS_JSON, DATA
 from .pte_files import data_files, open_fat_file
@@ -38,7 +38,7 @@ def inspect_file(
     from ...formats.pte.contents import SIZES
     from ...formats.pte.metadata import metadata_json, read_metadata, returning_methods
     from ...formats.pte.reader import map_file, open_pte
-    from ...tasks.delivered import Delivered
+    from ...tasks.results.delivered import Delivered
 
     pte = open_pte(file)
     fat = open_fat_file(file, data) if is_fat(pte) else None

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ... import __version__
-from ..interrupt import leave
+from ..run.interrupt import leave
 from .bisect import bisect_recipe
 from .crashes import exit_code, in_child
 from .deploy import deploy, serve

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError
-from ..request import ExportRequest, describe
+from ..run.request import ExportRequest, describe
 from . import completion
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def takes_request(*without: str, optional: bool = False) -> Callable[[Callable[.
 def open_existing_store(url: str | None) -> Store:
     """The store, for commands that must not create one; raises InputError if it does not exist."""
     from ...artifacts.store import open_store
-    from ..session import store_url
+    from ..run.session import store_url
 
     url = store_url(url)
     if url and "://" not in url and not Path(url).exists():

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from ...errors import printable
-from ..figures_text import format_size
-from ..request import ExportRequest
+from ..reports.figures_text import format_size
+from ..run.request import ExportRequest
 from .options import AS_JSON, takes_request
 from .terminal import open_console, print_json
 from .why import format_change
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from ...artifacts.ledger import StageRecord
     from ...artifacts.runs import FieldChange
-    from ...tasks.runner import StageCall
-    from ..session import Session
+    from ...tasks.engine.runner import StageCall
+    from ..run.session import Session
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Due:
 
     @property
     def reason(self) -> str:
-        from ...tasks.executor import REFRESHED
+        from ...tasks.engine.executor import REFRESHED
 
         if self.asked:
             return REFRESHED
@@ -52,7 +52,7 @@ def plan(request: ExportRequest, *, as_json: AS_JSON = False) -> None:
 
 def show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
     """Prints the plan of a run, and exits."""
-    from ..session import open_session
+    from ..run.session import open_session
 
     with open_session(request, writes=False) as session:
         found, will_run, may_run = _plan(session)
@@ -68,10 +68,10 @@ def show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
 def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
     """The number of cached stages, the stages that will run, and those that may run."""
     from ...artifacts.runs import differing_fields
-    from ...tasks.executor import predict_memory
-    from ...tasks.lowering import lower_model
-    from ...tasks.model_run import ModelRun
-    from ...tasks.runner import CutShort, PlanRunner, run_without_loop
+    from ...tasks.engine.executor import predict_memory
+    from ...tasks.engine.runner import CutShort, PlanRunner, run_without_loop
+    from ...tasks.lowering.graph import lower_model
+    from ...tasks.lowering.runs import ModelRun
 
     refresh, session.executor.refresh = bool(session.executor.refresh), ""  # what is there is known, and will run
     runner = PlanRunner(session.executor)

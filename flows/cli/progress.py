@@ -16,12 +16,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ...errors import first_line, printable
-from ...tasks.causes import awaits_diagnosis
-from ...tasks.delivered import Failure
-from ...tasks.runner import Done, StageCall
-from ..outcome import ModelOutcome
-from ..pace import PAUSE, Pace, Throttle, samples_done
-from ..session import NullZooObserver, Session
+from ...tasks.engine.runner import Done, StageCall
+from ...tasks.results.causes import awaits_diagnosis
+from ...tasks.results.delivered import Failure
+from ..run.outcome import ModelOutcome
+from ..run.pace import PAUSE, Pace, Throttle, samples_done
+from ..run.session import NullZooObserver, Session
 from .summary import Failures
 from .terminal import guarded_streams, open_console
 

@@ -31,7 +31,7 @@ def check_found(file: Path, found: Sequence[Path]) -> None:
 
     Kernels look weights up by name, so those of another model with equal sizes would be accepted.
     """
-    from ...tasks.delivered import Delivered
+    from ...tasks.results.delivered import Delivered
 
     made = Delivered.next_to(file) if found else None
     if made and "ptd" in made.digests:

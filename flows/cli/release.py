@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError, printable
-from ..figures_text import format_size, open_table
-from ..interrupt import leave_interrupted
+from ..reports.figures_text import format_size, open_table
+from ..run.interrupt import leave_interrupted
 from . import completion
 from .diff import print_differences
 from .options import AS_JSON, FOLDER, JOBS, STORE, open_existing_store
@@ -19,7 +19,7 @@ from .terminal import open_console, print_json
 if TYPE_CHECKING:
     from ...configs.load import LoadedZoo
     from ...configs.zoo import PublishConfig
-    from ..releases import Releases
+    from ..releases.releases import Releases
 
 
 CHANNEL = Annotated[str, typer.Option(metavar="NAME", help="The channel.", autocompletion=completion.channels)]
@@ -66,8 +66,8 @@ def publish(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Release verified files: a channel moves to them if they pass its gates; exits with 1 if they do not."""
     from ...configs.load import load_zoo
-    from ..publish import Publication
-    from ..release_contents import find_results, find_results_of, merge_results, read_contents
+    from ..releases.contents import find_results, find_results_of, merge_results, read_contents
+    from ..releases.publish import Publication
     from .summary import print_published
 
     zoos = {path: load_zoo(path) for path in results if not path.is_dir()}
@@ -92,7 +92,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
 def _settings(zoos: Sequence[LoadedZoo], given: Mapping[str, Any]) -> PublishConfig:
     """What the command line says, over what the zoos say."""
     from ...configs.zoo import PublishConfig
-    from ..releases import check_channel
+    from ..releases.releases import check_channel
 
     written = {loaded.zoo.publish for loaded in zoos if loaded.zoo.publish}
     if len(written) > 1:
@@ -109,7 +109,7 @@ def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
     """Show all releases, the newest first, and the channels that name them."""
     from rich.text import Text
 
-    from ..release_records import digest_files
+    from ..releases.records import digest_files
 
     releases = _open(url)
     channels, signed = releases.channels(), set(releases.signed())
@@ -208,7 +208,7 @@ def fetch(
 
 
 def _open(url: str) -> Releases:
-    from ..releases import open_releases
+    from ..releases.releases import open_releases
 
     return open_releases(url)
 
@@ -242,8 +242,8 @@ def reproduce_file(
     """
     from rich.text import Text
 
-    from ..releases import open_release
-    from ..reproduction import reproduce
+    from ..releases.releases import open_release
+    from ..releases.reproduction import reproduce
     from .progress import observe
 
     releases, release = open_release(manifest)

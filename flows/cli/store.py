@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError, printable
-from ..figures_text import format_size
+from ..reports.figures_text import format_size
 from .options import AS_JSON, STORE, open_existing_store
 from .terminal import open_console, print_json
 
@@ -140,7 +140,7 @@ def _transfer(source: Store, target: Store, *, as_json: bool) -> None:
 @app.command()
 def rekey(*, store: STORE = None, as_json: AS_JSON = False) -> None:
     """Sign a shared store with another key: PTEFORGE_NEW_SIGNING_KEY in place of PTEFORGE_SIGNING_KEY."""
-    from ..session import store_url
+    from ..run.session import store_url
 
     url = store_url(store) or ""
     if "://" not in url or url.startswith(("file:", "local:", "memory:")):

@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import first_line, printable
-from ...tasks.delivered import Delivered, Failure
-from ...tasks.diagnosis import as_text, without_advice
-from ...tasks.keys.inputs import ALL_VARIABLES
-from ..figures_text import cells, column_choices, ladders_table, notes, open_table, relative
-from ..outcome import KEPT_AS, ModelOutcome, ZooOutcome
-from ..release_records import Published
+from ...tasks.engine.keys.inputs import ALL_VARIABLES
+from ...tasks.results.delivered import Delivered, Failure
+from ...tasks.results.diagnosis import as_text, without_advice
+from ..releases.records import Published
+from ..reports.figures_text import cells, column_choices, ladders_table, notes, open_table, relative
+from ..run.outcome import KEPT_AS, ModelOutcome, ZooOutcome
 from .terminal import open_console
 
 _LOG_LINES = 15  # of a failed step that are printed

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...artifacts.ref import ArtifactRef
     from ...artifacts.store import Store
     from ...configs.verification import VerifyBounds
-    from ...tasks.figures import Figures
+    from ...tasks.results.figures import Figures
 
 
 def verify_files(
@@ -144,8 +144,8 @@ def _fetch(made: _Made, store: Store) -> None:
 
 def _verify(made: _Made, store: Store, command: Sequence[str]) -> Figures:
     from ...tasks.codecs.values import load_value
-    from ...tasks.programs.device import verify_on_device
-    from ...tasks.programs.verification import verify_file
+    from ...tasks.verify.device import verify_on_device
+    from ...tasks.verify.verification import verify_file
 
     examples = {method: load_value(ref, store.local) for method, ref in made.examples.items()}
     if command:
@@ -184,7 +184,7 @@ def _provenance(file: Path) -> tuple[VerifyBounds, Mapping[str, ArtifactRef], st
 
 
 def _print(figures: Figures, prefix: str = "") -> None:
-    from ..figures_text import format_sqnr
+    from ..reports.figures_text import format_sqnr
 
     for name, worst in (figures.payloads or figures.methods).items():
         typer.echo(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError, StoreError, first_line, printable
-from ..figures_text import format_size
+from ..reports.figures_text import format_size
 from . import completion
 from .options import AS_JSON, STORE, open_existing_store
 from .terminal import open_console, print_json
@@ -122,7 +122,7 @@ def _statuses(store: Store, known: Sequence[RunRecord]) -> dict[str, str]:
 
 def _described(run: RunRecord) -> dict[str, Any]:
     """What it made of each model and recipe, as ``pteforge export --json`` says it."""
-    from ...tasks.delivered import delivered_by
+    from ...tasks.results.delivered import delivered_by
 
     return {
         model: {recipe: made.described() for recipe, made in recipes.items()}

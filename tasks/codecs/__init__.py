@@ -1,1 +1,4 @@
-"""Codecs of artifacts: programs, delegates, values, payloads. All but `payload` import torch."""
+"""Codecs of artifacts: programs, delegates, values, payloads. All but `payload` import torch.
+
+Edits change stage keys.
+"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import kinds, stage
+from ..engine import kinds, stage
 
 
 class AtenPasses(stage.Stage, name="aten_passes"):
@@ -26,7 +26,7 @@ class AtenPasses(stage.Stage, name="aten_passes"):
             SourceError: one cannot be imported, raises, or does not return a program.
         """
         from ..codecs.program import load_program, save_program
-        from ..programs.recipe_functions import run_aten_passes
+        from ..usercode.recipe_functions import run_aten_passes
 
         program = load_program(inputs.program, work.store)
         changed = run_aten_passes(params.passes, params.method, program)

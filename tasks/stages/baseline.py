@@ -8,15 +8,15 @@ from typing import Any
 from ...artifacts.digest import canonical_json
 from ...artifacts.local_store import LocalStore
 from ...configs.definition import ModelDefinition
-from .. import kinds, stage
-from ..accuracy import Score, Scores
+from ..engine import kinds, stage
+from ..results.accuracy import Score, Scores
 
 
 class Baseline(stage.Stage, name="baseline"):
     """Does not depend on the recipe, so recipes share it."""
 
     class Params(stage.Params):
-        source: dict[str, Any]  # key fields of the model's source (see `tasks.keys.source`)
+        source: dict[str, Any]  # key fields of the model's source (see `tasks.engine.keys.source`)
         evaluator: dict[str, Any]  # key fields of the evaluator: its code, arguments and files
         seed: int  # seeds torch, numpy and random before the builder runs and before the evaluator does
         host: str = ""  # CPU capability of the machine, since eager's figures depend on it
@@ -30,7 +30,7 @@ class Baseline(stage.Stage, name="baseline"):
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Builds the model and scores it; raises SourceError if the builder or the evaluator fails."""
-        from ..programs.model_source import build_model
+        from ..usercode.model_source import build_model
 
         del inputs
         built = build_model(params.source, params.seed, work)
@@ -42,8 +42,8 @@ def score_built(
     definition: ModelDefinition, exported: Collection[str], params: Baseline.Params, store: LocalStore
 ) -> Baseline.Outputs:
     """Scores a model that has been built; raises SourceError if the evaluator fails."""
-    from ..programs.prepared import for_inference
-    from ..programs.scoring import eager_predict, score
+    from ..usercode.prepared import for_inference
+    from ..verify.scoring import eager_predict, score
 
     for name, method in definition.methods.items():
         if name not in exported:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...artifacts.digest import Digest, canonical_json
 from ...artifacts.ref import ArtifactRef
-from .. import kinds, stage
-from ..numerics import NodeLosses
+from ..engine import kinds, stage
+from ..results.numerics import NodeLosses
 
 
 class Bisect(stage.Stage, name="bisect"):
@@ -38,10 +38,10 @@ class Bisect(stage.Stage, name="bisect"):
         """Matches the nodes of the programs, and runs both on the examples."""
         from ..codecs.program import load_program
         from ..codecs.values import load_value
-        from ..programs.inputs import stored_cases
-        from ..programs.matching import match_nodes, match_places, origin_of
-        from ..programs.node_losses import Comparison, count_operators
-        from ..programs.running import StoredProgram
+        from ..explain.node_losses import Comparison, count_operators
+        from ..lower.matching import match_nodes, match_places, origin_of
+        from ..usercode.inputs import stored_cases
+        from ..verify.running import StoredProgram
 
         before, after = StoredProgram(inputs.before, work.store), StoredProgram(inputs.after, work.store)
         renamed = match_places(before.module.graph, after.module.graph) if params.exported_anew else {}

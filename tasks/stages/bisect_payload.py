@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...artifacts.digest import Digest, canonical_json
 from ...artifacts.ref import ArtifactRef
-from .. import kinds, stage
+from ..engine import kinds, stage
 
 
 class BisectPayload(stage.Stage, name="bisect_payload"):
@@ -43,11 +43,11 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
         """Lowers and runs delegates and parts of them."""
         from ..codecs.program import load_program
         from ..codecs.values import load_value
-        from ..programs.delivery import write_delivered
-        from ..programs.inputs import stored_cases
-        from ..programs.payload_search import Bench, PayloadSearch
-        from ..programs.running import ExpectedCall, Loadable
+        from ..explain.payload_search import Bench, PayloadSearch
+        from ..lower.delivery import write_delivered
         from ..targets.find import find_target
+        from ..usercode.inputs import stored_cases
+        from ..verify.running import ExpectedCall, Loadable
 
         find_target(params.target.name, params.target.options).partitioners()  # its imports register the backends
         path, data = write_delivered(inputs.payload, inputs.data, work)

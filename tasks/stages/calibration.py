@@ -6,14 +6,14 @@ import itertools
 import os
 from typing import Any
 
-from .. import kinds, stage
+from ..engine import kinds, stage
 
 
 class Calibration(stage.Stage, name="calibration"):
     """Where a model has no dataset, `quantize` observes the example inputs instead."""
 
     class Params(stage.Params):
-        source: dict[str, Any]  # key fields of the dataset (see `tasks.keys.source`): its code, arguments and files
+        source: dict[str, Any]  # key fields of the dataset (`tasks.engine.keys.source`): code, arguments and files
         seed: int  # seeds torch, numpy and random before the dataset is made
         samples: int  # how many to take at most
 
@@ -30,8 +30,8 @@ class Calibration(stage.Stage, name="calibration"):
         Raises:
             SourceError: the dataset cannot be imported, raises, is empty, or has a sample that cannot be an input.
         """
-        from ..programs.model_source import seed_everything
-        from ..programs.samples import flat_samples, length_of, load_dataset, save_samples
+        from ..quantize.samples import flat_samples, length_of, load_dataset, save_samples
+        from ..usercode.model_source import seed_everything
 
         del inputs
         os.chdir(work.folder)

@@ -11,7 +11,7 @@ from pydantic import Field
 from ...artifacts.digest import Digest
 from ...artifacts.ref import ArtifactRef
 from ...configs.recipe import CompileOptions
-from .. import kinds, stage
+from ..engine import kinds, stage
 from ..upstream import lean_lowering
 from .edge import Edge
 from .edge_manager_passes import ManagerPassParams
@@ -91,9 +91,9 @@ class Compile(stage.Stage, name="compile"):
         """
         from ...formats.pte.reader import map_file
         from ..codecs.payload import save_payload
-        from ..programs.debugging import debug_artifacts
-        from ..programs.graphs import check_no_affine
-        from ..programs.linking import save_data
+        from ..lower.debugging import debug_artifacts
+        from ..lower.graphs import check_no_affine
+        from ..lower.linking import save_data
 
         manager = linked_manager(inputs, params, work.store)
         for method in sorted(manager.methods):
@@ -120,13 +120,13 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
     from ..codecs.delegates import load_delegates
     from ..codecs.program import load_program
     from ..codecs.values import load_value
-    from ..programs.embeddings import fuse_embeddings
-    from ..programs.exir import edge_config
-    from ..programs.graphs import check_control_flow
-    from ..programs.linking import check_outputs, link_delegates, rename_clashing_weights
-    from ..programs.recipe_functions import run_manager_passes
-    from ..programs.state import keep_initial_state, keep_shared_initial_state
+    from ..lower.embeddings import fuse_embeddings
+    from ..lower.exir import edge_config
+    from ..lower.graphs import check_control_flow
+    from ..lower.linking import check_outputs, link_delegates, rename_clashing_weights
+    from ..lower.state import keep_initial_state, keep_shared_initial_state
     from ..upstream.exir import declared_bounds
+    from ..usercode.recipe_functions import run_manager_passes
 
     programs = {method: load_program(ref, store) for method, ref in inputs.program.items()}
     with declared_bounds():
@@ -156,8 +156,8 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
 
 def emit(manager: EdgeProgramManager, params: Compile.Params) -> ExecutorchProgramManager:
     """The payload of linked methods. Passes change `manager`, so it is not usable afterwards."""
-    from ..programs.emission import backend_config, to_executorch
-    from ..programs.recipe_functions import emission_passes
+    from ..lower.emission import backend_config, to_executorch
+    from ..usercode.recipe_functions import emission_passes
 
     config = backend_config(
         params.options,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import kinds, stage
+from ..engine import kinds, stage
 from .export import MethodParams
 
 if TYPE_CHECKING:
     from ...artifacts.local_store import LocalStore
-    from ..programs.model_source import BuiltModel
+    from ..usercode.model_source import BuiltModel
 
 
 class Diagnose(stage.Stage, name="diagnose"):
@@ -30,7 +30,7 @@ class Diagnose(stage.Stage, name="diagnose"):
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Diagnoses the method; raises SourceError if the builder fails, or the example inputs do not fit the model."""
-        from ..programs.model_source import build_model, observed
+        from ..usercode.model_source import build_model, observed
 
         del inputs
         with observed(work, params.source) as observation:
@@ -47,8 +47,8 @@ def diagnose_built(
     Raises:
         SourceError: the model has no such method, or the example inputs do not fit it.
     """
-    from ..programs.diagnosing import diagnose_method
-    from ..programs.method import choose_method
+    from ..explain.diagnosing import diagnose_method
+    from ..export.method import choose_method
 
     name = choose_method(model, params.method, params.dynamic_shapes)
     with store.scratch() as scratch:

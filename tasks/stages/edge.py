@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import kinds, stage
 from ..codecs.binding import ON_GRAPHS
+from ..engine import kinds, stage
 from ..upstream import lean_lowering
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ class Edge(stage.Stage, name="edge"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Decomposes, goes to the edge dialect, and runs the target's passes and then the recipe's."""
         from ...artifacts.digest import canonical_json
-        from ..programs.exir import edge_config, to_edge_program
-        from ..programs.graphs import decompose_affine
-        from ..programs.recipe_functions import recipe_passes
-        from ..programs.state import state_names
-        from ..programs.with_or_without_weights import transformed
+        from ..lower.exir import edge_config, to_edge_program
+        from ..lower.graphs import decompose_affine
+        from ..lower.state import state_names
+        from ..lower.with_or_without_weights import transformed
         from ..targets.find import find_target
+        from ..usercode.recipe_functions import recipe_passes
 
         def to_edge(program: ExportedProgram) -> ExportedProgram:
             if params.decompose_affine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .. import kinds, stage
+from ..engine import kinds, stage
 
 
 class ManagerPassParams(stage.CallableParams):
@@ -38,8 +38,8 @@ class EdgeManagerPasses(stage.Stage, name="edge_manager_passes"):
         from ...artifacts.digest import canonical_json
         from ..codecs.program import load_program, save_program
         from ..codecs.values import load_value
-        from ..programs.recipe_functions import run_manager_passes
-        from ..programs.state import state_names
+        from ..lower.state import state_names
+        from ..usercode.recipe_functions import run_manager_passes
 
         programs = {method: load_program(ref, work.store) for method, ref in inputs.program.items()}
         constants = load_value(inputs.constants, work.store)

@@ -6,16 +6,16 @@ import os
 from typing import Any
 
 from ...artifacts.digest import canonical_json
-from .. import kinds, stage
-from ..accuracy import Score, Scores
-from ..programs.delivery import write_delivered
+from ..engine import kinds, stage
+from ..lower.delivery import write_delivered
+from ..results.accuracy import Score, Scores
 
 
 class Evaluate(stage.Stage, name="evaluate"):
     """Scores every payload of a fat file whose backends this machine's runtime has."""
 
     class Params(stage.Params):
-        # key fields of the evaluator (see `tasks.keys.source`): its code, arguments and files
+        # key fields of the evaluator (see `tasks.engine.keys.source`): its code, arguments and files
         evaluator: dict[str, Any]
         seed: int  # seeds torch, numpy and random before the evaluator runs
         host: str = ""  # CPU capability of the machine that the file runs on
@@ -35,8 +35,8 @@ class Evaluate(stage.Stage, name="evaluate"):
             SourceError: the evaluator fails.
             PteforgeError: the runtime cannot load or run the file.
         """
-        from ..programs.running import runnable_payloads
-        from ..programs.scoring import loaded_predict, score
+        from ..verify.running import runnable_payloads
+        from ..verify.scoring import loaded_predict, score
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         os.chdir(work.folder)

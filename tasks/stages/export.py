@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .. import kinds, stage
+from ..engine import kinds, stage
 
 if TYPE_CHECKING:
     from ...artifacts.local_store import LocalStore
-    from ..programs.model_source import BuiltModel
+    from ..usercode.model_source import BuiltModel
 
 
 class MethodParams(stage.Params):
     """How to build a model and export one of its methods."""
 
-    # key fields of the model's source (see `tasks.keys.source`): builder, code digests, versions, arguments
+    # key fields of the model's source (see `tasks.engine.keys.source`): builder, code digests, versions, arguments
     source: dict[str, Any]
     method: str | None = None  # the method to export, None for the first one that the source defines
     seed: int = 0  # seeds torch, numpy and random before the builder runs
@@ -51,7 +51,7 @@ class Export(stage.Stage, name="export"):
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Exports the method; raises SourceError if the builder fails, or the example inputs do not fit the model."""
-        from ..programs.model_source import build_model, observed
+        from ..usercode.model_source import build_model, observed
 
         del inputs
         with observed(work, params.source) as observation:
@@ -70,12 +70,12 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     from ..codecs.assets import save_assets
     from ..codecs.program import save_program
     from ..codecs.values import save_value
-    from ..programs.batch_norms import foldable_norms
-    from ..programs.constants import emitted_constants
-    from ..programs.eager import eager_examples
-    from ..programs.inputs import check_bounded, input_sizes, tied_inputs
-    from ..programs.method import choose_method, digest_weights, export_sized, with_usual_layouts
-    from ..programs.model_source import check_outputs, written_metadata
+    from ..export.batch_norms import foldable_norms
+    from ..export.constants import emitted_constants
+    from ..export.eager import eager_examples
+    from ..export.method import choose_method, digest_weights, export_sized, with_usual_layouts
+    from ..usercode.inputs import check_bounded, input_sizes, tied_inputs
+    from ..usercode.model_source import check_outputs, written_metadata
 
     methods = list(model.definition.methods)
     weights = digest_weights(model.definition) if len(methods) > 1 else {}  # before anything changes them

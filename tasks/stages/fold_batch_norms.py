@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import kinds, stage
+from ..engine import kinds, stage
 
 
 class FoldBatchNorms(stage.Stage, name="fold_batch_norms"):
@@ -20,7 +20,7 @@ class FoldBatchNorms(stage.Stage, name="fold_batch_norms"):
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         from ..codecs.program import load_program, save_program
-        from ..programs.batch_norms import fold_batch_norms
+        from ..export.batch_norms import fold_batch_norms
 
         del params
         program = load_program(inputs.program, work.store)

@@ -7,8 +7,8 @@ import json
 from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...errors import AccuracyMissed
-from .. import kinds, stage
-from ..accuracy import AccuracyReport, Scores
+from ..engine import kinds, stage
+from ..results.accuracy import AccuracyReport, Scores
 
 
 class Gate(stage.Stage, name="gate"):

@@ -13,14 +13,14 @@ from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...errors import TargetError
 from ...formats.pte.reader import open_pte
-from .. import kinds, stage
 from ..codecs.payload import write_payload
-from ..figures import Case, worst_of
-from ..numerics import Ladder as Rungs
-from ..numerics import Rung, RungName, rung_label
+from ..engine import kinds, stage
+from ..results.figures import Case, worst_of
+from ..results.numerics import Ladder as Rungs
+from ..results.numerics import Rung, RungName, rung_label
 
 if TYPE_CHECKING:
-    from ..programs.running import Loadable
+    from ..verify.running import Loadable
 
 
 class RungParams(stage.Params):
@@ -81,7 +81,7 @@ def _measured(
     drawn: int,
     work: stage.Workspace,
 ) -> Rung:
-    from ..programs.running import run_method
+    from ..verify.running import run_method
 
     ref = inputs.rung[rung.key(method)]
     try:
@@ -100,9 +100,9 @@ def _measured(
 def _program_cases(
     ref: ArtifactRef, method: str, stored: Mapping[str, Any], drawn: int, work: stage.Workspace
 ) -> Iterator[Case]:
-    from ..programs.compare import compare_all
-    from ..programs.inputs import stored_cases
-    from ..programs.running import StoredProgram
+    from ..usercode.inputs import stored_cases
+    from ..verify.compare import compare_all
+    from ..verify.running import StoredProgram
 
     program = StoredProgram(ref, work.store)
     for case in stored_cases(stored, drawn):
@@ -110,7 +110,7 @@ def _program_cases(
 
 
 def _payload(ref: ArtifactRef, data: ArtifactRef | None, work: stage.Workspace) -> Loadable:
-    from ..programs.running import Loadable, missing_backends
+    from ..verify.running import Loadable, missing_backends
 
     path = _written(ref, ".pte", work)
     if missing := missing_backends(open_pte(path).backends):

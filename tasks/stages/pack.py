@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from ...formats.nfat.contents import Description
 from ...formats.nfat.pack import pack_v2
 from ...formats.pte.reader import map_file, read_pte
-from .. import kinds, stage
 from ..codecs.payload import save_packed, write_payload
-from ..programs.delivery import check_file
+from ..engine import kinds, stage
+from ..lower.delivery import check_file
 
 
 class PackedPayload(stage.Params):

@@ -8,8 +8,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ...errors import TargetError
-from .. import kinds, stage
 from ..codecs.binding import ON_GRAPHS
+from ..engine import kinds, stage
 from ..upstream import lean_lowering
 from .edge import Edge
 
@@ -50,8 +50,8 @@ class Partition(stage.Stage, name="partition"):
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Runs the partitioners; raises TargetError if the backend would fail on a partition."""
-        from ..programs.exir import check_preserved_operators_found_delegates, edge_config, to_partitioned_program
-        from ..programs.with_or_without_weights import transformed
+        from ..lower.exir import check_preserved_operators_found_delegates, edge_config, to_partitioned_program
+        from ..lower.with_or_without_weights import transformed
         from ..targets.find import find_target
 
         def partition(program: ExportedProgram) -> ExportedProgram:

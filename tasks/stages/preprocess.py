@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .. import kinds, stage
+from ..engine import kinds, stage
 from ..upstream import lean_lowering
 
 
@@ -37,7 +37,7 @@ class Preprocess(stage.Stage, name="preprocess"):
         """
         from ..codecs.delegates import Delegates, save_delegates
         from ..codecs.program import load_program
-        from ..programs.backends import preprocess_all
+        from ..lower.backends import preprocess_all
         from ..targets.find import find_target
 
         for target in params.targets:

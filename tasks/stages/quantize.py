@@ -10,8 +10,8 @@ from pydantic import Field
 
 from ...artifacts.digest import canonical_json
 from ...errors import TargetError
-from .. import kinds, stage
-from ..quantization import Quantization
+from ..engine import kinds, stage
+from ..results.quantization import Quantization
 
 
 class Quantize(stage.Stage, name="quantize"):
@@ -58,11 +58,11 @@ class Quantize(stage.Stage, name="quantize"):
         """
         from ..codecs.program import load_program, save_program
         from ..codecs.values import count_values, load_value, load_values
-        from ..programs.graphs import why_nothing_to_quantize
-        from ..programs.inputs import with_progress
-        from ..programs.pt2e import quantize, written_buffers
-        from ..programs.reached import Asked, quantization_of
-        from ..programs.samples import checked_samples
+        from ..lower.graphs import why_nothing_to_quantize
+        from ..quantize.pt2e import quantize, written_buffers
+        from ..quantize.reached import Asked, quantization_of
+        from ..quantize.samples import checked_samples
+        from ..usercode.inputs import with_progress
 
         program = load_program(inputs.program, work.store)
         stored = load_value(inputs.examples, work.store)

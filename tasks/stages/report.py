@@ -15,10 +15,10 @@ from ...errors import SourceError
 from ...formats.nfat.fat_file import is_fat, open_fat
 from ...formats.pte.metadata import metadata_json, metadata_of
 from ...formats.pte.reader import map_file, open_pte
-from .. import kinds, stage
 from ..codecs.assets import asset_blobs
 from ..codecs.payload import payload_sha256
-from ..programs.delivery import write_delivered
+from ..engine import kinds, stage
+from ..lower.delivery import write_delivered
 
 FORMAT = 1
 

@@ -9,13 +9,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from ...artifacts.digest import canonical_json
-from .. import kinds, stage
-from ..torchao_configs import TorchaoParams
+from ..engine import kinds, stage
+from ..quantize.torchao_configs import TorchaoParams
 from .export import MethodParams
 
 if TYPE_CHECKING:
     from ...artifacts.local_store import LocalStore
-    from ..programs.model_source import BuiltModel
+    from ..usercode.model_source import BuiltModel
 
 
 class SourceTransform(stage.Stage, name="source_transform"):
@@ -52,7 +52,7 @@ class SourceTransform(stage.Stage, name="source_transform"):
             SourceError: the builder or a callable fails, or the model is a `.pt2` file.
             TargetError: torchao cannot do what a transform asks for, or it matches no layer of any method.
         """
-        from ..programs.model_source import build_model, observed
+        from ..usercode.model_source import build_model, observed
 
         del inputs
         with observed(work, params.source, *(made.source for made in params.callables)) as observation:
@@ -73,11 +73,11 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     """
     from ...errors import SourceError
     from ..codecs.program import save_program
-    from ..programs.method import choose_method, export_sized
-    from ..programs.module_transforms import check_all_match, layers_used_otherwise, transformed
-    from ..programs.prepared import is_prepared
-    from ..programs.pt2e import export_for_any_batch
-    from ..programs.reached import Asked, quantization_of
+    from ..export.method import choose_method, export_sized
+    from ..quantize.module_transforms import check_all_match, layers_used_otherwise, transformed
+    from ..quantize.pt2e import export_for_any_batch
+    from ..quantize.reached import Asked, quantization_of
+    from ..usercode.prepared import is_prepared
 
     name = choose_method(model, params.method, params.dynamic_shapes)
     if model.program is not None:

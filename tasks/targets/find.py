@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ...configs.base import TARGET_SEPARATOR, describe_errors
 from ...configs.quantize import Quantize
 from ...errors import TargetError
-from ..stage import TargetParams
+from ..engine.stage import TargetParams
 from .base import Target, TargetOptions
 from .chain import chain_class
 

@@ -105,7 +105,7 @@ def _compile_options(options: VulkanOptions) -> dict[str, Any]:
 
 
 def _edge_operators(names: Sequence[str]) -> list[Any]:
-    from ..programs.graphs import find_edge_operators
+    from ..lower.graphs import find_edge_operators
 
     try:
         return list(find_edge_operators(names))

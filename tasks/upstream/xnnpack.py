@@ -52,8 +52,8 @@ from torch.fx.passes.operator_support import create_op_support
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQuantizationSpec
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from ..programs.products import call_operator
-from ..programs.recurrent import STEPS
+from ..quantize.products import call_operator
+from ..quantize.recurrent import STEPS
 from .xnnpack_passes import is_approximate
 
 _ATEN = torch.ops.aten

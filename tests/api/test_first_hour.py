@@ -15,7 +15,7 @@ import torch
 import yaml
 from pteforge.configs.load import load_zoo
 from pteforge.errors import PteforgeError
-from pteforge.tasks.programs.model_source import build
+from pteforge.tasks.usercode.model_source import build
 from torch import nn
 
 BUILDERS = """

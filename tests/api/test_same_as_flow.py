@@ -28,7 +28,7 @@ FAT = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"t
 
 def built(builder: str, **arguments):
     """Builds a model as a worker does, from the same seed."""
-    from pteforge.tasks.programs.model_source import build, seed_everything
+    from pteforge.tasks.usercode.model_source import build, seed_everything
 
     seed_everything(0)
     return build(builder, arguments).definition

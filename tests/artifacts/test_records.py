@@ -11,9 +11,9 @@ from pteforge.artifacts.ledger import SlotRecord, StageRecord, WatchRecord
 from pteforge.artifacts.records import Seal, SealError, decode
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
 from pteforge.artifacts.runs import FieldChange, RunRecord, StageOutcome, differing_fields
-from pteforge.tasks.accuracy import AccuracyReport, Score, Scores
-from pteforge.tasks.figures import Case, summarize
-from pteforge.tasks.numerics import Ladder, NodeLoss, NodeLosses, Rung
+from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.figures import Case, summarize
+from pteforge.tasks.results.numerics import Ladder, NodeLoss, NodeLosses, Rung
 
 names = st.text(max_size=20)
 numbers = st.integers(0, 2**63)

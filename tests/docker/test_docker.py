@@ -17,7 +17,7 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 from pteforge.artifacts.records import signing_key
-from pteforge.flows.release_records import sign_manifest, verify_manifest
+from pteforge.flows.releases.records import sign_manifest, verify_manifest
 
 ROOT = Path(pteforge.__file__).parent
 DOCKER = ROOT / "docker"

@@ -20,7 +20,7 @@ from unittest import mock
 
 import psutil
 from pteforge.artifacts.store import open_store
-from pteforge.tasks.workers import Workers
+from pteforge.tasks.engine.workers import Workers
 from pteforge.tests.faults.campaign import Campaign, trying
 from pteforge.tests.faults.zoo import STAGES, Made, check_store, make_project
 from pteforge.tests.flows.conftest import Project, delivered, lower_zoo
@@ -34,7 +34,7 @@ _BY_COMMAND = 0.25  # share of the trials whose next run is the whole command; t
 _BESIDE = 0.3  # share of the trials with a second run
 _AT_START = 0.2  # share of the kills that are timed from the start, and not by what is in the store
 _DELAY = 0.1  # seconds
-_SERVER = "pteforge.tasks.workers.server"
+_SERVER = "pteforge.tasks.engine.workers.server"
 _TARGETS = {"main process": 5, "worker": 3, "worker server": 3, "Prefect server": 1}
 """How often each is killed, relative to the others."""
 

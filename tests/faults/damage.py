@@ -21,19 +21,19 @@ from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.store import Store, open_store
 from pteforge.configs.load import LoadedZoo, load_zoo
 from pteforge.errors import InputError, ObjectDamaged, ObjectMissing, ReleaseDamaged, StoreUnusable
-from pteforge.flows.release_contents import find_results, read_contents
-from pteforge.flows.releases import Releases
-from pteforge.flows.request import ExportRequest
-from pteforge.flows.select import select_models
-from pteforge.flows.session import Session
-from pteforge.flows.zoo import find_models
-from pteforge.tasks.executor import Executor
-from pteforge.tasks.keys.search import ModuleSearch
-from pteforge.tasks.lowering import lower_model
-from pteforge.tasks.model import PlannedModel
-from pteforge.tasks.model_run import ModelRun
-from pteforge.tasks.runner import LedgerRunner, NotCached, run_without_loop
-from pteforge.tasks.workers import Workers
+from pteforge.flows.releases.contents import find_results, read_contents
+from pteforge.flows.releases.releases import Releases
+from pteforge.flows.run.request import ExportRequest
+from pteforge.flows.run.select import select_models
+from pteforge.flows.run.session import Session
+from pteforge.flows.run.zoo import find_models
+from pteforge.tasks.engine.executor import Executor
+from pteforge.tasks.engine.keys.search import ModuleSearch
+from pteforge.tasks.engine.runner import LedgerRunner, NotCached, run_without_loop
+from pteforge.tasks.engine.workers import Workers
+from pteforge.tasks.lowering.graph import lower_model
+from pteforge.tasks.lowering.model import PlannedModel
+from pteforge.tasks.lowering.runs import ModelRun
 from pteforge.tests.faults.campaign import Campaign, patience, trying
 from pteforge.tests.faults.zoo import make_two_models
 from pteforge.tests.flows.conftest import Project, lower_zoo

@@ -22,7 +22,7 @@ from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import RunRecord, StageOutcome
 from pteforge.configs.load import load_zoo
 from pteforge.errors import ConfigError, InputError, PteforgeError, StoreUnusable
-from pteforge.flows.releases import Releases
+from pteforge.flows.releases.releases import Releases
 from pteforge.tests.faults.campaign import Campaign, trying
 from pteforge.tests.faults.commands import Commands, check_said
 from pteforge.tests.faults.small_zoo import SIGNING_KEY, SmallZoo, lower_small_zoo

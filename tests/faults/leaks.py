@@ -23,9 +23,9 @@ from typing import NoReturn
 from unittest import mock
 
 import psutil
-from pteforge.tasks.keys.key import StageKey
-from pteforge.tasks.runner import Done, Observer, StageCall
-from pteforge.tasks.workers import Workers
+from pteforge.tasks.engine.keys.key import StageKey
+from pteforge.tasks.engine.runner import Done, Observer, StageCall
+from pteforge.tasks.engine.workers import Workers
 from pteforge.tests.conftest import isolate
 from pteforge.tests.faults.campaign import Campaign, trying
 from pteforge.tests.flows.conftest import PTEFORGE, ZOO, Project
@@ -154,7 +154,7 @@ def replay(first: str) -> NoReturn:
     All else is done: keys, records, tasks of Prefect, files. So thousands of stages take minutes.
     """
     from pteforge.artifacts.store import open_store
-    from pteforge.tasks.executor import Executor
+    from pteforge.tasks.engine.executor import Executor
     from pteforge.tests.command import run_command
 
     with open_store(os.environ["PTEFORGE_STORE"]) as store:

@@ -63,9 +63,9 @@ class Spoiler:
 # Exports as lines of standard input say, all in one process; prints exit codes and whether Prefect was given up.
 _EXPORTS = """
 import json, sys
-from pteforge.flows.request import ExportRequest
-from pteforge.flows.run_flow import run_flow
-from pteforge.flows.session import open_session
+from pteforge.flows.run.request import ExportRequest
+from pteforge.flows.prefect.run_flow import run_flow
+from pteforge.flows.run.session import open_session
 for line in sys.stdin:
     out, overrides = json.loads(line)
     with open_session(ExportRequest(zoo="zoo.yaml", out=out, overrides=overrides)) as session:

@@ -14,14 +14,14 @@ from unittest.mock import patch
 
 from pteforge.artifacts.store import Store, open_store
 from pteforge.configs.load import load_zoo
-from pteforge.flows.outcome import ZooOutcome
-from pteforge.flows.request import ExportRequest
-from pteforge.flows.select import select_models
-from pteforge.flows.session import Session
-from pteforge.flows.zoo import find_models, lower_rest
-from pteforge.tasks.executor import Executor
-from pteforge.tasks.runner import LocalRunner
-from pteforge.tasks.workers import InProcess, Workers
+from pteforge.flows.run.outcome import ZooOutcome
+from pteforge.flows.run.request import ExportRequest
+from pteforge.flows.run.select import select_models
+from pteforge.flows.run.session import Session
+from pteforge.flows.run.zoo import find_models, lower_rest
+from pteforge.tasks.engine.executor import Executor
+from pteforge.tasks.engine.runner import LocalRunner
+from pteforge.tasks.engine.workers import InProcess, Workers
 from pteforge.tests.flows.conftest import Project
 
 SIGNING_KEY = "the key of everybody who uses the store"

@@ -23,8 +23,8 @@ from pteforge.artifacts import lease, remote_files
 from pteforge.artifacts.gc import collect
 from pteforge.artifacts.lease import LeaseTiming
 from pteforge.errors import PteforgeError
-from pteforge.flows.outcome import ZooOutcome
-from pteforge.tasks.delivered import Failure
+from pteforge.flows.run.outcome import ZooOutcome
+from pteforge.tasks.results.delivered import Failure
 from pteforge.tests.contract.conftest import Bucket as Server
 from pteforge.tests.contract.conftest import run_s3_server
 from pteforge.tests.faults import faulty_bucket, faulty_files

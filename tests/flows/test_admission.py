@@ -9,13 +9,13 @@ import pytest
 from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.configs.zoo import RunConfig
-from pteforge.flows.request import ExportRequest
-from pteforge.flows.select import select_models
-from pteforge.flows.session import NullZooObserver, Session, stage_memory
-from pteforge.flows.zoo import lower_rest
-from pteforge.tasks.executor import Executor
-from pteforge.tasks.runner import LocalRunner
-from pteforge.tasks.workers import Workers, memory_for_calls
+from pteforge.flows.run.request import ExportRequest
+from pteforge.flows.run.select import select_models
+from pteforge.flows.run.session import NullZooObserver, Session, stage_memory
+from pteforge.flows.run.zoo import lower_rest
+from pteforge.tasks.engine.executor import Executor
+from pteforge.tasks.engine.runner import LocalRunner
+from pteforge.tasks.engine.workers import Workers, memory_for_calls
 
 
 class Watch(NullZooObserver):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pteforge.tasks.workers import pool
+from pteforge.tasks.engine.workers import pool
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -67,7 +67,7 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-# One case for each check; tests/configs, tests/tasks/keys and tests/tasks/targets have the others.
+# One case for each check; tests/configs, tests/tasks/engine/keys and tests/tasks/targets have the others.
 ZOOS = {
     "dataset": (
         ZOO + "    calibration: {forward: {dataset: 'nets:linea'}}\n",

@@ -9,14 +9,14 @@ import pytest
 from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError, StageFailed
-from pteforge.flows.bisect import bisect, check_plot, draw
 from pteforge.flows.cli.bisect import _print
 from pteforge.flows.cli.main import app
-from pteforge.flows.request import ExportRequest
-from pteforge.flows.select import select_models
-from pteforge.flows.session import Session
-from pteforge.tasks.executor import Executor
-from pteforge.tasks.numerics import DROP_DB
+from pteforge.flows.run.bisect import bisect, check_plot, draw
+from pteforge.flows.run.request import ExportRequest
+from pteforge.flows.run.select import select_models
+from pteforge.flows.run.session import Session
+from pteforge.tasks.engine.executor import Executor
+from pteforge.tasks.results.numerics import DROP_DB
 from rich.console import Console
 from typer.testing import CliRunner
 

@@ -13,8 +13,8 @@ import pteforge
 import pytest
 from pteforge.artifacts.store import open_store
 from pteforge.formats.pte.reader import open_pte
-from pteforge.tasks.executor import PROCESSES_VARIABLE
-from pteforge.tasks.workers import Workers
+from pteforge.tasks.engine.executor import PROCESSES_VARIABLE
+from pteforge.tasks.engine.workers import Workers
 from pteforge.tests.flows.conftest import delivered
 
 pytestmark = pytest.mark.timeout(600)
@@ -70,7 +70,7 @@ _DRIVER = """
 import sys, time
 started = time.monotonic()
 from pteforge.tests.command import run_command
-from pteforge.tasks.workers import pool
+from pteforge.tasks.engine.workers import pool
 started_servers = []
 start = pool.WarmServer.__init__
 pool.WarmServer.__init__ = lambda self, preload: (started_servers.append(preload), start(self, preload))

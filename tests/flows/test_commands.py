@@ -20,7 +20,7 @@ import yaml
 from pteforge.artifacts.runs import run_lease
 from pteforge.artifacts.store import open_store
 from pteforge.flows.cli.terminal import quiet
-from pteforge.flows.figures_text import format_size
+from pteforge.flows.reports.figures_text import format_size
 from pteforge.formats.pte.reader import open_pte
 
 pytestmark = pytest.mark.timeout(600)

@@ -13,8 +13,8 @@ from pteforge.artifacts.files import LocalFiles
 from pteforge.artifacts.runs import RunRecord, Runs, StageOutcome
 from pteforge.configs.presets import preset_names
 from pteforge.configs.zoo import PLACES
-from pteforge.flows import request
-from pteforge.tasks.lowering import STAGES
+from pteforge.flows.run import request
+from pteforge.tasks.lowering.graph import STAGES
 
 COMMANDS = ["export", "plan", "init", "inspect", "metadata", "run", "verify", "thin", "extract", "merge", "bisect"]
 COMMANDS += ["doctor", "publish", "reproduce", "deploy", "serve", "runs", "why", "diff", "schema", "release", "store"]
@@ -117,7 +117,7 @@ def test_what_completion_imports(folder, words):
     assert offered
     loaded = set(modules.split())
     assert HEAVY.isdisjoint(loaded)
-    assert {"pteforge.configs", "pteforge.tasks", "pteforge.flows.session"}.isdisjoint(loaded)
+    assert {"pteforge.configs", "pteforge.tasks", "pteforge.flows.run.session"}.isdisjoint(loaded)
 
 
 def test_bash(folder):

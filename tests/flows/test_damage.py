@@ -14,13 +14,13 @@ from pteforge.artifacts.ref import BlobRef
 from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.errors import ObjectDamaged
-from pteforge.flows.request import ExportRequest
-from pteforge.flows.select import select_models
-from pteforge.flows.session import Session
-from pteforge.flows.zoo import lower_one
+from pteforge.flows.run.request import ExportRequest
+from pteforge.flows.run.select import select_models
+from pteforge.flows.run.session import Session
+from pteforge.flows.run.zoo import lower_one
 from pteforge.tasks.codecs.binding import weights_of
-from pteforge.tasks.executor import Executor
-from pteforge.tasks.runner import LocalRunner
+from pteforge.tasks.engine.executor import Executor
+from pteforge.tasks.engine.runner import LocalRunner
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -6,14 +6,14 @@ import pytest
 from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.flows.cli.summary import Failures, print_failures
-from pteforge.flows.doctor import examine
-from pteforge.flows.page import NAME
-from pteforge.flows.prefect_pages import _diagnosis
-from pteforge.flows.request import ExportRequest
-from pteforge.flows.select import select_models
-from pteforge.flows.session import Session
-from pteforge.tasks.diagnosis import Diagnosis
-from pteforge.tasks.executor import Executor
+from pteforge.flows.prefect.pages import _diagnosis
+from pteforge.flows.reports.page import NAME
+from pteforge.flows.run.doctor import examine
+from pteforge.flows.run.request import ExportRequest
+from pteforge.flows.run.select import select_models
+from pteforge.flows.run.session import Session
+from pteforge.tasks.engine.executor import Executor
+from pteforge.tasks.results.diagnosis import Diagnosis
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -113,7 +113,7 @@ def test_a_failed_diagnosis_hides_nothing(refused, tmp_path, lower, monkeypatch)
     async def broken(*_):
         raise RuntimeError("no diagnosis")
 
-    monkeypatch.setattr("pteforge.tasks.lowering.diagnose", broken)
+    monkeypatch.setattr("pteforge.tasks.lowering.graph.diagnose", broken)
     found = failures(lower(made, models="branches"))["branches"]
     assert (found.step, found.bad_input) == ("export", False)
     assert "GuardOnDataDependentSymNode" in found.problem

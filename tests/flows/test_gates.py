@@ -9,7 +9,7 @@ import pytest
 from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError
 from pteforge.flows.cli.summary import print_summary
-from pteforge.flows.select import select_models
+from pteforge.flows.run.select import select_models
 
 pytestmark = pytest.mark.timeout(600)
 

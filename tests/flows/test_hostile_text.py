@@ -21,12 +21,12 @@ from pteforge.flows.cli.doctor import _print as print_diagnoses
 from pteforge.flows.cli.main import app
 from pteforge.flows.cli.summary import Failures, print_failures, print_summary
 from pteforge.flows.cli.terminal import guarded_streams, open_console
-from pteforge.flows.doctor import ModelDiagnosis
-from pteforge.flows.outcome import ModelOutcome, ZooOutcome
-from pteforge.flows.page import NAME
-from pteforge.flows.prefect_pages import _diagnosis, _summary
-from pteforge.tasks.delivered import Delivered, Failure
-from pteforge.tasks.diagnosis import Attempt, Diagnosis, Finding
+from pteforge.flows.prefect.pages import _diagnosis, _summary
+from pteforge.flows.reports.page import NAME
+from pteforge.flows.run.doctor import ModelDiagnosis
+from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
+from pteforge.tasks.results.delivered import Delivered, Failure
+from pteforge.tasks.results.diagnosis import Attempt, Diagnosis, Finding
 
 pytestmark = pytest.mark.timeout(600)
 

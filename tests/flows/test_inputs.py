@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pteforge.flows.request import ExportRequest
-from pteforge.flows.session import open_session
+from pteforge.flows.run.request import ExportRequest
+from pteforge.flows.run.session import open_session
 from safetensors.torch import save_file
 
 pytestmark = [

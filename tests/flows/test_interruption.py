@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from pteforge.artifacts.store import open_store
-from pteforge.flows import session
+from pteforge.flows.run import session
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -138,7 +138,7 @@ def test_termination_that_an_event_loop_keeps():
 _KEPT = """
 import asyncio, os, signal, time
 from prefect.utilities.engine import capture_sigterm
-from pteforge.flows.interrupt import prompt_termination
+from pteforge.flows.run.interrupt import prompt_termination
 
 class Session:
     def record(self, status):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 
-from pteforge.flows.figures_text import ladders_table, rungs_table
-from pteforge.tasks.figures import Worst
-from pteforge.tasks.numerics import Ladder, Rung
+from pteforge.flows.reports.figures_text import ladders_table, rungs_table
+from pteforge.tasks.results.figures import Worst
+from pteforge.tasks.results.numerics import Ladder, Rung
 from rich.console import Console
 
 

@@ -9,8 +9,8 @@ import yaml
 from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError
 from pteforge.flows.cli.summary import print_summary
-from pteforge.flows.select import select_models
-from pteforge.tasks.layer_search import FoundLayers
+from pteforge.flows.run.select import select_models
+from pteforge.tasks.results.layer_search import FoundLayers
 
 pytestmark = pytest.mark.timeout(600)
 

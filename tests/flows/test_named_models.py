@@ -63,7 +63,7 @@ TALK = """
 import json, sys
 import executorch.extension.llm.custom_ops.custom_ops, executorch.kernels.quantized
 from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
-from pteforge.tasks.programs.model_source import seed_everything
+from pteforge.tasks.usercode.model_source import seed_everything
 from pteforge.tasks.sources.text_generation import model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -68,10 +68,10 @@ RECIPE = {"edge": {"passes": [{"callable": "own:passes"}]}}
 
 # What else runs: Prefect's server, the worker server's watcher, the record and the progress.
 ELSEWHERE = {
-    "flows/embedded_server.py",
-    "flows/prefect_pages.py",
-    "tasks/workers/warm_server.py",
-    "flows/session.py",
+    "flows/prefect/embedded_server.py",
+    "flows/prefect/pages.py",
+    "tasks/engine/workers/warm_server.py",
+    "flows/run/session.py",
 }
 
 
@@ -110,7 +110,9 @@ def test_from_the_command_line(traced):
     done = subprocess.run(command, cwd=traced.folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     path = calling((traced.folder / "samples").read_text())
-    assert {"flows/cli/export.py:export", "tasks/executor.py:run_stage", "tasks/stages/edge.py:Edge.run"} <= set(path)
+    assert {"flows/cli/export.py:export", "tasks/engine/executor.py:run_stage", "tasks/stages/edge.py:Edge.run"} <= set(
+        path
+    )
     assert len(path) <= 26, "\n".join(path)
     files = {name.partition(":")[0] for name in path}
     assert len(files) <= 15, "\n".join(sorted(files))

@@ -21,18 +21,18 @@ from pteforge.configs.load import load_zoo
 from pteforge.configs.model import Limits
 from pteforge.flows.cli.progress import Bar, Lines
 from pteforge.flows.cli.summary import Failures
-from pteforge.flows.outcome import ModelOutcome
-from pteforge.flows.pace import ExpectedStage, Pace
-from pteforge.flows.request import ExportRequest
-from pteforge.flows.select import select_models
-from pteforge.flows.session import Session
-from pteforge.flows.zoo import find_models
-from pteforge.tasks.executor import Executor
-from pteforge.tasks.keys.key import StageKey
-from pteforge.tasks.runner import Done, StageCall, StageId
-from pteforge.tasks.stage import TargetParams
+from pteforge.flows.run.outcome import ModelOutcome
+from pteforge.flows.run.pace import ExpectedStage, Pace
+from pteforge.flows.run.request import ExportRequest
+from pteforge.flows.run.select import select_models
+from pteforge.flows.run.session import Session
+from pteforge.flows.run.zoo import find_models
+from pteforge.tasks.engine.executor import Executor
+from pteforge.tasks.engine.keys.key import StageKey
+from pteforge.tasks.engine.runner import Done, StageCall, StageId
+from pteforge.tasks.engine.stage import TargetParams
+from pteforge.tasks.engine.workers import Workers
 from pteforge.tasks.stages.quantize import Quantize
-from pteforge.tasks.workers import Workers
 from rich.console import Console
 
 pytestmark = pytest.mark.timeout(600)
@@ -181,7 +181,7 @@ def test_a_model_is_planned_once(warm, monkeypatch, tmp_path):
     with open_store(str(tmp_path / "empty")) as store, Workers(jobs=1) as workers:
         session = Session("zoo", select_models(loaded, "*", "*"), Executor(store, workers), workers, asked, 1)
         find_models(session)
-        monkeypatch.delattr("pteforge.flows.pace.lower_model")
+        monkeypatch.delattr("pteforge.flows.run.pace.lower_model")
         session.expect_stages()
     assert session.pace.known == sum(map(len, session.planned.values())) > len(session.models)
 
@@ -189,7 +189,7 @@ def test_a_model_is_planned_once(warm, monkeypatch, tmp_path):
 _DRIVER = """
 import sys
 from pteforge.tests.command import run_command
-from pteforge.flows.pace import Throttle
+from pteforge.flows.run.pace import Throttle
 Throttle.due = lambda self: True  # log each sample
 sys.argv = ["pteforge", "export", "zoo.yaml"]
 sys.exit(run_command())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from pteforge.flows.prefect_settings import refresh_configured
+from pteforge.flows.prefect.settings import refresh_configured
 
 pytestmark = pytest.mark.timeout(600)
 

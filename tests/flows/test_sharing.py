@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
-from pteforge.flows.select import select_models
-from pteforge.tasks.executor import Executor, current_params
-from pteforge.tasks.lowering import lower_model
-from pteforge.tasks.model_run import ModelRun
-from pteforge.tasks.runner import LedgerRunner, NotCached, run_without_loop
+from pteforge.flows.run.select import select_models
+from pteforge.tasks.engine.executor import Executor, current_params
+from pteforge.tasks.engine.runner import LedgerRunner, NotCached, run_without_loop
+from pteforge.tasks.lowering.graph import lower_model
+from pteforge.tasks.lowering.runs import ModelRun
 
 
 def test_models_of_one_builder_watch_their_own_modules(project, lower):

@@ -12,11 +12,11 @@ from pteforge.errors import StageFailed
 from pteforge.flows.cli import summary
 from pteforge.flows.cli.progress import Lines
 from pteforge.flows.cli.summary import Failures, print_failures, print_summary
-from pteforge.flows.outcome import ModelOutcome, ZooOutcome
-from pteforge.tasks.delivered import Delivered, Failure
-from pteforge.tasks.figures import Figures, Worst
-from pteforge.tasks.quantization import LeftWeight, Quantization
-from pteforge.tasks.runner import StageCall, StageId
+from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
+from pteforge.tasks.engine.runner import StageCall, StageId
+from pteforge.tasks.results.delivered import Delivered, Failure
+from pteforge.tasks.results.figures import Figures, Worst
+from pteforge.tasks.results.quantization import LeftWeight, Quantization
 from pteforge.tasks.stages.edge import Edge
 from rich.console import Console
 

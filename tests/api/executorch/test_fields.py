@@ -45,7 +45,7 @@ with warnings.catch_warnings():  # these modules warn when they are imported
     from executorch.exir.passes.sym_shape_eval_pass import HintBasedSymShapeEvalPass
     from executorch.export import AOQuantizationConfig, ExportRecipe, LoweringRecipe, QuantizationRecipe, StageType
     from executorch.export import recipe as upstream_recipe
-    from pteforge.tasks.programs.entry import fresh_state
+    from pteforge.tasks.engine.workers.entry import fresh_state
     from torchao.quantization.granularity import PerAxis
     from torchao.quantization.pt2e import move_exported_model_to_train
     from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e

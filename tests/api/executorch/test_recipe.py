@@ -13,8 +13,8 @@ from pteforge.configs.presets import RECIPE_TYPES
 from pteforge.configs.recipe_lookup import load_preset
 from pteforge.errors import ConfigError
 from pteforge.formats.pte.reader import read_pte
+from pteforge.tasks.quantize.torchao_configs import class_name
 from pteforge.tasks.targets.find import find_quantizer_options
-from pteforge.tasks.torchao_configs import class_name
 
 pytestmark = pytest.mark.filterwarnings("ignore:This API and all of its related functionality")
 
@@ -54,7 +54,7 @@ with warnings.catch_warnings():  # these modules warn when they are imported
     )
     from executorch.export.recipe import Mode
     from executorch.export.target_recipes import get_ios_recipe
-    from pteforge.tasks.programs.module_transforms import make_config
+    from pteforge.tasks.quantize.module_transforms import make_config
     from torchao.quantization.pt2e.quantizer import ComposableQuantizer
     from torchao.quantization.quant_api import Int8DynamicActivationIntxWeightConfig
 

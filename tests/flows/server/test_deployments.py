@@ -48,7 +48,7 @@ def test_a_worker_runs_a_deployment(project, prefect, on_server):
     assert done.out.startswith("updated: ")
     known = inspect(prefect, "by-worker")
     assert known["schedules"] == []
-    assert known["entrypoint"] == "pteforge.flows.zoo_flow.export_zoo"
+    assert known["entrypoint"] == "pteforge.flows.prefect.zoo_flow.export_zoo"
     assert known["tags"] == ["zoo:zoo"]
     form = known["parameter_openapi_schema"]["properties"]
     assert form["models"]["anyOf"][1]["items"]["enum"] == ["linear", "conv"]
@@ -110,9 +110,9 @@ def test_a_schedule_starts_runs(project, prefect, server, on_server):
 def test_a_server_without_a_scheduler(project, server_without_scheduler, monkeypatch):
     """`deploy` and `doctor --server` say that the server schedules nothing."""
     from pteforge.errors import PteforgeError
-    from pteforge.flows import server_health
-    from pteforge.flows.deployments import ZooDeployment
-    from pteforge.flows.request import ExportRequest
+    from pteforge.flows.prefect import server_health
+    from pteforge.flows.prefect.deployments import ZooDeployment
+    from pteforge.flows.run.request import ExportRequest
 
     env = {"PREFECT_API_URL": server_without_scheduler}
     project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))

@@ -140,7 +140,7 @@ def test_prefects_own_forms(prefect):
     prefect("deploy", f"{ROOT / 'flows' / 'zoo_flow.py'}:export_zoo", "--name", "by-file", "--pool", "forge")
     prefect("deploy", "--prefect-file", str(example), "--all")
     known = json.loads(prefect("deployment", "inspect", "export-zoo/nightly", "--output", "json"))
-    assert known["entrypoint"] == "pteforge.flows.zoo_flow.export_zoo"
+    assert known["entrypoint"] == "pteforge.flows.prefect.zoo_flow.export_zoo"
     assert known["concurrency_options"]["collision_strategy"] == "ENQUEUE"
     assert "until" in known["parameter_openapi_schema"]["properties"]
     by_file = json.loads(prefect("deployment", "inspect", "export-zoo/by-file", "--output", "json"))

@@ -136,7 +136,7 @@ def test_parameters_are_recorded(warm, on_server, recorded):
 # A flow whose first attempt fails, since its builder does, and how it ended: state, attempts, stages that ran.
 RETRIED = """
 import asyncio, json, sys
-from pteforge.flows import zoo_flow
+from pteforge.flows.prefect import zoo_flow
 attempts, lower = [], zoo_flow.find_models
 zoo_flow.find_models = lambda session: attempts.append(lower(session))
 flow = zoo_flow.export_zoo.with_options(retries=1, retry_delay_seconds=0)
@@ -240,8 +240,8 @@ def test_figures_are_tables(warm, recorded, on_server):
 @pytest.mark.parametrize(
     ("entrypoint", "parameters", "models"),
     [
-        ("pteforge.flows.zoo_flow:export_zoo", {"models": "*"}, {"linear", "conv"}),
-        ("pteforge.flows.zoo_flow:export_model", {"models": "conv"}, {"conv"}),
+        ("pteforge.flows.prefect.zoo_flow:export_zoo", {"models": "*"}, {"linear", "conv"}),
+        ("pteforge.flows.prefect.zoo_flow:export_model", {"models": "conv"}, {"conv"}),
     ],
 )
 def test_entrypoints(warm, server, recorded, entrypoint, parameters, models):
@@ -273,7 +273,8 @@ print(json.dumps([state.name, state.result()]))
 # Two runs at once in one process, and which models each session heard of.
 TWO = """
 import asyncio, json, sys
-from pteforge.flows import session, zoo_flow
+from pteforge.flows.run import session
+from pteforge.flows.prefect import zoo_flow
 heard = {}
 session.Session.finished = lambda self, done: heard.setdefault(self.id, set()).add(done.call.model)
 async def both(given):
@@ -297,7 +298,7 @@ def test_failed_flow_raises_where_it_is_called(warm, server, recorded):
     warm.edit("zoo.yaml", "nets:conv", "faulty:misunderstood")
     program = """
 import asyncio, json, sys
-from pteforge.flows.zoo_flow import export_zoo
+from pteforge.flows.prefect.zoo_flow import export_zoo
 try:
     asyncio.run(export_zoo(**json.loads(sys.argv[1])))
 except Exception as error:

@@ -14,9 +14,9 @@ from threading import Thread
 import pteforge
 import pytest
 from pteforge.errors import InputError
-from pteforge.flows.deployments import ZooDeployment
-from pteforge.flows.releases import Releases
-from pteforge.flows.request import ExportRequest
+from pteforge.flows.prefect.deployments import ZooDeployment
+from pteforge.flows.releases.releases import Releases
+from pteforge.flows.run.request import ExportRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -26,7 +26,7 @@ WIDER = "models.net.source.kwargs.width=64"
 # Two runs of the flow, which may retry: how each ended, and how often it was tried.
 RUNS = """
 import asyncio, json, sys
-from pteforge.flows import zoo_flow
+from pteforge.flows.prefect import zoo_flow
 attempts, find = [], zoo_flow.find_models
 zoo_flow.find_models = lambda session: attempts.append(find(session))
 flow = zoo_flow.export_zoo.with_options(retries=1, retry_delay_seconds=0)

@@ -22,8 +22,8 @@ MODELS = "lstm,sdpa"
 DRIVER = """
 import asyncio, json, sys
 import cloudpickle
-from pteforge.flows import prefect_runner
-from pteforge.flows.zoo_flow import export_zoo
+from pteforge.flows.prefect import runner as prefect_runner
+from pteforge.flows.prefect.zoo_flow import export_zoo
 
 {import_}
 sizes = []
@@ -140,7 +140,7 @@ STAGES = 26  # of the models
 CACHED = """
 import asyncio, json, sys, time
 from prefect import flow, task
-from pteforge.flows import zoo_flow
+from pteforge.flows.prefect import zoo_flow
 
 @task
 def bare(number):

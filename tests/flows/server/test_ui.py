@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from pteforge.flows.request import ExportRequest, describe
+from pteforge.flows.run.request import ExportRequest, describe
 from pteforge.tests.chromium import open_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from pteforge.errors import TargetError
-from pteforge.tasks.programs.graphs import decompose_affine
-from pteforge.tasks.programs.module_transforms import make_config, transformed
+from pteforge.tasks.lower.graphs import decompose_affine
+from pteforge.tasks.quantize.module_transforms import make_config, transformed
 from pteforge.tests.lowering import XNNPACK, recipe
 
 INT4 = {"weight_dtype": "int4", "weight_granularity": {"per_group": 32}}
@@ -22,7 +22,7 @@ def torchao(config, fields, *targets, sqnr=12):
 def test_the_same_values(config):
     """Written out, a program computes what it computed before, to the bit, with no operator of torchao's left."""
     import torch
-    from pteforge.tasks.torchao_configs import TorchaoParams
+    from pteforge.tasks.quantize.torchao_configs import TorchaoParams
 
     granularity = "weight_granularity" if "Dynamic" in config else "granularity"
     fields = {"weight_dtype": "int4", granularity: {"per_group": 16}}
@@ -108,7 +108,7 @@ def test_values_of_other_types(fields, message):
 
 def test_checked_before_work():
     """A worker can check configs without lowering anything."""
-    from pteforge.tasks.programs.entry import check_transforms
+    from pteforge.tasks.quantize.module_transforms import check_transforms
 
     check_transforms([["IntxWeightOnlyConfig", {"weight_dtype": "int4"}]])
     with pytest.raises(TargetError, match="refuses"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pteforge.tasks.numerics import NodeLosses
-from pteforge.tasks.stage import TargetParams
+from pteforge.tasks.engine.stage import TargetParams
+from pteforge.tasks.results.numerics import NodeLosses
 from pteforge.tasks.stages.bisect import Bisect
 from pteforge.tasks.stages.edge import Edge
 from pteforge.tasks.stages.quantize import Quantize

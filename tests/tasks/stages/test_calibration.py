@@ -8,7 +8,7 @@ import sys
 import pytest
 from pteforge.errors import SourceError, VerificationFailed
 from pteforge.tasks.codecs.values import load_values
-from pteforge.tasks.stage import Workspace
+from pteforge.tasks.engine.stage import Workspace
 from pteforge.tasks.stages.calibration import Calibration
 from pteforge.tests.lowering import recipe
 
@@ -98,8 +98,8 @@ import resource, sys
 from pathlib import Path
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.tasks.codecs.values import load_values
-from pteforge.tasks.programs.pt2e import quantize
-from pteforge.tasks.stage import TargetParams, Workspace
+from pteforge.tasks.quantize.pt2e import quantize
+from pteforge.tasks.engine.stage import TargetParams, Workspace
 from pteforge.tasks.stages.calibration import Calibration
 import torch
 zoo, folder, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import VerificationFailed
-from pteforge.tasks.figures import Case, disagreements, violations, worst_of
+from pteforge.tasks.results.figures import Case, disagreements, violations, worst_of
 
 NAN, INF = math.nan, math.inf
 
@@ -18,7 +18,7 @@ NAN, INF = math.nan, math.inf
 def compared(output, reference, dtype=None):
     """The case of an output, lists becoming tensors."""
     import torch
-    from pteforge.tasks.programs.compare import compare
+    from pteforge.tasks.verify.compare import compare
 
     dtype = getattr(torch, dtype) if dtype else None
     values = [torch.tensor(value, dtype=dtype) if isinstance(value, list) else value for value in (output, reference)]
@@ -91,8 +91,8 @@ def test_agreement():
 def test_what_is_lost_to_rounding(output, lost_db):
     """Of 16 bits, noise against float32 is held against that of eager's; what loses no more passes."""
     import torch
-    from pteforge.tasks.programs.compare import compare_all
-    from pteforge.tasks.programs.inputs import StoredCase
+    from pteforge.tasks.usercode.inputs import StoredCase
+    from pteforge.tasks.verify.compare import compare_all
 
     eager, exact = torch.tensor([1.5, 2.0]).half(), torch.tensor([1.0, 2.0])
     stored = StoredCase("example 0", [], [eager], [exact])

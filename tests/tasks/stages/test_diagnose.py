@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pteforge.errors import SourceError
-from pteforge.tasks.diagnosis import Diagnosis
+from pteforge.tasks.results.diagnosis import Diagnosis
 from pteforge.tasks.stages.diagnose import Diagnose
 
 REFUSED = Path(__file__).parents[2] / "zoo" / "refused.py"

@@ -50,7 +50,7 @@ def draw(kind, count, values="varied"):
 
 
 def draws(exported, example, count, values="varied"):
-    from pteforge.tasks.programs.inputs import draw_inputs
+    from pteforge.tasks.usercode.inputs import draw_inputs
 
     return [draw_inputs(exported, [example], number, values) for number in range(count)]
 
@@ -90,7 +90,7 @@ def test_what_stays():
 )
 def test_every_draw_fits(kind, count, values):
     """Any number of draws: each fits the program, has the example's dtypes and only its values."""
-    from pteforge.tasks.programs.inputs import check_fits
+    from pteforge.tasks.usercode.inputs import check_fits
 
     exported, example = program(kind)
     drawn = draw(kind, count, values)
@@ -180,7 +180,7 @@ def test_varied_scalars(number):
 def test_values_of_all_examples():
     """What an input may be is what the examples have, together."""
     import torch
-    from pteforge.tasks.programs.inputs import draw_inputs
+    from pteforge.tasks.usercode.inputs import draw_inputs
     from pteforge.tests.zoo.networks import Function
 
     examples = [[torch.full((30,), value)] for value in (5, 6, 8)]
@@ -204,7 +204,7 @@ def test_what_does_not_fit(flat, message):
     """Inputs that the program was not exported for are bad input, and the message says which and why."""
     import torch
     from pteforge.errors import SourceError
-    from pteforge.tasks.programs.inputs import check_fits
+    from pteforge.tasks.usercode.inputs import check_fits
 
     with pytest.raises(SourceError, match=message):
         check_fits(program("equal")[0], flat(torch), "example 1")

@@ -14,7 +14,7 @@ from pteforge.tests.lowering import PORTABLE, recipe
 
 
 def dims(*inputs):
-    from pteforge.tasks.programs.method import to_dims
+    from pteforge.tasks.export.method import to_dims
 
     return to_dims(list(inputs))
 
@@ -155,7 +155,7 @@ def test_quantized_for_few_sizes(lower, kind, dynamic):
 
 def test_a_file_that_says_other_sizes(lower):
     """A file is not verified that does not say which sizes it takes, or refuses some that it was made for."""
-    from pteforge.tasks.programs.verification import check_sizes
+    from pteforge.tasks.verify.verification import check_sizes
 
     lowered = lower({"builder": "builders:hinted_sizes", "kwargs": {"kind": "halves"}}, PORTABLE)
     pte, examples = read_pte(lowered.file), {"forward": lowered.value("export", "examples")}

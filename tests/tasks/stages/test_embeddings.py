@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.torchao_configs import TorchaoParams
+from pteforge.tasks.quantize.torchao_configs import TorchaoParams
 from pteforge.tests.lowering import recipe
 
 GROUPS = {"per_group": 32}
@@ -32,7 +32,7 @@ def test_a_table_that_is_read_in_another_way(stages):
 
 def transformed(module, fields):
     """The module with quantized embeddings, ready for export."""
-    from pteforge.tasks.programs import module_transforms
+    from pteforge.tasks.quantize import module_transforms
 
     given = TorchaoParams(config="IntxWeightOnlyConfig", fields=fields, layers=("embedding",))
     return module_transforms.transformed(module, [given])[0]
@@ -42,7 +42,7 @@ def fused(module, inputs):
     """A module as a program in the edge dialect: as it is, and after `fuse_embeddings`."""
     import torch
     from executorch.exir import to_edge
-    from pteforge.tasks.programs.embeddings import fuse_embeddings
+    from pteforge.tasks.lower.embeddings import fuse_embeddings
 
     edge = to_edge(torch.export.export(module, inputs)).exported_program()
     before = copy.deepcopy(edge)
@@ -130,7 +130,7 @@ def test_two_uses_of_a_table(kind, left):
 def test_written_out_for_portable_kernels():
     """Where torchao's operators are written out, those of tables stay, and no operator of ours is left."""
     import torch
-    from pteforge.tasks.programs.graphs import decompose_affine
+    from pteforge.tasks.lower.graphs import decompose_affine
 
     inputs = (torch.arange(16).reshape(2, 8),)
     module = transformed(torch.nn.Sequential(torch.nn.Embedding(16, 64)), table())

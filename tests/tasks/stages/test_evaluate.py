@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pteforge.errors import AccuracyMissed, PteforgeError, SourceError
-from pteforge.tasks.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
 from pteforge.tasks.stages.baseline import Baseline
 from pteforge.tasks.stages.evaluate import Evaluate
 from pteforge.tests.lowering import PORTABLE, recipe

@@ -78,7 +78,7 @@ def test_what_upstream_refuses_is_refused(zoo):
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
     from networks import Branches
-    from pteforge.tasks.programs import exir
+    from pteforge.tasks.lower import exir
     from pteforge.tasks.stages.edge import Edge
 
     module, inputs = Branches(), (torch.ones(2, 4),)
@@ -142,8 +142,8 @@ def test_unlinked_partitions_keep_backend_and_specs(lower):
     Only what our own partitioning wrote is taken apart.
     """
     from executorch.exir.backend.compile_spec_schema import CompileSpec
-    from pteforge.tasks.programs.exir import UNLINKED, split_compile_specs
-    from pteforge.tasks.programs.graphs import lowered_modules
+    from pteforge.tasks.lower.exir import UNLINKED, split_compile_specs
+    from pteforge.tasks.lower.graphs import lowered_modules
 
     program = lower("builders:two_partitions", XNNPACK, until="partition").program("partition/forward")
     modules = [module for _, _, module in lowered_modules(program)]
@@ -164,7 +164,7 @@ def test_operators_by_name(name):
     Whatever is not an operator is refused with a hint; also by the check that runs before any stage does.
     """
     import torch
-    from pteforge.tasks.programs.graphs import check_operators, find_operators
+    from pteforge.tasks.lower.graphs import check_operators, find_operators
 
     hardswish = torch.ops.aten.hardswish.default
     names = ["aten.hardswish", "aten.add.Tensor", "aten.hardswish.default"]

@@ -10,8 +10,8 @@ import sys
 import pytest
 from pteforge.configs.model import Limits
 from pteforge.errors import SourceError
-from pteforge.tasks.executor import StageWork
-from pteforge.tasks.runner import StageCall, StageId
+from pteforge.tasks.engine.executor import StageWork
+from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.stages.export import Export
 from pteforge.tests.lowering import PORTABLE, XNNPACK
 
@@ -85,8 +85,8 @@ def test_random_numbers(function, drawing):
     """Operators that draw numbers are known, unless they do so in training only."""
     import torch
     from pteforge.configs.definition import MethodDefinition, ModelDefinition
-    from pteforge.tasks.programs.eager import eager_examples
-    from pteforge.tasks.programs.model_source import BuiltModel
+    from pteforge.tasks.export.eager import eager_examples
+    from pteforge.tasks.usercode.model_source import BuiltModel
     from pteforge.tests.zoo.networks import Function
 
     module, example = Function(lambda x: function(torch, x)), (torch.ones(2, 3, 4),)
@@ -115,7 +115,7 @@ def test_what_decides(stages):
 
 PROGRAM = """
 import json, sys
-from pteforge.tasks.executor import run_stage
+from pteforge.tasks.engine.executor import run_stage
 print(json.dumps(run_stage(json.loads(sys.argv[1])), sort_keys=True))
 """
 
@@ -282,7 +282,7 @@ def test_weights_with_channels_last(lower, made):
     import builders
     import torch
     from pteforge.configs.definition import MethodDefinition
-    from pteforge.tasks.programs.method import export_method
+    from pteforge.tasks.export.method import export_method
 
     assert lower("builders:channels_last_weights", made).figures["overall"]["sqnr_db"] > 100
     net, inputs = builders.channels_last_weights()

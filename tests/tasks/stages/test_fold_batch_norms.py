@@ -49,7 +49,7 @@ def folds():
 def test_outputs_are_those_of_eager(name, decomposed):
     """Norms after layers of every kind are gone, with their parameters, also where they are the program's output."""
     import torch
-    from pteforge.tasks.programs.batch_norms import fold_batch_norms
+    from pteforge.tasks.export.batch_norms import fold_batch_norms
 
     module, example, program = program_of(*folds()[name])
     if decomposed and name != "linear":  # that becomes a permutation and `addmm`
@@ -105,7 +105,7 @@ def left_alone():
 @pytest.mark.parametrize("name", list(left_alone()))
 def test_left_alone(name):
     """Where folding would change results, or copy weights, the norm stays."""
-    from pteforge.tasks.programs.batch_norms import foldable_norms
+    from pteforge.tasks.export.batch_norms import foldable_norms
 
     _, _, program = program_of(*left_alone()[name])
     assert norms_left(program) > 0
@@ -115,7 +115,7 @@ def test_left_alone(name):
 def test_training_is_left_alone():
     """A norm in training mode normalizes by the batch."""
     import torch
-    from pteforge.tasks.programs.batch_norms import foldable_norms
+    from pteforge.tasks.export.batch_norms import foldable_norms
 
     module, shape = folds()["bias"]
     program = torch.export.export(module.train(), (torch.randn(shape),))
@@ -126,7 +126,7 @@ def test_training_is_left_alone():
 def test_mixed_precision_is_left_alone():
     """A norm in fp32 after a layer in fp16 would be rounded."""
     import torch
-    from pteforge.tasks.programs.batch_norms import foldable_norms
+    from pteforge.tasks.export.batch_norms import foldable_norms
 
     module, shape = folds()["bias"]
     module[0].half()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from pteforge.tasks.numerics import Ladder as Rungs
+from pteforge.tasks.results.numerics import Ladder as Rungs
 from pteforge.tasks.stages.edge import Edge
 from pteforge.tasks.stages.ladder import Ladder, RungParams
 from pteforge.tests.lowering import recipe

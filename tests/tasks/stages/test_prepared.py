@@ -9,7 +9,7 @@ from pteforge import MethodCall
 from pteforge.configs import Quantize as Quantization
 from pteforge.errors import SourceError
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.stage import CallableParams
+from pteforge.tasks.engine.stage import CallableParams
 from pteforge.tasks.stages.quantize import Quantize
 from pteforge.tasks.stages.source_transform import SourceTransform
 from pteforge.tasks.targets.find import check_quantizers
@@ -62,7 +62,7 @@ def test_eager_is_the_trained_module(stages):
     """
     import prepared
     import torch
-    from pteforge.tasks.programs.eager import run_sequences_in_eager
+    from pteforge.tasks.export.eager import run_sequences_in_eager
     from torchao.quantization.pt2e import disable_observer, move_exported_model_to_eval
 
     examples = stages.value(stages.export(TRAINED)["examples"])

@@ -10,7 +10,7 @@ from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import TargetError
 from pteforge.formats.describe import weight_bytes
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks import quantization
+from pteforge.tasks.results import quantization
 from pteforge.tasks.stages.quantize import Quantize
 from pteforge.tasks.targets.find import check_quantizers, find_quantizer_options
 from pteforge.tests.lowering import XNNPACK, recipe
@@ -179,7 +179,7 @@ def test_calibrated_on_samples(stages):
 def test_random_inputs_of_a_file_calibrated_on_its_example(stages, tmp_path):
     """They are held to what the quantized program computes: a file that computes something else there is wrong."""
     from pteforge.errors import VerificationFailed
-    from pteforge.tasks.programs.verification import as_quantized, verify_file
+    from pteforge.tasks.verify.verification import as_quantized, verify_file
 
     lowered = stages.lower("builders:calibrated_on_one", int8())
     (path := tmp_path / "model.pte").write_bytes(lowered.file)

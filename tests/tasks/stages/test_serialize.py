@@ -9,7 +9,7 @@ import pytest
 from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import PteforgeError
 from pteforge.tasks.codecs.payload import read_payload
-from pteforge.tasks.stage import TargetParams
+from pteforge.tasks.engine.stage import TargetParams
 from pteforge.tasks.stages.report import Report
 from pteforge.tasks.stages.serialize import Serialize
 from pteforge.tests.lowering import XNNPACK

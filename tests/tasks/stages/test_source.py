@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("zoo")
 
 
 def build(builder, **kwargs):
-    from pteforge.tasks.programs.model_source import build
+    from pteforge.tasks.usercode.model_source import build
 
     return build(builder, kwargs)
 
@@ -109,7 +109,7 @@ def test_seeds():
     """One seed makes torch, numpy and random start alike; another makes them start elsewhere."""
     import numpy as np
     import torch
-    from pteforge.tasks.programs.model_source import seed_everything
+    from pteforge.tasks.usercode.model_source import seed_everything
 
     numbers = []
     for seed in (1, 1, 2):
@@ -123,7 +123,7 @@ def test_seeds():
 def test_damaged_program_files(tmp_path):
     """What torch cannot load, and what was saved without inputs, says so and names the file, not its folder."""
     import torch
-    from pteforge.tasks.programs.model_source import load_program_file
+    from pteforge.tasks.usercode.model_source import load_program_file
 
     damaged = tmp_path / "damaged.pt2"
     damaged.write_bytes(b"not a zip file")

@@ -8,9 +8,9 @@ import pytest
 from pteforge.configs.nodes import plain
 from pteforge.configs.recipe_lookup import read_preset
 from pteforge.errors import SourceError, TargetError
-from pteforge.tasks.stage import CallableParams
+from pteforge.tasks.engine.stage import CallableParams
+from pteforge.tasks.quantize.torchao_configs import TorchaoParams
 from pteforge.tasks.stages.source_transform import SourceTransform
-from pteforge.tasks.torchao_configs import TorchaoParams
 from pteforge.tests.lowering import recipe
 
 STEP = "source_transform/forward"

@@ -8,7 +8,7 @@ import pytest
 from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import VerificationFailed
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.figures import Figures
+from pteforge.tasks.results.figures import Figures
 from pteforge.tests.lowering import PORTABLE, XNNPACK, lower_directly, recipe
 
 
@@ -28,7 +28,7 @@ def made(lower, tmp_path):
 
 def verify(made, **bounds):
     """Figures of a file and its examples."""
-    from pteforge.tasks.programs.verification import verify_file
+    from pteforge.tasks.verify.verification import verify_file
 
     path, examples = made
     return verify_file(path, examples, VerifyBounds.model_validate(bounds))

@@ -3,7 +3,7 @@
 import pytest
 from pteforge.configs.recipe import Specialization
 from pteforge.errors import TargetError
-from pteforge.tasks.model import params_of
+from pteforge.tasks.lowering.model import params_of
 from pteforge.tasks.targets import find_target
 from pteforge.tasks.targets.find import find_target_class
 from pteforge.tasks.targets.xnnpack import XnnpackOptions

@@ -8,9 +8,9 @@ from pteforge.configs import Recipe
 from pteforge.configs.nodes import plain
 from pteforge.configs.recipe_lookup import read_preset
 from pteforge.errors import TargetError
+from pteforge.tasks.quantize.torchao_configs import class_name
 from pteforge.tasks.targets import find_target
 from pteforge.tasks.targets.find import check_quantizers, make_quantizer
-from pteforge.tasks.torchao_configs import class_name
 
 SYSTEMS = {
     b"6": ("iOS15", "macOS12"),
@@ -135,7 +135,7 @@ def test_as_upstreams_recipe(name):
     Upstream's recipe is also translated to the shipped one.
     """
     from executorch.backends.apple.coreml.recipes import CoreMLRecipeProvider, CoreMLRecipeType
-    from pteforge.tasks.programs.module_transforms import make_config
+    from pteforge.tasks.quantize.module_transforms import make_config
 
     kind, arguments = PRESETS[name]
     theirs = CoreMLRecipeProvider().create_recipe(CoreMLRecipeType[kind], **arguments)

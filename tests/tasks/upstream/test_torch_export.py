@@ -8,7 +8,7 @@ import pytest
 import torch
 from pteforge.configs.definition import MethodDefinition
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.programs.method import export_method
+from pteforge.tasks.export.method import export_method
 from pteforge.tasks.upstream.torch_export import mapping_heard
 from pteforge.tests.lowering import lower_quantized, worst_sqnr
 from safetensors.torch import load_file, save_file
@@ -111,7 +111,7 @@ def test_layers_of_constants_are_right_and_delegated(kind):
 
 def test_torchao_fails_by_itself(monkeypatch):
     """Once this fails, so does the reason for `whole_dynamic_quantization`."""
-    from pteforge.tasks.programs import pt2e
+    from pteforge.tasks.quantize import pt2e
 
     monkeypatch.setattr(pt2e, "whole_dynamic_quantization", contextlib.nullcontext)
     network, x = _of_constant("like zeros")

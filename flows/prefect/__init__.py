@@ -1,0 +1,1 @@
+"""Everything that imports Prefect: flows, tasks, pages, deployments and servers."""

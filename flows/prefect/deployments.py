@@ -1,0 +1,230 @@
+"""Deployments of a zoo's flow: on a schedule, with a form that offers the zoo's models and recipes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import prefect
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
+from prefect.client.schemas.objects import WorkPool
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.types.entrypoint import EntrypointType
+from prefect.utilities.callables import ParameterSchema
+from pydantic import ValidationError
+
+from ...artifacts.remote_files import missing_bucket, public_url
+from ...configs.load import LoadedZoo
+from ...errors import InputError, PteforgeError
+from ...tasks.lowering.graph import STAGES
+from ..releases.publish import publication_of
+from ..run.request import ExportRequest
+from ..run.select import select_models
+from ..run.session import load
+from .alerts import apply_alerts
+from .pool import model_deployment
+from .server_health import wait_for_schedule
+from .zoo_flow import export_model, export_zoo
+
+ENTRYPOINT = "pteforge.flows.prefect.zoo_flow.export_zoo"  # with dots: a path of modules, not of a file
+MODEL_ENTRYPOINT = "pteforge.flows.prefect.zoo_flow.export_model"
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What became of a deployment."""
+
+    name: str  # with the flow's: ``export-zoo/nightly``
+    change: str  # ``created``, ``updated`` or ``unchanged``
+    alerts: tuple[str, ...] = ()  # automations
+
+
+@dataclass(frozen=True)
+class ZooDeployment:
+    """A zoo's flow with what its runs are asked for."""
+
+    request: ExportRequest
+    name: str
+    cron: str | None = None
+    timezone: str | None = None  # an IANA name; None for UTC
+    alerts: str | None = None  # TYPE/NAME of a block that sends notifications
+
+    @cached_property
+    def _loaded(self) -> LoadedZoo:
+        return load(self.request)
+
+    @property
+    def model_pool(self) -> str | None:
+        """The work pool that runs single models, if any does."""
+        place = self._loaded.zoo.run
+        return place.pool if place.on == "pool" else None
+
+    def schedules(self) -> list[DeploymentScheduleCreate]:
+        """None or one; raises InputError for a cron line or a time zone that does not exist."""
+        if self.cron is None:
+            return []
+        try:
+            schedule = CronSchedule(cron=self.cron, timezone=self.timezone or "UTC")
+        except ValidationError as error:
+            reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+            raise InputError(
+                f"the schedule {self.cron!r} in {self.timezone or 'UTC'} cannot be used: {reason}; "
+                'write five fields, for example --cron "0 2 * * *"'
+            ) from error
+        return [DeploymentScheduleCreate(schedule=schedule, active=True)]
+
+    def form(self) -> dict[str, Any]:
+        """The JSON schema of the parameters: models, recipes and stages are choices in Prefect's form."""
+        zoo = self._loaded.zoo
+        schema = copy.deepcopy(export_zoo.parameters.model_dump_for_openapi())
+        recipes = dict.fromkeys(recipe for model in zoo.models for recipe in zoo.recipes_of(model))
+        for name, known in (("models", zoo.models), ("recipes", recipes)):
+            field = schema["properties"][name]
+            choices = {"type": "array", "items": {"type": "string", "enum": list(known)}}
+            field["anyOf"] = [{"type": "string"}, choices]
+        until = schema["properties"]["until"]
+        until["anyOf"] = [{"type": "string", "enum": [stage.name for stage in STAGES]}, {"type": "null"}]
+        return schema
+
+    def settings(self) -> dict[str, Any]:
+        """What makes the deployment, under Prefect's names; raises InputError if zoo or schedule cannot be used."""
+        select_models(self._loaded, self.request.models, self.request.recipes)
+        publication_of(self._loaded, self.request)
+        return {
+            "schedules": self.schedules(),
+            "parameters": self.request.parameters(defaults=False),
+            "parameter_openapi_schema": self.form(),
+            "description": f"Lowers {self.request.zoo.name} and verifies its files. Made by `pteforge deploy`.",
+            "tags": [f"zoo:{self._loaded.zoo.name}"],
+        }
+
+    def apply(self, pool: str) -> Deployed:
+        """Creates or updates the deployment on the configured server.
+
+        Raises:
+            InputError: the zoo or the schedule cannot be used, or there is no such work pool.
+            PteforgeError: the server cannot be reached, refuses the deployment, or does not schedule its runs.
+        """
+        wanted = self.settings() | {"work_pool_name": pool, "entrypoint": ENTRYPOINT}
+        self._check_buckets()
+        with _server_errors(), get_client(sync_client=True) as client:
+            _check_pool(client, pool)
+            if self.model_pool:
+                _deploy_models(client, self.model_pool)
+            deployed = _apply(client, f"{export_zoo.name}/{self.name}", wanted)
+            deployment = client.read_deployment_by_name(deployed.name)
+            if self.alerts:
+                alerts = apply_alerts(client, deployment, self._loaded.zoo.name, self.alerts)
+                deployed = replace(deployed, alerts=alerts)
+            if wanted["schedules"]:
+                wait_for_schedule(client, deployment)
+            return deployed
+
+    def _check_buckets(self) -> None:
+        """Raises InputError for buckets of store and releases that do not exist; what cannot be asked may exist."""
+        publication = self._loaded.zoo.publish
+        for url in (self.request.store, self.request.publish or (publication and publication.url)):
+            if url and (bucket := missing_bucket(url)):
+                raise InputError(
+                    f"the bucket {bucket!r} of {public_url(url)} does not exist; create it first, for example with: "
+                    f"aws s3 mb s3://{bucket}"
+                )
+
+
+def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
+    """Creates or updates the deployment whose runs lower one model each."""
+    found = _check_pool(client, pool)
+    if found.concurrency_limit == 1:
+        raise InputError(
+            f"the work pool {pool!r} runs one flow at a time, so the runs of models would wait for the zoo's for ever; "
+            f"raise its limit with: prefect work-pool set-concurrency-limit {pool} 4"
+        )
+    wanted = {
+        "schedules": [],
+        "parameters": {},
+        "parameter_openapi_schema": export_model.parameters.model_dump_for_openapi(),
+        "description": "Lowers one model of a zoo. Runs of `export-zoo` start these. Made by `pteforge deploy`.",
+        "tags": [],
+        "work_pool_name": pool,
+        "entrypoint": MODEL_ENTRYPOINT,
+    }
+    _apply(client, model_deployment(pool), wanted)
+
+
+def _apply(client: SyncPrefectClient, full_name: str, wanted: dict[str, Any]) -> Deployed:
+    flow, _, name = full_name.partition("/")
+    before = _read(client, full_name)
+    limited = before is not None and before.global_concurrency_limit is not None
+    if before and not limited and _comparable({name: getattr(before, name) for name in wanted}) == _comparable(wanted):
+        change = "unchanged"
+    else:
+        change = "updated" if before else "created"
+        client.create_deployment(
+            flow_id=client.create_flow_from_name(flow),
+            name=name,
+            pull_steps=[],
+            enforce_parameter_schema=True,
+            **wanted,
+        )
+    if before and limited:  # by an earlier version: see `deployed.take_turn`
+        client.update_deployment(before.id, DeploymentUpdate(concurrency_limit=None))
+    return Deployed(full_name, change)
+
+
+def serve(deployment: ZooDeployment) -> None:
+    """Starts runs on the schedule, and those that people ask for in the UI, one at a time until the process is stopped.
+
+    Raises as `ZooDeployment.apply`.
+    """
+    settings = deployment.settings()
+    form = settings.pop("parameter_openapi_schema")
+    served: Any = export_zoo.to_deployment(deployment.name, entrypoint_type=EntrypointType.MODULE_PATH, **settings)
+    served.entrypoint = ENTRYPOINT  # Prefect would take the name of the flow's body
+    served._parameter_openapi_schema = ParameterSchema(**form)  # noqa: SLF001 - there is no public way
+    with _server_errors():
+        prefect.serve(served, limit=1)
+
+
+@contextmanager
+def _server_errors() -> Iterator[None]:
+    try:
+        yield
+    except PteforgeError:
+        raise
+    except PrefectHTTPStatusError as error:
+        raise PteforgeError(f"Prefect's server refuses the deployment: {error}") from error
+    except Exception as error:
+        raise PteforgeError(
+            f"Prefect's server cannot be reached ({type(error).__name__}: {error}); check PREFECT_API_URL"
+        ) from error
+
+
+def _check_pool(client: SyncPrefectClient, pool: str) -> WorkPool:
+    try:
+        return client.read_work_pool(pool)
+    except ObjectNotFound as error:
+        known = ", ".join(sorted(found.name for found in client.read_work_pools())) or "none"
+        raise InputError(
+            f"there is no work pool {pool!r} (there: {known}); make it with: prefect work-pool create {pool} -t process"
+        ) from error
+
+
+def _read(client: SyncPrefectClient, full_name: str) -> DeploymentResponse | None:
+    try:
+        return client.read_deployment_by_name(full_name)
+    except ObjectNotFound:
+        return None
+
+
+def _comparable(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings without what the server adds to schedules."""
+    schedules = [(made.schedule.cron, made.schedule.timezone or "UTC") for made in settings["schedules"]]
+    return {**settings, "schedules": schedules}

@@ -1,0 +1,245 @@
+"""Tables, pages and progress in Prefect's UI: scores, numerics of a model's files, and where a recipe loses quality."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from prefect import flow, get_run_logger
+from prefect.artifacts import (
+    acreate_markdown_artifact,
+    acreate_progress_artifact,
+    acreate_table_artifact,
+    aupdate_progress_artifact,
+    create_image_artifact,
+    create_markdown_artifact,
+)
+from prefect.events import emit_event
+
+from ...errors import first_line, printable
+from ...tasks.results.delivered import Delivered, Failure
+from ...tasks.results.diagnosis import as_text
+from ...tasks.results.numerics import PayloadLosses
+from ..reports.figures_text import cells, figures_row, markdown, markdown_table, model_tables, rung_row
+from ..run.bisect import Bisection
+from ..run.outcome import ModelOutcome, ZooOutcome
+from ..run.session import Session
+from .settings import local_run, send_what_is_queued
+
+if TYPE_CHECKING:
+    from ...artifacts.runs import ReleaseOutcome
+    from ..releases.records import Published
+
+
+_NODES = 20
+
+
+def artifact_key(kind: str, name: str) -> str:
+    """A valid key that is equal in every run, from a kind, such as ``accuracy``, and the name of a model or recipe."""
+    return f"{kind}-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}"
+
+
+async def show_zoo(outcome: ZooOutcome, release: ReleaseOutcome | None) -> None:
+    """Adds the summary of a zoo to the current run: what became of its release, a table of files, and what failed."""
+    key, description = artifact_key("zoo", outcome.zoo), f"The files of {markdown(outcome.zoo)}"
+    await acreate_markdown_artifact("\n".join(_summary(outcome, release)), key=key, description=description)
+
+
+def announce(zoo: str, published: Published) -> None:
+    """Emits the event `pteforge.published`, or why the release is held back: `pteforge.regression` if gates do that.
+
+    `pteforge.held-back` is for files that the channel was rolled back from.
+    """
+    held_back = "pteforge.regression" if published.regressions else "pteforge.held-back" if published.withdrawn else ""
+    emit_event(
+        held_back or "pteforge.published",
+        resource={"prefect.resource.id": f"pteforge.zoo.{printable(zoo)}", "prefect.resource.name": printable(zoo)},
+        payload=json.loads(published.encode()),
+    )
+
+
+async def show_findings(outcome: ModelOutcome) -> None:
+    """Adds the causes of a model's failures, with the ways out, to the current run's log and as a page."""
+    failures = {recipe.failure.step: recipe.failure for recipe in outcome.recipes if recipe.failure}
+    found = {step: failure for step, failure in failures.items() if failure.findings}
+    if not found:
+        return
+    logger = get_run_logger()
+    for step, failure in found.items():
+        logger.error("%s", printable(f"{step}:\n{as_text(failure.findings)}", keep="\n"))
+    key = artifact_key("diagnosis", outcome.model)
+    description = f"Why {markdown(outcome.model)} cannot be lowered, and the ways out"
+    await acreate_markdown_artifact("\n".join(_diagnosis(outcome.model, found)), key=key, description=description)
+
+
+async def show_tables(outcome: ModelOutcome) -> None:
+    """Adds the tables about a model to the current run, those that have rows."""
+    for kind, about, rows in model_tables(outcome.recipes):
+        if rows:
+            key, description = artifact_key(kind, outcome.model), about.format(markdown(outcome.model))
+            await acreate_table_artifact(rows, key=key, description=description)
+
+
+def show_bisection(found: Bisection, plot: bytes | None) -> None:
+    """Adds a page of tables, and the plot as an image in a data URL.
+
+    Artifacts belong to runs, so a flow that does nothing else creates them.
+    """
+    key, description = artifact_key("bisect", found.name), f"Where {markdown(found.name)} loses quality"
+
+    @flow(name="bisect", flow_run_name=printable(f"bisect {found.name}"), persist_result=False)
+    def show() -> None:
+        create_markdown_artifact("\n".join(_page(found)), key=key, description=description)
+        if plot:
+            url = f"data:image/png;base64,{b64encode(plot).decode()}"
+            create_image_artifact(url, key=f"{key}-plot", description=description)
+
+    with local_run(server=None):
+        show()
+        send_what_is_queued()
+
+
+def _summary(outcome: ZooOutcome, release: ReleaseOutcome | None) -> Iterator[str]:
+    failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
+    yield f"# {markdown(outcome.zoo)}\n"
+    yield f"{outcome.summary}{failed}; {outcome.ran} stages run, {outcome.cached} cached.\n"
+    if release:
+        yield f"{'**Held back**: ' if release.held_back else ''}{markdown(release.summary)}\n"
+        yield from (f"- {markdown(reason)}" for reason in release.reasons)
+        yield ""
+    yield "For each file: status, size, SQNR against eager.\n"
+    recipes = dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
+    yield from _table(
+        [
+            {"model": model.model} | dict.fromkeys(recipes) | {made.recipe: _cell(made) for made in model.recipes}
+            for model in outcome.models
+        ]
+    )
+    if outcome.failures:
+        yield "\n## Failures\n"
+    for model in outcome.models:
+        failures = {recipe.failure.step: recipe.failure for recipe in model.recipes if recipe.failure}
+        for failure in failures.values():
+            yield f"- {markdown(f'{model.model} {failure.step}: {first_line(failure.problem)}')}"
+
+
+def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
+    yield f"# {markdown(model)}\n"
+    for step, failure in failures.items():
+        yield f"## {markdown(step)}\n"
+        yield f"{markdown(first_line(failure.problem))}\n"
+        for finding in failure.findings:
+            if finding.where:
+                yield f"{markdown(f'{finding.where}: {finding.code}' if finding.code else finding.where)}\n"
+            yield f"{markdown(finding.problem)}\n"
+            yield from (f"- {markdown(remedy)}" for remedy in finding.remedies)
+            yield ""
+
+
+def _cell(recipe: Delivered) -> str:
+    if recipe.failure:
+        return f"failed at {recipe.failure.step.partition('/')[0]}"  # all of it is below the table
+    said = cells(recipe)
+    return ", ".join((recipe.status, *(said[name] for name in ("size", "SQNR") if said)))
+
+
+def _page(found: Bisection) -> Iterator[str]:
+    loss = found.loss
+    yield f"# {markdown(found.name)}\n"
+    lost = loss and f"**{markdown(loss.rung.label)}** (method {markdown(loss.rung.method)}) {markdown(loss.reason)}.\n"
+    yield lost or "Loses no quality.\n"
+    yield from _table([rung_row(rung) for rung in found.ladder.rungs])
+    if found.nodes:
+        yield f"\n## Operators that lose most in {markdown(loss.rung.label)}\n" if loss else ""
+        yield from _table(
+            [
+                {
+                    "source": " + ".join(node.sources),
+                    "operator": node.operator,
+                    **figures_row(node.own),
+                    "module": node.module,
+                    "line": node.line,
+                    "problem": node.problem,
+                }
+                for node in found.nodes.losing[:_NODES]
+            ]
+        )
+    if found.payload:
+        yield from _payload_page(found.payload)
+
+
+def _payload_page(losses: PayloadLosses) -> Iterator[str]:
+    yield f"\n## In the payload\n\n{markdown(losses.conclusion)}\n"
+    yield from _table(
+        [
+            {
+                "delegate": delegate.position,
+                "backend": delegate.backend,
+                **figures_row(delegate.own),
+                "loses": delegate.loses,
+                "problem": delegate.problem,
+            }
+            for delegate in losses.delegates[:_NODES]
+        ]
+    )
+    for where, part in losses.parts:
+        yield f"\n### {markdown(where)}\n"
+        yield from _table(
+            [
+                {
+                    "node": operator.node,
+                    "operator": operator.operator,
+                    "inputs": ", ".join(operator.inputs),
+                    "output": operator.output,
+                    "module": operator.module,
+                    "line": operator.line,
+                    **figures_row(part.own),
+                    "problem": part.problem,
+                }
+                for operator in part.operators
+            ]
+        )
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    names = list(rows[0]) if rows else []
+    shown = (["" if value is None else markdown(str(value)) for value in row.values()] for row in rows)
+    yield from markdown_table(list(map(markdown, names)), shown)
+
+
+_PAUSE = 5.0  # seconds between updates
+_PATIENCE = 10.0  # seconds for the last update
+
+
+@asynccontextmanager
+async def progress_shown(session: Session) -> AsyncIterator[None]:
+    """Shows the session's progress in the current flow run while the context is open; work never waits for it."""
+    ended = asyncio.Event()
+    showing = asyncio.create_task(_update_progress(session, ended))
+    try:
+        yield
+    finally:
+        ended.set()
+        with session.without_prefect_if_it_fails():
+            await asyncio.wait_for(showing, _PATIENCE)
+
+
+async def _update_progress(session: Session, ended: asyncio.Event) -> None:
+    key, shown, pace = artifact_key("progress", session.zoo), (-1, -1), session.pace
+    await asyncio.to_thread(session.expect_stages)
+    artifact = await acreate_progress_artifact(0.0, key=key, description="No stage is done yet")
+    while not ended.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), _PAUSE)
+        if ended.is_set() or shown == (shown := (pace.done, pace.known)):
+            continue
+        done, known = shown
+        percent = 100 * done / max(known, 1)
+        await aupdate_progress_artifact(artifact, percent, f"{done} of {known} known stages done")
+    complete = "" if session.complete else "; some models were not reached"
+    await aupdate_progress_artifact(artifact, 100.0, f"{pace.done} stages done{complete}")

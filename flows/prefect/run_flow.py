@@ -1,0 +1,113 @@
+"""Running a session as a run of the zoo's flow."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from ..run.interrupt import prompt_interrupt
+from ..run.outcome import ZooOutcome
+from ..run.session import Session
+from ..run.zoo import lower_rest
+from .machines import check_place
+from .settings import local_run, quiet_console, send_what_is_queued, server_configured, set_embedded_defaults
+
+if TYPE_CHECKING:
+    from .embedded_server import EmbeddedServer
+
+_log = logging.getLogger(__name__)
+_M_ARENA_MAX = -8  # malloc.h
+
+
+def run_flow(session: Session) -> ZooOutcome:
+    """Runs a session's models as a run of the flow `export-zoo`, on the configured Prefect server or an embedded one.
+
+    The result is judged by what was made, not by the flow's state. If Prefect fails, at whatever point, the models
+    that are left are lowered without it.
+
+    Raises:
+        InputError: a name in a recipe is unknown, or stages cannot run where they are to.
+        KeyboardInterrupt: at Ctrl-C; all worker processes have ended.
+    """
+    with prompt_interrupt(session):
+        check_place(session)
+        session.start_workers()  # its imports take seconds: let them overlap with Prefect's
+        prefect = _import_prefect(session)
+        session.check_names()
+        if prefect:
+            export_opened, server = prefect
+            with session.without_prefect_if_it_fails(), _connected(session, server):
+                asyncio.run(export_opened(session))
+                if session.complete:  # to end takes both the workers and Prefect's server a while
+                    threading.Thread(target=session.workers.stop, name="stop-workers").start()
+        if not session.complete:
+            asyncio.run(lower_rest(session, session.local_runner()))
+    return session.outcome()
+
+
+def _import_prefect(session: Session) -> tuple[Callable[[Session], Any], EmbeddedServer | None] | None:
+    """What runs a session as a flow, and a server that has been started where none is configured; None if that fails.
+
+    Takes seconds.
+    """
+    _share_malloc_arenas()
+    if not _log.isEnabledFor(logging.INFO):
+        quiet_console()
+    collecting = gc.isenabled()
+    gc.disable()  # imports make few cycles and many objects: collecting meanwhile takes a third of their time
+    try:
+        embedded = not server_configured()
+        if embedded:
+            set_embedded_defaults()
+        with warnings.catch_warnings(action="ignore"):  # such as a read-only home: failures are reported
+            from .zoo_flow import export_opened  # noqa: PLC0415 - slow
+
+        if not embedded:
+            return export_opened, None
+        from .embedded_server import EmbeddedServer  # noqa: PLC0415 - slow
+
+        return export_opened, EmbeddedServer()
+    except Exception as error:  # noqa: BLE001 - Prefect's, such as a home folder that cannot be written
+        session.lose_server(error)
+        return None
+    finally:
+        gc.freeze()  # what was imported stays: the collector need not look at it again
+        if collecting:
+            gc.enable()
+
+
+def _share_malloc_arenas() -> None:
+    """Has Prefect's dozens of threads share two pools of memory: with one for each, a tenth of it lies idle."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # not glibc
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+
+
+@contextmanager
+def _connected(session: Session, server: EmbeddedServer | None) -> Iterator[None]:
+    """While the context is open, a flow that is started finds the server; a signal that ends it ends the session."""
+    from prefect.exceptions import TerminationSignal  # noqa: PLC0415 - slow, and imported by now
+
+    with ExitStack() as stack:
+        if server:
+            stack.callback(server.stop)
+            server.wait_until_ready()
+        stack.enter_context(local_run(server.url if server else None))
+        stack.callback(send_what_is_queued)
+        try:
+            yield
+        except TerminationSignal as error:
+            session.abort()
+            session.record("interrupted")
+            signal.signal(error.signal, signal.SIG_DFL)  # Prefect's handler raised this in the event loop
+            os.kill(os.getpid(), error.signal)

@@ -1,0 +1,122 @@
+"""Whether a Prefect server does what deployments need: schedules that get runs, and workers that take them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import prefect
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import DeploymentFilter, FlowFilter, FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+
+from ...errors import PteforgeError
+
+_SCHEDULED_WITHIN = 60.0  # seconds; the scheduler looks for new deployments every 5 s
+_LATE = timedelta(minutes=5)
+_PAGE = 200
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: a name, what was found, and whether it is well."""
+
+    name: str
+    found: str
+    well: bool = True
+
+
+def wait_for_schedule(client: SyncPrefectClient, deployment: DeploymentResponse) -> None:
+    """Returns when the server has scheduled a run of a deployment; raises PteforgeError if it does not do so."""
+    deadline = time.monotonic() + _SCHEDULED_WITHIN
+    while not _scheduled(client, deployment):
+        if time.monotonic() > deadline:
+            raise PteforgeError(
+                f"the deployment {deployment.name!r} is there, but the server has scheduled no run of it within "
+                f"{_SCHEDULED_WITHIN:.0f} s: its scheduler does not work; see the log of `prefect server start`, and "
+                "whether PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED is false there"
+            )
+        time.sleep(1)
+
+
+def check_server() -> list[Check]:
+    """Looks at the configured server, and at its deployments of zoos; raises PteforgeError if it does not answer."""
+    with get_client(sync_client=True) as client:
+        if problem := client.api_healthcheck():
+            raise PteforgeError(
+                f"Prefect's server does not answer at {client.api_url}: {problem}; check PREFECT_API_URL"
+            )
+        return [_versions(client), *_deployments(client)]
+
+
+def _versions(client: SyncPrefectClient) -> Check:
+    version = client.api_version()
+    same = version.split(".")[:2] == prefect.__version__.split(".")[:2]
+    advice = "" if same else f"; this machine has {prefect.__version__}, install the same on both"
+    return Check("server", f"{client.api_url}, Prefect {version}{advice}", same)
+
+
+def _deployments(client: SyncPrefectClient) -> Iterator[Check]:
+    flows = FlowFilter.model_validate({"name": {"any_": ["export-zoo"]}})
+    pools: dict[str, None] = {}
+    for deployment in client.read_deployments(flow_filter=flows, limit=_PAGE):
+        name = f"deployment {deployment.name}"
+        if deployment.work_pool_name:
+            pools[deployment.work_pool_name] = None
+        if deployment.global_concurrency_limit:
+            advice = "has Prefect's concurrency limit, which ends its run when the server restarts; deploy it again"
+            yield Check(name, advice, well=False)
+        active = [schedule for schedule in deployment.schedules if schedule.active]
+        if deployment.paused or not active:
+            yield Check(name, "paused" if deployment.paused else "no schedule")
+        elif run := _scheduled(client, deployment):
+            yield Check(name, f"next run at {run.expected_start_time:%Y-%m-%d %H:%M %Z}")
+        else:
+            yield Check(name, "has a schedule and no scheduled run: the server's scheduler does not work", well=False)
+        if late := _late(client, deployment):
+            yield Check(name, f"{late} runs are late by more than {_LATE.seconds // 60} minutes", well=False)
+    for pool in pools:
+        yield _pool(client, pool)
+
+
+def _pool(client: SyncPrefectClient, name: str) -> Check:
+    try:
+        pool = client.read_work_pool(name)
+    except ObjectNotFound:
+        return Check(f"work pool {name}", f"does not exist; make it with: prefect work-pool create {name}", well=False)
+    if pool.is_paused:
+        return Check(f"work pool {name}", f"is paused; prefect work-pool resume {name}", well=False)
+    online = [worker.name for worker in client.read_workers_for_work_pool(name) if worker.status.value == "ONLINE"]
+    limit = "" if pool.concurrency_limit is None else f", at most {pool.concurrency_limit} runs at once"
+    workers = ", ".join(sorted(online)) or f"none; start one with: prefect worker start --pool {name}"
+    return Check(f"work pool {name}", f"workers online: {workers}{limit}", well=bool(online))
+
+
+def _scheduled(client: SyncPrefectClient, deployment: DeploymentResponse) -> FlowRun | None:
+    """The next run that the server's scheduler has made for a deployment; None if there is none."""
+    soon = {"expected_start_time": {"after_": datetime.now(UTC)}, "tags": {"all_": ["auto-scheduled"]}}
+    return next(iter(_waiting(client, deployment, soon)), None)
+
+
+def _late(client: SyncPrefectClient, deployment: DeploymentResponse) -> int:
+    """How many of a deployment's runs should have started long ago, and wait for a worker."""
+    runs = _waiting(client, deployment, {"expected_start_time": {"before_": datetime.now(UTC) - _LATE}})
+    return sum(run.state is not None and run.state.name != "AwaitingConcurrencySlot" for run in runs)
+
+
+def _waiting(client: SyncPrefectClient, deployment: DeploymentResponse, wanted: dict[str, Any]) -> list[FlowRun]:
+    """Runs of a deployment that have not started, the next one first."""
+    scheduled = {"state": {"type": {"any_": [StateType.SCHEDULED]}}}
+    return client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate(scheduled | wanted),
+        deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [deployment.id]}}),
+        sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+        limit=_PAGE,
+    )

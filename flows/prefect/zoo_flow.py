@@ -1,0 +1,273 @@
+"""The Prefect flows: a zoo, and one model of it."""
+
+from __future__ import annotations
+
+__package__ = "pteforge.flows.prefect"  # as it is; but `prefect deploy FILE:export_zoo` loads the file by its path
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+from uuid import UUID
+
+from prefect import flow, get_client, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import FlowRunPolicy
+from prefect.context import SyncClientContext
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Failed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from ...errors import InputError, ReleaseHeldBack, StoreAway, ZooFailed, first_line, printable
+from ...tasks.lowering.model import PlannedModel
+from ..run.interrupt import prompt_termination
+from ..run.request import ExportRequest, describe, joined
+from ..run.session import Session, open_session
+from ..run.zoo import find_models, lower_one, lower_rest
+from .deployed import take_turn, wait_for_server
+from .machines import check_place, cluster_of
+from .pages import announce, progress_shown, show_findings, show_tables, show_zoo
+from .pool import lower_in_pool
+from .runner import PrefectRunner, add_tags, runner_of
+from .settings import redact_workspaces
+
+_TASKS_AT_ONCE = 64  # threads that wait for workers
+_MODELS_AT_ONCE = 16  # they mostly wait; how many stages run at once is the workers' to decide
+
+
+def _asked(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives the body of a flow a parameter for each field of a request, which Prefect describes in its form."""
+    described = "\n".join(f"    {name}: {describe(name)}" for name in ExportRequest.model_fields)
+    body.__doc__ = f"{inspect.getdoc(body)}\n\nArgs:\n{described}"
+    body.__dict__["__signature__"] = inspect.signature(ExportRequest)
+    return body
+
+
+@_asked
+async def _export_zoo(**asked: Any) -> Any:
+    """Lowers a zoo: every model with every recipe, each file verified against eager on the ExecuTorch runtime.
+
+    Models and recipes that fail do not keep others from being made.
+
+    Returns:
+        A state, `Cached` if no stage had to run; its result is the JSON of `flows.run.outcome.ZooOutcome`.
+
+    Raises:
+        ZooFailed: files were not made. Prefect's retries apply, and go on from what is cached, unless all failures are
+            due to the user's input.
+        InputError: the zoo or an argument cannot be used. Prefect's retries do not apply.
+        ReleaseHeldBack: the files are worse than the present release by more than the gates allow. Nor do they here.
+    """
+    return await _run(asked)
+
+
+@_asked
+async def _export_model(**asked: Any) -> Any:
+    """Lowers models of a zoo, and verifies the files, for a run of `export_zoo`, which publishes them."""
+    return await _run(asked, part=True)
+
+
+def export_opened(session: Session) -> Any:
+    """The flow `export-zoo` for the run of a session that is open, without the retries of deployed runs."""
+    opened: Any = export_zoo.with_options(retries=0, validate_parameters=False)
+    opened.fn = _Export(session, opened=True)
+    return opened(**session.request.parameters(), return_state=True)
+
+
+async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
+    """The body of both flows. `part` is whether another run publishes, and shows, what this one makes."""
+    async with AsyncExitStack() as stack:
+        stack.push_async_exit(_refuse_to_retry)
+        stack.push_async_exit(wait_for_server)
+        redact_workspaces()
+        session = stack.enter_context(open_session(ExportRequest(**asked)))
+        session.id = UUID(flow_run.id).hex
+        if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
+            session.executor.refresh = session.id
+        if part:
+            session.publication = None
+        else:
+            await take_turn(session, stack)
+        await asyncio.to_thread(stack.enter_context, session.recorded())
+        await asyncio.to_thread(find_models, session)
+        check_place(session)
+        await asyncio.to_thread(session.check_names)
+        return await _Export(session, part=part)()
+
+
+@dataclass(frozen=True)
+class _Export:
+    """Lowers the models of a session that have no outcome, publishes the files, and shows the outcome.
+
+    For a session that the command line has opened, this is the body of the flow, with the parameters of a request for
+    Prefect to record. Other processes, to which Prefect sends the flow along with each task, do not get the session.
+    """
+
+    session: Session | None
+    opened: bool = False
+    part: bool = False  # see `_run`
+    __signature__: ClassVar = inspect.signature(ExportRequest)
+
+    async def __call__(self, **_asked: Any) -> Any:
+        session, slots = self.session, asyncio.Semaphore(_MODELS_AT_ONCE)
+        assert session  # noqa: S101 - other processes only run tasks
+
+        async def lower(model: PlannedModel) -> None:
+            async with slots:
+                with session.without_prefect_if_it_fails():
+                    run_model: Any = model_task.with_options(task_run_name=printable(f"model {model.name}"))
+                    await run_model(model.name, session.id, return_state=True)
+
+        await _tag_run(session)
+        async with AsyncExitStack() as stack:
+            stack.enter_context(prompt_termination(session) if self.opened else nullcontext())
+            await stack.enter_async_context(progress_shown(session))
+            session.start_workers()
+            stack.enter_context(_workers_stopped_on_abort(session))
+            cluster = stack.enter_context(cluster_of(session))
+            runner = stack.enter_context(PrefectRunner(session, cluster))
+            # An async flow has an async client. Without a sync one in their context, sync tasks would each make two of
+            # their own: 50 ms of CPU time apiece, most of it for TLS certificates.
+            stack.enter_context(_sync_client(session))
+            if session.place.on == "pool":
+                await lower_in_pool(session)
+            await asyncio.gather(*map(lower, session.models))
+            await lower_rest(session, runner)
+        return await self._conclude(session)
+
+    async def _conclude(self, session: Session) -> Any:
+        """Publishes and shows the outcome of a session, and returns it as a state."""
+        outcome = session.outcome()
+        try:
+            published = await asyncio.to_thread(session.publish)
+        finally:
+            if not self.part:
+                with session.without_prefect_if_it_fails():
+                    await show_zoo(outcome, session.release)
+        if outcome.failures:
+            raise ZooFailed(
+                f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
+                bad_input=all(failure.bad_input for failure in outcome.failures),
+            )
+        message = f"{outcome.summary}; {outcome.ran} stages run, {outcome.cached} cached"
+        if published:
+            with session.without_prefect_if_it_fails():
+                announce(session.zoo, published)
+            if published.regressions:
+                raise ReleaseHeldBack(published.describe())
+            message += f"; {published.describe()}"
+        return Completed(name=None if outcome.ran else "Cached", message=printable(message), data=outcome.to_json())
+
+    def __reduce__(self) -> Any:
+        return _Export, (None,)
+
+
+async def _lower_model(name: str, run: str) -> Any:
+    """One model: awaited in the flow's own loop and never submitted; its stages are.
+
+    Ends in `Cached` where no stage had to run, in `NotApplicable` where no recipe that is asked for applies to it.
+    """
+    add_tags(f"model:{name}")
+    runner = runner_of(run)
+    assert runner  # noqa: S101 - the flow waits for its models
+    session = runner.session
+    model = next(model for model in session.models if model.name == name)
+    try:
+        outcome = session.outcomes.get(name) or await lower_one(session, model, runner)
+    except asyncio.CancelledError:
+        return Cancelled(message="the run was cancelled")
+    with session.without_prefect_if_it_fails():
+        await show_findings(outcome)
+        await show_tables(outcome)
+    if failed := [recipe for recipe in outcome.recipes if recipe.failure]:
+        if session.aborted:
+            return Cancelled(message="the run was cancelled")
+        problems = (f"{r.recipe}: {first_line(r.failure.problem)}" for r in failed if r.failure)
+        return Failed(message=printable("; ".join(problems)))
+    message = [f"{outcome.ran} stages run, {outcome.cached} found"]
+    message += [f"{recipe} does not apply: {reason}" for recipe, reason in model.not_applicable.items()]
+    state = None if outcome.ran else "Cached" if model.recipes else "NotApplicable"
+    return Completed(name=state, message=printable("; ".join(message)), data=len(model.recipes))
+
+
+@contextmanager
+def _workers_stopped_on_abort(session: Session) -> Iterator[None]:
+    """Stops the worker processes if the flow is interrupted or cancelled."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:
+        session.abort()
+        raise
+
+
+@contextmanager
+def _sync_client(session: Session) -> Iterator[None]:
+    """A client for the flow's sync tasks; a server that does not answer it is lost."""
+    with ExitStack() as stack:
+        with session.without_prefect_if_it_fails():
+            stack.enter_context(SyncClientContext.get_or_create())
+        yield
+
+
+async def _tag_run(session: Session) -> None:
+    """Gives the flow run the tag of its zoo."""
+    tags = sorted({*flow_run.tags, printable(f"zoo:{session.zoo}")})
+    with session.without_prefect_if_it_fails():
+        async with get_client() as client:
+            await client.update_flow_run(UUID(flow_run.id), tags=tags)
+
+
+async def _refuse_to_retry(_type: Any, error: BaseException | None, _traceback: Any) -> None:
+    """Takes the flow run's retries away where trying again cannot help: bad input, a release that is held back."""
+    in_vain = isinstance(error, InputError | ReleaseHeldBack) and not isinstance(error, StoreAway)
+    if not (in_vain or (isinstance(error, ZooFailed) and error.bad_input)):
+        return
+    with suppress(Exception):  # Prefect's: then it tries again in vain
+        async with get_client() as client:
+            policy = FlowRunPolicy(retries=0, retry_delay=0)
+            await client.update_flow_run(UUID(flow_run.id), empirical_policy=policy)
+
+
+def _run_name() -> str:
+    """The zoo file and the selection, such as ``export zoo.yaml resnet*``."""
+    given = flow_run.parameters  # which may be none that a run can have
+    chosen = [joined(given.get(name, "*")) for name in ("models", "recipes")]
+    return printable(" ".join(["export", Path(given["zoo"]).name, *(globs for globs in chosen if globs != "*")]))
+
+
+def _never(_task: Any, _run: Any, _state: Any) -> bool:
+    """No retry of a model's task: its stages have their own.
+
+    Without any retries, Prefect 3.9 logs each failed state once more, with the traceback of no exception.
+    """
+    return False
+
+
+# Flows and tasks have other names than their bodies, so that pickles name the bodies and do not carry them.
+model_task = task(
+    name="model",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=1,
+    retry_delay_seconds=0,
+    retry_condition_fn=_never,
+)(_lower_model)
+export_zoo = flow(
+    name="export-zoo",
+    flow_run_name=_run_name,
+    task_runner=ThreadPoolTaskRunner(max_workers=_TASKS_AT_ONCE),  # type: ignore[arg-type]  # Prefect's own example
+    persist_result=False,
+    retries=2,  # go on from what is cached; the command line sets none
+    retry_delay_seconds=60,
+)(_export_zoo)
+export_model = flow(
+    name="export-model",
+    flow_run_name=_run_name,
+    task_runner=ThreadPoolTaskRunner(max_workers=_TASKS_AT_ONCE),  # type: ignore[arg-type]  # as above
+    persist_result=False,
+)(_export_model)

@@ -1,0 +1,193 @@
+"""What a release consists of: the results of an export with their provenance, and a card for each model."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ... import __version__
+from ...artifacts.digest import Digest, digest_bytes, digest_file
+from ...artifacts.files import read_sidecar
+from ...artifacts.runs import RunRecord
+from ...configs.base import NAME_PATTERN
+from ...configs.load import LoadedZoo
+from ...errors import InputError, convert_os_errors
+from ...tasks.results.delivered import NO_PROVENANCE, Delivered
+from ..reports.comparison import compared, read_delivered
+from ..reports.figures_text import format_db, format_error, format_score, markdown_table
+from ..run.select import select_models
+from .records import Content, ReleasedFile, ReleasedModel, files_of
+
+_RUN = ("id", "started", "host", "version", "commit", "zoo_digest")
+
+Found = dict[str, dict[str, Path]]
+"""Model name -> recipe name -> its `.pte`."""
+
+
+@dataclass(frozen=True)
+class ReleaseContents:
+    """Models as they will be in a manifest, and where to read each of their contents: a file, or the bytes."""
+
+    zoo: str
+    run: Mapping[str, str]
+    models: Mapping[str, ReleasedModel]
+    sources: Mapping[Content, Path | bytes]
+
+    @property
+    def files(self) -> Iterator[tuple[str, ReleasedFile]]:
+        """``MODEL/RECIPE`` and its file."""
+        return files_of(self.models)
+
+
+def read_contents(zoo: str, found: Found, runs: Iterable[RunRecord]) -> ReleaseContents:
+    """Reads files and their provenance. Says which run they are of: the newest one of `runs` that had just these files.
+
+    Raises InputError if a file has no provenance, or is not the one that its provenance describes.
+    """
+    files = {
+        model: {recipe: _read_file(path) for recipe, path in sorted(paths.items())} for model, paths in found.items()
+    }
+    run = _find_run(files, runs)
+    zoo = run.zoo if run else zoo
+    models, sources = {}, dict[Content, Path | bytes]()
+    for model, recipes in files.items():
+        for recipe, released in recipes.items():
+            path = found[model][recipe]
+            sources |= dict(zip(released.contents, (path, path.with_suffix(".ptd")), strict=False))
+        assets = _read_assets(model, recipes, found[model])
+        sources |= {content: path for path, content in assets.items()}
+        named = {path.name: content for path, content in assets.items()}
+        text = write_card(zoo, model, recipes, named).encode()
+        card = Content(digest_bytes(text), len(text))
+        sources[card] = text
+        models[model] = ReleasedModel(card, recipes, named)
+    known = {name: getattr(run, name) for name in _RUN} if run else {"host": platform.node(), "version": __version__}
+    return ReleaseContents(zoo, dict.fromkeys(_RUN, "") | known, models, sources)
+
+
+def _find_run(files: Mapping[str, Mapping[str, ReleasedFile]], runs: Iterable[RunRecord]) -> RunRecord | None:
+    wanted = [(model, recipe, file.file.sha256) for model in files for recipe, file in files[model].items()]
+
+    def has_made(run: RunRecord, model: str, recipe: str, sha256: str) -> bool:
+        made = Delivered.of_run(run, model, recipe)
+        return made is not None and made.sha256 == sha256
+
+    return next((run for run in runs if all(has_made(run, *each) for each in wanted)), None)
+
+
+def find_results(out: Path) -> Found:
+    """All verified files below a folder that `pteforge export` wrote to; raises InputError if there are none."""
+    found: Found = {}
+    for path in sorted(out.glob("*/*.pte")):
+        if not path.name.endswith(".rejected.pte"):
+            found.setdefault(path.parent.name, {})[path.stem] = path
+    if not found:
+        raise InputError(
+            f"there are no files in {out}, which should have MODEL/RECIPE.pte; run `pteforge export` first"
+        )
+    return found
+
+
+def find_results_of(loaded: LoadedZoo, out: Path) -> Found:
+    """The files of a zoo's models and recipes below a folder; raises InputError if one is missing."""
+    found = {
+        model.name: {recipe.name: out / model.name / f"{recipe.name}.pte" for recipe in model.recipes}
+        for model in select_models(loaded)
+        if model.recipes
+    }
+    if missing := [str(path) for paths in found.values() for path in paths.values() if not path.is_file()]:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise InputError(f"there is no file {missing[0]}{more}; run `pteforge export` first, or give its --out folder")
+    return found
+
+
+def merge_results(folders: Sequence[Found]) -> Found:
+    """Results of several folders; raises InputError if a file is in two of them."""
+    merged: Found = {}
+    for found in folders:
+        for model, paths in found.items():
+            known = merged.setdefault(model, {})
+            if both := sorted(paths.keys() & known.keys()):
+                raise InputError(f"{model}/{both[0]} is given twice: {known[both[0]]} and {paths[both[0]]}")
+            known |= paths
+    return merged
+
+
+def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets: Mapping[str, Content]) -> str:
+    """A model card in Markdown. It says nothing about the release, so that equal files have equal cards."""
+    names = ("recipe", "backends", "methods", "size", "SQNR", "max abs error", "accuracy")
+    rows = markdown_table(names, (_cells(recipe, released) for recipe, released in recipes.items()))
+    notes = []
+    for recipe, released in recipes.items():
+        notes.append(_listed(f"{recipe}.pte", released.file))
+        notes += [_listed(f"{recipe}.ptd", released.data)] if released.data else []
+        notes += [f"  - without the payload `{name}`" for name in released.made.left_out]
+    notes += [_listed(name, content) for name, content in assets.items()]
+    toolchain = next(iter(recipes.values())).made.toolchain
+    versions = "\n".join(f"- {name} {version}" for name, version in sorted(toolchain.items()))
+    return f"""# {model}
+
+From the zoo `{zoo}`, lowered to ExecuTorch by pteforge. Each file was run on the ExecuTorch runtime and compared with
+the model in PyTorch; figures are the worst over all inputs.
+
+{chr(10).join(rows)}
+
+## Files
+
+{chr(10).join(notes)}
+
+## Made with
+
+{versions}
+"""
+
+
+def _listed(name: str, content: Content) -> str:
+    return f"- `{name}`: {content.size} bytes, SHA-256 `{content.sha256}`"
+
+
+def _cells(recipe: str, released: ReleasedFile) -> list[str]:
+    made = released.made
+    error = format_error(made.figures.overall.max_abs_error) if made.figures else ""
+    score = "" if made.score is None else format_score(made.score)
+    backends, methods = ", ".join(made.backends) or "portable kernels", ", ".join(made.methods)
+    return [f"`{recipe}`", backends, methods, f"{released.size} bytes", format_db(made.sqnr_db), error, score]
+
+
+def _read_file(path: Path) -> ReleasedFile:
+    described = path.with_suffix(".json")
+    with convert_os_errors(InputError, f"cannot read {described}", "publish a folder that `pteforge export` made"):
+        text = read_sidecar(described)
+    try:
+        provenance = json.loads(text)
+        made = Delivered.of_provenance(provenance)
+    except NO_PROVENANCE as error:
+        raise InputError(f"{described} is not a file's provenance: {error}; run `pteforge export` again") from error
+    if not all(re.fullmatch(NAME_PATTERN, name) for name in made.assets):
+        raise InputError(f"the provenance of {made.name} names assets that are no names of files")
+    files = {ending: _content(path.with_suffix(f".{ending}"), digest) for ending, digest in made.digests.items()}
+    return ReleasedFile(files["pte"], files.get("ptd"), compared(read_delivered(path)), provenance)
+
+
+def _read_assets(model: str, recipes: Mapping[str, ReleasedFile], paths: Mapping[str, Path]) -> dict[Path, Content]:
+    """The assets of a model, which are those of all its files; raises InputError if there are two of one name."""
+    found: dict[str, tuple[Path, Content]] = {}
+    for recipe, released in recipes.items():
+        for name, digest in released.made.assets.items():
+            path = paths[recipe].with_name(name)
+            content = _content(path, digest)
+            if found.setdefault(name, (path, content))[1] != content:
+                raise InputError(f"files of {model} were made with different assets {name}: export all of them again")
+    return dict(found.values())
+
+
+def _content(path: Path, digest: Digest) -> Content:
+    with convert_os_errors(InputError, f"cannot read {path}", "run `pteforge export` again"):
+        content = Content(digest_file(path), path.stat().st_size)
+    if content.sha256 != digest:
+        raise InputError(f"{path} was changed after it was verified: its SHA-256 is not {digest}")
+    return content

@@ -1,0 +1,261 @@
+"""What differs between two files, two folders of results, two runs, or two releases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...artifacts.digest import digest_file
+from ...artifacts.runs import RunRecord
+from ...artifacts.store import Store
+from ...errors import InputError, ObjectDamaged, ObjectMissing
+from ...tasks.results.delivered import Delivered, delivered_by
+from ..reports.comparison import Gate, compared, regressions, weight_files
+from ..reports.snapshot import CONTENTS, PROVENANCE, Change, Facts, Snapshot, changes
+from .publish import known_results, publish
+from .records import ReleasedFile, names_release
+
+if TYPE_CHECKING:
+    from .releases import Releases
+
+ONE_FILE = ""
+"""The name of the file on a side that is a single file: it is compared with that of the other side in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file on a side.
+
+    Attributes:
+        read: reads all of it.
+        sha256: of the `.pte`, and of the `.ptd` if there is one; nothing if the file is not there.
+        recorded: what is known of a file without downloading it; None for one that is here.
+    """
+
+    read: Callable[[], Snapshot]
+    sha256: Callable[[], tuple[str, ...]]
+    recorded: Callable[[], Snapshot] | None = None
+
+    @classmethod
+    def at(cls, path: Path) -> File:
+        return cls(lambda: Snapshot.of_file(path), lambda: tuple(map(digest_file, (path, *weight_files(path)))))
+
+    @classmethod
+    def of_release(cls, releases: Releases, released: ReleasedFile) -> File:
+        def read() -> Snapshot:
+            with TemporaryDirectory(prefix="pteforge-") as folder:
+                return Snapshot.of_file(releases.fetch_file(released, Path(folder) / "file.pte"))
+
+        return cls(
+            read,
+            lambda: tuple(content.sha256 for content in released.contents),
+            lambda: Snapshot.of(released.made),
+        )
+
+    def outline(self) -> Snapshot:
+        """What is known without downloading the file."""
+        return (self.recorded or self.read)()
+
+    def same_as(self, other: File) -> bool:
+        """Whether both have the same bytes, so that a download would tell nothing."""
+        return bool(self.recorded or other.recorded) and self.sha256() == other.sha256() != ()
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two sides to compare.
+
+    Attributes:
+        title: as the user named it.
+        files: the files by ``MODEL/RECIPE``.
+        absent: why there is no file for ``MODEL/RECIPE``, if it is known.
+    """
+
+    title: str
+    files: Mapping[str, File]
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_side(text: str, open_store: Callable[[], Store]) -> Side:
+    """The side that a file, a folder of results, a release, or the id of a run or its prefix names.
+
+    Raises InputError if there is none, or no file in it; ReleaseDamaged if a release cannot be understood.
+    """
+    path = Path(text)
+    if names_release(text):
+        return _release_side(text)
+    if path.is_dir():
+        return _folder_side(text, path)
+    if path.exists():
+        return Side(text, {ONE_FILE: File.at(path)})
+    store = open_store()
+    found = [run for run in store.runs if text and run.id.startswith(text)]
+    if not found:
+        raise InputError(
+            f"there is no file or folder {text!r}, and no run with this id in the store {store.url}; "
+            "`pteforge runs` lists runs; a release is URL#RELEASE"
+        )
+    if len(found) > 1:
+        raise InputError(f"{text!r} begins the ids of {len(found)} runs: {', '.join(run.id for run in found)}")
+    return _run_side(text, found[0], store)
+
+
+@dataclass(frozen=True, slots=True)
+class FileDifference:
+    """A file on both sides, or on one.
+
+    Attributes:
+        changes: facts that differ, by area; none if `status` is ``added`` or ``removed``.
+        notes: what could not be compared and why, or why the file is not there.
+        regressions: a sentence for each limit that is exceeded.
+    """
+
+    name: str
+    before: Delivered | None
+    after: Delivered | None
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+    regressions: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> Literal["added", "removed", "changed", "equal"]:
+        if self.before is None:
+            return "added"
+        if self.after is None:
+            return "removed"
+        return "changed" if self.changes else "equal"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "status": self.status,
+            "before": self.before and compared(self.before),
+            "after": self.after and compared(self.after),
+            "changes": [change.to_json() for change in self.changes],
+            "notes": list(self.notes),
+            "regressions": list(self.regressions),
+        }
+
+
+def compare(before: Side, after: Side, gates: Sequence[Gate] = ()) -> Iterator[FileDifference]:
+    """Compares file by file, by name; raises InputError if a file cannot be read, or one side is a single file."""
+    if (ONE_FILE in before.files) != (ONE_FILE in after.files):
+        file, other = (before, after) if ONE_FILE in before.files else (after, before)
+        raise InputError(f"{file.title} is a file and {other.title} is not: compare two files, or two folders or runs")
+    for name in sorted({*before.files, *after.files}):
+        old, new = before.files.get(name), after.files.get(name)
+        if old and new:
+            yield compare_files(name, old, new, gates)
+        else:
+            note = (before if new else after).absent.get(name)
+            yield FileDifference(
+                name,
+                old.outline().made if old else None,
+                new.outline().made if new else None,
+                notes=() if note is None else (note,),
+            )
+
+
+def compare_files(name: str, before: File, after: File, gates: Sequence[Gate] = ()) -> FileDifference:
+    """Compares two files; downloads none if both have the same bytes. Raises InputError if one cannot be read."""
+    if before.same_as(after):
+        old, new = (file.outline().with_contents(Facts()) for file in (before, after))
+    else:
+        old, new = before.read(), after.read()
+    return _compare(name, old, new, gates)
+
+
+def _compare(name: str, old: Snapshot, new: Snapshot, gates: Sequence[Gate]) -> FileDifference:
+    notes = [
+        f"the {which} file {problem}"
+        for which, side in (("earlier", old), ("new", new))
+        for problem in _incomplete(side.facts)
+    ]
+    exceeded = regressions(old.made, new.made, gates)
+    known = CONTENTS in old.facts.parts and CONTENTS in new.facts.parts
+    if not known and any(gate.kind == "delegation" for gate in gates):
+        exceeded.append(f"{new.made.name}: delegation cannot be compared: a file does not exist any more")
+    title = name or " and ".join(dict.fromkeys((old.made.name, new.made.name)))
+    found = changes(old.facts, new.facts)
+    return FileDifference(title, old.made, new.made, found, tuple(notes), tuple(exceeded))
+
+
+def _incomplete(facts: Facts) -> Iterator[str]:
+    if CONTENTS not in facts.parts:
+        yield "does not exist any more: only the figures that its run recorded are compared"
+    elif PROVENANCE not in facts.parts:
+        yield "has no provenance next to it: numerics, accuracy and toolchain are not compared"
+
+
+def _folder_side(title: str, folder: Path) -> Side:
+    paths = {
+        path.relative_to(folder).with_suffix("").as_posix(): path
+        for path in sorted(folder.rglob("*.pte"))
+        if not path.name.endswith(".rejected.pte")
+    }
+    if not paths:
+        raise InputError(f"there are no .pte files in the folder {folder}; name a folder that `export --out` wrote")
+    return Side(title, {name: File.at(path) for name, path in paths.items()})
+
+
+def _release_side(title: str) -> Side:
+    from .releases import open_release  # noqa: PLC0415 - imports fsspec
+
+    releases, name = open_release(title)
+    files = releases.manifest(name).files
+    return Side(title, {name: File.of_release(releases, released) for name, released in files})
+
+
+def _run_side(title: str, run: RunRecord, store: Store) -> Side:
+    files: dict[str, File] = {}
+    absent: dict[str, str] = {}
+    for made in (made for recipes in delivered_by(run).values() for made in recipes.values()):
+        if made.path:
+            files[made.name] = _recorded_file(store, made, made.path)
+        else:
+            absent[made.name] = _absence(made)
+    if not files:
+        raise InputError(f"the run {run.id[:8]} of {run.zoo} recorded no files; `pteforge why` says what it did")
+    return Side(title, files, absent)
+
+
+def _absence(made: Delivered) -> str:
+    """Why there is no file."""
+    if made.failure:
+        return f"failed at {made.failure.step}"
+    return f"{made.status}: {made.reason}" if made.reason else "the run made no file"
+
+
+def _recorded_file(store: Store, made: Delivered, path: Path) -> File:
+    """Reads a file where the run wrote it, else from the store, else only what the run recorded of it."""
+    written = File.at(path)
+
+    def is_there() -> bool:
+        return path.is_file() and digest_file(path) == made.sha256
+
+    def read() -> Snapshot:
+        if is_there():
+            return written.read()
+        with TemporaryDirectory(prefix="pteforge-") as folder:
+            if rebuilt := _rebuild(store, made, Path(folder)):
+                return Snapshot.of_file(rebuilt)
+        return Snapshot.of(made)
+
+    return File(read, lambda: written.sha256() if is_there() else ())
+
+
+def _rebuild(store: Store, made: Delivered, folder: Path) -> Path | None:
+    """Writes a file as the run published it; None if the store lacks a part of it."""
+    report = made.parts.get("provenance")
+    if report is None:
+        return None
+    try:
+        store.fetch(report)
+        provenance = json.loads(store.local.read_artifact(report))
+        return publish(store, replace(made, recipe="file"), provenance, folder, known_results(store, folder)).path
+    except (ObjectMissing, ObjectDamaged):
+        return None

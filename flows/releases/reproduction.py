@@ -1,0 +1,220 @@
+"""Makes a file of a release again from what its manifest records, and compares the two."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ... import __version__
+from ...artifacts.records import Record
+from ...artifacts.store import open_store
+from ...configs.load import LoadedZoo
+from ...errors import InputError
+from ...tasks.engine.executor import Executor
+from ...tasks.engine.keys.versions import distribution_versions, host_capability
+from ...tasks.engine.workers import Workers
+from ...tasks.lowering.graph import STAGES
+from ..run.origin import Origin, git_commit, git_folder
+from ..run.request import ExportRequest
+from ..run.select import select_models
+from ..run.session import Session
+from ..run.zoo import lower_rest
+from .difference import File, FileDifference, compare_files
+from .records import ReleasedFile
+from .releases import Releases
+
+Observe = Callable[[Session], AbstractContextManager[None]]
+"""Shows the progress of a session while a context is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """A file of a release, and the one that was made again.
+
+    Attributes:
+        name: ``MODEL/RECIPE``.
+        release: name of the release.
+        sha256: of the file in the release.
+        difference: what differs; None if the files, and their `.ptd`, have the same bytes.
+        notes: what may be the reason.
+    """
+
+    name: str
+    release: str
+    sha256: str
+    difference: FileDifference | None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "release": self.release,
+            "sha256": self.sha256,
+            "reproduced": self.difference is None,
+            "difference": self.difference and self.difference.to_json(),
+            "notes": list(self.notes),
+        }
+
+
+def reproduce(
+    releases: Releases,
+    release: str,
+    name: str,
+    *,
+    source: Path,
+    observe: Observe,
+    jobs: int | None = None,
+    public_key: Path | None = None,
+) -> Reproduction:
+    """Lowers ``MODEL/RECIPE`` of a release again, with a store and a cache of its own.
+
+    Args:
+        releases: where the release is.
+        release: its name.
+        name: the file.
+        source: a folder in the checkout of the repository that the zoo was in; the zoo's folder if it was in none.
+        observe: shows the progress.
+        jobs: stages at once; None for one per core.
+        public_key: if given, the release's signature is checked first.
+
+    Raises:
+        InputError: the release has no such file, or this is not what it was made with: the message names all that
+            differs. Nothing has run.
+        ReleaseDamaged: the release cannot be read, or its signature does not fit.
+        StageFailed: a stage failed, or the file did not pass its verification.
+    """
+    files = dict(releases.manifest(release, public_key).files)
+    if name not in files:
+        raise InputError(f"there is no {name} in the release {release} at {releases.url}; it has {', '.join(files)}")
+    released = files[name]
+    recorded = _recorded(released, f"{name} of the release {release}")
+    loaded = _prepare(recorded, released, name, source)
+    with TemporaryDirectory(prefix="pteforge-reproduce-") as folder, _own_cache(Path(folder) / "cache"):
+        made = _make(loaded, recorded.request, name, Path(folder), observe, jobs)
+        before, after = File.of_release(releases, released), File.at(made)
+        sha256 = released.file.sha256
+        if before.sha256() == after.sha256():
+            return Reproduction(name, release, sha256, None)
+        keys = json.loads(made.with_suffix(".json").read_bytes())["stage_keys"]
+        notes = tuple(_suspicions(recorded.request, released.provenance["stage_keys"], keys))
+        return Reproduction(name, release, sha256, compare_files(name, before, after), notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run(Record):
+    """What is read of the run in a file's provenance."""
+
+    version: str
+    commit: str
+    request: Origin
+
+
+def _recorded(released: ReleasedFile, what: str) -> _Run:
+    try:
+        return _Run.from_json({name: released.provenance["run"][name] for name in ("version", "commit", "request")})
+    except (LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{what} does not record what it was made from, so it cannot be reproduced: {error}; "
+            "export it with this version of pteforge, and publish it again"
+        ) from error
+
+
+def _prepare(recorded: _Run, released: ReleasedFile, name: str, source: Path) -> LoadedZoo:
+    """The zoo to lower; raises InputError with everything that is not as it was, and how to get it."""
+    folder = _zoo_folder(recorded, source)
+    problems = [*_other_sources(recorded, folder), *_other_versions(recorded, released.provenance["toolchain"])]
+    if problems:
+        raise InputError("\n  ".join((f"{name} was not made with what is here, and nothing was built:", *problems)))
+    return recorded.request.load(folder)
+
+
+def _zoo_folder(recorded: _Run, source: Path) -> Path:
+    below = git_folder(source.absolute()) if recorded.commit else None
+    root = (source.absolute(), *source.absolute().parents)[len(Path(below or "").parts)]
+    return root / recorded.request.folder
+
+
+def _other_sources(recorded: _Run, folder: Path) -> Iterator[str]:
+    present = git_commit(folder)
+    if not recorded.commit or recorded.commit == present:
+        return
+    commit, dirty, _ = recorded.commit.partition("-dirty")
+    if not present:
+        yield f"git commit {commit}: {folder} is in no repository; check it out, and name its folder with --source"
+        return
+    here, changed, _ = present.partition("-dirty")
+    changes = " with changes that were not committed, which have to be made again" if dirty else ""
+    if commit != here:
+        where = f"{here} with changes" if changed else here
+        yield f"git commit {commit}{changes}: here is {where}; git -C {folder} checkout {commit}"
+    elif dirty:
+        yield f"git commit {commit}{changes}: it is checked out, and no tracked file is changed"
+    else:
+        yield f"git commit {commit}: it is checked out, and tracked files are changed; git -C {folder} stash"
+
+
+def _other_versions(recorded: _Run, toolchain: Mapping[str, str]) -> Iterator[str]:
+    here = {**distribution_versions(toolchain), "pteforge": __version__}
+    for name, version in {**toolchain, "pteforge": recorded.version}.items():
+        if (present := here.get(name)) != version:
+            number = version.partition(" ")[0]
+            build = ", from the same wheel" if (present or "").partition(" ")[0] == number else ""
+            yield f"{name} {version}: here is {present or 'none'}; pip install '{name}=={number}'{build}"
+
+
+@contextmanager
+def _own_cache(folder: Path) -> Iterator[None]:
+    """Gives this process, and the workers that it starts, another cache folder."""
+    before = os.environ.get("PTEFORGE_CACHE")
+    os.environ["PTEFORGE_CACHE"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["PTEFORGE_CACHE"]
+        if before is not None:
+            os.environ["PTEFORGE_CACHE"] = before
+
+
+def _make(loaded: LoadedZoo, origin: Origin, name: str, folder: Path, observe: Observe, jobs: int | None) -> Path:
+    """Lowers and verifies a file; raises InputError or StageFailed."""
+    models = select_models(loaded, *name.split("/"))
+    if origin.debug:
+        models = tuple(model.for_debugging() for model in models)
+    with open_store(str(folder / "store")) as store, Workers(jobs=jobs) as workers:
+        executor = Executor(store, workers)
+        asked = ExportRequest(zoo=loaded.files[0], out=folder / "out", debug=origin.debug)
+        session = Session(loaded.zoo.name, models, executor, workers, asked, workers.jobs)
+        with observe(session):
+            session.check_names()
+            asyncio.run(lower_rest(session, session.local_runner()))
+    (outcome,) = session.outcome().models
+    made = outcome.recipes[0]
+    if made.failure:
+        raise made.failure.error(name)
+    if made.path is None:
+        raise InputError(f"{name}: {made.reason}")
+    return made.path
+
+
+def _suspicions(origin: Origin, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    machine, python = host_capability(), platform.python_version()
+    if origin.machine != machine:
+        yield f"it was made on a machine with other vector instructions: {origin.machine}; here are {machine}"
+    if origin.python != python:
+        yield f"it was made with Python {origin.python}; here is {python}"
+    order = [stage.name for stage in STAGES]
+    other = [step for step in {**before, **after} if before.get(step) != after.get(step)]
+    if other:
+        first = min(other, key=lambda step: order.index(re.split("[/.]", step)[0]))
+        yield f"the first stage with another key is {first}: its code, inputs or parameters are not the same"
+    else:
+        yield "all stages have the same keys, so one of them does not make the same bytes each time"

@@ -1,0 +1,237 @@
+"""What came of recipes, sizes, figures and ladders as text and tables, for the terminal and for all pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...errors import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ...tasks.results.delivered import Delivered
+    from ...tasks.results.figures import Worst
+    from ...tasks.results.numerics import Ladder, Rung
+
+FOUND = ".found.yaml"
+"""The ending of the name of a recipe that a search has found."""
+
+FIGURES = ("max abs error", "relative", "SQNR", "top-1")
+_RUNGS = ("exported", "transformed", "quantized", "edge", "payload")
+
+
+def format_size(size: int) -> str:
+    """For example 1023 B, 1.0 KiB, 3.4 MiB."""
+    from pydantic import ByteSize  # noqa: PLC0415 - imported by every command, also for completion
+
+    return ByteSize(size).human_readable(separator=" ")
+
+
+def markdown(text: str) -> str:
+    """Text in one line as Markdown and HTML show it, also in a cell of a table."""
+    return "".join(
+        f"\\{letter}" if letter in r"\`*_[]<>|#&~" else letter for letter in printable(text.replace("\n", " "))
+    )
+
+
+def format_error(error: float) -> str:
+    return f"{error:.2g}"
+
+
+def format_score(score: float) -> str:
+    return f"{score:.4g}"
+
+
+def format_db(sqnr_db: float | None) -> str:
+    """In dB, or ``exact`` for outputs that equal eager's."""
+    return "exact" if sqnr_db is None else f"{sqnr_db:.1f} dB"
+
+
+def format_sqnr(worst: Worst) -> str:
+    if worst.sqnr_db is None and worst.agreement is not None and worst.agreement < 1:
+        return f"{100 * worst.agreement:.1f} % equal"
+    return format_db(worst.sqnr_db)
+
+
+def format_figures(worst: Worst) -> tuple[str, str, str, str]:
+    """All of `FIGURES`, in their order."""
+    errors = format_error(worst.max_abs_error), format_error(worst.max_relative_error)
+    return *errors, format_sqnr(worst), _format_top1(worst)
+
+
+COLUMNS: Mapping[str, Callable[[Delivered, Worst], str]] = {
+    "size": lambda made, _: format_size(made.size),
+    "max abs error": lambda _, worst: format_error(worst.max_abs_error),
+    "SQNR": lambda _, worst: format_sqnr(worst),
+    "cases": lambda _, worst: str(worst.cases),
+    "accuracy": lambda made, _: _format_accuracy(made),
+}
+"""What tables of files say of each."""
+
+_OPTIONAL = frozenset({"accuracy"})  # columns that only tables have in which they say something
+_LEAST = ("cases", "max abs error")  # columns that a narrow table leaves out, one after another
+
+
+def cells(made: Delivered) -> dict[str, str]:
+    """The `COLUMNS` of a file; nothing without one."""
+    figures = made.figures
+    return {name: of(made, figures.overall) for name, of in COLUMNS.items()} if figures and made.path else {}
+
+
+def column_choices(files: Iterable[Delivered]) -> Iterator[list[str]]:
+    """The columns of a table of files: all that say something, and fewer and fewer for narrow terminals."""
+    said = [cells(made) for made in files]
+    names = [name for name in COLUMNS if name not in _OPTIONAL or any(each.get(name) for each in said)]
+    yield names
+    for left_out in _LEAST:
+        names = [name for name in names if name != left_out]
+        yield names
+
+
+class Note(NamedTuple):
+    """What else is to be known of a file, and whether that asks for something to be done."""
+
+    text: str
+    telling: bool = False
+
+
+def notes(made: Delivered) -> Iterator[Note]:
+    """What does not apply, was searched for, quantized, left out or not run. What holds for a model is said as such."""
+    name, figures = made.name, made.figures
+    if made.reason:
+        yield Note(f"{name} does not apply: {made.reason}")
+    if made.search and made.path:
+        share, scored = made.size / made.search.float_size, len(made.search.attempts)
+        yield Note(
+            f"{name}, in floating point: {made.search.label}; {share:.2f} of the floating-point size; "
+            f"{scored} files were scored; the recipe is in {relative(made.path.with_suffix(FOUND))}"
+        )
+    if figures:
+        yield from (Note(f"{made.model}: {note}", telling=True) for note in figures.notes)
+        observed = ", ".join(dict.fromkeys(figures.calibration.values()))
+        if figures.drawn:
+            advice = "" if figures.on_samples else "Give the model `calibration` samples; "
+            yield Note(
+                f"{name} is verified on {figures.verified_on}: quantizers observed {observed}, and random inputs reach "
+                f"{format_sqnr(figures.drawn)}. {advice}`verify: {{drawn_inputs: 2}}` in the recipe holds random "
+                "inputs to its bounds, too",
+                telling=not figures.on_samples,
+            )
+        elif observed:
+            yield Note(f"{name} is calibrated on {observed}")
+    for method, reached in made.quantization.items():
+        of_method = f", method {method}" if len(made.quantization) > 1 else ""
+        yield Note(f"{name}{of_method}: {reached}", reached.is_little)
+    for payload, reason in made.left_out.items():
+        yield Note(f"{name} is without {payload}: {reason}", telling=True)
+    if figures:
+        for payload, reason in figures.not_run.items():
+            yield Note(f"{name}: {payload} was not run: it {reason}", telling=not figures.of_file)
+
+
+def model_tables(recipes: Iterable[Delivered]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    """Tables about a model, each with its kind and what it is about: scores by payload, and the rungs of ladders."""
+    recipes = tuple(recipes)
+    yield (
+        "accuracy",
+        "Accuracy of {}",
+        [
+            {
+                "recipe": made.recipe,
+                "payload": score.payload,
+                "score": score.score,
+                "eager": made.accuracy.eager,
+                "floor": made.accuracy.floor,
+                "max drop": made.accuracy.max_drop,
+            }
+            for made in recipes
+            if made.accuracy
+            for score in made.accuracy.file.scores
+        ],
+    )
+    rungs = [(made, rung) for made in recipes if made.ladder for rung in made.ladder.rungs]
+    yield (
+        "numerics",
+        "{}: each program against eager",
+        [{"recipe": made.recipe, **rung_row(rung)} for made, rung in rungs],
+    )
+
+
+def rung_row(rung: Rung) -> dict[str, Any]:
+    return {"rung": rung.label, "method": rung.method, **figures_row(rung.figures), "problem": rung.problem}
+
+
+def figures_row(worst: Worst | None) -> dict[str, Any]:
+    """`FIGURES` by name; None for each without them."""
+    return dict(zip(FIGURES, format_figures(worst) if worst else [None] * len(FIGURES), strict=True))
+
+
+def markdown_table(names: Sequence[str], rows: Iterable[Iterable[str]], numbers: int = 0) -> Iterator[str]:
+    """Lines of a table whose cells are Markdown; the last columns hold numbers, so many."""
+    yield f"| {' | '.join(names)} |"
+    yield f"|{'---|' * (len(names) - numbers)}{'--:|' * numbers}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def relative(path: Path) -> Path:
+    """The path as seen from the current folder, if it is below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def open_table(text: Iterable[str] = (), numbers: Iterable[str] = ()) -> Table:
+    from rich import box  # noqa: PLC0415 - as above
+    from rich.table import Table  # noqa: PLC0415 - as above
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in text:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def rungs_table(ladder: Ladder) -> Table:
+    """All figures of a ladder, one row per rung and method."""
+    several = len({rung.method for rung in ladder.rungs}) > 1
+    table = open_table(("rung", "method") if several else ("rung",), FIGURES)
+    for rung in ladder.rungs:
+        figures = format_figures(rung.figures) if rung.figures else ("", "", f"not run: {rung.problem}", "")
+        table.add_row(*((rung.label, rung.method) if several else (rung.label,)), *figures)
+    return table
+
+
+def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
+    """SQNR by rung, one row per file, method and path to a payload."""
+    rows: list[tuple[str, dict[str, str]]] = []
+    for file, ladder in ladders:
+        for path in ladder.paths():
+            last = path[-1]
+            top1 = _format_top1(last.figures) if last.figures else ""
+            ratios = {rung.name: format_sqnr(rung.figures) if rung.figures else "not run" for rung in path}
+            rows.append((f"{file}{_format_suffix(last)}", ratios | ({"top-1": top1} if top1 else {})))
+    columns = [name for name in (*_RUNGS, "top-1") if any(name in cells for _, cells in rows)]
+    table = open_table(["SQNR against eager"], columns)
+    for name, cells in rows:
+        table.add_row(name, *(cells.get(column, "") for column in columns))
+    return table
+
+
+def _format_accuracy(made: Delivered) -> str:
+    """The lowest score of a file's payloads, and its difference from eager's."""
+    if made.accuracy is None:
+        return ""
+    worst, eager = made.accuracy.worst, made.accuracy.eager
+    return format_score(worst) + ("" if eager is None else f" ({worst - eager:+.2g})")
+
+
+def _format_top1(worst: Worst) -> str:
+    """A percentage; empty if no output is a classifier's."""
+    return "" if worst.top1 is None else f"{100 * worst.top1:.1f} %"
+
+
+def _format_suffix(last: Rung) -> str:
+    """Distinguishes the rows of a file: specializations of a fat one, and methods other than `forward`."""
+    payload = f".{'+'.join(last.specializations)}" if last.specializations else ""
+    return payload if last.method == "forward" else f"{payload} {last.method}"

@@ -1,0 +1,308 @@
+"""What a produced file contains and what is known of it, as named facts that can be compared."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from ...artifacts.digest import digest_bytes, digest_file, digest_json, is_digest
+from ...artifacts.records import Record
+from ...formats.nfat.fat_file import is_fat, open_fat
+from ...formats.pte.contents import Extent, Method, TensorSpec, ValueSpec
+from ...formats.pte.metadata import metadata_json, metadata_of, read_metadata, returning_methods
+from ...formats.pte.ptd import ptd_extents
+from ...formats.pte.reader import map_file, naming, open_pte, read_pte
+from ...tasks.results.delivered import Delivered
+from ...tasks.results.figures import Worst
+from .comparison import read_delivered, weight_files
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Content:
+    """Bytes in a file: all delegates of one backend in a method, a tensor, or a whole file.
+
+    Attributes:
+        sha256: of the bytes; of the digests of the parts, if there are several.
+    """
+
+    size: int
+    sha256: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number of bytes."""
+
+    size: int
+
+
+Value = str | int | float | Content | Size
+
+
+class Item(NamedTuple):
+    """What a fact is about: an area (one of `AREAS`), and a name in it."""
+
+    area: str
+    name: str
+
+
+AREAS = (
+    "file",
+    "payloads",
+    "methods",
+    "operators",
+    "delegates",
+    "constants",
+    "memory",
+    "metadata",
+    "numerics",
+    "accuracy",
+    "toolchain",
+)
+"""All areas, in the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts about a file or a part of it.
+
+    Attributes:
+        unnamed: contents without names of their own, by what distinguishes them, such as dtype and shape.
+        parts: facts that mean nothing unless both files have the part: a payload, a method, a provenance.
+    """
+
+    known: Mapping[Item, Value] = field(default_factory=dict)
+    unnamed: Mapping[Item, Sequence[Content]] = field(default_factory=dict)
+    parts: Mapping[str, Facts] = field(default_factory=dict)
+
+
+CONTENTS, PROVENANCE = "contents", "provenance"
+"""Names of parts of a snapshot: what is in the file, and what only its provenance says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A file at one time."""
+
+    made: Delivered
+    facts: Facts
+
+    @classmethod
+    def of_file(cls, path: Path) -> Snapshot:
+        """Reads a `.pte` with what lies next to it; raises InputError, as `read_delivered` does."""
+        return cls.of(read_delivered(path)).with_contents(_contents(path))
+
+    @classmethod
+    def of(cls, made: Delivered) -> Snapshot:
+        """What is known of a file without reading it."""
+        known: dict[Item, Value] = {Item("file", "size"): Size(made.size), Item("file", "SHA-256"): made.sha256}
+        return cls(made, Facts(known, parts={PROVENANCE: Facts(dict(_recorded(made)))} if made.figures else {}))
+
+    def with_contents(self, contents: Facts) -> Snapshot:
+        """The same with other facts about what is in the file; with empty ones, contents never differ."""
+        return replace(self, facts=replace(self.facts, parts={**self.facts.parts, CONTENTS: contents}))
+
+
+def _recorded(made: Delivered) -> Iterator[tuple[Item, Value]]:
+    """What its provenance says of a file."""
+    for name, text in made.toolchain.items():
+        yield Item("toolchain", name), text
+    if measured := made.figures:
+        yield from _numerics(measured.overall, "")
+        for name, worst in measured.methods.items() if len(measured.methods) > 1 else ():
+            yield from _numerics(worst, f"method {name}: ")
+        for name, worst in measured.payloads.items():
+            yield from _numerics(worst, f"{name}: ")
+    if made.accuracy:
+        yield Item("accuracy", "score"), made.accuracy.worst
+        for score in made.accuracy.file.scores:
+            if score.payload:
+                yield Item("accuracy", score.payload), score.score
+
+
+def _numerics(worst: Worst, prefix: str) -> Iterator[tuple[Item, Value]]:
+    yield Item("numerics", f"{prefix}SQNR, dB"), "exact" if worst.sqnr_db is None else worst.sqnr_db
+    yield Item("numerics", f"{prefix}max abs error"), worst.max_abs_error
+
+
+@contextmanager
+def _plain_files(path: Path) -> Iterator[Mapping[str, Path]]:
+    """Payload name to a plain `.pte`, rebuilt in a temporary folder; a plain file itself has the name ``""``.
+
+    Raises InputError if a file cannot be read, as FileFormatError if one is damaged.
+    """
+    if not is_fat(open_pte(path)):
+        yield {"": path}
+        return
+    container = open_fat(path, weight_files(path)).container
+    with TemporaryDirectory(prefix="pteforge-") as folder:
+        files = {payload.name: Path(folder) / f"{index}.pte" for index, payload in enumerate(container.payloads)}
+        for payload in container.payloads:
+            container.write(payload, files[payload.name])
+        yield files
+
+
+def _contents(path: Path) -> Facts:
+    """The metadata of a file, and the contents of a plain one or the payloads of a fat one."""
+    metadata = {
+        Item("metadata", key): ", ".join(map(str, value)) if isinstance(value, list) else value
+        for key, value in metadata_json(read_metadata(path)).items()
+    }
+    contents = _inside(path)
+    return replace(contents, known={**contents.known, **metadata})
+
+
+def _inside(path: Path) -> Facts:
+    """The contents of a plain file, or the payloads of a fat one."""
+    known: dict[Item, Value] = {}
+    with _plain_files(path) as files:
+        if "" in files:
+            return _plain(path, "", weight_files(path))
+        for weights in weight_files(path):
+            known[Item("file", "weights (.ptd)")] = Content(weights.stat().st_size, digest_file(weights))
+        known[Item("payloads", "by preference")] = ", ".join(files)
+        for name, file in files.items():
+            known[Item("payloads", name)] = Content(file.stat().st_size, digest_file(file))
+        return Facts(known, parts={f"payload {name}": _plain(file, f"{name}: ", ()) for name, file in files.items()})
+
+
+def _plain(path: Path, prefix: str, weights: Sequence[Path]) -> Facts:
+    """The contents of a plain file; `prefix` distinguishes the payloads of a fat one."""
+    view = map_file(path)
+    with naming(path):
+        pte = read_pte(view)
+    known: dict[Item, Value] = {}
+    for file in weights:
+        known[Item("file", "weights (.ptd)")] = Content(file.stat().st_size, digest_file(file))
+    returning = returning_methods(pte, metadata_of(pte, view))
+    known |= {
+        Item("methods", f"{prefix}{method.name}"): _signature(method)
+        for method in pte.methods
+        if method.name not in returning
+    }
+    constants = _Contents(prefix)
+    for constant in pte.constants:
+        state = " (initial state)" if constant.mutable else ""
+        kind = f"{_tensor(constant.tensor)}{state}"
+        constants.add(constant.tensor.name and f"{constant.tensor.name}{state}", kind, constant.extent, view)
+    for named in pte.named_data:
+        constants.add_named(named.key, pte.segments[named.segment], view)
+    for file in weights:
+        outside = map_file(file)
+        with naming(file):
+            for key, extent in ptd_extents(outside):
+                constants.add_named(key, extent, outside)
+    parts = {f"method {method.name}": Facts(_method(method, prefix, view)) for method in pte.methods}
+    return Facts(known | constants.known, constants.unnamed, parts)
+
+
+class _Contents:
+    """Collects the constants of a file."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.known: dict[Item, Value] = {}
+        self.unnamed: defaultdict[Item, list[Content]] = defaultdict(list)
+
+    def add(self, name: str, kind: str, extent: Extent, view: memoryview) -> None:
+        content = Content(extent.size, digest_bytes(extent.of(view)))
+        item = Item("constants", f"{self.prefix}{name or kind}")
+        if name and item not in self.known:
+            self.known[item] = content
+        else:
+            self.unnamed[item].append(content)
+
+    def add_named(self, key: str, extent: Extent, view: memoryview) -> None:
+        """Adds a weight of a delegate or of a `.ptd`; several backends call weights by their digests."""
+        name = "" if is_digest(key.removeprefix("scale_")) else key
+        self.add(name, f"weight of {extent.size} B", extent, view)
+
+
+def _method(method: Method, prefix: str, view: memoryview) -> dict[Item, Value]:
+    name = f"{prefix}{method.name}"
+    calls = Counter[str]()
+    for operator, number in zip(method.operators, method.operator_calls, strict=True):
+        calls[operator] += number
+    known: dict[Item, Value] = {Item("operators", f"{name} {operator}"): number for operator, number in calls.items()}
+    for backend in dict.fromkeys(delegate.id for delegate in method.delegates):
+        extents = [delegate.extent for delegate in method.delegates if delegate.id == backend]
+        digests = [digest_bytes(extent.of(view)) for extent in extents]
+        sha256 = digests[0] if len(digests) == 1 else digest_json(digests)
+        size = sum(extent.size for extent in extents)
+        known[Item("delegates", f"{name} {backend}")] = Content(size, sha256, len(extents))
+    planned = enumerate(method.planned_memory, 1)
+    return known | {Item("memory", f"{name} buffer {index}"): Size(size) for index, size in planned}
+
+
+def _signature(method: Method) -> str:
+    """For example ``(float32[2, 4]) -> float32[2, 3]``, or the value of a constant method."""
+    outputs = ", ".join(map(_value, method.outputs))
+    return outputs if method.constant else f"({', '.join(map(_value, method.inputs))}) -> {outputs}"
+
+
+def _value(value: ValueSpec) -> str:
+    if isinstance(value, TensorSpec):
+        return _tensor(value)
+    return f"{value.kind} {value.value}" if value.value is not None else value.kind
+
+
+def _tensor(tensor: TensorSpec) -> str:
+    bounds = "" if tensor.dynamism == "static" else f" {tensor.dynamism}"
+    order = "" if list(tensor.dim_order) == sorted(tensor.dim_order) else f" order {list(tensor.dim_order)}"
+    return f"{tensor.dtype}{list(tensor.shape)}{bounds}{order}"
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Record):
+    """A fact that differs between two files; None on the side that does not have it."""
+
+    area: str
+    name: str
+    before: Value | None
+    after: Value | None
+
+
+def changes(before: Facts, after: Facts) -> tuple[Change, ...]:
+    """All facts that differ, by area. Parts that only one side has are left out."""
+    return tuple(sorted(_changes(before, after), key=lambda change: AREAS.index(change.area)))
+
+
+def _changes(before: Facts, after: Facts) -> Iterator[Change]:
+    for item in dict.fromkeys((*before.known, *after.known)):
+        old, new = before.known.get(item), after.known.get(item)
+        if old != new:
+            yield Change(*item, old, new)
+    for item in dict.fromkeys((*before.unnamed, *after.unnamed)):
+        yield from _unnamed_changes(item, before.unnamed.get(item, ()), after.unnamed.get(item, ()))
+    for name, part in before.parts.items():
+        if name in after.parts:
+            yield from _changes(part, after.parts[name])
+
+
+def _unnamed_changes(item: Item, before: Sequence[Content], after: Sequence[Content]) -> Iterator[Change]:
+    """Pairs what is not equal in its order; numbers it if there is more than one."""
+    gone, come = _without(before, after), _without(after, before)
+    several = max(len(before), len(after)) > 1
+    for index in range(max(len(gone), len(come))):
+        old, new = gone[index : index + 1], come[index : index + 1]
+        position, _ = (old or new)[0]
+        name = f"{item.name} #{position + 1}" if several else item.name
+        yield Change(item.area, name, old[0][1] if old else None, new[0][1] if new else None)
+
+
+def _without(contents: Sequence[Content], others: Sequence[Content]) -> list[tuple[int, Content]]:
+    """The contents with their positions, without those that the others have as well, each as often."""
+    left = Counter(others)
+    rest = []
+    for position, content in enumerate(contents):
+        if left[content]:
+            left[content] -= 1
+        else:
+            rest.append((position, content))
+    return rest

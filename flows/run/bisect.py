@@ -1,0 +1,167 @@
+"""Where a recipe loses quality: its ladder, the first rung and the operators that lose, and plots of both."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InputError, convert_os_errors
+from ...tasks.engine.runner import LedgerRunner, NotCached, Runner, run_without_loop
+from ...tasks.lowering.graph import Climbed, bisect_payload, bisect_rung, lower_to_ladder
+from ...tasks.lowering.runs import ModelRun, RecipeRun
+from ...tasks.results.delivered import Failure
+from ...tasks.results.figures import Worst
+from ...tasks.results.numerics import CLEAN_DB, Ladder, Loss, NodeLoss, NodeLosses, PayloadLosses, Rung, find_loss
+from ...tasks.stages.ladder import RungParams
+from .session import Session
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Bisection:
+    """Where a recipe loses quality."""
+
+    name: str  # ``MODEL/RECIPE``
+    ladder: Ladder
+    loss: Loss | None  # the first rung that loses quality, if any
+    nodes: NodeLosses | None = None  # losses of that rung's operators; None if they cannot be compared
+    payload: PayloadLosses | None = None  # if it is the payload that loses, where
+    not_made: Mapping[str, str] = field(default_factory=dict)  # failed step -> reason; its rungs are missing
+
+    def to_json(self) -> dict[str, Any]:
+        loss = self.loss and {
+            "rung": self.loss.rung.label,
+            "method": self.loss.rung.method,
+            "before": self.loss.before.label if self.loss.before else "eager",
+            "reason": self.loss.reason,
+            "nodes": self.nodes.to_json() if self.nodes else None,
+            "payload": self.payload.to_json() if self.payload else None,
+        }
+        ladder, not_made = self.ladder.to_json(), dict(self.not_made)
+        return {"name": self.name, "numerics": ladder, "not_made": not_made, "loss": loss}
+
+
+def bisect(session: Session, drop_db: float) -> Bisection:
+    """Finds where the only recipe of a session's only model loses quality. Runs only stages that are not cached.
+
+    Raises:
+        PteforgeError: a stage that the ladder needs failed.
+    """
+    try:
+        return run_without_loop(_bisect(session, LedgerRunner(session.executor), drop_db))
+    except NotCached:
+        session.workers.start()
+        session.check_names()
+        return asyncio.run(_bisect(session, session.local_runner(), drop_db))
+
+
+async def _bisect(session: Session, runner: Runner, drop_db: float) -> Bisection:
+    (model,) = session.models
+    (recipe,) = model.recipes
+    model_run = ModelRun(runner, model)
+    try:
+        climbed = (await lower_to_ladder(model_run))[recipe.name]
+    except Exception as error:  # noqa: BLE001 - raised below, like a recipe's own
+        climbed = error
+    if isinstance(climbed, NotCached):
+        raise climbed
+    if isinstance(climbed, Exception):
+        raise Failure.of(model_run.step_of(climbed), climbed).error(model.name) from climbed
+    run = model_run.recipes[recipe.name]
+    ladder = Ladder.from_json(run.read_json(climbed.outputs.numerics))
+    loss = find_loss(ladder, recipe.bounds, drop_db)
+    bisection = Bisection(f"{model.name}/{recipe.name}", ladder, loss, not_made=run.problems())
+    if loss is None:
+        return bisection
+    if loss.rung.name == "payload":
+        return replace(bisection, payload=await _bisect_payload(run, climbed, loss, drop_db))
+    if loss.before is None:
+        return bisection
+    nodes = (await bisect_rung(run, climbed, _params(loss.before), _params(loss.rung), loss.rung.method)).nodes
+    return replace(bisection, nodes=NodeLosses.from_json(run.read_json(nodes)))
+
+
+def _params(rung: Rung) -> RungParams:
+    return RungParams(name=rung.name, specializations=rung.specializations)
+
+
+async def _bisect_payload(run: RecipeRun, climbed: Climbed, loss: Loss, drop_db: float) -> PayloadLosses | None:
+    before = CLEAN_DB if loss.before is None or loss.before.figures is None else loss.before.figures.sqnr_db
+    least_db = min(CLEAN_DB if before is None else before, CLEAN_DB) - drop_db
+    rung, method = _params(loss.rung), loss.rung.method
+    outputs = await bisect_payload(run, climbed, rung, method, least_db=least_db, drop_db=drop_db)
+    return PayloadLosses.from_json(run.read_json(outputs.losses)) if outputs else None
+
+
+_NODES = 12
+_EXACT_DB = 160.0  # plotted for equal outputs; fp32 reaches about 150
+
+
+def check_plot(path: Path) -> None:
+    """Raises InputError, before any work, if a plot cannot be made or written."""
+    if find_spec("matplotlib") is None:
+        raise InputError("plots need Matplotlib: pip install 'pteforge[plot]'")
+    if path.suffix.lower() != ".png":
+        raise InputError(f"plots are PNG files: {path} should end in .png")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"the plot cannot be written to {path}: there is no folder {path.absolute().parent}")
+
+
+def draw(bisection: Bisection) -> bytes:
+    """The plot as a PNG file."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow import, and an optional dependency
+
+    nodes = bisection.nodes.losing[:_NODES] if bisection.nodes else ()
+    columns = 2 if nodes else 1
+    figure = Figure(figsize=(6.0 * columns, 4.5), layout="constrained")
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    _draw_rungs(axes[0], bisection)
+    if nodes:
+        _draw_nodes(axes[1], nodes, bisection)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    return content.getvalue()
+
+
+def write_plot(bisection: Bisection, path: Path) -> None:
+    """Writes the plot to a file; raises InputError if that fails."""
+    with convert_os_errors(InputError, f"the plot cannot be written to {path}"):
+        path.write_bytes(draw(bisection))
+
+
+def _draw_rungs(axes: Axes, bisection: Bisection) -> None:
+    for path in bisection.ladder.paths():
+        measured = [rung for rung in path if rung.figures]
+        label = " ".join(filter(None, ("+".join(path[-1].specializations), path[-1].method)))
+        axes.plot([rung.name for rung in measured], [_decibels(rung.figures) for rung in measured], "o-", label=label)
+    if loss := bisection.loss:
+        axes.plot([loss.rung.name], [_decibels(loss.rung.figures)], "rx", markersize=12, label="loses")
+    axes.axhspan(CLEAN_DB, _EXACT_DB + 5, color="tab:green", alpha=0.1)
+    axes.set_ylabel("SQNR against eager, dB (equal: on top)")
+    axes.set_title(bisection.name)
+    axes.legend()
+
+
+def _draw_nodes(axes: Axes, nodes: Sequence[NodeLoss], bisection: Bisection) -> None:
+    names = [" + ".join(node.sources) for node in nodes]
+    axes.plot([_decibels(node.own) for node in nodes], names, "o", color="tab:orange", label="alone")
+    axes.plot([_decibels(node.passed_on) for node in nodes], names, "x", color="tab:gray", label="so far")
+    axes.invert_yaxis()
+    axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel("SQNR of operators, dB")
+    axes.set_title(f"loses most in {bisection.loss.rung.label}" if bisection.loss else "")
+    axes.legend()
+
+
+def _decibels(worst: Worst | None) -> float:
+    if worst is None:
+        return 0.0
+    return _EXACT_DB if worst.sqnr_db is None else worst.sqnr_db

@@ -1,0 +1,99 @@
+"""What a file was made from, recorded in its provenance so that `pteforge reproduce` can make it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...artifacts.records import Record
+from ...configs.load import LoadedZoo, load_zoo
+from ...configs.recipe import Recipe
+from ...configs.zoo import Zoo
+from ...tasks.engine.keys.versions import host_capability
+
+
+@dataclass(frozen=True, slots=True)
+class Origin(Record):
+    """A model of a zoo, as a run lowered it.
+
+    Attributes:
+        zoo: a zoo file with the model and its recipes, after includes, defaults and overrides. Paths below the root of
+            the repository, or below the folder of a zoo without git, are relative to `folder`.
+        folder: where the zoo is, relative to the root of the repository; empty without git.
+        debug: whether it was asked for with ``--debug``.
+        python: version of Python.
+        machine: the instructions that torch chose kernels by.
+    """
+
+    zoo: Mapping[str, Any]
+    folder: str
+    debug: bool
+    python: str
+    machine: str
+
+    @classmethod
+    def of(cls, loaded: LoadedZoo, model: str, *, debug: bool) -> Origin:
+        place = loaded.files[0].parent
+        folder = git_folder(place)
+        root = (place, *place.parents)[len(Path(folder or "").parts)]
+        zoo = _part(loaded.zoo, model, place, root)
+        return cls(zoo, folder or "", debug, platform.python_version(), host_capability())
+
+    def load(self, folder: Path) -> LoadedZoo:
+        """The zoo, as if it were a file in a folder; raises ConfigError as `load_zoo`."""
+        return load_zoo(folder / "zoo.yaml", text=json.dumps(dict(self.zoo)))
+
+
+def git_commit(folder: Path) -> str:
+    """The commit that is checked out in a folder, with ``-dirty`` where tracked files differ; empty without git."""
+    return _git(folder, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*") or ""
+
+
+@cache
+def git_folder(folder: Path) -> str | None:
+    """A folder relative to the root of its repository; None without git. Looked up once per process, not per file."""
+    prefix = _git(folder, "rev-parse", "--show-prefix")
+    return None if prefix is None else prefix.rstrip("/")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(  # noqa: S603
+            ["git", "-C", str(folder), *arguments],  # noqa: S607 - as the user's own
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _part(zoo: Zoo, model: str, place: Path, root: Path) -> dict[str, Any]:
+    """The zoo with one model, and the recipes that it names, as JSON."""
+
+    def relative(path: object) -> str:
+        if not isinstance(path, Path):
+            raise TypeError(f"{path!r} is not JSON")
+        return os.path.relpath(path, place) if path.is_relative_to(root) else str(path)
+
+    recipes = {name: _for_model(zoo.recipes[name], model) for name in zoo.recipes_of(model)}
+    part = zoo.model_copy(update={"models": {model: zoo.models[model]}, "recipes": recipes})
+    written = part.model_dump(exclude={"run", "publish"}, exclude_unset=True)
+    tree: dict[str, Any] = json.loads(json.dumps(written, default=relative))
+    return tree
+
+
+def _for_model(recipe: Recipe, model: str) -> Recipe:
+    """The recipe without exceptions for other models, which the loader would not find."""
+    exceptions = {glob: reason for glob, reason in recipe.not_for.items() if fnmatchcase(model, glob)}
+    return recipe.model_copy(update={"not_for": exceptions}) if recipe.not_for else recipe

@@ -1,0 +1,109 @@
+"""The outcome of a run: per model, per recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...artifacts.runs import StageOutcome
+from ...tasks.results.delivered import Delivered, Failure
+
+KEPT_AS = "; the file is kept as "
+"""Before the path of a file that missed its accuracy gate, at the end of the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutcome:
+    """All recipes of one model, and its stages.
+
+    Attributes:
+        unwatched: what the stages that ran have read that is not watched: see `tasks.engine.keys.inputs.Observed`.
+    """
+
+    model: str
+    recipes: tuple[Delivered, ...]
+    stages: tuple[StageOutcome, ...] = ()
+    unwatched: tuple[str, ...] = ()
+
+    @property
+    def ran(self) -> int:
+        return sum(stage.status == "ran" for stage in self.stages)
+
+    @property
+    def cached(self) -> int:
+        return sum(stage.status == "cached" for stage in self.stages)
+
+    @property
+    def until(self) -> str:
+        """The stage after which its recipes stopped, as they were asked to; empty where they made files."""
+        return ", ".join(dict.fromkeys(recipe.until for recipe in self.recipes if recipe.until))
+
+    @property
+    def proof(self) -> str:
+        """What is known of its files: all were run, or some were only made."""
+        return "verified" if all(recipe.verified for recipe in self.recipes if recipe.path) else "made"
+
+
+@dataclass(frozen=True, slots=True)
+class ZooOutcome:
+    """A whole run."""
+
+    zoo: str
+    models: tuple[ModelOutcome, ...]
+    seconds: float
+
+    @property
+    def ran(self) -> int:
+        return sum(model.ran for model in self.models)
+
+    @property
+    def cached(self) -> int:
+        return sum(model.cached for model in self.models)
+
+    @property
+    def recipes(self) -> Iterator[Delivered]:
+        return (recipe for model in self.models for recipe in model.recipes)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        return tuple(recipe.failure for recipe in self.recipes if recipe.failure)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files that were made, in order."""
+        return tuple(recipe.path for recipe in self.recipes if recipe.path)
+
+    @property
+    def unverified(self) -> tuple[Path, ...]:
+        """Those that this machine cannot run, of recipes that do not ask for it."""
+        return tuple(recipe.path for recipe in self.recipes if recipe.path and not recipe.verified)
+
+    @property
+    def summary(self) -> str:
+        """How many files were verified or, of a run that stops earlier, how far how many models came."""
+        stopped = [model for model in self.models if model.until]
+        if not stopped:
+            unverified = f", {len(self.unverified)} made and not run" if self.unverified else ""
+            return f"{len(self.files) - len(self.unverified)} files verified{unverified}"
+        return f"{len(stopped)} model{'s' * (len(stopped) > 1)}: stages up to {stopped[0].until} done"
+
+    @property
+    def exit_code(self) -> int:
+        """0: everything that applies was made and verified. 2: all failures are unusable input. 1: others."""
+        if not self.failures:
+            return 0
+        return 2 if all(failure.unusable for failure in self.failures) else 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "zoo": self.zoo,
+            "seconds": round(self.seconds, 3),
+            "exit_code": self.exit_code,
+            "stages": {"ran": self.ran, "cached": self.cached},
+            "unwatched": {model.model: list(model.unwatched) for model in self.models if model.unwatched},
+            "models": {
+                model.model: {recipe.recipe: recipe.described() for recipe in model.recipes} for model in self.models
+            },
+        }

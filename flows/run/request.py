@@ -1,0 +1,99 @@
+"""What a run of a zoo is asked for, as one value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from ...errors import InputError
+
+BLOCK = "block:"
+"""Before the name of a Prefect block that has a store's URL and signing key."""
+
+Place = Literal["local", "pool", "dask", "ray"]  # as in `configs.zoo`, which completion has no time to import
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # pathlib makes one slash of two
+
+
+def joined(globs: str | Sequence[str]) -> str:
+    """Globs with commas between them."""
+    return globs if isinstance(globs, str) else ",".join(globs)
+
+
+Globs = Annotated[str, BeforeValidator(joined, json_schema_input_type=str | list[str])]
+"""Globs with commas between them; a list is read too."""
+
+
+class ExportRequest(BaseModel):
+    """What a run of a zoo is asked for.
+
+    Each field is a parameter of the flows, an option of the commands that start or plan runs, and part of the record of
+    the run. Its docstring is the help of the option, and the description in Prefect's form.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    zoo: Path
+    """The zoo file; or, for one model, package.module:builder, hf:org/name or a .pt2 file."""
+    models: Globs = "*"
+    """Only models whose names match; several globs with commas between them."""
+    recipes: Globs = "*"
+    """Only recipes whose names match; several globs with commas between them."""
+    store: str | None = None
+    """Folder, URL (s3://bucket/prefix) or Prefect block (block:NAME) of the artifact store; by default in your cache folder."""  # noqa: E501 - one line of help
+    out: Path = Path("out")
+    """Where the files go: DIR/MODEL/RECIPE.pte."""
+    overrides: tuple[str, ...] = ()
+    """Replace a field of the zoo file for this run: KEY=VALUE, such as models.a.seed=3."""
+    jobs: Annotated[int, Field(ge=1)] | None = None
+    """Stages at once; by default one per core."""
+    until: str | None = None
+    """Stop after this stage, such as edge, and make no files; by default all stages run."""
+    debug: bool = False
+    """Debug mode: keep stack traces in the files, and write ETRecords and maps of debug handles next to them."""
+    on: Place | None = None
+    """Where stages run: here, as runs on a Prefect work pool, or on a cluster; by default as the zoo says."""
+    publish: str | None = None
+    """Folder or URL to release the files at in the end; by default as the zoo says."""
+    refresh: bool = False
+    """Run stages again that are cached, each once; so does Prefect's setting PREFECT_TASKS_REFRESH_CACHE=true."""
+
+    @field_validator("out", mode="before")
+    @classmethod
+    def _is_folder(cls, out: Any) -> Any:
+        if _URL.match(str(out)):
+            raise InputError(f"--out {out} is a URL, and results are files; choose a folder, and copy it from there")
+        return out
+
+    @field_validator("until")
+    @classmethod
+    def _is_stage(cls, until: str | None) -> str | None:
+        from ...tasks.lowering.graph import check_stage  # noqa: PLC0415 - imports much that completion has no time for
+
+        return until and check_stage(until)
+
+    @model_validator(mode="after")
+    def _publishes_files(self) -> Self:
+        if self.publish and self.until:
+            raise InputError("--publish needs files, and --until stops before they are made; leave one of them out")
+        return self
+
+    def parameters(self, *, defaults: bool = True) -> dict[str, Any]:
+        """The fields as JSON values: parameters of the flows. Paths are absolute, since runs start in other folders."""
+        places: dict[str, Any] = {"zoo": self.zoo.absolute(), "out": self.out.absolute()}
+        places |= {name: absolute_place(place) for name in ("store", "publish") if (place := getattr(self, name))}
+        return self.model_copy(update=places).model_dump(mode="json", exclude_defaults=not defaults)
+
+
+def describe(field: str) -> str:
+    """What a field of a request means, for people."""
+    return ExportRequest.model_fields[field].description or ""
+
+
+def absolute_place(place: str) -> str:
+    """A URL or a block as it is, a folder as an absolute path."""
+    return place if "://" in place or place.startswith(BLOCK) else str(Path(place).absolute())

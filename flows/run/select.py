@@ -1,0 +1,171 @@
+"""Selects models and recipes of a loaded zoo, and checks them as far as possible before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+
+from ...configs.load import LoadedZoo
+from ...configs.model import ModelConfig
+from ...configs.nodes import FieldPath
+from ...configs.sources import BuilderSource, ProgramSource, ResolvedSource
+from ...configs.verification import ERROR_BOUNDS, SHIPPED_EVALUATORS, AccuracyGate
+from ...errors import ConfigError, InputError
+from ...tasks.engine.keys.builder import find_builder
+from ...tasks.engine.keys.search import ModuleSearch
+from ...tasks.engine.keys.source import check_program_file, named_callables
+from ...tasks.lowering.model import PlannedModel, PlannedRecipe
+from ...tasks.lowering.recipe_checks import check_callable, check_files, errors_at, plan_recipe
+from ...tasks.sources.find import find_source
+
+
+def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:
+    """The models and recipes whose names match comma-separated globs.
+
+    Raises:
+        InputError: nothing matches; a target is unknown or not available, or does not take its options; a builder or a
+            file is missing. Problems of several models and recipes are reported together.
+    """
+    zoo = loaded.zoo
+    chosen = {name: config for name, config in zoo.models.items() if _matches(name, models)}
+    if not chosen:
+        raise InputError(f"no model matches {models!r}; the zoo's models: {', '.join(zoo.models) or 'none'}")
+    problems: list[InputError] = []
+    planned = []
+    search = ModuleSearch(zoo.python_path)
+    for name, config in chosen.items():
+        with _collected(problems):
+            model = _plan(loaded, name, config, recipes, search)
+            planned += [model] if model.recipes or model.not_applicable else []
+    _raise(problems)
+    if not planned:
+        raise InputError(
+            f"no recipe of the chosen models matches {recipes!r}; the zoo's recipes: {', '.join(zoo.recipes)}"
+        )
+    if not any(model.recipes for model in planned):
+        raise _not_applicable(loaded, planned)
+    return tuple(planned)
+
+
+@contextmanager
+def _collected(problems: list[InputError]) -> Iterator[None]:
+    """Ends at an error, which is kept."""
+    try:
+        yield
+    except InputError as error:
+        problems.append(error)
+
+
+def _raise(problems: Sequence[InputError]) -> None:
+    """Raises one error with all problems, if there are any."""
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise InputError("\n".join(dict.fromkeys(str(problem) for problem in problems)))
+
+
+def _not_applicable(loaded: LoadedZoo, planned: Sequence[PlannedModel]) -> InputError:
+    problems = [
+        loaded.locations.error(f"{recipe!r} does not apply to {model.name!r}: {reason}", ("recipes", recipe, "not_for"))
+        for model in planned
+        for recipe, reason in model.not_applicable.items()
+    ]
+    return InputError("\n".join(map(str, problems)))
+
+
+def _matches(name: str, globs: str) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs.split(","))
+
+
+def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str, search: ModuleSearch) -> PlannedModel:
+    problems: list[InputError] = []
+    with _collected(problems):
+        source = _check_source(loaded, name, config, search)
+    with _collected(problems), errors_at(loaded.locations.error, ("models", name, "metadata", "labels_file")):
+        config = config.model_copy(update={"metadata": config.metadata and config.metadata.with_labels()})
+    names = loaded.zoo.recipes_of(name)
+    reasons = {recipe: loaded.zoo.recipes[recipe].reason_against(name) for recipe in names if _matches(recipe, recipes)}
+    planned = []
+    for recipe in [recipe for recipe, reason in reasons.items() if reason is None]:
+        with _collected(problems):
+            planned.append(_plan_recipe(loaded, name, recipe, search))
+    _raise(problems)
+    return PlannedModel.of_config(
+        name,
+        config,
+        tuple(planned),
+        max(loaded.zoo.verify_bounds(name, recipe).drawn_inputs for recipe in names),
+        source=source,
+        not_applicable={recipe: reason for recipe, reason in reasons.items() if reason is not None},
+        python_path=loaded.zoo.python_path,
+        folder=loaded.files[0].parent,
+    )
+
+
+def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: ModuleSearch) -> ResolvedSource:
+    """The model's source, which is a builder if it was a name."""
+    source: ResolvedSource
+    error_at, where = loaded.locations.error, ("models", name, "source")
+    match config.source:
+        case ProgramSource(program=program):
+            with errors_at(error_at, where):
+                check_program_file(program)
+            source = config.source
+        case BuilderSource(builder=builder, kwargs=arguments, files=files):
+            check_callable(builder, arguments, search, error_at, where)
+            check_files(files, error_at, (*where, "files"))
+            source = config.source
+        case named:
+            with errors_at(error_at, where):
+                source = find_source(named, loaded.files[0].parent)
+    for method, calibration in (config.calibration or {}).items():
+        of_method = "models", name, "calibration", method
+        check_callable(calibration.dataset, calibration.kwargs, search, error_at, of_method, "dataset")
+    return source
+
+
+def _plan_recipe(loaded: LoadedZoo, model: str, name: str, search: ModuleSearch) -> PlannedRecipe:
+    recipe = loaded.zoo.recipes[name]
+
+    def error_at(problem: str, where: FieldPath) -> ConfigError:
+        return loaded.locations.error(problem, ("recipes", name, *where))
+
+    if recipe.source_transforms and isinstance(loaded.zoo.models[model].source, ProgramSource):
+        problem = f"recipe {name!r} has source_transforms; they change modules, and a .pt2 file has none"
+        raise loaded.locations.error(problem, ("models", model, "source"))
+    bounds, gate = loaded.zoo.verify_bounds(model, name), _gate_of(loaded, model, name, search)
+    bounded = _bounds_are_written(loaded, ("models", model)) or _bounds_are_written(loaded, ("recipes", name))
+    return plan_recipe(name, recipe, bounds, search, error_at, gate, bounded=bounded)
+
+
+def _bounds_are_written(loaded: LoadedZoo, where: FieldPath) -> bool:
+    """Whether the user has written a bound there; those of shipped recipes are for models without a gate."""
+    places = (loaded.locations.written_at((*where, "verify", bound)) for bound in ERROR_BOUNDS)
+    return any(place is not None and not place.file.startswith("<preset ") for place in places)
+
+
+def _gate_of(loaded: LoadedZoo, model: str, recipe: str, search: ModuleSearch) -> AccuracyGate | None:
+    """The accuracy gate of a file, if any; raises InputError, with the position in the zoo file, if it is unusable."""
+    overrides = loaded.zoo.models[model].accuracy
+    overridden = overrides.model_fields_set if overrides else set()
+    of_model = "models", model, "accuracy"
+    of_recipe = ("recipes", recipe, "accuracy") if loaded.zoo.recipes[recipe].accuracy else of_model
+    with errors_at(loaded.locations.error, of_recipe):
+        gate = loaded.zoo.accuracy_gate(model, recipe)
+    if gate is None:
+        return None
+
+    def error_at(problem: str, field: FieldPath) -> ConfigError:
+        return loaded.locations.error(
+            problem, (*(of_model if overridden & {"evaluator", field[0]} else of_recipe), *field)
+        )
+
+    evaluator = gate.evaluator
+    check_callable(evaluator.builder, evaluator.kwargs, search, error_at, (), "evaluator", given=1)
+    check_files((loaded.files[0].parent / file for file in evaluator.files), error_at, ("files",))
+    if evaluator.builder.startswith(SHIPPED_EVALUATORS):
+        for argument, _ in named_callables(evaluator.kwargs):
+            with errors_at(error_at, ("kwargs", argument)):
+                find_builder(str(evaluator.kwargs[argument]), search)
+    return gate

@@ -1,0 +1,166 @@
+"""Records of models that the ledger has whole, all recipes of each: what a rerun asks first, in one read for a zoo.
+
+Such a record is an index: it says nothing that the records of the stages do not say. It holds as long as
+
+1. its key is equal: everything that the lowering of the model depends on besides the user's code, which is the model
+   with its recipes as they are planned, pteforge's code and that of other packages' targets, versions, and the
+   machine's instructions;
+2. the user's code is equal, digested again with the modules, files and environment variables that were watched when
+   the record was written;
+3. every object of the file, its data and its provenance is in the store. Objects that only led there may be gone.
+
+Otherwise the stages are looked up one by one. A model has one record, replaced or dropped whenever its stages are
+looked up, so that the ledger's slots have the keys of the record's stages.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from ...artifacts.digest import Digest, digest_file, digest_json
+from ...artifacts.ledger import ModelRecord, SourceRecord
+from ...configs.sources import BuilderSource, ProgramSource
+from ...errors import PteforgeError, SourceError
+from ...tasks.engine.executor import Executor
+from ...tasks.engine.keys.code import PTEFORGE
+from ...tasks.engine.keys.key import stage_code_digest
+from ...tasks.engine.keys.search import ModuleSearch
+from ...tasks.engine.keys.source import source_fields
+from ...tasks.engine.keys.versions import distribution_versions, host_capability
+from ...tasks.engine.runner import LedgerRunner, NotCached, run_without_loop
+from ...tasks.lowering.graph import lower_model
+from ...tasks.lowering.model import TOOLCHAIN, PlannedModel
+from ...tasks.lowering.runs import History, ModelRun
+from ...tasks.results.delivered import Delivered
+from ...tasks.stages.report import Report
+from ...tasks.targets.find import find_target_class, link_names
+
+_PACKAGE = Path(__file__).parents[2]
+_DECIDE = ("artifacts", "configs", "formats", "tasks")
+"""Where pteforge's code is that decides what a model's stages are, what they do, and what is recorded of them."""
+
+_SOURCE: TypeAdapter[BuilderSource | ProgramSource] = TypeAdapter(BuilderSource | ProgramSource)
+
+Results = dict[str, Report.Outputs | Exception]
+"""Recipe name -> result or error."""
+
+
+class WholeModels:
+    """The records of one zoo."""
+
+    def __init__(self, executor: Executor, zoo: str) -> None:
+        """Reads the records of the zoo of this name."""
+        self._executor = executor
+        self._store = executor.store
+        self._zoo = zoo
+        self._store.forget_damaged()
+        self._records = self._store.ledger.whole_models(zoo)
+        self._changes: dict[str, ModelRecord | None] = {}
+        self._searches: dict[tuple[Path, ...], ModuleSearch] = {}
+
+    def find(self, model: PlannedModel) -> ModelRecord | None:
+        """The record of a model, if it holds and the run is not to make everything again."""
+        if self._store.forget_damaged():
+            self._records = self._store.ledger.whole_models(self._zoo)
+        record = self._records.get(model.name)
+        if record is None or self._executor.refresh or record.key != self._key(model, record.distributions):
+            return None
+        return record if self._same_sources(model, record) and self._store.has_all(record.objects) else None
+
+    def note(self, run: ModelRun, results: Results, outcomes: Iterable[Delivered]) -> None:
+        """Makes the record of a model whose stages were looked up or run, or drops it where something is missing."""
+        try:
+            self._changes[run.model.name] = self._describe(
+                *self._with_nothing_to_do(run, results), {outcome.recipe: outcome for outcome in outcomes}
+            )
+        except (NotCached, PteforgeError):
+            self._changes[run.model.name] = None
+
+    def save(self) -> None:
+        """Adds what was noted to what other runs may have written meanwhile; raises StoreUnusable."""
+        if not self._changes:
+            return
+        before = self._store.ledger.whole_models(self._zoo)
+        after = {name: record for name, record in {**before, **self._changes}.items() if record}
+        if after != before:
+            self._store.ledger.remember_whole_models(self._zoo, after)
+        self._changes = {}
+
+    def _with_nothing_to_do(self, run: ModelRun, results: Results) -> tuple[ModelRun, Results]:
+        """A model's lowering as the next run will see it: the same one, if no stage ran; raises NotCached."""
+        if all(done.cached for part in run.all() for done in part.done.values()):
+            return run, results
+        again = ModelRun(LedgerRunner(self._executor), run.model, search=ModuleSearch(run.model.python_path))
+        return again, run_without_loop(lower_model(again))
+
+    def _describe(self, run: ModelRun, results: Results, outcomes: Mapping[str, Delivered]) -> ModelRecord | None:
+        recipes = [
+            replace(outcomes[name], status="cached", path=None)
+            for name, made in results.items()
+            if not isinstance(made, Exception)
+            and made.provenance == outcomes[name].parts.get("provenance")
+            and not outcomes[name].debugging
+        ]
+        histories = tuple(run.all())
+        if len(recipes) < len(results) or any(part.failed for part in histories):
+            return None
+        calls = [done.call for part in histories for done in part.done.values()]
+        distributions = tuple(sorted({name for call in calls for name in call.stage.versions_of(call.params)}))
+        sources = tuple(
+            SourceRecord(json.loads(source), watched, digest) for (source, watched), digest in run.sources.items()
+        )
+        parts = [ref for made in recipes for ref in made.parts.values()]
+        return ModelRecord(
+            self._key(run.model, distributions),
+            distributions,
+            sources,
+            History(run).outcomes(),
+            tuple(json.loads(made.encode()) for made in recipes),
+            tuple(dict.fromkeys(blob for ref in parts for blob in self._store.objects_of(ref))),
+        )
+
+    def _key(self, model: PlannedModel, distributions: tuple[str, ...]) -> Digest:
+        targets = {
+            target.name for recipe in model.recipes for spec in recipe.specializations for target in spec.targets
+        }
+        targets |= {quantizer.name for recipe in model.recipes for quantizer in recipe.quantizers}
+        return digest_json([repr(model), host_capability(), _toolchain(distributions, tuple(sorted(targets)))])
+
+    def _same_sources(self, model: PlannedModel, record: ModelRecord) -> bool:
+        """Whether the user's code is what it was."""
+        search = self._searches.setdefault(model.python_path, ModuleSearch(model.python_path))
+
+        def digest(made: SourceRecord) -> Digest:
+            source = _SOURCE.validate_python(made.source)
+            known = self._store.inputs.digest
+            return digest_json(source_fields(source, search, made.watched, folder=model.folder, digest=known))
+
+        try:
+            return all(digest(made) == made.digest for made in record.sources)
+        except SourceError:
+            return False  # a file is gone: whoever looks up the stages says so
+
+
+@cache
+def _toolchain(distributions: tuple[str, ...], targets: tuple[str, ...]) -> Digest:
+    """Of all code that is not the user's, and of versions. Remembered for the life of the process, as that code is."""
+    classes = [find_target_class(link) for target in targets for link in link_names(target)]
+    modules = sorted({target.__module__ for target in classes})
+    others = [stage_code_digest(module) for module in modules if module.partition(".")[0] != PTEFORGE]
+    names = {*TOOLCHAIN, *distributions, *(name for target in classes for name in target.distributions)}
+    versions = {"python": platform.python_version(), **distribution_versions(names)}
+    return digest_json([_package_digest(_PACKAGE), others, list(targets), versions])
+
+
+@cache
+def _package_digest(package: Path) -> Digest:
+    """Of pteforge's own code, comments and all: that takes a tenth of the time of parsing it."""
+    files = [path for name in _DECIDE for path in (package / name).rglob("*.py")]
+    return digest_json({str(path.relative_to(package)): digest_file(path) for path in files})

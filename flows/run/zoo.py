@@ -1,0 +1,242 @@
+"""Lowers the models of a zoo, from the ledger or with a runner, and publishes their files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+from ...artifacts.ref import ArtifactRef
+from ...artifacts.runs import RunRecord, StageOutcome
+from ...errors import InputError, ObjectDamaged, ObjectMissing, StoreError
+from ...tasks.engine.keys.search import ModuleSearch
+from ...tasks.engine.runner import CutShort, LedgerRunner, NotCached, PlanRunner, SharingRunner, run_without_loop
+from ...tasks.lowering.graph import lower_model
+from ...tasks.lowering.model import PlannedModel, PlannedRecipe
+from ...tasks.lowering.runs import History, ModelRun, StageCalls
+from ...tasks.results.delivered import Delivered, Failure, Status
+from ...tasks.results.numerics import Ladder
+from ...tasks.stages.gate import Gate
+from ...tasks.stages.ladder import Ladder as LadderStage
+from ...tasks.stages.report import Report
+from ...tasks.stages.serialize import Serialize
+from ..releases.publish import is_published, keep_rejected, publish, publish_debug_files
+from .outcome import KEPT_AS, ModelOutcome
+from .session import Session
+from .whole import Results
+
+_ATTEMPTS = 3  # of a step that misses an object or finds one damaged: what made the object runs again
+
+
+def find_models(session: Session) -> None:
+    """Concludes every model whose stages are all in the ledger. Needs no event loop, no torch and no Prefect."""
+    searches = {path: ModuleSearch(path) for path in {model.python_path for model in session.models}}
+    for model in session.models:
+        find_model(session, model, searches[model.python_path])
+
+
+def find_model(session: Session, model: PlannedModel, search: ModuleSearch | None = None) -> bool:
+    """Concludes a model if the ledger has all of its stages, else notes its plan; returns whether it has an outcome."""
+    if model.name in session.outcomes or conclude_whole(session, model):
+        return True
+    runner = PlanRunner(session.executor)
+    scope = ModelRun(runner, model, search=search or ModuleSearch(model.python_path))
+    try:
+        results = run_without_loop(lower_model(scope))
+    except (ObjectMissing, ObjectDamaged):
+        return False  # some stages have to run again
+    except InputError as error:
+        results = _all_failed(model, error)
+    if runner.will_run or runner.may_run:
+        session.planned[model.name] = runner.slots
+    elif not any(isinstance(result, StoreError) for result in results.values()):
+        with suppress(ObjectMissing, ObjectDamaged):
+            conclude(session, scope, results)
+    return model.name in session.outcomes
+
+
+async def lower_rest(session: Session, runner: SharingRunner) -> None:
+    """Lowers the models that have no outcome yet."""
+    rest = [model for model in session.models if model.name not in session.outcomes]
+    await asyncio.gather(*(lower_one(session, model, runner) for model in rest))
+
+
+async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner) -> ModelOutcome:
+    """Lowers a model and publishes its files. Failures are part of the outcome."""
+    lost: Counter[str] = Counter()  # by step, or by object where the file of the model could not be put together
+    while all(times < _ATTEMPTS for times in lost.values()):
+        scope = ModelRun(runner, model)
+        try:
+            results = await lower_model(scope)
+            failed = [item for each in scope.all() for item in each.failed.items()]
+            losers = {str(step) for step, error in failed if isinstance(error, ObjectMissing | ObjectDamaged)}
+            if not losers:
+                return await asyncio.to_thread(conclude, session, scope, results)
+        except Exception as error:  # noqa: BLE001 - the boundary of a model: the others continue
+            results = _all_failed(model, error)
+            if not isinstance(error, ObjectMissing | ObjectDamaged):
+                break
+            losers = {error.digest}
+        lost.update(losers)
+        runner.forget_finished()
+    try:
+        return await asyncio.to_thread(conclude, session, scope, results)
+    except Exception as error:  # noqa: BLE001 - as above: the disk may be full
+        failure = Failure.of(model.name, error)
+        recipes = [Delivered(model.name, recipe.name, "failed", failure=failure) for recipe in model.recipes]
+        return _add(session, model, recipes)
+
+
+def conclude(session: Session, scope: ModelRun, results: Results) -> ModelOutcome:
+    """Publishes a model's files, and records the outcome of each recipe and stage.
+
+    Raises:
+        ObjectMissing, ObjectDamaged: an object of a file cannot be read from the store.
+        StoreError: the store or the folder for results cannot be written.
+    """
+    model, history = scope.model, History(scope)
+    recipes = tuple(_conclude_recipe(session, scope, recipe.name, results[recipe.name]) for recipe in model.recipes)
+    history.remember()
+    session.whole_models.note(scope, results, recipes)
+    return _add(session, model, recipes, history.outcomes(), scope)
+
+
+def conclude_whole(session: Session, model: PlannedModel) -> bool:
+    """Publishes a model's files, if one record says that the ledger has all of its stages; returns whether it does."""
+    record = session.whole_models.find(model)
+    if record is None:
+        return False
+    folder = session.out / model.name
+    recipes = [replace(made, path=folder / f"{made.recipe}.pte") for made in map(Delivered.from_json, record.recipes)]
+    if not is_published(folder, recipes, session.known_files):
+        planned = {recipe.name: recipe for recipe in model.recipes}
+        try:
+            for made in recipes:
+                _publish(session, model, planned[made.recipe], made.parts["provenance"])
+        except (ObjectMissing, ObjectDamaged):
+            return False
+    _add(session, model, recipes, record.stages)
+    return True
+
+
+def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord | None, problem: str) -> None:
+    """Publishes what another run made of a model, from the ledger that it shares with this one.
+
+    Args:
+        session: this run.
+        model: the model that the other run was to lower.
+        record: the other run's; it says why recipes failed.
+        problem: why a recipe failed that the record says nothing of.
+    """
+    scope = ModelRun(LedgerRunner(session.executor), model)
+    try:
+        results = run_without_loop(lower_model(scope))
+    except (NotCached, StoreError, InputError) as error:
+        results = _all_failed(model, error)
+    recipes = []
+    for recipe in model.recipes:
+        there = Delivered.of_run(record, model.name, recipe.name) if record else None
+        result = results[recipe.name]
+        if isinstance(result, Exception) and not isinstance(result, CutShort):
+            recipes.append(_failed_elsewhere(session, scope, recipe.name, there, problem))
+        else:
+            made = _conclude_recipe(session, scope, recipe.name, result)
+            recipes.append(replace(made, status="cached" if there and there.status == "cached" else "made"))
+    _add(session, model, recipes, record.models.get(model.name, ()) if record else (), scope)
+
+
+def _failed_elsewhere(
+    session: Session, scope: ModelRun, recipe: str, there: Delivered | None, problem: str
+) -> Delivered:
+    """A recipe that another run did not finish, from what that run's record says; it is not there if the run died."""
+    if there is None or there.failure is None:
+        failure = Failure(scope.model.name, problem, "", bad_input=False)
+        return Delivered(scope.model.name, recipe, "failed", failure=failure)
+    failure, rejected = there.failure, None
+    made = scope.recipes[recipe].find(Serialize.name) if recipe in scope.recipes else None
+    if there.rejected and made:
+        rejected = keep_rejected(
+            session.store,
+            made.outputs.file,
+            made.outputs.data,
+            session.out / scope.model.name,
+            recipe,
+            session.known_files,
+        )
+        failure = replace(failure, problem=failure.problem.replace(str(there.rejected), str(rejected)))
+    return replace(there, failure=failure, rejected=rejected)
+
+
+def _add(
+    session: Session,
+    model: PlannedModel,
+    recipes: Iterable[Delivered],
+    stages: tuple[StageOutcome, ...] = (),
+    scope: ModelRun | None = None,
+) -> ModelOutcome:
+    """Adds what came of recipes, and those that do not apply to the model; `scope` knows what its stages have read."""
+    reasons = model.not_applicable.items()
+    rest = (Delivered(model.name, recipe, "not applicable", reason=reason) for recipe, reason in reasons)
+    unwatched = _unwatched(scope, stages) if scope else ()
+    outcome = ModelOutcome(model.name, (*recipes, *rest), stages, unwatched)
+    session.add(outcome)
+    return outcome
+
+
+def _all_failed(model: PlannedModel, error: Exception) -> Results:
+    return {recipe.name: error for recipe in model.recipes}
+
+
+def _conclude_recipe(
+    session: Session, model_scope: ModelRun, recipe: str, result: Report.Outputs | Exception
+) -> Delivered:
+    model, scope = model_scope.model, model_scope.recipes.get(recipe)
+    if isinstance(result, Exception) and not isinstance(result, CutShort):
+        return _failed(session, scope or model_scope, recipe, result)
+    assert scope  # noqa: S101 - else the model had failed
+    status: Status = "cached" if all(done.cached for done in scope.done.values()) else "made"
+    seconds = sum(done.seconds for done in scope.done.values())
+    if isinstance(result, CutShort):
+        return Delivered(model.name, recipe, status, seconds=seconds, until=scope.plan.until or "")
+    made = _publish(session, model, scope.plan, result.provenance)
+    return replace(made, status=status, seconds=seconds, left_out=scope.why_left_out(made.left_out))
+
+
+def _unwatched(scope: ModelRun, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
+    """What stages that ran have read and is not watched."""
+    ran = {stage.key for stage in stages if stage.status == "ran"}
+    made = [done for each in scope.all() for done in each.done.values()]
+    observed = {done.roles["observed"] for done in made if done.key.digest() in ran and "observed" in done.roles}
+    return tuple(sorted({name for ref in observed for name in scope.read_json(ref)["unwatched"]}))
+
+
+def _publish(session: Session, model: PlannedModel, recipe: PlannedRecipe, report: ArtifactRef) -> Delivered:
+    """Writes the files that a provenance describes, and the provenance with this run added."""
+    store, folder = session.store, session.out / model.name
+    store.fetch(report)
+    provenance = json.loads(store.local.read_artifact(report))
+    made = Delivered.of_provenance(provenance)
+    provenance["run"] = {**session.identity, "request": session.origin(model.name)}
+    made = publish(store, made, provenance, folder, session.known_files)
+    publish_debug_files(store, made, folder, [spec.name for spec in recipe.specializations])
+    return replace(made, parts={**made.parts, "provenance": report})
+
+
+def _failed(session: Session, scope: StageCalls, recipe: str, error: Exception) -> Delivered:
+    """What came of a failed recipe. A file that only missed its accuracy gate is kept, to inspect."""
+    failure, serialized = Failure.of(scope.step_of(error), error), scope.find(Serialize.name)
+    failed = Delivered(scope.model.name, recipe, "failed", failure=failure, ladder=ladder_of(scope))
+    at_gate = error in [raised for step, raised in scope.failed.items() if step.stage == Gate.name]
+    if serialized is None or not at_gate:
+        return failed
+    file, data, folder = serialized.outputs.file, serialized.outputs.data, session.out / scope.model.name
+    path = keep_rejected(session.store, file, data, folder, recipe, session.known_files)
+    return replace(failed, failure=replace(failure, problem=f"{failure.problem}{KEPT_AS}{path}"), rejected=path)
+
+
+def ladder_of(scope: StageCalls) -> Ladder | None:
+    made = scope.find(LadderStage.name)
+    return Ladder.from_json(scope.read_json(made.outputs.numerics)) if made else None

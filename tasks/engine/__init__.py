@@ -1,0 +1,1 @@
+"""How stages run: their contract, keys, runners and workers. Edits change no stage key."""

@@ -1,0 +1,202 @@
+"""The key fields of a model's source: its code, arguments and files, and what it was observed to load and to read."""
+
+from __future__ import annotations
+
+import re
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from ....artifacts.digest import Digest, digest_file, digest_json
+from ....configs.sources import BuilderSource, ProgramSource
+from ....errors import SourceError
+from .code import PTEFORGE, file_digest, module_closure
+from .inputs import input_fields, is_input
+from .key import JSON
+from .search import ModuleSearch, Origin
+from .versions import distribution_versions
+
+# torch/csrc/export/pt2_archive_constants.h. All members are in one folder, named after the file as it was written.
+_FORMAT_NAME = "archive_format"
+_FORMAT = b"pt2"
+_PROGRAM_NAME = "models/model.json"
+# Written up to torch 2.7; torch.export.load still reads it.
+_FORMER_PROGRAM_NAME = "serialized_exported_program.json"
+
+
+def check_program_file(path: Path) -> None:
+    """Raises SourceError unless `path` is an undamaged archive that holds one exported program.
+
+    Reads the whole file once, to check the sum of every member.
+    """
+    if not path.is_file():
+        raise SourceError(f"there is no program file {path}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            problem = _archive_problem(archive)
+    except OSError as error:
+        raise SourceError(f"program file {path} cannot be read: {error}") from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError) as error:
+        raise SourceError(f"program file {path} is damaged or no .pt2 file: {error}") from error
+    if problem:
+        raise SourceError(f"program file {path} {problem}")
+
+
+def _archive_problem(archive: zipfile.ZipFile) -> str | None:
+    # The example inputs are an archive within the archive: zipfile may find that one in a file that was cut off.
+    if min((member.header_offset for member in archive.infolist()), default=0) > 0:
+        return "is damaged or no .pt2 file: it was cut off, or other bytes stand before the archive"
+    damaged = archive.testzip()
+    if damaged is not None:
+        return f"is damaged: {damaged} in it does not have the content that was written"
+    names = set(archive.namelist())
+    if _FORMER_PROGRAM_NAME in names:
+        return None
+    root = next(iter(names), "").partition("/")[0]
+    format_name = f"{root}/{_FORMAT_NAME}"
+    if format_name not in names or archive.read(format_name) != _FORMAT:
+        return "is a zip archive, but not one that torch.export.save writes" + _other_kind(names, root)
+    if f"{root}/{_PROGRAM_NAME}" not in names:
+        return "holds no exported program called 'model', which is what torch.export.save writes"
+    return None
+
+
+def _other_kind(names: set[str], root: str) -> str:
+    if f"{root}/data.pkl" not in names:
+        return ""
+    if f"{root}/constants.pkl" in names:
+        return "; it is a TorchScript file (torch.jit.save)"
+    return "; it is a pickle of torch.save, perhaps a state dict: name a builder that loads it"
+
+
+def observed_modules(
+    before: set[str], python_path: tuple[Path, ...], path_before: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Local modules loaded since ``sys.modules`` was `before`, sorted: later runs watch those not found statically.
+
+    A module is listed by its dotted name if `ModuleSearch` finds its file by that name, otherwise (the builder changed
+    ``sys.path``, or loaded a file under a name of its own) by its absolute path. pteforge's own are left out.
+
+    The process put the folders `python_path` before its ``sys.path``. The builder may have added more: `path_before` is
+    ``sys.path`` without those, by default as it is now.
+    """
+    search = ModuleSearch(python_path, None if path_before is None else tuple(path_before))
+    observed = set()
+    for name, path in loaded_files(before):
+        top = name.partition(".")[0]
+        if top != PTEFORGE and search.origin_of(path, top) is Origin.LOCAL:
+            located = search.locate(name)
+            observed.add(name if located and located.resolve() == path.resolve() else str(path))
+    return tuple(sorted(observed))
+
+
+def observed_distributions(before: set[str], python_path: tuple[Path, ...]) -> tuple[str, ...]:
+    """Sorted top-level names of installed modules loaded since `before`, except those already loaded in part.
+
+    They include the imports of a builder's imports. `source_fields` takes them as watched names, and puts their
+    versions into the key.
+    """
+    search = ModuleSearch(python_path)
+    tops = {(name.partition(".")[0], path) for name, path in loaded_files(before)}
+    loaded_before = {name.partition(".")[0] for name in before}
+    return tuple(sorted({top for top, path in tops if search.origin_of(path, top) is Origin.INSTALLED} - loaded_before))
+
+
+def loaded_files(before: Container[str]) -> Iterator[tuple[str, Path]]:
+    """Names and files of the modules in ``sys.modules``, except those that were there `before`."""
+    for name in set(sys.modules) - {"__main__", "__mp_main__"}:
+        if name in before:
+            continue
+        try:
+            # Not getattr: that would load a lazily loaded module.
+            file = object.__getattribute__(sys.modules[name], "__dict__").get("__file__")
+        except AttributeError:
+            continue  # not a module: sys.modules may hold anything
+        if isinstance(file, str):
+            yield name, Path.cwd() / file
+
+
+def source_fields(
+    source: BuilderSource | ProgramSource,
+    search: ModuleSearch,
+    watched: Iterable[str] = (),
+    *,
+    folder: Path | None = None,
+    digest: Callable[[Path], Digest] = digest_file,
+    seen: Mapping[str, Digest | None] = MappingProxyType({}),
+) -> dict[str, JSON]:
+    """The source's part of the key of `export`. It has no absolute path, so moving a folder changes nothing.
+
+    For a builder: ``builder``, ``modules`` (name to AST digest: its own module, its local imports, the watched ones),
+    ``distributions`` (to versions), ``kwargs``, ``files`` (to SHA-256; a folder stands for all files below it), and
+    what `input_fields` makes of inputs. Modules of callables that `kwargs` name count as imports. For a program file:
+    ``program``, its SHA-256.
+
+    What is watched was observed in earlier runs: modules that the static closure missed, and inputs. Paths of files are
+    relative to `folder`, by default the current one. `digest` and `seen` are as for `input_fields`. Raises SourceError
+    if a declared file cannot be read.
+    """
+    base, watched = folder or Path.cwd(), tuple(watched)
+    if isinstance(source, ProgramSource):
+        return {"program": _digest_of(base / source.program, "program file", digest)}
+    inputs = [name for name in watched if is_input(name)]
+    modules = [name for name in watched if not is_input(name)]
+    paths = [Path(name) for name in modules if Path(name).is_absolute()]
+    names = [name for name in modules if not Path(name).is_absolute()]
+    named = [module for _, module in named_callables(source.kwargs)]
+    closure = module_closure(source.builder.partition(":")[0], search, [*names, *named])
+    return {
+        "builder": source.builder,
+        "modules": {**closure.modules, **_watched_files(paths)},
+        "distributions": distribution_versions(closure.distributions),
+        "kwargs": source.kwargs,
+        "files": _file_digests(source.files, base, digest),
+        **input_fields(inputs, base, source.files, digest, seen),
+    }
+
+
+def named_callables(kwargs: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
+    """The arguments that look like ``package.module:name``, each with its module, which need not exist."""
+    for argument, value in kwargs.items():
+        if isinstance(value, str) and (found := _REFERENCE.fullmatch(value)):
+            yield argument, found[1]
+
+
+_REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_][\w.]*")
+
+
+def _watched_files(paths: Iterable[Path]) -> dict[str, Digest]:
+    """Digests of files that no module name leads to, by file name; without those that are gone."""
+    digests: dict[str, list[Digest]] = {}
+    for path in paths:
+        if path.is_file():
+            digests.setdefault(f"*/{path.name}", []).append(file_digest(path))
+    return {name: digest_json(sorted(found)) for name, found in digests.items()}
+
+
+def _file_digests(files: Iterable[Path], base: Path, digest: Callable[[Path], Digest]) -> dict[str, Digest]:
+    digests: dict[str, Digest] = {}
+    declared = [path for file in files for path in _members(base / file)]
+    for path in declared:
+        name = path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name
+        # Two files of one name from different folders are numbered.
+        same = sum(known.partition("#")[0] == name for known in digests)
+        digests[f"{name}#{same + 1}" if same else name] = _digest_of(path, "file", digest)
+    return digests
+
+
+def _members(path: Path) -> list[Path]:
+    """A file, or the files below a folder in order."""
+    return sorted(member for member in path.rglob("*") if not member.is_dir()) if path.is_dir() else [path]
+
+
+def _digest_of(path: Path, what: str, digest: Callable[[Path], Digest]) -> Digest:
+    try:
+        return digest(path)
+    except FileNotFoundError as error:
+        raise SourceError(f"there is no {what} {path}") from error
+    except OSError as error:
+        raise SourceError(f"{what} {path} cannot be read: {error.strerror or error}") from error

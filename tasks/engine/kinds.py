@@ -1,0 +1,71 @@
+"""All kinds of artifacts, as annotations of the inputs and outputs of stages (see `tasks.engine.stage.Roles`)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ...artifacts.ref import ArtifactRef
+
+
+class Kind:
+    """The kinds that a field admits."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
+# ExportedPrograms: each a graph, and one object for each weight storage. A graph is an artifact, too (see
+# `tasks.codecs.binding`): stages that do not read weights take it, and return one, or say why they cannot.
+AtenProgram = Annotated[ArtifactRef, Kind("program/aten")]
+QuantizedProgram = Annotated[ArtifactRef, Kind("program/quantized")]
+EdgeProgram = Annotated[ArtifactRef, Kind("program/edge")]
+PartitionedProgram = Annotated[ArtifactRef, Kind("program/partitioned")]
+ToLower = Annotated[ArtifactRef, Kind("program/aten", "program/quantized", "graph/aten", "graph/quantized")]
+ToPartition = Annotated[ArtifactRef, Kind("program/edge", "graph/edge")]
+MadeEdge = Annotated[ArtifactRef, Kind("program/edge", "graph/edge", "graph/refused")]
+MadePartitioned = Annotated[ArtifactRef, Kind("program/partitioned", "graph/partitioned", "graph/refused")]
+ToEmit = Annotated[ArtifactRef, Kind("program/edge", "program/partitioned")]
+ToCompare = Annotated[ArtifactRef, Kind("program/aten", "program/quantized", "program/edge")]
+Rung = Annotated[ArtifactRef, Kind("program/aten", "program/quantized", "program/edge", "payload/pte")]
+
+# What the lowering knows of a model besides its programs.
+State = Annotated[ArtifactRef, Kind("program/state")]  # names of the buffers that a method changes
+Examples = Annotated[ArtifactRef, Kind("examples")]  # flat inputs, eager's flat outputs, sequences of calls
+Samples = Annotated[ArtifactRef, Kind("samples")]  # flat inputs for calibration
+MethodNames = Annotated[ArtifactRef, Kind("model/methods")]
+NodeNames = Annotated[ArtifactRef, Kind("model/batch_norms")]  # of an exported program's graph
+WeightDigests = Annotated[ArtifactRef, Kind("model/weights")]  # of all methods' parameters, by method and name
+Constants = Annotated[ArtifactRef, Kind("model/constants")]  # values of constant methods
+Assets = Annotated[ArtifactRef, Kind("model/assets")]  # files that are delivered with the model, by name
+Metadata = Annotated[ArtifactRef, Kind("model/metadata")]  # configs.metadata.Metadata, as it was written
+Observed = Annotated[ArtifactRef, Kind("model/observed")]  # what the user's code loaded and read: see `keys.inputs`
+
+Sizes = Annotated[ArtifactRef, Kind("model/sizes")]  # see `programs.inputs.input_sizes`
+
+ObservedSamples = Annotated[ArtifactRef, Kind("report/calibration")]  # what quantizers observed, in words
+
+Notes = Annotated[ArtifactRef, Kind("report/notes")]  # what is to be known of a program, a list of texts
+
+# Backends' results and files.
+Delegates = Annotated[ArtifactRef, Kind("delegates")]
+PteFile = Annotated[ArtifactRef, Kind("payload/pte")]
+PtdFile = Annotated[ArtifactRef, Kind("payload/ptd")]
+Container = Annotated[ArtifactRef, Kind("payload/nfat")]
+
+# Reports, all JSON.
+Numerics = Annotated[ArtifactRef, Kind("report/numerics")]  # tasks.results.numerics.Ladder
+PayloadLosses = Annotated[ArtifactRef, Kind("report/payload_losses")]  # tasks.results.numerics.PayloadLosses
+NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.results.numerics.NodeLosses
+Quantization = Annotated[ArtifactRef, Kind("report/quantization")]  # tasks.results.quantization.Quantization
+Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.results.figures.Figures
+Scores = Annotated[ArtifactRef, Kind("report/scores")]  # tasks.results.accuracy.Scores
+Accuracy = Annotated[ArtifactRef, Kind("report/accuracy")]  # tasks.results.accuracy.AccuracyReport
+Origin = Annotated[ArtifactRef, Kind("report/origin")]  # what the digest in a file's metadata is of
+Provenance = Annotated[ArtifactRef, Kind("report/provenance")]
+Diagnosis = Annotated[ArtifactRef, Kind("report/diagnosis")]  # tasks.results.diagnosis.Diagnosis
+
+# What ExecuTorch's developer tools read.
+EtRecord = Annotated[ArtifactRef, Kind("debug/etrecord")]
+DebugHandles = Annotated[ArtifactRef, Kind("debug/handles")]
+DelegateMap = Annotated[ArtifactRef, Kind("debug/delegates")]
+DebugSources = Annotated[ArtifactRef, Kind("debug/sources")]

@@ -1,0 +1,242 @@
+"""The stage contract: named input artifacts and frozen parameters in, named output artifacts out."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ClassVar, TypeAlias, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict
+
+from ...artifacts.digest import Digest
+from ...artifacts.local_store import LocalStore
+from ...artifacts.ref import ArtifactRef, BlobRef
+from .kinds import Kind
+
+
+class Params(BaseModel):
+    """What a stage reads besides its input artifacts; all of it enters the stage key, so nothing here names a machine.
+
+    Frozen; unknown fields are errors.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def target_names(self) -> tuple[str, ...]:
+        """The targets whose code takes part, and so enters the key."""
+        return ()
+
+
+class CallableParams(Params):
+    """One call of a user's function."""
+
+    source: dict[str, Any]  # its key fields (see `keys.source`): name, code digests, versions, arguments, files
+
+
+class TargetParams(Params):
+    """A target and its options."""
+
+    name: str  # name of the target in the entry-point group ``pteforge.targets``
+    options: dict[str, Any] = {}  # its options as JSON, defaults filled in
+
+
+Progressed = Callable[[int, int | None], None]
+"""Called with the number of samples that are done, and how many there are (None: unknown)."""
+
+
+def no_progress(done: int, total: int | None) -> None:
+    """The null observer."""
+    del done, total
+
+
+reporter: ContextVar[Progressed] = ContextVar("reporter", default=no_progress)
+"""The observer of the stage that runs in this context: set by the worker process, or by the caller of the stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What a stage's body may touch."""
+
+    store: LocalStore  # where inputs are read and outputs are put
+    scratch: Path  # an empty folder, removed after the stage
+    folder: Path  # the zoo file's folder, in which a model's builder runs
+    python_path: tuple[Path, ...] = ()  # folders that come first on ``sys.path``: the zoo's
+    program_file: Path | None = None  # the `.pt2` file of a model that comes as one
+    progressed: Progressed = no_progress  # called after each sample, by stages that take many
+    declared: tuple[Path, ...] = ()  # files that the user's code may read since keys have them
+
+
+@dataclass(frozen=True, slots=True)
+class RoleField:
+    """What the annotation of a field of `Roles` says."""
+
+    kind: Kind  # the kinds of artifacts that it admits
+    required: bool
+    mapping: bool  # whether it stands for several roles
+
+    @classmethod
+    def of(cls, name: str, hint: Any) -> RoleField:
+        """Reads an annotation; raises TypeError where it is none of those that `Roles` lists."""
+        required = mapping = False
+        if get_origin(hint) in (Union, UnionType):
+            (hint,) = (member for member in get_args(hint) if member is not NoneType)
+        elif get_origin(hint) is Mapping:
+            _, hint = get_args(hint)
+            mapping = True
+        else:
+            required = True
+        kinds = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Kind)]
+        if len(kinds) != 1:
+            raise TypeError(f"{name} must be annotated with one of the kinds in tasks.engine.kinds, not with {hint}")
+        return cls(kinds[0], required, mapping)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+class Roles:
+    """Base of the inputs and outputs of stages: subclasses are frozen, keyword-only dataclasses of artifacts.
+
+    The annotation of a field, made of the kinds in `tasks.engine.kinds`, says which roles it stands for:
+
+    - ``program: kinds.EdgeProgram``: the role ``program``;
+    - ``data: kinds.PtdFile | None = None``: the role ``data``, which may be absent;
+    - ``state: Mapping[str, kinds.State]``: the roles ``state/<key>``; the key ``""`` is the bare role ``state``.
+
+    Attributes:
+        role_fields: what each field's annotation says.
+    """
+
+    role_fields: ClassVar[Mapping[str, RoleField]]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+        hints = get_type_hints(cls, include_extras=True)
+        names = [found.name for found in fields(cls)]  # type: ignore[arg-type]  # a dataclass since two lines above
+        cls.role_fields = {name: RoleField.of(f"{cls.__qualname__}.{name}", hints[name]) for name in names}
+
+
+_R = TypeVar("_R", bound=Roles)
+
+
+def to_roles(value: Roles) -> dict[str, ArtifactRef]:
+    return {role: ref for name in value.role_fields for role, ref in _roles_of(name, getattr(value, name))}
+
+
+def _roles_of(name: str, value: ArtifactRef | Mapping[str, ArtifactRef] | None) -> Iterator[tuple[str, ArtifactRef]]:
+    if isinstance(value, ArtifactRef):
+        yield name, value
+    elif value is not None:
+        yield from ((f"{name}/{key}" if key else name, ref) for key, ref in value.items())
+
+
+def from_roles(cls: type[_R], roles: Mapping[str, ArtifactRef]) -> _R:
+    """The inverse of `to_roles`. Mappings are ordered by key, so that the order of `roles` decides nothing.
+
+    Raises:
+        ValueError: a role is unknown or missing, or its artifact is of a kind that the field does not admit.
+    """
+    known = cls.role_fields
+    values: dict[str, Any] = {name: {} for name, wanted in known.items() if wanted.mapping}
+    for role, ref in sorted(roles.items()):
+        name, _, key = role.partition("/")
+        wanted = known.get(name)
+        if wanted is None or (key and not wanted.mapping):
+            raise ValueError(f"{cls.__qualname__} has no role {role!r}; its fields: {', '.join(known) or 'none'}")
+        if ref.kind not in wanted.kind.names:
+            admitted = " or ".join(wanted.kind.names)
+            raise ValueError(f"{cls.__qualname__}: {role!r} is of kind {ref.kind!r}, and must be of {admitted}")
+        if wanted.mapping:
+            values[name][key] = ref
+        else:
+            values[name] = ref
+    if missing := [name for name, wanted in known.items() if wanted.required and name not in values]:
+        raise ValueError(
+            f"{cls.__qualname__} lacks the roles {', '.join(missing)}; it has {', '.join(roles) or 'none'}"
+        )
+    return cls(**values)
+
+
+UNKNOWN_DIGEST = Digest("0" * 64)
+"""Identity of an output that a plan does not know yet."""
+
+
+def is_known(ref: ArtifactRef) -> bool:
+    """Whether an output is there, or only planned."""
+    return ref.identity != UNKNOWN_DIGEST
+
+
+def unknown_roles(cls: type[Roles]) -> dict[str, ArtifactRef]:
+    """Role to an unknown artifact, for every output that a stage may have."""
+    return {
+        name: ArtifactRef(known.kind.names[0], BlobRef(UNKNOWN_DIGEST, 0), UNKNOWN_DIGEST)
+        for name, known in cls.role_fields.items()
+    }
+
+
+_AnyParams: TypeAlias = Params  # within `Stage`, the name means the stage's own
+
+
+class Stage:
+    """One step of the lowering: pure, so that its outputs can be found again by key.
+
+    A subclass is one file of `tasks.stages`. It names itself (``class Edge(Stage, name="edge")``) and has the nested
+    classes `Params`, `Inputs` and `Outputs`, and a body that reads its inputs and its params and nothing else.
+
+    Attributes:
+        name: unique; enters keys, the ledger and messages.
+        isolated: the body runs in a worker process. Otherwise it needs neither torch nor ExecuTorch, and runs where it
+            is called.
+        ends_chain: no stage follows that shares a process with this one.
+        distributions: packages whose versions the outputs depend on, besides those of targets.
+        Params: type of its parameters.
+        Inputs: type of its input artifacts.
+        Outputs: type of its output artifacts.
+    """
+
+    name: ClassVar[str]
+    isolated: ClassVar[bool] = True
+    ends_chain: ClassVar[bool] = False
+    distributions: ClassVar[tuple[str, ...]] = ("torch", "executorch", "torchao")
+    Params: ClassVar[type[_AnyParams]]
+    Inputs: ClassVar[type[Roles]]
+    Outputs: ClassVar[type[Roles]]
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.name = name
+
+    # Parameters of a stage's own type are `Any` here, since a subclass takes its own only.
+
+    @classmethod
+    def runs_isolated(cls, params: Any) -> bool:  # noqa: ARG003 - for those that do it with some params only
+        """Whether the body runs in a worker process, given the stage's params."""
+        return cls.isolated
+
+    @classmethod
+    def shares_process(cls, params: Any) -> bool:  # noqa: ARG003 - as above
+        """Whether the body may run in a process after other stages of its payload: it runs no code of users."""
+        return False
+
+    @classmethod
+    def versions_of(cls, params: Any) -> tuple[str, ...]:  # noqa: ARG003 - as above
+        """Packages whose versions the outputs depend on, given the stage's params."""
+        return cls.distributions
+
+    @classmethod
+    def input_digest(cls, params: Any, ref: ArtifactRef) -> Digest:  # noqa: ARG003 - as above
+        """What the key says of an input: what it means, or for stages that read more than that, its stored bytes."""
+        return ref.identity
+
+    @staticmethod
+    def run(inputs: Any, params: Any, work: Workspace) -> Any:
+        """The body. Returns an instance of `Outputs`; its objects, like those of `inputs`, are in ``work.store``."""
+        raise NotImplementedError
+
+
+def find_stage(name: str) -> type[Stage]:
+    """The stage of a name: the class in its module; ImportError where there is none."""
+    module = importlib.import_module(f"..stages.{name}", __package__)
+    classes = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Stage))
+    return next(stage for stage in classes if getattr(stage, "name", "") == name)

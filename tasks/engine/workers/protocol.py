@@ -1,0 +1,248 @@
+"""Messages between the pool, its server and the stage processes: JSON and plain numbers; nothing is pickled.
+
+For each call the pool opens four channels:
+    request     a file that holds a `CallRequest`
+    answer      a pipe: the stage process writes an `Answer` and closes it
+    log         a pipe: stdout and stderr of the stage process
+    progress    a pipe: how far the stage process is
+and for each process two:
+    calls       a socket: takes the far ends of a further call's channels; the process answers with a `Started`
+    link        a socket: the server sends a `Started`, and an `Ended` after the process; when the pool closes its end
+                (or dies), the server kills the call's process, and when it has ended, all its descendants
+The far ends of all six go to the server, which forks the process, in one message of one byte; those of a further call
+go to a process that has answered one, and waits for another (`CallRequest.linger`), in such a message, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ....errors import printable
+from ..stage import Progressed
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """Bounds of one call; past either of them it is killed, with all processes that it started.
+
+    Attributes:
+        timeout: wall-clock seconds of the call itself, without the wait for a free place or for the warm-up.
+        memory: bytes of anonymous memory that the call and its descendants may hold beyond those inherited from the
+            warm server, or kept from earlier calls of its chain. Sampled: an excess of some ten milliseconds may go
+            unnoticed.
+    """
+
+    timeout: float
+    memory: int
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise ValueError(f"timeout is {self.timeout}, must be more than 0 seconds")
+        if not self.memory > 0:
+            raise ValueError(f"memory is {self.memory}, must be more than 0 bytes")
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """A call that returned.
+
+    Attributes:
+        result: the JSON value that the body returned.
+        seconds: wall-clock time from the fork to the end of the process, or of the call in a process of a chain.
+        peak_memory: largest sampled memory in bytes, counted as `WorkerLimits.memory` counts it.
+        log: stdout and stderr of the body; only the head and the tail of a very long one.
+    """
+
+    result: Any
+    seconds: float
+    peak_memory: int
+    log: bytes
+
+
+CALL_FDS = 4
+PROCESS_FDS = CALL_FDS + 2
+READY = b"R"
+CALL = b"C"
+
+
+@dataclass(frozen=True)
+class CallRequest:
+    """The function to run, as ``package.module:name``, with folders to put in front of ``sys.path``.
+
+    `linger` is for how many seconds the process waits for another call once the function has returned; 0 ends it.
+    """
+
+    function: str
+    argument: Any
+    python_path: Sequence[str]
+    linger: float = 0.0
+
+    def encode(self) -> bytes:
+        return json.dumps(vars(self)).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> CallRequest:
+        return cls(**json.loads(content))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a body, or the error it raised.
+
+    Attributes:
+        result: JSON value; None with an error.
+        error: ``ExceptionType: message``; None with a result.
+        lost_object: the error is that an object of the store was missing or damaged.
+        user_code: the error is an exception that the user's code raised.
+        memory: bytes of anonymous memory that the process held at its end.
+    """
+
+    result: Any
+    error: str | None
+    bad_input: bool
+    memory: int
+    lost_object: bool = False
+    user_code: bool = False
+
+    def encode(self) -> bytes:
+        return json.dumps(vars(self)).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Answer:
+        return cls(**json.loads(content))
+
+
+class Started(NamedTuple):
+    """The process was forked, or has taken a further call.
+
+    Attributes:
+        pid: of the process, or minus the errno with which the fork failed.
+        baseline: bytes of anonymous memory that the process inherited, or has kept from its earlier calls.
+    """
+
+    pid: int
+    baseline: int
+
+    def encode(self) -> bytes:
+        return _STARTED.pack(*self)
+
+
+class Ended(NamedTuple):
+    """The process ended. `code` is its exit code, or minus the number of the signal that killed it."""
+
+    code: int
+
+    def encode(self) -> bytes:
+        return _ENDED.pack(*self)
+
+
+_STARTED = struct.Struct("=qq")  # of fixed size, so that the link's stream can be split
+_ENDED = struct.Struct("=q")
+STARTED_SIZE = _STARTED.size
+
+
+def decode_link(stream: bytes) -> tuple[Started | None, Ended | None]:
+    started = Started(*_STARTED.unpack_from(stream)) if len(stream) >= _STARTED.size else None
+    ended = Ended(*_ENDED.unpack_from(stream, _STARTED.size)) if len(stream) >= _STARTED.size + _ENDED.size else None
+    return started, ended
+
+
+def signal_name(signum: int) -> str:
+    """SIGSEGV for 11; `signal 40` for one that has no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def tail_lines(log: bytes, lines: int = 40) -> str:
+    """The last lines of a log, safe to print: unprintable characters are escaped, bad UTF-8 is replaced.
+
+    Tracebacks that end it do not count: they have as many lines of their own, without calls between functions of
+    installed packages. What libraries say of deprecated functions that they use is left out, and what ExecuTorch says
+    of every processor that is not a phone's.
+    """
+    text = log[-(256 << 10) :].decode("utf-8", errors="replace")
+    kept = _without_inner_calls(_without_noise(text.rstrip().splitlines()))
+    first = next((number for number, line in enumerate(kept) if line.startswith(TRACEBACK)), len(kept))
+    tail = [*kept[:first][-lines:], *kept[first : first + 1], *kept[first + 1 :][-lines:]]
+    return "\n".join(printable(line, keep="\t") for line in tail)
+
+
+def _without_noise(lines: Iterable[str]) -> Iterator[str]:
+    deprecated = False
+    for line in lines:
+        if not (deprecated and line.startswith("  ")):  # the line of code, which follows
+            deprecated = bool(_DEPRECATED.match(line))
+            if not (deprecated or _NOISE.match(line)):
+                yield line
+
+
+def _without_inner_calls(lines: Iterable[str]) -> list[str]:
+    """Leaves out of each traceback the calls in installed packages, but for the first and the last."""
+    kept: list[str] = []
+    inner: list[list[str]] = []  # consecutive calls in packages, each a line that names the file, and lines of code
+    for line in [*lines, ""]:
+        if line.startswith('  File "') and _PACKAGES in line:
+            inner.append([line])
+        elif inner and line.startswith("    "):
+            inner[-1].append(line)
+        else:
+            shown = inner if len(inner) < 4 else [inner[0], [f"  ... {len(inner) - 2} calls"], inner[-1]]
+            kept += [part for call in shown for part in call]
+            inner = []
+            kept.append(line)
+    return kept[:-1]
+
+
+TRACEBACK = "Traceback (most recent call last)"
+_NOISE = re.compile(r"\[cpuinfo_utils\.cpp:|W\d{4} \S+ \d+ torch/utils/_pytree\.py:")
+_DEPRECATED = re.compile(r"/\S+/lib/python3\.\d+/\S+:\d+: (Future|Deprecation|PendingDeprecation)Warning: ")
+_PACKAGES = f"{os.sep}site-packages{os.sep}"
+
+
+_RECORD = struct.Struct("=qq")  # far below PIPE_BUF, so that each is written whole or not at all
+_PAUSE = 0.1  # seconds between two records, so that reporting costs nothing
+
+
+class ProgressWriter:
+    """The stage process's end. Records that the pool does not read in time are lost."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._last = float("-inf")
+
+    def __call__(self, done: int, total: int | None) -> None:
+        """Reports the first sample, the last one, and some in between."""
+        now = time.monotonic()
+        if now - self._last < _PAUSE and done != total:
+            return
+        self._last = now
+        with contextlib.suppress(OSError):  # the pipe is full, or the pool has given the call up
+            os.write(self._fd, _RECORD.pack(done, -1 if total is None else total))
+
+
+class ProgressReader:
+    """The pool's end: calls `progressed` with the latest record."""
+
+    def __init__(self, progressed: Progressed) -> None:
+        self._progressed = progressed
+        self._stream = b""
+
+    def add(self, chunk: bytes) -> None:
+        self._stream += chunk
+        whole = len(self._stream) - len(self._stream) % _RECORD.size
+        if whole:
+            done, total = _RECORD.unpack_from(self._stream, whole - _RECORD.size)
+            self._stream = self._stream[whole:]
+            self._progressed(done, None if total < 0 else total)

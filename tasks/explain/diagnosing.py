@@ -1,0 +1,462 @@
+"""Why torch.export refuses a method, in words: each finding with the line of the model's code, and the ways out.
+
+Reads the report of `torch.export.draft_export` (torch/export/_draft_export.py, torch 2.13), which traces with real
+values wherever fake ones are not enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from torch import _guards
+from torch._dynamo import explain, reset
+from torch._dynamo.exc import Unsupported
+from torch._logging._internal import DTRACE_ENV_VAR
+from torch._logging.structured import INTERN_TABLE
+from torch.export import Dim, ExportedProgram, _draft_export
+from torch.export._draft_export import CaptureStructuredTrace, DraftExportReport, FailureReport, FailureType
+from torch.utils import _pytree as pytree
+
+from ...configs.definition import MethodDefinition
+from ...errors import SourceError
+from ..export.eager import run_eager
+from ..export.method import Shapes, dynamic_shapes_of, export_method, export_sized
+from ..export.sizes import asked_sizes
+from ..results.causes import known_causes
+from ..results.diagnosis import Attempt, Diagnosis, Finding, Mode, without_advice
+from ..usercode.copies import copy_module
+from ..usercode.model_source import BuiltModel
+from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding, with_shapes
+
+_LENGTH = 2000  # characters of an error that are kept
+_FINDINGS = 20  # of one method
+_NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parents[1])
+
+
+def diagnose_method(
+    model: BuiltModel, name: str, shapes: Shapes, folders: Sequence[Path], scratch: Path, *, strict: bool
+) -> Diagnosis:
+    """Exports a method in both modes and as a draft, and explains what failed.
+
+    Args:
+        model: with the method's module in inference mode; it is not changed.
+        name: of the method.
+        shapes: as for `export_method`.
+        folders: files in them are named relative to them.
+        scratch: a folder for torch's trace.
+        strict: the mode in which `export` exports it.
+
+    Raises:
+        SourceError: the example inputs or the dynamic shapes do not fit the model, have no upper bound, or ask for
+            sizes that the program is not for; a prepared module was never trained.
+    """
+    methods = tuple(model.definition.methods)
+    if model.program is not None:  # it is exported already
+        return Diagnosis(name, methods, strict, (Attempt(strict=False), Attempt(strict=True)))
+    method = model.definition.methods[name]
+    run_eager(method.module, (method.example_inputs[0], {}), f"its own example inputs of method {name!r}")
+    frames = Frames(folders)
+    recurrent = any(isinstance(module, torch.nn.RNNBase) for module in method.module.modules())
+    with _quiet(scratch):
+        errors = {mode: _error(_exported(name, method, shapes, strict=mode)) for mode in (False, True)}
+        if isinstance(refused := errors[strict], SourceError):
+            raise refused  # not torch's: it says all there is to say
+        fixes = () if recurrent else _fixes(errors, name, method, shapes)
+        attempts = tuple(frames.attempt(mode, error) for mode, error in errors.items())
+        found = list(_modes(attempts, strict=strict))
+        drafted = _draft(name, method, shapes)
+        if isinstance(drafted, ExportedProgram):
+            only: Mode | None = "non-strict" if attempts[True].exported else None
+            found += _drafted(drafted, errors[False], attempts[False], only, frames, fixes, recurrent=recurrent)
+        if (refused := errors[True]) and isinstance(refused, Unsupported):
+            found += _graph_breaks(refused, method, frames)
+    for each in attempts:
+        if (narrowed := _NARROWED.search(each.problem)) and not _explained(each, found):
+            name_is = f"{narrowed['name']} == {narrowed['size']}"
+            needed = name_is if narrowed["name"] else with_shapes(narrowed["guard"])
+            finding = _unrolled(needed, "", "") if recurrent else size_finding(needed, fixes, "", "")
+            found.append(replace(finding, where=each.where, code=each.code))
+    found += _known([each for each in attempts if not _explained(each, found)])
+    draft = "" if isinstance(drafted, ExportedProgram) else frames.said(drafted)
+    return Diagnosis(name, methods, strict, attempts, tuple(_distinct(found))[:_FINDINGS], draft)
+
+
+def _exported(
+    name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, drafted: bool = False
+) -> ExportedProgram | Exception:
+    """A program, or what torch raised, or the SourceError that says what is wrong with it."""
+    reset()
+    try:
+        if drafted:
+            return export_method(name, method, shapes, strict=strict)
+        return export_sized(name, method, shapes, strict=strict)[0]
+    except SourceError as error:
+        return error.__cause__ if isinstance(error.__cause__, Exception) else error
+    except Exception as error:  # noqa: BLE001 - whatever torch raises is what is to be explained
+        return error
+
+
+def _draft(name: str, method: MethodDefinition, shapes: Shapes) -> ExportedProgram | Exception:
+    """The draft, from exactly the arguments that `export` has."""
+    with mock.patch.object(torch.export, "export", _draft_export.draft_export):
+        return _exported(name, method, shapes, strict=False, drafted=True)
+
+
+@contextlib.contextmanager
+def _quiet(scratch: Path) -> Iterator[None]:
+    """Keeps torch's trace in a folder, and draft_export from announcing its report."""
+    traces: list[CaptureStructuredTrace] = []
+
+    def capture() -> CaptureStructuredTrace:
+        traces.append(CaptureStructuredTrace())
+        return traces[-1]
+
+    with (
+        contextlib.ExitStack() as stack,
+        mock.patch.dict(os.environ, {DTRACE_ENV_VAR: str(scratch)}),
+        mock.patch.object(_draft_export, "CaptureStructuredTrace", capture),
+        mock.patch.object(_draft_export.log, "disabled", new=True),
+        mock.patch.object(_guards.log, "disabled", new=True),  # strict mode logs the guards that do not hold
+        torch.no_grad(),
+    ):
+        stack.callback(lambda: [trace.close() for trace in traces])  # draft_export leaves their files open
+        yield
+
+
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+)_at_\d+")
+"""The name that Dynamo gives to what follows a graph break in a function."""
+
+
+class Frames:
+    """Finds the line of the model's code in a stack, and names files as their reader does."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """Files in these folders are named relative to them, others relative to where packages are installed."""
+        self._folders = [*folders, *(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))]
+        self._library = Path(sysconfig.get_path("stdlib"))
+
+    def attempt(self, strict: bool, error: Exception | None) -> Attempt:
+        return Attempt(strict, self.said(error), *self.of_error(error)) if error else Attempt(strict)
+
+    def said(self, error: Exception) -> str:
+        """What torch raised, with the names of files relative to the folders."""
+        said = _said(error)
+        for folder in self._folders:
+            said = said.replace(f"{folder}/", "")
+        return said
+
+    def of_error(self, error: BaseException) -> tuple[str, str]:
+        """Place and text of the innermost line of the model's code; empty if there is none."""
+        told = getattr(error, "real_stack", None) or ()  # Dynamo's own, since it does not call the code that it traces
+        stacks = (told, traceback.extract_tb(error.__traceback__))
+        return next((found for stack in stacks if (found := self.of_stack(_summaries(stack)))[0]), ("", ""))
+
+    def of_stack(self, frames: Iterable[tuple[str, int, str, str]]) -> tuple[str, str]:
+        """The same, of file, line number, function and text of each frame, the innermost last."""
+        for file, number, function, text in reversed(list(frames)):
+            path = Path(file)
+            if path.is_absolute() and not self._is_foreign(path):
+                resumed = _RESUMED.fullmatch(function)
+                return f"{self._name(path)}:{number} in {resumed[1] if resumed else function}", text.strip()
+        return "", ""
+
+    def _is_foreign(self, path: Path) -> bool:
+        if any(path.is_relative_to(folder) for folder in _NOT_THE_MODEL):
+            return True
+        return path.is_relative_to(self._library) and not {"site-packages", "dist-packages"} & set(path.parts)
+
+    def _name(self, path: Path) -> str:
+        folder = next((folder for folder in self._folders if path.is_relative_to(folder)), path.parent)
+        return path.relative_to(folder).as_posix()
+
+
+def _summaries(stack: Iterable[traceback.FrameSummary]) -> list[tuple[str, int, str, str]]:
+    return [(frame.filename, frame.lineno or 0, frame.name, frame.line or "") for frame in stack]
+
+
+def _error(outcome: ExportedProgram | Exception) -> Exception | None:
+    return outcome if isinstance(outcome, Exception) else None
+
+
+# Where torch's messages turn to advice for whoever debugs torch.
+_ADVICE = re.compile(
+    r"\n+ *(The error above occurred|For more (information|debugging)|If you suspect|For C\+\+|from user code:"
+    r"|For extended|Set TORCHDYNAMO_VERBOSE|For more details about this graph|User [Ss]tack|Caused by:|While executing"
+    r"|Original traceback|Developer debug context|consider using data-dependent|The following call raised)"
+)
+
+
+def _said(error: Exception) -> str:
+    """Type and message, with the fixes that torch suggests."""
+    said, _, fixes = str(error).strip().partition("\nSuggested fixes:")
+    said = without_advice(_ADVICE.split(said)[0]).strip()
+    if fixes:
+        said += "\nSuggested fixes:" + _ADVICE.split(fixes)[0].rstrip()
+    return f"{type(error).__name__}: {said}"[:_LENGTH].removesuffix(": ")
+
+
+def _modes(attempts: Sequence[Attempt], *, strict: bool) -> Iterator[Finding]:
+    """Whether the other mode is a way out."""
+    asked, other = attempts[strict], attempts[not strict]
+    if asked.exported or not other.exported:
+        return
+    problem = "torch.export refuses this method {}, and exports it {}"
+    ways = ("without strict mode", "in strict mode")
+    yield Finding(
+        "mode",
+        problem.format(ways[strict], ways[not strict]),
+        (f"set `strict: {str(not strict).lower()}` for the model",),
+        only=asked.mode,
+    )
+
+
+def _explained(attempt: Attempt, found: Sequence[Finding]) -> bool:
+    return attempt.exported or any(each.kind != "mode" and each.only in (None, attempt.mode) for each in found)
+
+
+def _known(attempts: Sequence[Attempt]) -> Iterator[Finding]:
+    """What the table of causes says of errors that nothing else explains."""
+    causes = [(attempt, cause) for attempt in attempts for cause in known_causes("export", attempt.problem)]
+    for attempt, cause in causes:
+        both = len(causes) > 1 and len({cause.remedies for _, cause in causes}) == 1
+        yield replace(cause, where=attempt.where, code=attempt.code, only=None if both else attempt.mode)
+
+
+def _distinct(found: Iterable[Finding]) -> Iterator[Finding]:
+    """Each cause once: what one line does is the same in both modes."""
+    seen: set[tuple[str, ...]] = set()
+    for finding in found:
+        known = finding.kind == "known cause"
+        place = finding.remedies if known else (finding.where,) if finding.where else (finding.kind, finding.problem)
+        if place not in seen:
+            seen.add(place)
+            yield finding
+
+
+def _drafted(
+    drafted: ExportedProgram,
+    error: Exception | None,
+    attempt: Attempt,
+    only: Mode | None,
+    frames: Frames,
+    fixes: Sequence[str],
+    *,
+    recurrent: bool,
+) -> Iterator[Finding]:
+    """What draft export found; `error` and `attempt` are of the export without strict mode.
+
+    A model that is `recurrent` has an LSTM, a GRU or an RNN: its steps are taken apart with `unbind`.
+    """
+    report: DraftExportReport = drafted._report  # noqa: SLF001 - where draft_export puts it
+    for failure in report.failures:
+        where, code = frames.of_stack(_stack(failure, "user_stack"))
+        match failure.failure_type:
+            case FailureType.MISSING_FAKE_KERNEL:
+                operator = _operator(failure)
+                missing = error is not None and operator.partition("::")[2] in str(error)
+                where, code = (attempt.where, attempt.code) if missing else ("", "")
+                yield _missing_kernel(operator, report, failure, where, code)
+            case FailureType.MISMATCHED_FAKE_KERNEL:
+                yield _mismatched_kernel(_operator(failure), str(failure.data["reason"]))
+            case FailureType.GUARD_ADDED:
+                needed = in_python(failure.data["expr"], failure.data["symbol_to_sources"])
+                split = any(function == "unbind" for _, _, function, _ in _stack(failure, "stack"))
+                if recurrent and split and "unbind" not in code and re.fullmatch(r"[\w.\[\]]+ == \d+", needed):
+                    yield _unrolled(needed, where, code)
+                else:
+                    yield size_finding(needed, fixes, where, code)
+            case FailureType.DATA_DEPENDENT_ERROR:
+                held = (failure.data.get("frame_locals") or {}).get("locals") or {}
+                yield replace(
+                    branch_finding(code, failure.data["expr"], str(failure.data["result"]), held),
+                    where=where,
+                    code=code,
+                    only=only,
+                )
+
+
+def _unrolled(needed: str, where: str, code: str) -> Finding:
+    return Finding(
+        "dynamic dimension",
+        "this line calls a recurrent layer (LSTM, GRU, RNN), which torch.export unrolls over the steps of the example: "
+        f"the program is for `{needed}` only",
+        (
+            "leave this dimension out of the dynamic shapes, and pad sequences to that length",
+            "or export one step (torch.nn.LSTMCell or GRUCell, with its state as input and output), and loop around it",
+        ),
+        where,
+        code,
+    )
+
+
+def _stack(failure: FailureReport, kind: Literal["stack", "user_stack"]) -> list[tuple[str, int, str, str]]:
+    """The frames of a failure, all or those that are not torch's.
+
+    The report names files by numbers, which torch gives out once in a process.
+    """
+    names = {number: name for name, number in INTERN_TABLE.items()}
+    stack: Sequence[Mapping[str, Any]] = failure.data.get(kind) or ()
+    return [(names.get(frame["filename"], ""), frame["line"], frame["name"], frame["loc"] or "") for frame in stack]
+
+
+def _operator(failure: FailureReport) -> str:
+    """For example ``mylib::sort``."""
+    namespace, _, name = str(failure.data["op"]).partition(".")
+    return f"{namespace}::{name.removesuffix('.default')}"
+
+
+def _missing_kernel(operator: str, report: DraftExportReport, failure: FailureReport, where: str, code: str) -> Finding:
+    made = {
+        f"{str(profile.out_profile.dtype).removeprefix('torch.')} of {profile.out_profile.rank} dimensions"
+        for profile in report.op_profiles.get(failure.data["op"], ())
+        if hasattr(profile.out_profile, "rank")  # of a single output
+    }
+    example = f" (for the example inputs: {', '.join(sorted(made))})" if made else ""
+    register = (
+        f"register one where the operator is defined: a function under `@torch.library.register_fake({operator!r})` "
+        f"that takes its arguments and returns an empty tensor of the right shape and dtype{example}"
+    )
+    return Finding(
+        "missing fake kernel",
+        f"the operator {operator} has no fake kernel, which says what shape and dtype it returns",
+        (register, "ExecuTorch's runtime needs an out variant and a kernel of the operator, too"),
+        where,
+        code,
+    )
+
+
+def _mismatched_kernel(operator: str, reason: str) -> Finding:
+    return Finding(
+        "mismatched fake kernel",
+        f"the fake kernel of the operator {operator} says other than what the operator returns: {reason.rstrip('!.')}",
+        (
+            (
+                f"correct the function under `@torch.library.register_fake({operator!r})`: programs are exported and "
+                "memory is planned by what it says"
+            ),
+        ),
+    )
+
+
+_FIX = re.compile(r"^  (\w+) = (.+)$", re.MULTILINE)
+_MULTIPLE = re.compile(r"(?P<step>\d+)\*(?P<part>_\w+)")
+_NARROWED = re.compile(
+    r"marked (?P<name>\w+) as dynamic but your code specialized it to be a constant \((?P<size>\d+)\)"
+    r"|Not all values of .+ satisfy the generated guard (?P<guard>.+?)\.?$",
+    re.MULTILINE,
+)
+_REFUSED = re.compile(r"(?:Constraints violated|Specializations unexpectedly required) \((.+?)\)")
+_DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
+
+
+def _fixes(
+    errors: Mapping[bool, Exception | None], name: str, method: MethodDefinition, shapes: Shapes
+) -> tuple[str, ...]:
+    """Remedies for dynamic dimensions: torch's, and where it knows one size only, or nothing, those that are tried.
+
+    `errors` are those of the export without strict mode and in it.
+    """
+    strict = errors[False] is None
+    said = str(errors[strict] or "")
+    suggested: dict[str, str] = dict(_FIX.findall(said.partition("Suggested fixes:")[2]))
+    if refused := _REFUSED.search(said):
+        for dimension in refused[1].split(", "):
+            if suggested.get(dimension, "0").isdecimal():
+                suggested |= _tried(dimension, name, method, shapes, strict=strict)
+    return tuple(filter(None, (_remedy(each, value, suggested) for each, value in suggested.items())))
+
+
+def _tried(dimension: str, name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool) -> dict[str, str]:
+    """Sizes of a dimension for which torch.export takes the method: larger ones or multiples, in torch's notation."""
+    dynamic = dynamic_shapes_of(name, method, shapes)
+    asked = asked_sizes(method.module, method.example_inputs[0], dynamic)
+    size = next((each for each in asked if each.name == dimension), None)
+    if size is None or size.maximum is None:
+        return {}
+    steps = [step for step in range(2, size.size // 2 + 1) if size.size % step == 0][:2]
+    for step, least in [(1, 4), *((step, step) for step in steps), (1, size.size)]:
+        part = dimension if step == 1 else f"_{dimension}"
+        smallest = max(least, size.minimum or 0)
+        if smallest > size.size or size.maximum < 2 * step:
+            continue
+        dim = Dim(part, min=-(-smallest // step), max=size.maximum // step)
+        made = dim if step == 1 else step * dim
+        trial = pytree.tree_map_only(Dim, partial(_replaced, dimension, made), dynamic)
+        if not _error(_exported(name, replace(method, dynamic_shapes=trial), None, strict=strict)):
+            return {part: repr(dim)} | ({} if step == 1 else {dimension: f"{step}*{part}"})
+    return {}
+
+
+def _replaced(name: str, made: Dim, dim: Dim) -> Dim:
+    return made if dim.__name__ == name else dim
+
+
+def _remedy(name: str, value: str, fixes: Mapping[str, str]) -> str:
+    """What torch suggests for a dynamic dimension, in words; empty for its own name of a part of another one."""
+    if value.isdecimal():
+        return f"leave {name!r} out of the dynamic shapes: it is always {value}"
+    if value.isidentifier():
+        return f"give {name!r} and {value!r} one name in the dynamic shapes: they are always equal"
+    if bounds := _DIM.fullmatch(value):
+        return "" if name.startswith("_") else f"bound {name!r} in the dynamic shapes: {{{_limits(bounds)}}}"
+    parts = {part: fixes.get(part, f"Dim({part!r})") for part in re.findall(r"_\w+", value)}
+    made = ", ".join(f"{part} = torch.export.{dim}" for part, dim in parts.items())
+    multiple = _MULTIPLE.fullmatch(value)
+    if multiple and (bounds := _DIM.fullmatch(parts[multiple["part"]])):
+        within = _limits(bounds, int(multiple["step"]))
+        return f"bound {name!r} in the dynamic shapes: {{{within}}}; in a builder, `{value}` with {made}"
+    return f"make {name!r} `{value}` in the dynamic shapes that the builder returns, with {made}"
+
+
+def _limits(bounds: re.Match[str], step: int = 1) -> str:
+    """The bounds of a `Dim`, or of a multiple of it, as a zoo file has them."""
+    least, most = bounds.groups("")
+    sizes = {"min": int(least or 2) * step} | ({"max": int(most) * step} if most else {})  # torch leaves a min of 2 out
+    return ", ".join(f"{name}: {size}" for name, size in (sizes | ({"multiple_of": step} if step > 1 else {})).items())
+
+
+def _graph_breaks(error: Exception, method: MethodDefinition, frames: Frames) -> Iterator[Finding]:
+    """What strict mode cannot trace: the first break, which is the error, and those that `explain` finds after it."""
+    yield _graph_break(str(error), *frames.of_error(error))
+    with contextlib.suppress(Exception):  # it goes on after breaks, into code that may not stand it
+        reset()
+        module = copy_module(method.module)
+        for found in explain(module)(*method.example_inputs[0]).break_reasons:
+            if found.graph_break:
+                yield _graph_break(found.reason, *frames.of_stack(_summaries(found.user_stack)))
+
+
+_UNHELPFUL = re.compile(
+    r"report an issue|file an issue|fundamental|^see http|may result in an error|TORCH|allow_in_graph"
+)
+
+
+def _graph_break(reason: str, where: str, code: str) -> Finding:
+    if "Data-dependent branching" in reason or reason.startswith("generic_jump"):
+        return replace(branch_finding(code, "", "", {}), where=where, code=code, only="strict")
+    said = _ADVICE.split(reason)[0]
+    explained = re.search(r"Explanation: (.+?)(?=\n\s*\n|\n *Hint:|\Z)", said, re.DOTALL)
+    what = " ".join((explained[1] if explained else said.partition("\n")[0]).split())
+    hints = [" ".join(hint.split()) for hint in re.findall(r"Hint: (.+)", said)]
+    return Finding(
+        "graph break",
+        f"strict mode cannot trace this line: {what.rstrip('.')}",
+        (
+            *(hint for hint in hints if not _UNHELPFUL.search(hint)),
+            *([] if code.startswith(("return", "def ")) else [LEAVE_OUT]),
+        ),
+        where,
+        code,
+        only="strict",
+    )

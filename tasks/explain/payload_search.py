@@ -1,0 +1,379 @@
+"""Where a payload loses quality: parts of it are run by the runtime, and torch computes the rest of the edge program.
+
+A part, a delegate or some of its operators, is lowered by itself, and takes values that torch computed. So its loss is
+its own, and other delegates, kernels and memory planning have no influence.
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from executorch.exir.backend.utils import tag_constant_data
+from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+
+from ...artifacts.local_store import LocalStore
+from ...configs.recipe import CompileOptions
+from ...errors import TargetError, VerificationFailed, first_line
+from ..lower.backends import preprocess_all
+from ..lower.emission import backend_config, to_executorch
+from ..lower.exir import split_compile_specs, to_partitioned_program
+from ..lower.graphs import lowered_modules
+from ..lower.linking import link_delegates
+from ..lower.matching import origin_of
+from ..lower.state import state_names
+from ..results.figures import Worst, worst_of
+from ..results.numerics import CLEAN_DB, DelegateLoss, LosingPart, Operator, PayloadLosses
+from ..usercode.inputs import StoredCase
+from ..verify.compare import compare_all
+from ..verify.running import ExpectedCall, Loadable, TorchProgram
+from .node_losses import operator_name
+from .quantized_groups import groups_of, take_quantization
+
+_METHOD = "forward"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How a part is lowered."""
+
+    id: str = ""  # empty: not delegated, but computed by kernels
+    specs: tuple[CompileSpec, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The loss of a part."""
+
+    own: Worst | None = None
+    passed_on: Worst | None = None
+    problem: str = ""
+    comparable: bool = True  # False: it cannot be lowered or run by itself, so that nothing is known of it
+
+    def loses(self, least_db: float) -> bool:
+        """Whether what it passes on is worse than that, or no number at all."""
+        return self.comparable and (self.passed_on is None or decibels(self.passed_on) < least_db)
+
+
+def decibels(worst: Worst) -> float:
+    """The lowest SQNR; `CLEAN_DB` at most for equal outputs, and what that would be for unequal integers."""
+    ratio = math.inf if worst.sqnr_db is None else worst.sqnr_db
+    if worst.agreement is not None and worst.agreement < 1:
+        ratio = min(ratio, -10 * math.log10(1 - worst.agreement))
+    return max(ratio, CLEAN_DB) if math.isinf(ratio) else ratio
+
+
+@dataclass
+class Bench:
+    """Lowers parts, each to a file of one method."""
+
+    scratch: Path
+    left: int  # how many more parts of delegates to lower
+    refused: bool = False  # whether one was asked for when none was left
+    _files: int = 0
+
+    def lower(self, part: ExportedProgram, backend: Backend) -> Loadable:
+        """A file that consists of a program, whose graph is not usable afterwards."""
+        if backend.id:
+            part, _ = split(part, [node.name for node in _calls(part.graph)], backend)
+            made = preprocess_all({_METHOD: part}, LocalStore.open(self.scratch / "delegates"))
+            link_delegates(part, made[_METHOD], external=False)
+        manager = EdgeProgramManager({_METHOD: part}, None, EdgeCompileConfig(_check_ir_validity=False))
+        path = self.scratch / f"part{self._files}.pte"
+        self._files += 1
+        with path.open("wb") as file:
+            to_executorch(manager, backend_config(CompileOptions(), [_METHOD])).write_to_file(file)
+        return Loadable(path)
+
+    def take(self) -> bool:
+        """Whether one more lowering is allowed."""
+        self.refused = self.refused or not self.left
+        self.left = max(self.left - 1, 0)
+        return not self.refused
+
+
+def split(program: ExportedProgram, names: Collection[str], backend: Backend) -> tuple[ExportedProgram, str]:
+    """A copy of a program in which some of the nodes are a lowered module without bytes; the name of that.
+
+    Raises:
+        TargetError: the nodes do not make one module.
+    """
+    copied = copy_program(program)
+    if backend.id:
+        names = take_quantization(copied.graph, names)
+    before = {name for _, name, _ in lowered_modules(copied)}
+    made = to_partitioned_program(copied, [_Tagging(names, backend)])
+    new = [name for _, name, _ in lowered_modules(made) if name not in before]
+    if len(new) != 1:
+        raise TargetError(f"{len(names)} operators make {len(new)} partitions")
+    return made, new[0]
+
+
+class _Tagging(Partitioner):  # type: ignore[misc]  # executorch is untyped here
+    """Makes one partition of nodes by name."""
+
+    def __init__(self, names: Collection[str], backend: Backend) -> None:
+        super().__init__()
+        self._names = frozenset(names)
+        self._backend = backend
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        for node in exported_program.graph.nodes:
+            if node.name in self._names:
+                node.meta["delegation_tag"] = "part"
+        tag_constant_data(exported_program)
+        spec = DelegationSpec(self._backend.id, list(self._backend.specs))
+        return PartitionResult(tagged_exported_program=exported_program, partition_tags={"part": spec})
+
+
+def copy_program(program: ExportedProgram) -> ExportedProgram:
+    """A copy that shares the weights, but not the state, with the original."""
+    root = copy.deepcopy(program.graph_module)
+    changed = state_names(program)
+    state = {name: value.clone() if name in changed else value for name, value in program.state_dict.items()}
+    constants = {name: value.clone() if name in changed else value for name, value in program.constants.items()}
+    return ExportedProgram(
+        root=root,
+        graph=root.graph,
+        graph_signature=copy.deepcopy(program.graph_signature),
+        state_dict=state,
+        range_constraints=dict(program.range_constraints),
+        module_call_graph=program.module_call_graph,
+        constants=constants,
+        verifiers=[program.verifier],
+    )
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a delegate."""
+
+    inputs: Sequence[Any]
+    expected: Sequence[Any]  # what torch computes
+    outputs: Sequence[Any]  # those of the runtime, or torch's if it was not run by it
+
+
+class Hybrid:
+    """A partitioned program that torch runs, but for some of its delegates."""
+
+    def __init__(self, program: TorchProgram, on_runtime: Mapping[str, Loadable]) -> None:
+        self._program = program
+        self._on_runtime = on_runtime
+
+    def run(self, flat: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Call]]:
+        """Flat outputs, and the call of each delegate, by its module's name.
+
+        Raises:
+            VerificationFailed: the runtime fails.
+        """
+        values: dict[str, Any] = {}
+        calls: dict[str, Call] = {}
+        nodes = [node for node in self._program.module.graph.nodes if node.target is executorch_call_delegate]
+        wanted = {given.name for node in nodes for given in node.all_input_nodes}
+
+        def watch(node: Node, value: Any) -> Any:
+            if node.name in wanted:
+                values[node.name] = value
+            if node.target is not executorch_call_delegate:
+                return value
+            name = str(node.args[0].target)
+            inputs = [values[given.name] if isinstance(given, Node) else given for given in node.args[1:]]
+            outputs = list(value)
+            if name in self._on_runtime:
+                call = ExpectedCall(_METHOD, inputs, outputs, name)
+                (outputs,) = self._on_runtime[name].run([call])  # type: ignore[assignment]  # a sequence
+            calls[name] = Call(inputs, list(value), outputs)
+            return outputs
+
+        return self._program.run(flat, watch), calls
+
+
+def measure(
+    program: TorchProgram, name: str, lowered: Loadable, inputs: Sequence[Sequence[Any]], expected: Sequence[Any]
+) -> tuple[Measured, list[Call]]:
+    """The loss of a lowered module, alone, and what it passes on to the outputs of the program; its calls."""
+    ran = [Hybrid(program, {name: lowered}).run(flat) for flat in inputs]
+    calls = [own[name] for _, own in ran]
+    try:
+        own = _compared([call.outputs for call in calls], [call.expected for call in calls])
+        return Measured(own, _compared([outputs for outputs, _ in ran], expected)), calls
+    except VerificationFailed as error:
+        return Measured(problem=str(error).rpartition(": ")[2]), calls
+
+
+def _compared(outputs: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any]]) -> Worst:
+    """The worst figures over several calls; raises VerificationFailed if an output cannot be compared."""
+    pairs = zip(outputs, expected, strict=True)
+    return worst_of(
+        [case for made, wanted in pairs for case in compare_all(made, StoredCase("", (), wanted), method=_METHOD)]
+    )
+
+
+@dataclass
+class Search:
+    """The smallest parts of a program that lose quality if they are lowered as a backend does."""
+
+    program: ExportedProgram
+    backend: Backend
+    inputs: Sequence[Sequence[Any]]  # flat
+    least_db: float  # what the program's outputs must reach
+    bench: Bench
+    _measured: dict[tuple[str, ...], Measured] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        torch_program = TorchProgram(lambda: copy_program(self.program))
+        self._expected = [torch_program.run(flat) for flat in self.inputs]
+
+    def find(self) -> tuple[LosingPart, ...]:
+        """Halves what loses until no half loses by itself, and then leaves out what it can at both ends.
+
+        Operators between delegates are searched from one delegate to the next.
+        """
+        found = []
+        for stretch in groups_of(self.program.graph, delegated=bool(self.backend.id)):
+            if self._loses(stretch):
+                found += self._narrow(stretch)
+        return tuple(self._part(groups) for groups in found)
+
+    def _narrow(self, groups: Sequence[tuple[str, ...]]) -> list[Sequence[tuple[str, ...]]]:
+        if len(groups) == 1:
+            return [groups]
+        middle = len(groups) // 2
+        losing = [half for half in (groups[:middle], groups[middle:]) if self._loses(half)]
+        if losing:
+            return [found for half in losing for found in self._narrow(half)]
+        groups = groups[self._most(len(groups), lambda count: groups[count:]) :]
+        end = len(groups) - self._most(len(groups), lambda count: groups[: len(groups) - count])
+        return [groups[:end]]
+
+    def _most(self, size: int, without: Callable[[int], Sequence[tuple[str, ...]]]) -> int:
+        """How many of the groups can be left out so that the others still lose."""
+        return bisect.bisect_left(range(1, size), True, key=lambda count: not self._loses(without(count)))
+
+    def _loses(self, groups: Sequence[tuple[str, ...]]) -> bool:
+        return self._measure(tuple(name for group in groups for name in group)).loses(self.least_db)
+
+    def _measure(self, names: tuple[str, ...]) -> Measured:
+        if names not in self._measured:
+            if not self.bench.take():
+                return Measured(comparable=False)
+            self._measured[names] = self._made(names)
+        return self._measured[names]
+
+    def _made(self, names: tuple[str, ...]) -> Measured:
+        try:
+            program, name = split(self.program, names, self.backend)
+            (lowered,) = (lowered for _, other, lowered in lowered_modules(program) if other == name)
+            file = self.bench.lower(copy_program(lowered.original_module), self.backend)
+            whole = TorchProgram(lambda: copy_program(program))
+            measured, _ = measure(whole, name, file, self.inputs, self._expected)
+            file.program.unlink()  # the disk could not hold all of a large model
+            return measured  # noqa: TRY300 - what `except` is for is everything above
+        except Exception as error:  # noqa: BLE001 - parts that backends or kernels do not take say nothing
+            return Measured(problem=first_line(error), comparable=False)
+
+    def _part(self, groups: Sequence[tuple[str, ...]]) -> LosingPart:
+        names = {name for group in groups for name in group}
+        measured = self._measure(tuple(name for group in groups for name in group))
+        nodes = [node for node in self.program.graph.nodes if node.name in names]
+        operators = tuple(map(_operator, nodes))
+        return LosingPart(operators, measured.own, measured.passed_on, measured.problem)
+
+
+def _operator(node: Node) -> Operator:
+    origin = origin_of(node)
+    inputs = tuple(_described(given) for given in node.all_input_nodes)
+    return Operator(node.name, operator_name(node), inputs, _described(node), origin.module, origin.line)
+
+
+def _described(node: Node) -> str:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {[str(size) for size in value.shape]}".replace("'", "")
+    return type(value).__name__
+
+
+def _calls(graph: Graph) -> Iterator[Node]:
+    return (node for node in graph.nodes if node.op == "call_function")
+
+
+@dataclass
+class PayloadSearch:
+    """Which delegates of a method lose, and where; if none does, which operators outside of them."""
+
+    program: ExportedProgram  # of the method, in the edge dialect, partitioned
+    inputs: Sequence[Sequence[Any]]  # flat
+    bench: Bench
+    least_db: float  # SQNR that the method's outputs must reach, against those of the program in torch
+    drop_db: float  # what is at most this much better than the payload's own SQNR loses, too
+
+    def __post_init__(self) -> None:
+        self._whole = TorchProgram(lambda: copy_program(self.program))
+        self._expected = [self._whole.run(flat) for flat in self.inputs]
+        self._files: dict[str, Loadable] = {}
+
+    def losses(self, payload: Callable[[Sequence[Any]], Sequence[Any]]) -> PayloadLosses:
+        """Of a payload, which is called with flat inputs."""
+        with suppress(VerificationFailed):  # the bound that was given has to do
+            figures = _compared([payload(flat) for flat in self.inputs], self._expected)
+            self.least_db = max(self.least_db, decibels(figures) + self.drop_db)
+        graph, modules = self.program.graph, lowered_modules(self.program)
+        found = [(name, lowered) for owner, name, lowered in modules if owner is self.program.graph_module]
+        losses = [self._delegate(position, *named) for position, named in enumerate(found)]
+        together = self._together()
+        searched = not any(loss.loses for loss in losses) and (together is None or decibels(together) >= self.least_db)
+        outside: tuple[LosingPart, ...] = ()
+        if searched:
+            outside = Search(self.program, Backend(), self.inputs, self.least_db, self.bench).find()
+        losses.sort(
+            key=lambda loss: decibels(loss.passed_on) if loss.passed_on else -math.inf if loss.loses else math.inf
+        )
+        operators = sum(len(group) for stretch in groups_of(graph, delegated=False) for group in stretch)
+        return PayloadLosses(tuple(losses), together, operators, searched, outside, self.bench.refused)
+
+    def _delegate(self, position: int, name: str, lowered: LoweredBackendModule) -> DelegateLoss:
+        backend_id, specs = split_compile_specs(lowered.compile_specs)
+        backend, part = Backend(backend_id, tuple(specs)), lowered.original_module
+        parts: tuple[LosingPart, ...] = ()
+        try:
+            self._files[name] = self.bench.lower(copy_program(part), backend)
+            measured, calls = measure(self._whole, name, self._files[name], self.inputs, self._expected)
+        except Exception as error:  # noqa: BLE001 - of a backend or the runtime, and said of this delegate
+            measured = Measured(problem=first_line(error), comparable=False)
+        else:
+            if measured.loses(self.least_db):
+                least = max(self.least_db, decibels(measured.own) + self.drop_db) if measured.own else self.least_db
+                search = Search(part, backend, [call.inputs for call in calls], least, self.bench)
+                operators = tuple(map(_operator, _calls(part.graph)))
+                parts = search.find() or (LosingPart(operators, measured.own, measured.passed_on, measured.problem),)
+        return DelegateLoss(
+            position=position,
+            backend=backend_id,
+            operators=sum(1 for _ in _calls(part.graph)),
+            own=measured.own,
+            passed_on=measured.passed_on,
+            problem=measured.problem,
+            loses=measured.loses(self.least_db),
+            parts=parts,
+        )
+
+    def _together(self) -> Worst | None:
+        """The outputs with all delegates run by the runtime; None if there are none, or they cannot be compared."""
+        if not self._files:
+            return None
+        with suppress(VerificationFailed):
+            return _compared([Hybrid(self._whole, self._files).run(flat)[0] for flat in self.inputs], self._expected)
+        return None

@@ -1,0 +1,1 @@
+"""Exporting a model's methods. Edits change stage keys."""

@@ -1,0 +1,295 @@
+"""Eager runs of a model, which its exported programs and files are compared with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from ...configs.definition import ModelDefinition
+from ...configs.verification import VerifyBounds
+from ...errors import SourceError
+from ..results.figures import disagreements, violations
+from ..usercode.copies import copy_module, copy_modules
+from ..usercode.inputs import (
+    DRAWS,
+    StoredCase,
+    check_fits,
+    draw_count,
+    draw_inputs,
+    input_shapes,
+    prepend_mutated_inputs,
+)
+from ..usercode.model_source import BuiltModel
+from ..usercode.prepared import for_inference
+from ..verify.compare import compare_all
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments."""
+
+
+def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn_inputs: int) -> dict[str, Any]:
+    """Flat inputs and outputs; each run starts from the state that the model was built with.
+
+    Returns:
+        ``inputs`` and ``outputs``, the examples first; ``drawn``, the number of random inputs; ``dynamic``, whether
+        sizes may vary; ``rounding``, where the program computes in a 16-bit dtype, and then ``exact``, the outputs in
+        float32, where there are any; ``random``, operators that draw numbers, where there are any; ``sequences`` with
+        the first method of a model that has any.
+
+    Raises:
+        SourceError: an input does not fit the program, or eager fails on it.
+    """
+    method = model.definition.methods[name]
+    calls: list[Call] = [(example, dict(model.keyword_inputs or {})) for example in method.example_inputs]
+    for number, call in enumerate(calls):
+        check_fits(program, pytree.tree_leaves(call), f"example {number} of method {name!r}")
+    cases = [
+        (pytree.tree_leaves(call), run_eager(method.module, call, f"example {number} of method {name!r}"))
+        for number, call in enumerate(calls)
+    ]
+    dynamic = any(expression.free_symbols for shape in input_shapes(program) for expression in shape or ())
+    _, spec = pytree.tree_flatten(calls[0])
+
+    def run(flat: Sequence[Any]) -> list[Any]:
+        what = (
+            f"inputs drawn for method {name!r} within its dynamic shapes, with values of its examples "
+            "(narrow the shapes, or set verify.drawn_inputs to 0)"
+        )
+        return run_eager(method.module, pytree.tree_unflatten(list(flat), spec), what)
+
+    cases += _drawn_cases(run, program, cases, draw_count(drawn_inputs, dynamic=dynamic))
+    stored: dict[str, Any] = {
+        "inputs": [inputs for inputs, _ in cases],
+        "outputs": [outputs for _, outputs in cases],
+        "drawn": len(cases) - len(calls),
+        "dynamic": dynamic,
+    }
+    if rounding := _rounding_of(program):
+        stored["rounding"] = rounding
+        if exact := outputs_in_float32(method.module, [pytree.tree_unflatten(inputs, spec) for inputs, _ in cases]):
+            stored["exact"] = exact
+    if drawing := sorted({str(node.target) for node in _calls(program) if _draws(node)}):
+        stored["random"] = drawing
+    if model.definition.sequences and name == next(iter(model.definition.methods)):
+        stored["sequences"] = run_sequences_in_eager(model.definition)
+    return stored
+
+
+Flat = tuple[list[Any], list[Any]]
+"""Flat inputs, and eager's flat outputs."""
+
+
+def _drawn_cases(
+    run: Callable[[Sequence[Any]], list[Any]], program: ExportedProgram, examples: Sequence[Flat], count: int
+) -> Iterator[Flat]:
+    """Random inputs with outputs of `run`, with values as different from the examples' as the model allows.
+
+    Inputs of the examples' sizes are left out where it allows none.
+
+    Raises:
+        SourceError: the model takes none of other sizes, although its dynamic shapes say so.
+    """
+    inputs = [flat for flat, _ in examples]
+    finite = all(_is_finite(outputs) for _, outputs in examples)
+    for number in range(count):
+        failure = None
+        for values in DRAWS:
+            flat = draw_inputs(program, inputs, number, values)
+            try:
+                outputs = run(flat)
+            except SourceError as error:
+                failure = error
+                continue
+            if values != "varied" or _is_finite(outputs) or not finite:
+                yield flat, outputs
+                break
+        else:
+            if failure and list(map(_size, flat)) != list(map(_size, inputs[0])):
+                raise failure
+
+
+def _size(value: Any) -> Any:
+    return value.shape if isinstance(value, torch.Tensor) else None
+
+
+def _is_finite(outputs: Sequence[Any]) -> bool:
+    return all(bool(value.isfinite().all()) for value in outputs if isinstance(value, torch.Tensor))
+
+
+_ROUNDED = {"torch.bfloat16": "bfloat16", "torch.float16": "float16"}
+_ORDER = ("bfloat16", "int8", "float16")  # the coarsest first
+_QUANTIZE = "quantized_decomposed.quantize_per_token.default"  # by scales that are computed on the way
+_CONVERSIONS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout)  # noqa: SLF001
+
+
+def _rounding_of(program: ExportedProgram) -> str:
+    """The coarsest that an ATen program computes in of ``bfloat16``, ``int8`` and ``float16``; empty for none.
+
+    A value may be rounded to int8 in another way than eager's, which differs in the last digits.
+    """
+    computed = {
+        "int8" if str(node.target) == _QUANTIZE else _ROUNDED.get(str(node.meta["val"].dtype), "")
+        for node in _calls(program)
+        if node.target not in _CONVERSIONS and isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    return next((name for name in _ORDER if name in computed), "")
+
+
+def _calls(program: ExportedProgram) -> Iterator[torch.fx.Node]:
+    """Calls of functions in a program, those in branches and loops included."""
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from (node for node in module.graph.nodes if node.op == "call_function")
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether an operator draws random numbers: dropout, for one, does so in training only."""
+    if not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - it has no public name
+        return False
+    arguments = node.target._schema.arguments  # noqa: SLF001 - overloads have no public schema
+    given = {each.name: value for each, value in zip(arguments, node.args, strict=False)} | node.kwargs
+    values = {each.name: given.get(each.name, each.default_value) for each in arguments}
+    if "train" in values or "dropout_p" in values:
+        return values.get("train") is not False and any(values.get(name) for name in ("p", "dropout", "dropout_p"))
+    return torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def is_like_eager(
+    program: ExportedProgram, module: torch.nn.Module, example: tuple[Any, ...], sizes: Mapping[Any, int]
+) -> bool | None:
+    """Whether a program computes what its module does for sizes, by symbol.
+
+    None if the module takes no inputs of such sizes, or draws random numbers.
+    """
+    if any(map(_draws, _calls(program))):
+        return None
+    flat, spec = pytree.tree_flatten((example, {}))
+    for values in DRAWS:
+        drawn = draw_inputs(program, [flat], 0, values, sizes)
+        call = pytree.tree_unflatten(drawn, spec)
+        try:
+            expected = run_eager(module, call, "inputs of other sizes")
+        except SourceError:
+            continue
+        try:
+            cases = list(compare_all(_run_program(program, call), StoredCase("", drawn, expected), method=""))
+        except Exception:  # noqa: BLE001 - an assertion of the program, an operator's error, another shape
+            return False
+        return not [*disagreements(cases, _EXACT), *(line for case in cases for line in violations(case, _EXACT))]
+    return None
+
+
+def _run_program(program: ExportedProgram, call: Call) -> list[Any]:
+    """Flat outputs of a program, whose state stays as it is."""
+    module = program.module(check_guards=False)
+    for part in module.modules():
+        part._buffers.update({name: value.clone() for name, value in part._buffers.items() if value is not None})  # noqa: SLF001 - `setattr` asks for their names
+    args, kwargs = copy.deepcopy(call)
+    with as_traced():
+        return prepend_mutated_inputs(
+            pytree.tree_leaves((args, kwargs)), lambda: pytree.tree_leaves(module(*args, **kwargs))
+        )
+
+
+_EXACT = VerifyBounds(min_sqnr_db=60, max_relative_error=0.01)  # of the same kernels in the same order
+
+
+@contextmanager
+def as_traced() -> Iterator[None]:
+    """Eager computes what torch.export traces: without gradients, and without the fast path of attention layers.
+
+    That one returns zeros for padding (torch.nn.TransformerEncoder).
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+_MOST_IN_FLOAT32 = 1 << 30  # bytes of parameters
+
+
+def outputs_in_float32(module: torch.nn.Module, calls: Sequence[Call]) -> list[list[Any]]:
+    """Flat outputs of each call of a module in 16 bits, as they are without the rounding.
+
+    None of a model that is too large for a copy, or does not compute in float32.
+    """
+    if 4 * sum(weight.numel() for weight in module.parameters()) > _MOST_IN_FLOAT32:
+        return []
+    try:
+        wide = copy_module(module, share_parameters=False)
+        wide._apply(_widened)  # noqa: SLF001 - `float` would make float64 less exact
+        return [run_eager(wide, pytree.tree_map(_widened, call), "its inputs in float32") for call in calls]
+    except Exception:  # noqa: BLE001 - whatever a module raises that asks for its own dtype
+        return []
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in _SIXTEEN_BITS else value
+
+
+def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:
+    """Flat outputs, preceded by the inputs that the module writes to; neither it nor the arguments are changed.
+
+    Raises:
+        SourceError: the module raises; `what` says on which inputs.
+    """
+    args, kwargs = copy.deepcopy(call)
+    fresh = copy_module(module)  # the module's state must stay what it was built with
+    try:
+        with as_traced():
+            leaves = pytree.tree_leaves((args, kwargs))
+            outputs = prepend_mutated_inputs(leaves, lambda: pytree.tree_leaves(fresh(*args, **kwargs)))
+    except Exception as error:
+        shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in pytree.tree_leaves(call)]
+        raise SourceError(f"the model does not take {what}: {shapes}: {type(error).__name__}: {error}") from error
+    return outputs
+
+
+def run_sequences_in_eager(definition: ModelDefinition) -> list[list[tuple[str, list[Any], list[Any]]]]:
+    """Method, flat inputs and eager's flat outputs of every call; each sequence starts from the model's first state.
+
+    The definition's modules stay as they are.
+
+    Raises:
+        SourceError: a call names an unknown method, or a method does not take its inputs.
+    """
+    return [_run(definition, number) for number in range(len(definition.sequences))]
+
+
+def _run(definition: ModelDefinition, number: int) -> list[tuple[str, list[Any], list[Any]]]:
+    modules = {name: for_inference(method.module) for name, method in definition.methods.items()}
+    fresh = copy_modules(modules)
+    calls = []
+    for position, call in enumerate(definition.sequences[number]):
+        if call.method not in fresh:
+            raise SourceError(f"sequence {number} calls {call.method!r}; the model's methods are {list(modules)}")
+        try:
+            with as_traced():
+                outputs = _called(fresh[call.method], copy.deepcopy(call.inputs))
+        except Exception as error:
+            raise SourceError(
+                f"sequence {number}, call {position}: method {call.method!r} does not take its inputs: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        calls.append((call.method, pytree.tree_leaves(call.inputs), _kept(outputs)))
+    return calls
+
+
+def _called(module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Any]:
+    return prepend_mutated_inputs(pytree.tree_leaves(inputs), lambda: pytree.tree_leaves(module(*inputs)))
+
+
+def _kept(outputs: Any) -> list[Any]:
+    """Flat outputs; tensors are copies, since an output may be the state that the next call changes."""
+    return [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in pytree.tree_leaves(outputs)]

@@ -1,0 +1,304 @@
+"""Exporting one method of the user's model, with dynamic sizes as torch has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.utils import _pytree as pytree
+
+from ...artifacts.digest import Digest, digest_bytes
+from ...configs.definition import MethodDefinition, ModelDefinition
+from ...errors import SourceError
+from ..upstream.torch_export import uncompared_masks
+from ..usercode.copies import copy_module
+from ..usercode.inputs import check_bounded
+from ..usercode.keyword_inputs import by_name
+from ..usercode.model_source import BuiltModel
+from ..usercode.prepared import convert_prepared, for_inference, is_prepared
+from .eager import is_like_eager, run_eager
+from .sizes import AskedSize, asked_sizes, check_examples, export_again, needs_export, settle_minimum, unkept_sizes
+
+
+def to_dims(inputs: list[Any]) -> tuple[Any, ...]:
+    """Bounds per positional input, as JSON, to `Dim`s.
+
+    Args:
+        inputs: one entry per positional input: None, a mapping of dimension index to {min, max, name, multiple_of}, or
+            a list of such entries for an input that is a tuple.
+
+    Returns:
+        The `dynamic_shapes` argument of `torch.export.export`. Dimensions of one name are one `Dim`.
+    """
+    taken = set(_names(inputs))
+    free = (name for name in map("dim{}".format, itertools.count()) if name not in taken)
+    dims: dict[str, Any] = {}
+    return tuple(_shape(entry, dims, free) for entry in inputs)
+
+
+def check_entries(inputs: Sequence[Any], example: Sequence[Any], what: str) -> None:
+    """Checks that entries, as `to_dims` takes them, have the structure of the inputs.
+
+    Raises:
+        SourceError: the number of entries differs, or an input lacks a dimension.
+    """
+    if len(inputs) != len(example):
+        raise SourceError(f"dynamic_shapes of {what} has {len(inputs)} entries, and there are {len(example)} inputs")
+    for position, (entry, value) in enumerate(zip(inputs, example, strict=True)):
+        part = f"{what}, input {position}"
+        if isinstance(entry, dict):
+            if not isinstance(value, torch.Tensor):
+                raise SourceError(f"dynamic_shapes of {part} has dimensions, and that is no tensor")
+            if beyond := [index for index in entry if int(index) >= value.dim()]:
+                raise SourceError(f"dynamic_shapes of {part} has dimension {beyond[0]}, the tensor has {value.dim()}")
+        elif entry is not None:
+            if not isinstance(value, tuple | list):
+                raise SourceError(f"dynamic_shapes of {part} is a list, and that is no tuple")
+            check_entries(entry, value, part)
+
+
+def _names(entry: Any) -> Iterator[str]:
+    match entry:
+        case dict():
+            yield from (bounds["name"] for bounds in entry.values() if bounds["name"])
+        case list() | tuple():
+            for item in entry:
+                yield from _names(item)
+
+
+def _shape(entry: Any, dims: dict[str, Any], free: Iterator[str]) -> Any:
+    match entry:
+        case None:
+            return None
+        case dict():
+            return {int(index): _dim(bounds, dims, free) for index, bounds in entry.items()}
+    return tuple(_shape(item, dims, free) for item in entry)
+
+
+def _dim(bounds: dict[str, Any], dims: dict[str, Any], free: Iterator[str]) -> Any:
+    if bounds["min"] == bounds["max"]:
+        return bounds["min"]  # torch has no Dim of one size
+    name, step = bounds["name"] or next(free), bounds.get("multiple_of", 1)
+    if name not in dims:
+        dim = Dim(name, min=bounds["min"] // step, max=bounds["max"] // step)
+        dims[name] = dim if step == 1 else step * dim
+    return dims[name]
+
+
+Shapes = Mapping[str, Any] | None
+"""Bounds of dynamic sizes by method, from the zoo file; they replace those of the model's own definition."""
+
+
+def choose_method(model: BuiltModel, name: str | None, shapes: Shapes) -> str:
+    """The name of a method, by default of the model's first one, its module in inference mode.
+
+    Raises:
+        SourceError: the model has no such method, or none that `shapes` name.
+    """
+    methods = list(model.definition.methods)
+    name = name or methods[0]
+    if name not in methods:
+        raise SourceError(f"the model has no method {name!r}; it has {methods}")
+    if unknown := set(shapes or ()) - set(methods):
+        raise SourceError(f"dynamic_shapes names the methods {sorted(unknown)}; the model has {methods}")
+    if model.program is None:
+        for_inference(model.definition.methods[name].module)
+    return name
+
+
+def digest_weights(definition: ModelDefinition) -> dict[str, dict[str, Digest]]:
+    """SHA-256 of the parameters, by method and name; those of tensor subclasses are left out."""
+    digests: dict[int, Digest] = {}
+
+    def digest(weight: torch.Tensor) -> Digest:
+        if id(weight) not in digests:
+            content = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digests[id(weight)] = digest_bytes(memoryview(content.numpy()))
+        return digests[id(weight)]
+
+    return {
+        method: {
+            name: digest(weight)
+            for name, weight in made.module.named_parameters(remove_duplicate=False)
+            if type(weight) is torch.nn.Parameter and weight.layout is torch.strided
+        }
+        for method, made in definition.methods.items()
+    }
+
+
+def export_sized(
+    name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, state: str = ""
+) -> tuple[ExportedProgram, list[str]]:
+    """Exports a method as `export_method` does, for the sizes that it computes as eager does.
+
+    Returns:
+        The program, and a message for each dimension that takes fewer sizes than `Dim.AUTO` asks for.
+
+    Raises:
+        SourceError: as `export_method`; a size has no upper bound, or a `Dim` names sizes that the program is not for.
+    """
+    program = export_method(name, method, shapes, strict=strict, state=state)
+    example, what = method.example_inputs[0], f"method {name!r}"
+    asked = asked_sizes(method.module, example, dynamic_shapes_of(name, method, shapes))
+    _settle_minimum(program, method, asked, what)
+    if asked and needs_export(program):
+        flat, spec = pytree.tree_flatten((example, {}))
+        export = partial(export_again, program=program, example=flat, spec=spec, strict=strict)
+        with suppress(Exception):  # the first one is as right, but takes sizes that it is not for
+            program = _export_contiguous(_traced_module(name, method), export)
+            _settle_minimum(program, method, asked, what)
+    check_bounded(program, name)
+    return program, list(unkept_sizes(program, asked, what))
+
+
+def _settle_minimum(program: ExportedProgram, method: MethodDefinition, asked: Sequence[AskedSize], what: str) -> None:
+    if not is_prepared(method.module):  # the program has its fake quantization converted
+        trial = partial(is_like_eager, program, method.module, method.example_inputs[0])
+        settle_minimum(program, asked, trial, what)
+
+
+def dynamic_shapes_of(name: str, method: MethodDefinition, shapes: Shapes) -> Any:
+    """The argument of torch.export: those of the zoo file, or else the definition's own; SourceError if they misfit."""
+    if not shapes or name not in shapes:
+        return method.dynamic_shapes
+    entries = shapes[name]
+    if isinstance(entries, dict):
+        entries = by_name(entries, method, f"dynamic_shapes of method {name!r}")
+    check_entries(entries, method.example_inputs[0], f"method {name!r}")
+    return to_dims(entries)
+
+
+def _traced_module(name: str, method: MethodDefinition) -> torch.nn.Module:
+    """A copy to trace, since what a module keeps of a call would be fake from then on; converted, if it is prepared."""
+    if is_prepared(method.module):
+        return convert_prepared(method.module, f"method {name!r}")
+    return copy_module(method.module)
+
+
+def export_method(
+    name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, state: str = ""
+) -> ExportedProgram:
+    """Exports a method with its first example. A module that PT2E has prepared is converted before.
+
+    Observers and fake quantization could not be converted after the export. `state` is the module's, for messages:
+    `` after source_transforms``.
+
+    Raises:
+        SourceError: it does not take its example inputs or its dynamic shapes, or was prepared and never trained.
+    """
+    example = method.example_inputs[0]
+    dynamic = dynamic_shapes_of(name, method, shapes)
+    check_examples(asked_sizes(method.module, example, dynamic), f"method {name!r}")
+    module = _traced_module(name, method)
+    try:
+        export = partial(torch.export.export, args=example, dynamic_shapes=dynamic, strict=strict)
+        return _export_contiguous(module, export)
+    except Exception as error:
+        # Distinguishes example inputs that do not fit the model from a model that cannot be exported.
+        outputs = run_eager(method.module, (example, {}), f"its own example inputs of method {name!r}{state}")
+        if unknown := [type(each) for each in outputs if dataclasses.is_dataclass(each)]:
+            raise SourceError(
+                f"method {name!r} returns a {unknown[0].__name__}, which torch.export does not know; call "
+                f"torch.export.register_dataclass({unknown[0].__name__}) next to the class, or return a tuple or dict"
+            ) from error
+        if dynamic is not None and isinstance(error, torch._dynamo.exc.UserError):  # noqa: SLF001 - has no public name
+            raise SourceError(f"method {name!r} cannot be exported with its dynamic shapes: {error}") from error
+        raise
+
+
+def with_usual_layouts(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
+    """A program, exported again if weights or inputs are laid out in a way that ExecuTorch's kernels do not take.
+
+    Args:
+        program: as torch.export made it.
+        args: example inputs with memory of their own.
+        kwargs: those that are given by keyword.
+    """
+    held = [*program.state_dict.values(), *program.constants.values()]
+    inputs = filter(_has_other_strides, pytree.tree_leaves(program.example_inputs))
+    if not any(map(_has_other_strides, held)) and not any(value.is_contiguous() for value in inputs):
+        return program
+    flat, spec = pytree.tree_flatten((args, dict(kwargs)))
+    export = partial(export_again, program=program, example=flat, spec=spec, strict=False)
+    return _export_contiguous(program.module(), export)
+
+
+def _export_contiguous(
+    module: torch.nn.Module, export: Callable[[torch.nn.Module], ExportedProgram]
+) -> ExportedProgram:
+    """Exports a module with weights that are laid out as usual, and plain trees.
+
+    Without gradients, as ExecuTorch's examples do: state that is written to gets none.
+    """
+    with torch.no_grad(), uncompared_masks(), _contiguous_weights(module) as weights:
+        program = export(module)
+    for stored in (program.state_dict, program.constants):
+        stored.update({name: weight for name, weight in weights.items() if name in stored})
+    return _with_plain_trees(program)
+
+
+@contextmanager
+def _contiguous_weights(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Lays out a module's weights and buffers as usual, for the time of an export; yields those that were not, by name.
+
+    Kernels and backends choose layouts by themselves, and those of ExecuTorch take no channels-last weights. The module
+    keeps its tensors.
+    """
+    given = {
+        name: tensor
+        for named in (module.named_parameters, module.named_buffers)
+        for name, tensor in named(remove_duplicate=False)
+        if _has_other_strides(tensor)
+    }
+    before = {id(tensor): (tensor, tensor.data) for tensor in given.values()}
+    made: dict[int, torch.Tensor] = {}
+    try:
+        for key, (tensor, data) in before.items():
+            tensor.data = torch.empty(data.shape, dtype=data.dtype, device=data.device).copy_(data)
+            made[key] = _like(tensor)
+        yield {name: made[id(tensor)] for name, tensor in given.items()}
+    finally:
+        for tensor, data in before.values():
+            tensor.data = data
+
+
+def _has_other_strides(tensor: Any) -> bool:
+    """Whether a value is an image or a kernel that is not laid out in the order of its dimensions."""
+    usual = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided
+    return usual and tensor.dim() in (4, 5) and tensor.stride() != torch.empty(tensor.shape, device="meta").stride()
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the data that another one has now, and a parameter if that is one."""
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(tensor.data, requires_grad=tensor.requires_grad)
+    return tensor.data
+
+
+_PLAIN = (tuple, list, dict, OrderedDict, type(None))
+
+
+def _with_plain_trees(program: ExportedProgram) -> ExportedProgram:
+    """The program, with tuples for namedtuples, dataclasses and other classes of inputs and outputs.
+
+    Files are flat; programs are read where the user's classes are not imported.
+    """
+    for entry in program.module_call_graph:
+        if signature := entry.signature:
+            signature.in_spec, signature.out_spec = _plain(signature.in_spec), _plain(signature.out_spec)
+    return program
+
+
+def _plain(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    if spec.is_leaf():
+        return spec
+    children = [_plain(child) for child in spec.children()]
+    plain = spec.type in _PLAIN
+    return pytree.TreeSpec(spec.type if plain else tuple, spec.context if plain else None, children)

@@ -1,0 +1,279 @@
+"""Dynamic sizes: which were asked for, which torch.export kept, and exporting again for the same ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.exc import UserError
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export.dynamic_shapes import (
+    _combine_args,
+    _DerivedDim,
+    _DimHint,
+    _DimHintType,
+    _StaticDim,
+    _tree_map_with_path,
+)
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from ...errors import SourceError
+from ..usercode.inputs import input_shapes, size_bounds
+
+
+@dataclass(frozen=True, slots=True)
+class AskedSize:
+    """A dimension of an example input that dynamic shapes ask for."""
+
+    name: str  # of the `Dim`; of `Dim.AUTO` and `Dim.DYNAMIC`, an empty text
+    position: int  # of the flat input
+    dimension: int
+    size: int  # the example's
+    minimum: int | None
+    maximum: int | None
+    may_narrow: bool  # whether torch.export may keep fewer sizes: of `Dim.AUTO` and `Dim.DYNAMIC`
+    example_from: int  # the least size of an example that torch.export does not take for a constant
+
+    @property
+    def where(self) -> str:
+        return f"dimension {self.dimension} of input {self.position}"
+
+
+def asked_sizes(module: torch.nn.Module, example: tuple[Any, ...], dynamic: Any) -> list[AskedSize]:
+    """What `dynamic_shapes` asks for; nothing where they do not fit the inputs, which torch.export says.
+
+    Relies on how torch.export assigns them to inputs (torch/export/dynamic_shapes.py, torch 2.13).
+    """
+    if not isinstance(dynamic, Mapping | tuple | list):
+        return []
+    found: list[tuple[Any, Any]] = []
+    try:
+        inputs: Any = _combine_args(module, example, {})
+        inputs = inputs if isinstance(dynamic, Mapping) else type(dynamic)(inputs.values())
+        _tree_map_with_path(lambda _, value, shape: found.append((value, shape)), inputs, dynamic, tree_name="inputs")
+    except (UserError, ValueError, TypeError):
+        return []
+    return [
+        asked
+        for position, (value, shape) in enumerate(found)
+        if isinstance(value, torch.Tensor)
+        for dimension, dim in (shape.items() if isinstance(shape, Mapping) else enumerate(shape or ()))
+        if (asked := _asked(position, int(dimension), value, dim))
+    ]
+
+
+def _asked(position: int, dimension: int, value: torch.Tensor, dim: Any) -> AskedSize | None:
+    if not isinstance(dim, Dim | _DimHint) or isinstance(dim, _StaticDim) or dimension >= value.dim():
+        return None
+    hint = isinstance(dim, _DimHint)
+    if hint and dim.type is _DimHintType.STATIC:
+        return None
+    maximum = dim.max if isinstance(dim.max, int) else None
+    example_from = dim.fn(2) if isinstance(dim, _DerivedDim) else 2
+    name = "" if hint else dim.__name__
+    return AskedSize(name, position, dimension, value.shape[dimension], dim.min, maximum, hint, example_from)
+
+
+def check_examples(asked: Sequence[AskedSize], what: str) -> None:
+    """Raises SourceError where the example has a size that torch.export takes for a constant."""
+    for found in asked:
+        if found.size < found.example_from and not found.may_narrow:
+            raise SourceError(
+                f"{what}: {found.where} of the example is {found.size}: give {found.example_from} or more, since "
+                "torch.export takes a size of 0 or 1 for a constant, and dynamic_shapes say that it varies"
+            )
+
+
+Trial = Callable[[Mapping[sympy.Symbol, int]], bool | None]
+"""Whether a program computes what eager does, for some sizes; None where eager takes none."""
+
+
+def settle_minimum(program: ExportedProgram, asked: Sequence[AskedSize], trial: Trial, what: str) -> None:
+    """Tries a size of 1 where that was asked for, and writes to the program's ranges whether it is right.
+
+    torch.export takes every dynamic size for 2 or more, and does not see that code branches on 1.
+
+    Raises:
+        SourceError: the program computes something else for 1, although a `Dim` says that it is a size.
+    """
+    shapes, tried = input_shapes(program), dict[sympy.Symbol, bool | None]()
+    for found in asked:
+        symbol, smallest = _smallest((shapes[found.position] or ())[found.dimension])
+        bounds = program.range_constraints.get(symbol) if symbol else None
+        if symbol is None or bounds is None or smallest < (found.minimum or 0) or not bounds.lower <= 2 <= bounds.upper:
+            continue
+        if symbol not in tried:
+            tried[symbol] = trial({symbol: 1})
+        if tried[symbol]:
+            program.range_constraints[symbol] = ValueRanges(sympy.Integer(1), bounds.upper)
+        elif tried[symbol] is False and not found.may_narrow:
+            raise SourceError(
+                f"{what}: for a size of {smallest} in {found.where}, the exported program computes something else than "
+                "the model: torch.export follows the code for larger ones. Let dynamic_shapes begin with those, or let "
+                "the code not depend on the size"
+            )
+
+
+def _smallest(expression: sympy.Expr) -> tuple[sympy.Symbol | None, int]:
+    """The only symbol of a size, if it is one, and the size for the symbol's least value, which is 1."""
+    if len(expression.free_symbols) != 1:
+        return None, 1
+    (symbol,) = expression.free_symbols
+    return symbol, int(expression.subs({symbol: 1}))
+
+
+def unkept_sizes(program: ExportedProgram, asked: Sequence[AskedSize], what: str) -> Iterator[str]:
+    """Yields a message for each dimension of which torch.export kept fewer sizes than were asked for.
+
+    Raises:
+        SourceError: with that message, of a dimension that a `Dim` is for.
+    """
+    shapes = input_shapes(program)
+    for found in asked:
+        expression = (shapes[found.position] or ())[found.dimension]
+        least, most, step = size_bounds(program, expression)
+        narrowed = found.minimum is not None and least > max(found.minimum, _smallest(expression)[1])
+        fewer = narrowed or most < (found.maximum or 0)
+        if not (fewer or (found.may_narrow and (least == most or step > 1))):
+            continue
+        kept = f"{least} only" if least == most else f"{least} to {most}" + (f" in steps of {step}" * (step > 1))
+        wanted = "any size" if found.maximum is None else f"{found.minimum or 1} to {found.maximum}"
+        advice = "give an example of 2 or more" if found.size < 2 else "its code depends on the size"
+        message = f"{what}: {found.where} was to take {wanted}, and the program takes {kept}: {advice}"
+        if not found.may_narrow:
+            raise SourceError(f"{message}; let dynamic_shapes ask for no more")
+        yield message
+
+
+def dynamic_sizes(program: ExportedProgram) -> list[dict[int, Any]]:
+    """The dynamic sizes of a program's inputs, by dimension. Sizes of one symbol are one `Dim`, or derived from it.
+
+    Symbols of one value are none; of a program that was just exported, those are left out that its guards exclude.
+    """
+    found, dims = [], dict[Any, Any]()
+    for shape in input_shapes(program):
+        sizes: dict[int, Any] = {}
+        for index, expression in enumerate(shape or ()):
+            symbols = sorted((s for s in expression.free_symbols if not _is_single(program, s)), key=str)
+            for symbol in symbols:
+                if symbol not in dims:
+                    dims[symbol] = _dim(f"size{len(dims)}", *_guarded_sizes(program, symbol))
+            if symbols:
+                polynomial = expression.as_poly(symbols[0]) if len(symbols) == 1 else None
+                sizes[index] = _derived(dims[symbols[0]], polynomial)
+        found.append(sizes)
+    return found
+
+
+def _is_single(program: ExportedProgram, symbol: sympy.Symbol) -> bool:
+    bounds = program.range_constraints.get(symbol)
+    return bounds is not None and bounds.lower == bounds.upper
+
+
+def _guarded_sizes(program: ExportedProgram, symbol: sympy.Symbol) -> tuple[int | None, int | None, int]:
+    """The least and the largest size, and the step between, for which the guards hold that a fresh export left.
+
+    They are in its shape environment only: torch.export keeps `Dim.AUTO` whatever they are. Where they leave gaps, the
+    sizes are those around the example's.
+    """
+    bounds = program.range_constraints[symbol]
+    least, most = _bound(bounds.lower), _bound(bounds.upper)
+    values = (node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder")
+    environment = next((value.fake_mode.shape_env for value in values if hasattr(value, "fake_mode")), None)
+    guards = [guard.expr for guard in getattr(environment, "guards", ()) if guard.expr.free_symbols == {symbol}]
+    if environment is None or not guards or least is None or most is None or most - least > _MOST_TRIED:
+        return least, most, 1
+    example = int(environment.backed_var_to_val[symbol])
+    allowed = [size for size in range(least, most + 1) if all(guard.subs(symbol, size) == True for guard in guards)]  # noqa: E712 - of sympy
+    if example not in allowed:
+        return least, most, 1
+    step = math.gcd(*(size - example for size in allowed)) or 1
+    first = last = example
+    while first - step in allowed:
+        first -= step
+    while last + step in allowed:
+        last += step
+    return first, last, step
+
+
+_MOST_TRIED = 4096
+
+
+def _dim(name: str, least: int | None, most: int | None, step: int) -> Any:
+    if step == 1 or least is None or most is None:
+        return Dim(name, min=least, max=most)
+    size = step * Dim(name, min=least // step, max=most // step)
+    return size + least % step if least % step else size
+
+
+def _bound(value: Any) -> int | None:
+    """A bound as a number; None where there is none."""
+    return int(value) if value.is_Integer else None
+
+
+def _derived(dim: Any, polynomial: Any) -> Any:
+    """The size that a polynomial gives for a dimension, if it is the dimension, a multiple, or longer by a number."""
+    step, *offset = map(int, polynomial.all_coeffs()) if polynomial else (0,)
+    if len(offset) != 1 or step < 1:
+        return Dim.AUTO
+    size = dim if step == 1 else step * dim
+    return size + offset[0] if offset[0] else size
+
+
+def needs_export(program: ExportedProgram) -> bool:
+    """Whether a program has symbols of one value, or with other sizes than its ranges say."""
+    symbols = {symbol for shape in input_shapes(program) for size in shape or () for symbol in size.free_symbols}
+    return any(
+        _is_single(program, symbol) or _guarded_sizes(program, symbol) != (_bound(lower), _bound(upper), 1)
+        for symbol in symbols
+        if (bounds := program.range_constraints.get(symbol))
+        for lower, upper in [(bounds.lower, bounds.upper)]
+    )
+
+
+def export_again(
+    module: torch.nn.Module, program: ExportedProgram, example: Sequence[Any], spec: pytree.TreeSpec, *, strict: bool
+) -> ExportedProgram:
+    """Exports a module for the sizes that a program takes; `spec` is that of flat arguments."""
+    args, kwargs = pytree.tree_unflatten(list(example), spec)
+    sizes = dynamic_sizes(program)
+    try:
+        shapes = sizes_collection(example, sizes)
+        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
+    except UserError:  # a guard that each `Dim` has to allow, and that `Dim.AUTO` did, when `program` was made
+        shapes = sizes_collection(example, [_guarded(dynamic) for dynamic in sizes])
+        again = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
+        _restore_minimum(program, again)
+        return again
+
+
+def _restore_minimum(program: ExportedProgram, again: ExportedProgram) -> None:
+    """Writes to the ranges of a program, exported again with `Dim.AUTO`, that 1 is a size where it was one before."""
+    for before, after in zip(input_shapes(program), input_shapes(again), strict=True):
+        for old, new in zip(before or (), after or (), strict=True):
+            known, found = program.range_constraints.get(old), again.range_constraints.get(new)
+            if known is not None and found is not None and known.lower < 2 == found.lower:
+                again.range_constraints[new] = ValueRanges(known.lower, found.upper)
+
+
+def _guarded(sizes: dict[int, Any]) -> dict[int, Any]:
+    """Dynamic sizes of an input within the same bounds, as far as guards allow."""
+    return {index: Dim.AUTO(min=size.min, max=_finite(size.max)) for index, size in sizes.items()}
+
+
+def _finite(bound: Any) -> int | None:
+    return bound if isinstance(bound, int) else None
+
+
+def sizes_collection(inputs: Sequence[Any], sizes: Sequence[dict[int, Any]]) -> ShapesCollection | None:
+    """Dynamic sizes by tensor, as torch.export takes them; None if there are none."""
+    shapes = ShapesCollection()
+    for value, dynamic in zip(inputs, sizes, strict=True):
+        if dynamic:
+            shapes[value] = dynamic
+    return shapes if any(sizes) else None

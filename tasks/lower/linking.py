@@ -1,0 +1,156 @@
+"""Links delegates into programs, and moves weights to a file of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from executorch.exir import ExecutorchProgramManager
+from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+from executorch.exir._serialize.data_serializer import DataPayload
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec
+from torch.fx import Node
+
+from ...artifacts.ref import ArtifactRef
+from ...errors import SourceError, TargetError
+from ...formats.pte.reader import map_file
+from ..codecs.delegates import DelegateResult
+from ..codecs.payload import save_data_file
+from ..engine.stage import Workspace
+from .graphs import lowered_modules
+from .state import SHARED
+
+TAG = "_default_external_constant"
+"""The name of the file of all weights in exir.passes.external_constants_pass; delegates' data goes to it too."""
+
+_WEIGHTS = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
+
+
+def file_of(placeholder: Node) -> str | None:
+    """The file of a constant, as with `external_constants=True` (exir/passes/external_constants_pass.py).
+
+    State that methods share stays in the `.pte`, also where a method only reads it: otherwise loading that method would
+    reset it.
+    """
+    return None if placeholder.meta.get(SHARED) else TAG
+
+
+def place_named_data(output: NamedDataStoreOutput | None, *, external: bool) -> NamedDataStoreOutput | None:
+    """A delegate's named data in the `.pte`, or all of it in the file of weights, wherever its backend put it.
+
+    Nothing changes for the delegate: at run time it finds data by key in either.
+    """
+    if output is None:
+        return None
+    entries = dict(output.pte_data)
+    for others in output.external_data.values():
+        entries |= others
+    external_data = {TAG: entries} if external and entries else {}
+    return replace(output, pte_data={} if external else entries, external_data=external_data)
+
+
+def rename_clashing_weights(programs: Mapping[str, ExportedProgram]) -> None:
+    """Renames weights that have one name and differ between methods: in a `.ptd` a name is a key.
+
+    The emitter would keep the last method's only (`_save_to_external_constant_map` of exir/emit/_emitter.py in
+    executorch 1.5.1).
+    """
+    taken = {spec.target for program in programs.values() for spec in program.graph_signature.input_specs}
+    for method, _, name in list(_clashes(programs)):
+        new = f"{method}.{name}"
+        while new in taken:
+            new = f"{method}.{new}"
+        taken.add(new)
+        _rename(programs[method], name, new)
+
+
+def save_data(emitted: ExecutorchProgramManager, work: Workspace) -> ArtifactRef:
+    """Stores a payload's external weights as one file (payload/ptd), an empty one where it has none.
+
+    Raises:
+        TargetError: a pass of `to_executorch` made constants of one name that differ between methods.
+    """
+    clash = next(_clashes({method: emitted.exported_program(method) for method in sorted(emitted.methods)}), None)
+    if clash:
+        method, owner, name = clash
+        raise TargetError(
+            f"the methods {owner!r} and {method!r} have different constants that are both called {name!r}, so that a "
+            ".ptd file cannot hold them; leave compile.do_quant_fusion_and_const_prop or output.external_data out"
+        )
+    folder = work.scratch / "data"
+    folder.mkdir()
+    path = folder / f"{TAG}.ptd"
+    if emitted._tensor_data:  # noqa: SLF001 - `write_tensor_data_to_file` asserts that there is any
+        emitted.write_tensor_data_to_file(folder)
+    else:
+        path.write_bytes(bytes(FlatTensorSerializer().serialize(DataPayload([], {}))))
+    return save_data_file(map_file(path), work.store)
+
+
+def _clashes(programs: Mapping[str, ExportedProgram]) -> Iterator[tuple[str, str, str]]:
+    """Weights that differ from those of the same name of an earlier method: method, the earlier one, name."""
+    owners: dict[str, tuple[str, torch.Tensor]] = {}
+    for method, program in programs.items():
+        for spec, value in _weights(program):
+            owner, theirs = owners.setdefault(spec.target, (method, value))
+            if owner != method and not _same(value, theirs):
+                yield method, owner, spec.target
+
+
+def _weights(program: ExportedProgram) -> Iterator[tuple[InputSpec, torch.Tensor]]:
+    """The weights of a program that are external: neither state nor constants that are written in code.
+
+    Torch names the latter, and exir.passes.external_constants_pass knows them by those names.
+    """
+    changed = set(program.graph_signature.buffers_to_mutate.values())
+    for spec in program.graph_signature.input_specs:
+        name = spec.target
+        if spec.kind in _WEIGHTS and name not in changed and "_lifted_tensor" not in spec.arg.name:
+            yield spec, program.state_dict[name] if name in program.state_dict else program.constants[name]
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+        return False
+    return one.data_ptr() == other.data_ptr() or bool(torch.equal(one, other))
+
+
+def _rename(program: ExportedProgram, name: str, new: str) -> None:
+    for spec in program.graph_signature.input_specs:
+        if spec.kind in _WEIGHTS and spec.target == name:
+            spec.target = new
+    for values in (program.state_dict, program.constants):
+        if name in values:
+            values[new] = values.pop(name)
+
+
+def check_outputs(method: str, program: ExportedProgram) -> None:
+    """Raises SourceError for an output that the emitter does not take (exir/emit/_emitter.py, `_emit_spec`)."""
+    for position, spec in enumerate(program.graph_signature.output_specs):
+        value = getattr(spec.arg, "value", None)
+        if value is not None and not isinstance(value, bool | int | float):
+            raise SourceError(
+                f"output {position} of method {method!r} is {value!r}, a {type(value).__name__}: files return tensors, "
+                "numbers, bool and None; leave it out, or make it a constant method"
+            )
+
+
+def link_delegates(program: ExportedProgram, delegates: Sequence[DelegateResult], *, external: bool) -> None:
+    """Puts what `preprocess` made of each partition in its place, in their order; see `place_named_data`."""
+    for (owner, name, unlinked), delegate in zip(list(lowered_modules(program)), delegates, strict=True):
+        lowered = LoweredBackendModule(
+            edge_program=unlinked.original_module,
+            backend_id=delegate.backend_id,
+            processed_bytes=delegate.processed_bytes,
+            compile_specs=[CompileSpec(key, value) for key, value in delegate.compile_specs],
+            named_data_store_output=place_named_data(delegate.named_data, external=external),
+        )
+        lowered.meta = {"debug_handle_map": delegate.debug_handle_map}
+        if delegate.delegate_info_meta is not None:
+            lowered.meta["_delegate_info_meta"] = delegate.delegate_info_meta
+        setattr(owner, name, lowered)

@@ -1,0 +1,838 @@
+"""How a model is lowered: the DAG of its stages, to be read from top to bottom."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import Any
+
+from ...artifacts.digest import canonical_json
+from ...artifacts.ref import ArtifactRef
+from ...configs.sources import BuilderSource
+from ...configs.verification import AccuracyGate
+from ...errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
+from ...formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
+from ..engine.keys.versions import host_capability
+from ..engine.runner import CutShort, Done, NotCached, UserCode, first_of, together
+from ..engine.stage import Stage, is_known
+from ..results.accuracy import Scores
+from ..results.causes import Circumstance, add_known_causes, is_worth_diagnosing
+from ..results.delivered import DEBUG_ROLES
+from ..results.diagnosis import Diagnosis, add_findings
+from ..results.layer_search import Attempt, FoundLayers, next_count, rank_layers
+from ..results.numerics import NodeLosses
+from ..stages.aten_passes import AtenPasses
+from ..stages.baseline import Baseline
+from ..stages.bisect import Bisect
+from ..stages.bisect_payload import BisectPayload
+from ..stages.calibration import Calibration
+from ..stages.compile import Compile
+from ..stages.diagnose import Diagnose
+from ..stages.edge import Edge
+from ..stages.edge_manager_passes import EdgeManagerPasses
+from ..stages.evaluate import Evaluate
+from ..stages.export import Export
+from ..stages.fold_batch_norms import FoldBatchNorms
+from ..stages.gate import Gate, judge
+from ..stages.ladder import Ladder, RungParams
+from ..stages.pack import Pack, PackedPayload
+from ..stages.partition import Partition
+from ..stages.preprocess import Preprocess
+from ..stages.quantize import Quantize
+from ..stages.report import Report
+from ..stages.serialize import Serialize
+from ..stages.source_transform import SourceTransform
+from ..stages.verify import Verify
+from .model import PlannedRecipe, PlannedSpecialization, params_of
+from .params import (
+    aten_pass_params,
+    compile_params,
+    diagnose_params,
+    edge_params,
+    edge_params_with_passes,
+    export_params,
+    fields_of,
+    manager_pass_params,
+    metadata_params,
+    quantize_params,
+    report_params,
+    source_transform_params,
+)
+from .runs import ModelRun, RecipeRun
+
+STAGES: tuple[type[Stage], ...] = (
+    Export,
+    Diagnose,
+    SourceTransform,
+    FoldBatchNorms,
+    Calibration,
+    Quantize,
+    AtenPasses,
+    Edge,
+    EdgeManagerPasses,
+    Partition,
+    Preprocess,
+    Compile,
+    Pack,
+    Serialize,
+    Ladder,
+    Bisect,
+    BisectPayload,
+    Verify,
+    Baseline,
+    Evaluate,
+    Gate,
+    Report,
+)
+"""Every stage, in the order in which a model goes through them; ``--until`` goes by it."""
+
+
+def check_stage(name: str) -> str:
+    """The name of a stage; raises InputError with a close one, or with all names, where there is none."""
+    known = [stage.name for stage in STAGES]
+    if name in known:
+        return name
+    if close := difflib.get_close_matches(str(name).lower().removeprefix("to_"), known, n=1):
+        raise InputError(f"there is no stage {name!r}; did you mean {close[0]!r}?")
+    raise InputError(f"there is no stage {name!r}; stages: {', '.join(known)}")
+
+
+def stages_after(until: str | None) -> frozenset[str]:
+    """Names of the stages after one; none where everything is to run."""
+    names = [stage.name for stage in STAGES]
+    return frozenset(names[names.index(until) + 1 :]) if until else frozenset()
+
+
+@dataclass(frozen=True)
+class Exports:
+    """A model, exported."""
+
+    methods: Mapping[str, Export.Outputs]  # by name, in the model's order
+    source: Mapping[str, Any]  # key fields of its code, with all that the first method's export was seen to load
+
+    @property
+    def first(self) -> Export.Outputs:
+        """The export of the first method, which is the one that constants, assets and metadata are taken from."""
+        return next(iter(self.methods.values()))
+
+    @property
+    def programs(self) -> dict[str, ArtifactRef]:
+        return {method: export.program for method, export in self.methods.items()}
+
+    @property
+    def examples(self) -> dict[str, ArtifactRef]:
+        return {method: export.examples for method, export in self.methods.items()}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A method's ATen program as all specializations take it, and what was made on the way if a recipe asks for it."""
+
+    program: ArtifactRef
+    transformed: SourceTransform.Outputs | None
+    samples: ArtifactRef | None  # that quantizers observed in place of the examples
+    quantized: Quantize.Outputs | None
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The result of a specialization: its programs by method, and the payload."""
+
+    edges: Mapping[str, Edge.Outputs]  # whole, after the recipe's own functions over all of them
+    linked: Mapping[str, ArtifactRef]  # that the payload was compiled from
+    compiled: Compile.Outputs
+
+
+@dataclass
+class ProgramsSoFar:
+    """Programs of a recipe, each added once it is made: if a later stage fails, the ladder still shows these."""
+
+    transformed: dict[str, ArtifactRef] = field(default_factory=dict)  # by method
+    quantized: dict[str, ArtifactRef] = field(default_factory=dict)  # by method
+    edges: dict[str, dict[str, Edge.Outputs]] = field(default_factory=dict)  # by specialization and method
+    payloads: dict[str, Payload] = field(default_factory=dict)  # by specialization
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """A recipe's ladder: the call of the stage, what came of it, and the payloads that are its last rungs."""
+
+    params: Ladder.Params
+    inputs: Ladder.Inputs
+    outputs: Ladder.Outputs
+    payloads: Mapping[str, Payload]  # by specialization
+
+
+async def lower_model(run: ModelRun) -> dict[str, Report.Outputs | Exception]:
+    """Lowers every recipe of a model; a recipe that fails does not keep the others from being made."""
+    if not run.model.recipes:
+        return {}
+    exports = await export_methods(run)
+    recipes = {recipe.name: run.of_recipe(recipe, stages_after(recipe.until)) for recipe in run.model.recipes}
+    lowering = {name: lower_recipe(recipe_run, exports) for name, recipe_run in recipes.items()}
+    return await together(lowering, return_exceptions=True)
+
+
+async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
+    """Lowers a model with one recipe: payloads, the file, its proofs, and the provenance."""
+    run.plan.check_methods(exports.methods)
+    recipe = await search_layers(run, exports)
+    run, so_far = replace(run, plan=recipe), ProgramsSoFar()
+    try:
+        prepared, payloads = await make_payloads(run, exports, so_far)
+        file = await serialize(run, exports, payloads)
+    except (NotCached, CutShort):
+        raise
+    except Exception:
+        with suppress(CutShort):
+            await compare_programs(run, exports, so_far)  # for whoever looks for what is wrong
+        raise
+    proofs = {
+        "figures": verify(run, exports, prepared, so_far, file),
+        "accuracy": score(run, exports, file),
+        "numerics": compare_programs(run, exports, so_far),
+    }
+    proven: dict[str, Any] = await together(proofs)
+    compiled = {name if recipe.fat else "": payload.compiled for name, payload in payloads.items()}
+    debugging = compiled if recipe.debugs else {}
+    debug_refs: dict[str, Any] = {
+        role: {payload: getattr(outputs, role) for payload, outputs in debugging.items()} for role in DEBUG_ROLES
+    }
+    return await run(
+        Report,
+        report_params(run, payloads),
+        Report.Inputs(
+            file=file.file,
+            data=file.data,
+            assets=exports.first.assets,
+            origin=file.origin,
+            examples=exports.examples,
+            quantization={
+                method: last.reached
+                for method, made in prepared.items()
+                if (last := made.quantized or made.transformed) and last.reached
+            },
+            **proven,
+            **debug_refs,
+        ),
+    )
+
+
+async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
+    """The recipe that leaves the fewest layers in floating point with which the file passes its gate.
+
+    That is the recipe itself, unless it asks for a search. Raises AccuracyMissed if no file passes that the search
+    makes.
+    """
+    recipe, gate = run.plan, run.plan.gate
+    if recipe.search is None or gate is None:
+        return recipe
+    attempts: list[Attempt] = []
+    ranked: tuple[str, ...] = ()
+    while len(attempts) < recipe.search.budget and (count := next_count(attempts, len(ranked))) is not None:
+        attempt = run.attempt(recipe.without(ranked[:count]))
+        prepared, payloads = await make_payloads(attempt, exports, ProgramsSoFar())
+        file = await serialize(attempt, exports, payloads)
+        bounds, refs = await make_scores(attempt, gate, exports, file)
+        if not all(map(is_known, refs.values())):
+            return recipe  # planned for a store that does not have them
+        scores = {role: Scores.from_json(run.read_json(ref)) for role, ref in refs.items()}
+        judged = judge(bounds, scores["scores"], scores.get("baseline"))
+        attempts.append(Attempt(count, judged.worst, passes=not judged.misses()))
+        if not (ranked or attempts[-1].passes):
+            ranked = await rank(attempt, exports, prepared)
+    passing = [attempted.layers for attempted in attempts if attempted.passes]
+    if not passing:
+        best = max(attempts, key=lambda attempted: attempted.score)
+        raise AccuracyMissed(
+            f"no file passes that `quantize.search` made. Of {len(attempts)} ({recipe.search.budget} are allowed), the "
+            f"best scores {best.score:.6g}, with {best.layers} of {len(ranked)} layers in floating point; allow more "
+            "with `budget`, or accept a larger `drop`"
+        )
+    layers = ranked[: min(passing)]
+    chosen = recipe.without(layers)
+    blobs = {blob for program in exports.programs.values() for blob in run.store.objects_of(program)}
+    size = sum(blob.size for blob in blobs)
+    return replace(chosen, found=FoundLayers(layers, chosen.excluded, len(ranked), tuple(attempts), size))
+
+
+async def rank(run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared]) -> tuple[str, ...]:
+    """The layers that lose something by quantization, the largest loss first."""
+    compared = dict[str, Awaitable[Bisect.Outputs]]()
+    for method, made in prepared.items():
+        if made.quantized:
+            before = made.transformed.program if made.transformed else exports.methods[method].program
+            examples = exports.methods[method].examples
+            inputs = Bisect.Inputs(before=before, after=made.quantized.program, origin=before, examples=examples)
+            compared[method] = run(Bisect, Bisect.Params(host=host_capability()), inputs, method=method)
+    losses = await together(compared)
+    return rank_layers(NodeLosses.from_json(run.read_json(outputs.nodes)) for outputs in losses.values())
+
+
+async def make_payloads(
+    run: RecipeRun, exports: Exports, so_far: ProgramsSoFar
+) -> tuple[dict[str, Prepared], dict[str, Payload]]:
+    """Prepares every method's ATen program, and lowers them for each specialization at once."""
+    recipe = run.plan
+    prepared = await together({method: prepare(run, method, exports, so_far) for method in exports.methods})
+    forks = {spec.name: lower_specialization(run, spec, exports, prepared, so_far) for spec in recipe.specializations}
+    outcomes = await together(forks, return_exceptions=True)
+    payloads = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Payload)}
+    so_far.payloads |= payloads
+    failures = [
+        outcome
+        for spec in recipe.specializations
+        if isinstance(outcome := outcomes[spec.name], Exception)
+        and (spec.required or not recipe.fat or isinstance(outcome, NotCached | CutShort))
+    ]
+    if failures:
+        raise first_of(failures)
+    return prepared, payloads
+
+
+async def lower_specialization(
+    run: RecipeRun,
+    spec: PlannedSpecialization,
+    exports: Exports,
+    prepared: Mapping[str, Prepared],
+    so_far: ProgramsSoFar,
+) -> Payload:
+    """Lowers all methods for one backend, into one payload."""
+    whole = so_far.edges.setdefault(spec.name, {})
+    lowering = {}
+    for method, own in {method: edge_params_with_passes(run, spec, method) for method in prepared}.items():
+        inputs, why = Edge.Inputs(program=prepared[method].program), Edge.takes_weights(own)
+        lowering[method] = run.on_graph(Edge, own, inputs, why, method=method, payload=spec.name)
+    await together(lowering, into=whole)
+    edges = await edge_manager_passes(run, spec, exports, whole)
+    delegating = [method for method in prepared if spec.target_of(method).delegates]
+    parts = await together({method: partition(run, spec, method, edges) for method in delegating})
+    partitioned = {method: part.program for method, part in parts.items()}
+    delegates = None
+    if partitioned:
+        targets, linking = spec.delegating(parts), Preprocess.Inputs(program=partitioned)
+        preprocessed = await run(Preprocess, Preprocess.Params(targets=targets), linking, payload=spec.name)
+        delegates = preprocessed.delegates
+    programs = {method: edge.program for method, edge in edges.items()}
+    linked = programs | partitioned
+    compiled = await run(
+        Compile,
+        compile_params(run, spec, prepared),
+        Compile.Inputs(
+            program=linked,
+            constants=exports.first.constants,
+            delegates=delegates,
+            edge=programs if run.plan.debugs else {},
+        ),
+        payload=spec.name,
+    )
+    return Payload(edges, linked, compiled)
+
+
+async def export_methods(run: ModelRun) -> Exports:
+    """Exports every method; which there are is known when the first one has been exported."""
+    first = await export(run, None)
+    source, outputs = first.call.params.source, first.outputs
+    names = run.read_json(outputs.methods) if is_known(outputs.methods) else ["forward"]
+    others = await together({method: export(run, method) for method in names[1:]})
+    if unknown := sorted(set(run.model.calibration) - set(names)):
+        raise SourceError(f"calibration names the methods {unknown}; the model has {names}")
+    methods = {names[0]: outputs, **{method: done.outputs for method, done in others.items()}}
+    check_one_build(run, methods)
+    return Exports(methods, source)
+
+
+def check_one_build(run: ModelRun, exports: Mapping[str, Export.Outputs]) -> None:
+    """Raises SourceError unless all methods have weights of one model: each is exported from a build of its own."""
+    refs = {method: export.weights for method, export in exports.items()}
+    built = {method: run.read_json(ref) for method, ref in refs.items() if ref and is_known(ref)}
+    for method, weights in built.items():
+        first = next(iter(built))
+        for owner, digests in weights.items():
+            for name in sorted(digests):
+                if built[first].get(owner, {}).get(name) != digests[name]:
+                    raise SourceError(
+                        f"the builder makes another model each time: parameter {name!r} of method {owner!r} had other "
+                        f"values when {method!r} was exported than when {first!r} was. Let it draw random numbers from "
+                        "torch, numpy or random, which `seed` sets, and read files that do not change; then export "
+                        "the model again with --refresh"
+                    )
+
+
+async def export(run: ModelRun, method: str | None) -> Done:
+    """Exports one method; None for the model's first one, whose name is not known yet."""
+    watch_name, source = run.model.watch_name(method), run.model.source
+    try:
+        return await run.call(
+            run.step(Export.name, method or ""),
+            Export,
+            export_params(run, method, watch_name),
+            user_code=UserCode(watch_name, source) if source else None,
+        )
+    except PteforgeError as error:
+        if is_worth_diagnosing(error):
+            with suppress(Exception):  # the run has it; the error to report is that of the export
+                add_findings(error, (await diagnose(run, method)).relevant)
+        add_known_causes(Export.name, error)
+        raise
+
+
+async def diagnose(run: ModelRun, method: str | None) -> Diagnosis:
+    """Finds out whether a method can be exported, and why not; None for the model's first one."""
+    params, user_code = diagnose_params(run, method)
+    outputs = await run(Diagnose, params, method=method or "", user_code=user_code)
+    return Diagnosis.from_json(run.read_json(outputs.diagnosis))
+
+
+async def diagnose_methods(run: ModelRun) -> dict[str, Diagnosis | Exception]:
+    """Diagnoses every method of a model; what was raised in place of a diagnosis, for those that have none."""
+    first = await diagnose(run, None)
+    diagnoses = {method: diagnose(run, method) for method in first.methods[1:]}
+    others = await together(diagnoses, return_exceptions=True)
+    return {first.method: first, **others}
+
+
+async def prepare(run: RecipeRun, method: str, exports: Exports, so_far: ProgramsSoFar) -> Prepared:
+    """The program of a method that is lowered for all specializations."""
+    export = exports.methods[method]
+    transformed = await transform(run, method)
+    program = transformed.program if transformed else export.program
+    if transformed:
+        so_far.transformed[method] = program
+    program = await fold_batch_norms(run, method, program, export)
+    samples = await calibrate(run, method)
+    quantized = await quantize(run, method, program, exports, transformed, samples)
+    if quantized:
+        program = so_far.quantized[method] = quantized.program
+    return Prepared(await aten_passes(run, method, program), transformed, samples, quantized)
+
+
+async def transform(run: RecipeRun, method: str) -> SourceTransform.Outputs | None:
+    """Exports a method again, where the recipe transforms its module or quantizers observe batches."""
+    if not (run.plan.recipe.source_transforms or run.plan.observes_any_batch(method)):
+        return None
+    params, user_code = source_transform_params(run, method)
+    return await run(SourceTransform, params, method=method, user_code=user_code)
+
+
+async def fold_batch_norms(run: RecipeRun, method: str, program: ArtifactRef, export: Export.Outputs) -> ArtifactRef:
+    """The program of a method without batch norms, where it has some that can be folded and nothing changes them."""
+    recipe = run.plan.recipe
+    if not recipe.fold_batch_norms or export.batch_norms is None or recipe.compile.share_mutable_buffers:
+        return program
+    outputs = await run(FoldBatchNorms, FoldBatchNorms.Params(), FoldBatchNorms.Inputs(program=program), method=method)
+    return outputs.program
+
+
+async def aten_passes(run: RecipeRun, method: str, program: ArtifactRef) -> ArtifactRef:
+    """The program of a method after the recipe's own functions over it, if there are any."""
+    if not run.plan.recipe.aten_passes:
+        return program
+    outputs = await run(AtenPasses, aten_pass_params(run, method), AtenPasses.Inputs(program=program), method=method)
+    return outputs.program
+
+
+async def calibrate(run: RecipeRun, method: str) -> ArtifactRef | None:
+    """The samples that quantizers observe, where the recipe quantizes the method and the model has some."""
+    model = run.model
+    if not (run.plan.quantizes(method) and method in model.calibration):
+        return None
+    dataset = model.calibration[method]
+    source = dataset and BuilderSource(builder=dataset.dataset, kwargs=dataset.kwargs, files=dataset.files)
+    params = Calibration.Params(
+        source=fields_of(run, source) if source else {}, seed=model.seed, samples=dataset.samples if dataset else 0
+    )
+    return (await run(Calibration, params, method=method)).samples
+
+
+async def quantize(
+    run: RecipeRun,
+    method: str,
+    program: ArtifactRef,
+    exports: Exports,
+    transformed: SourceTransform.Outputs | None,
+    samples: ArtifactRef | None,
+) -> Quantize.Outputs | None:
+    """Quantizes the program of a method on its samples, or else its examples, where the recipe quantizes it."""
+    recipe, export = run.plan, exports.methods[method]
+    if not recipe.quantizes(method):
+        return None
+    shares = recipe.recipe.compile.share_mutable_buffers
+    inputs = Quantize.Inputs(
+        program=program,
+        examples=export.examples,
+        samples=samples,
+        transformed=transformed.reached if transformed else None,
+        shaped=export.program if recipe.observes_any_batch(method) else None,
+        others={other: made for other, made in exports.programs.items() if shares and other != method},
+    )
+    return await run(Quantize, quantize_params(run), inputs, method=method)
+
+
+async def edge_manager_passes(
+    run: RecipeRun, spec: PlannedSpecialization, exports: Exports, edges: Mapping[str, Edge.Outputs]
+) -> Mapping[str, Edge.Outputs]:
+    """The Edge programs after the recipe's own functions over all of them, if there are any for whole programs."""
+    passes = manager_pass_params(run, Partition.name)
+    if not passes:
+        return edges
+    inputs = EdgeManagerPasses.Inputs(
+        program={method: edge.program for method, edge in edges.items()}, constants=exports.first.constants
+    )
+    changing = {
+        method: run(
+            EdgeManagerPasses,
+            EdgeManagerPasses.Params(method=method, passes=passes),
+            inputs,
+            method=method,
+            payload=spec.name,
+        )
+        for method in edges
+    }
+    changed = await together(changing)
+    return {method: Edge.Outputs(program=own.program, state=own.state) for method, own in changed.items()}
+
+
+async def partition(
+    run: RecipeRun, spec: PlannedSpecialization, method: str, edges: Mapping[str, Edge.Outputs]
+) -> Partition.Outputs:
+    """One method's partitions, unlinked. Methods that share state see which buffers the others change."""
+    shares = run.plan.recipe.compile.share_mutable_buffers
+    params = Partition.Params(target=params_of(spec.target_of(method)), edge=edge_params(run.plan, spec, method))
+    inputs = Partition.Inputs(
+        program=edges[method].program,
+        state={other: edge.state for other, edge in edges.items() if shares and other != method},
+    )
+    why = Partition.takes_weights(params)
+    return await run.on_graph(Partition, params, inputs, why, method=method, payload=spec.name)
+
+
+async def serialize(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]) -> Serialize.Outputs:
+    """The file: the only payload, or a container of several behind an outer program."""
+    recipe = run.plan
+    output, fallback = recipe.recipe.output, recipe.specializations[-1]
+    compiled = payloads[fallback.name].compiled
+    of_source = exports.first.metadata if (run.model.metadata or {}).get("from_source", True) else None
+    sizes = {method: export.sizes for method, export in exports.methods.items() if export.sizes}
+    described = run.model.metadata is not None or of_source is not None
+    return await run(
+        Serialize,
+        Serialize.Params(
+            form=output.form,
+            methods=tuple(exports.methods),
+            backends=(BACKEND_ID,) if recipe.fat else fallback.backends,
+            external_data=output.external_data,
+            metadata=metadata_params(run, payloads, described=described) if described or sizes else None,
+        ),
+        Serialize.Inputs(
+            payload=compiled.payload,
+            container=await pack(run, exports, payloads) if recipe.fat else None,
+            data=compiled.data if output.external_data and not recipe.fat else None,
+            metadata=of_source,
+            sizes=sizes,
+        ),
+    )
+
+
+async def pack(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]) -> ArtifactRef:
+    recipe = run.plan
+    present = [spec for spec in recipe.specializations if spec.name in payloads]
+    outputs = await run(
+        Pack,
+        Pack.Params(
+            payloads=tuple(PackedPayload(name=spec.name, backends=spec.backends) for spec in present),
+            methods=tuple(exports.methods),
+            alignment=max(BYTE_ALIGNMENT, recipe.recipe.compile.segment_alignment),
+            executorch_version=version("executorch"),
+            share_transposed=recipe.recipe.output.share_transposed,
+        ),
+        Pack.Inputs(payload={name: payload.compiled.payload for name, payload in payloads.items()}),
+    )
+    return outputs.container
+
+
+async def verify(
+    run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared], so_far: ProgramsSoFar, file: Serialize.Outputs
+) -> ArtifactRef:
+    """The figures of the file; adds to the error of one that is refused what can be done about it."""
+    try:
+        return await prove(run, exports, prepared, so_far, file)
+    except (StageFailed, VerificationFailed) as error:
+        if advice := await _advice(run, exports, prepared, so_far, str(error)):
+            error.args = (f"{error.args[0]}; {advice}",)
+        raise
+
+
+async def prove(
+    run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared], so_far: ProgramsSoFar, file: Serialize.Outputs
+) -> ArtifactRef:
+    """The figures of the file, which are within the recipe's bounds."""
+    recipe = run.plan
+    on_examples = judged_on_examples(recipe, prepared)
+    samples = {method: made.samples for method, made in prepared.items() if made.samples and method in on_examples}
+    quantized = {method: made.quantized for method, made in prepared.items() if made.quantized}
+    edges = so_far.payloads[recipe.specializations[0].name].edges if recipe.may_be_unverified else {}
+    inputs = Verify.Inputs(
+        file=file.file,
+        data=file.data,
+        quantized={method: outputs.program for method, outputs in quantized.items() if method in on_examples},
+        examples=exports.examples,
+        constants=exports.first.constants,
+        edge={method: edge.program for method, edge in edges.items()},
+        notes={
+            method: made.transformed.notes
+            for method, made in prepared.items()
+            if made.transformed and made.transformed.notes
+        },
+        calibration={method: outputs.calibration for method, outputs in quantized.items() if recipe.calibrates(method)},
+        samples=samples,
+        exported={method: exports.programs[method] for method in samples},
+    )
+    params = Verify.Params(bounds=recipe.bounds, host=host_capability(), on_examples=on_examples)
+    return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, so_far)))).figures
+
+
+def judged_on_examples(recipe: PlannedRecipe, methods: Iterable[str]) -> tuple[str, ...]:
+    """The methods whose activations have calibrated ranges, so that no bound applies to their random inputs.
+
+    Values beyond those of the examples or calibration samples are clipped there, however right the file is.
+    """
+    return () if recipe.asks_for_drawn_inputs else tuple(filter(recipe.calibrates, methods))
+
+
+def _circumstances(run: RecipeRun, so_far: ProgramsSoFar) -> Iterator[Circumstance]:
+    """What the cause of a failed verification may depend on."""
+    recipe = run.plan
+    if recipe.quantizers or recipe.recipe.source_transforms:
+        yield "quantized"
+    states = {method: edge.state for edges in so_far.edges.values() for method, edge in edges.items()}
+    if len(states) < 2 or recipe.recipe.compile.share_mutable_buffers:
+        return
+    with suppress(PteforgeError):  # whoever needs it says so
+        if any(run.read_json(state) for state in states.values() if is_known(state)):
+            yield "own state"
+
+
+async def _advice(
+    run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared], so_far: ProgramsSoFar, problem: str
+) -> str:
+    """What probably helps against a file's failed verification; empty where that is not known."""
+    recipe = run.plan
+    if "sequence" in problem and (state := _unshared_state(run, so_far)):
+        return (
+            f"several methods change {', '.join(map(repr, state))}, and each has a copy of its own: "
+            "`compile: {share_mutable_buffers: true}` in the recipe makes that one"
+        )
+    on_examples = recipe.calibrated_on_examples(prepared, run.model.calibration)
+    if on_examples and re.search(r"drawn \d+, output \d+: SQNR", problem):
+        return (
+            f"quantizers of {', '.join(map(repr, on_examples))} observed the example inputs only, and values beyond "
+            "theirs are clipped: give the model `calibration` samples like those that it will meet"
+        )
+    if not re.search(r"output \d+: SQNR", problem):
+        return ""
+    try:
+        return await _way_out(run, exports, await rank(run, exports, prepared))
+    except (NotCached, CutShort):
+        raise
+    except Exception:  # noqa: BLE001 - the failure that it is about is what counts
+        return ""
+
+
+async def _way_out(run: RecipeRun, exports: Exports, layers: tuple[str, ...]) -> str:
+    """How many of the layers that lose most by quantization have to stay in floating point, if half of them is enough.
+
+    Tried on files of its own, with a 16th of the layers, and then twice as many each time.
+    """
+    if not layers:
+        return ""
+    worst = f"quantization loses most in {', '.join(map(repr, layers[:_LAYERS_NAMED]))}, the worst one first"
+    for count in dict.fromkeys(-(-len(layers) * share // 16) for share in (1, 2, 4, 8)):
+        recipe = run.plan.without(layers[:count])
+        if await _passes(run.attempt(recipe), exports):
+            left = f"`quantize: {{exclude: {list(recipe.excluded)}}}` in the recipe"
+            return f"{worst}: the file passes with {count} of {len(layers)} layers in floating point, with {left}"
+    return f"{worst}, and the file does not pass with half of {len(layers)} layers in floating point"
+
+
+_LAYERS_NAMED = 4
+
+
+async def _passes(run: RecipeRun, exports: Exports) -> bool:
+    so_far = ProgramsSoFar()
+    with suppress(StageFailed, VerificationFailed):
+        prepared, payloads = await make_payloads(run, exports, so_far)
+        await prove(run, exports, prepared, so_far, await serialize(run, exports, payloads))
+        return True
+    return False
+
+
+def _unshared_state(run: RecipeRun, so_far: ProgramsSoFar) -> list[str]:
+    """Buffers that several methods change, each its own copy of them."""
+    if run.plan.recipe.compile.share_mutable_buffers:
+        return []
+    edges = so_far.edges[run.plan.specializations[0].name].values()
+    changed = Counter(name for edge in edges for name in run.read_json(edge.state))
+    return sorted(name for name, times in changed.items() if times > 1)
+
+
+async def score(run: RecipeRun, exports: Exports, file: Serialize.Outputs) -> ArtifactRef | None:
+    """The accuracy of the file, held against the recipe's gate, if it has one."""
+    if run.plan.gate is None:
+        return None
+    bounds, scores = await make_scores(run, run.plan.gate, exports, file)
+    return (await run(Gate, bounds, Gate.Inputs(**scores))).accuracy
+
+
+async def make_scores(
+    run: RecipeRun, gate: AccuracyGate, exports: Exports, file: Serialize.Outputs
+) -> tuple[Gate.Params, dict[str, ArtifactRef]]:
+    """The bounds of a gate, and the scores of the file and, if they are compared, of eager."""
+    seed, host = run.model.seed, host_capability()
+    evaluator = fields_of(run, gate.evaluator)
+    params = Evaluate.Params(evaluator=evaluator, seed=seed, host=host)
+    scoring: dict[str, Awaitable[Evaluate.Outputs | Baseline.Outputs]] = {
+        "scores": run(Evaluate, params, Evaluate.Inputs(file=file.file, data=file.data))
+    }
+    if gate.max_drop is not None:
+        eager = Baseline.Params(source=exports.source, evaluator=evaluator, seed=seed, host=host)
+        scoring["baseline"] = run(Baseline, eager)
+    scores = {role: outputs.scores for role, outputs in (await together(scoring)).items()}
+    return Gate.Params(evaluator=gate.evaluator.builder, floor=gate.floor, max_drop=gate.max_drop), scores
+
+
+async def compare_programs(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> ArtifactRef | None:
+    """The ladder of numerics: how far each program on the way to the file is from eager.
+
+    Made where the recipe changes numerics on purpose, or asks for it. The file does not depend on it.
+    """
+    recipe = run.plan
+    changes = bool(recipe.recipe.source_transforms) or any(map(recipe.quantizes, exports.methods))
+    if not (changes or recipe.recipe.verify.ladder):
+        return None
+    try:
+        return (await ladder(run, exports, so_far)).outputs.numerics
+    except (NotCached, CutShort):
+        raise
+    except Exception:  # noqa: BLE001 - the run has it; a file is none the worse for it
+        return None
+
+
+async def ladder(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> Climbed:
+    """Compares the programs that were made with eager, one rung each."""
+    recipe, payloads = run.plan, so_far.payloads
+    rungs, compared = [], dict[str, ArtifactRef]()
+    for rung, programs in ladder_rungs(recipe, exports, so_far):
+        rungs.append(rung)
+        compared |= {rung.key(method): program for method, program in programs.items()}
+    split = payloads.get(recipe.specializations[0].name) if recipe.recipe.output.payload_is_split else None
+    params = Ladder.Params(
+        rungs=tuple(rungs),
+        methods=tuple(exports.methods),
+        drawn_inputs=0 if judged_on_examples(recipe, exports.methods) else recipe.bounds.drawn_inputs,
+        host=host_capability(),
+    )
+    data = split.compiled.data if split else None
+    inputs = Ladder.Inputs(examples=exports.examples, rung=compared, data=data)
+    return Climbed(params, inputs, await run(Ladder, params, inputs), payloads)
+
+
+def ladder_rungs(
+    recipe: PlannedRecipe, exports: Exports, so_far: ProgramsSoFar
+) -> Iterator[tuple[RungParams, Mapping[str, ArtifactRef]]]:
+    """Every rung of a recipe, with those of its programs by method that were made."""
+    yield RungParams(name="exported"), exports.programs
+    if recipe.recipe.source_transforms:
+        yield RungParams(name="transformed"), so_far.transformed
+    if any(map(recipe.quantizes, exports.methods)):
+        yield RungParams(name="quantized"), so_far.quantized
+    sharing: dict[str, list[str]] = {}  # specializations whose Edge programs are the same
+    for spec in recipe.specializations:
+        params = [
+            [edge_params(recipe, spec, method).model_dump(), recipe.edge_options(spec, method).model_dump(mode="json")]
+            for method in exports.methods
+        ]
+        sharing.setdefault(canonical_json(params).decode(), []).append(spec.name)
+    for names in sharing.values():
+        edges = so_far.edges.get(names[0], {})
+        rung = RungParams(name="edge", specializations=tuple(names) if recipe.fat else ())
+        yield rung, {method: edge.program for method, edge in edges.items()}
+    for spec in recipe.specializations:
+        payload = so_far.payloads.get(spec.name)
+        rung = RungParams(name="payload", specializations=(spec.name,) if recipe.fat else ())
+        yield rung, dict.fromkeys(exports.methods, payload.compiled.payload) if payload else {}
+
+
+async def lower_to_ladder(run: ModelRun) -> dict[str, Climbed | Exception]:
+    """Lowers a model's recipes up to the ladder, without verification, so it also works on files that fail it."""
+    exports = await export_methods(run)
+
+    async def climb(recipe_run: RecipeRun) -> Climbed:
+        recipe_run.plan.check_methods(exports.methods)
+        so_far = ProgramsSoFar()
+        try:
+            await make_payloads(recipe_run, exports, so_far)
+        except (NotCached, CutShort):
+            raise
+        except Exception:  # noqa: BLE001, S110 - the run has it; the ladder shows the programs that were made
+            pass
+        return await ladder(recipe_run, exports, so_far)
+
+    recipes = {recipe.name: run.of_recipe(recipe, stages_after(recipe.until)) for recipe in run.model.recipes}
+    return await together({name: climb(made) for name, made in recipes.items()}, return_exceptions=True)
+
+
+async def bisect_rung(
+    run: RecipeRun, climbed: Climbed, before: RungParams, after: RungParams, method: str
+) -> Bisect.Outputs:
+    """Compares the operators of `after`, a rung that is not a payload, with those of the rung `before`."""
+    programs = climbed.inputs.rung
+    exported_again = after.name == "transformed"
+    exported, transformed = (RungParams(name="exported").key(method), RungParams(name="transformed").key(method))
+    origin = transformed if transformed in programs and not exported_again else exported
+    return await run(
+        Bisect,
+        Bisect.Params(exported_anew=exported_again, host=host_capability()),
+        Bisect.Inputs(
+            before=programs[before.key(method)],
+            after=programs[after.key(method)],
+            origin=programs[origin],
+            examples=climbed.inputs.examples[method],
+        ),
+        method=method,
+        payload="+".join(after.specializations) or after.name,
+    )
+
+
+async def bisect_payload(
+    run: RecipeRun, climbed: Climbed, rung: RungParams, method: str, *, least_db: float, drop_db: float
+) -> BisectPayload.Outputs | None:
+    """Finds the delegates and operators of a payload that lose; None for one that was not made."""
+    (spec,) = [spec for spec in run.plan.specializations if not run.plan.fat or spec.name in rung.specializations]
+    payload = climbed.payloads.get(spec.name)
+    if payload is None:
+        return None
+    return await run(
+        BisectPayload,
+        BisectPayload.Params(
+            method=method,
+            target=params_of(spec.target_of(method)),
+            least_db=least_db,
+            drop_db=drop_db,
+            drawn_inputs=climbed.params.drawn_inputs,
+            host=host_capability(),
+        ),
+        BisectPayload.Inputs(
+            program=payload.linked[method],
+            payload=payload.compiled.payload,
+            examples=climbed.inputs.examples[method],
+            data=climbed.inputs.data,
+        ),
+        method=method,
+        payload=spec.name,
+    )

@@ -1,0 +1,233 @@
+"""From a recipe to the params of the stages that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from ...artifacts.digest import canonical_json, digest_json
+from ...configs.quantize import CallableTransform, TorchaoTransform
+from ...configs.quantize import SourceTransform as Transform
+from ...configs.sources import BuilderSource, ProgramSource
+from ..engine.keys.search import ModuleSearch
+from ..engine.keys.source import source_fields
+from ..engine.keys.versions import host_capability
+from ..engine.runner import UserCode
+from ..engine.stage import CallableParams, TargetParams
+from ..quantize.torchao_configs import TorchaoParams, class_name
+from ..stages.aten_passes import AtenPasses
+from ..stages.compile import Compile, EmissionPassParams
+from ..stages.diagnose import Diagnose
+from ..stages.edge import Edge, PassParams
+from ..stages.edge_manager_passes import ManagerPassParams
+from ..stages.export import Export
+from ..stages.quantize import Quantize
+from ..stages.report import Report
+from ..stages.serialize import MetadataParams
+from ..stages.source_transform import SourceTransform
+from .model import PlannedRecipe, PlannedSpecialization, params_of
+from .runs import RecipeRun, StageCalls
+
+ORIGIN_FORMAT = 1
+"""Version of what the provenance digest in a file's metadata is of."""
+
+
+def export_params(run: StageCalls, method: str | None, watch_name: str) -> Export.Params:
+    """Params of `export`; a model in memory has no source, and its key is completed by whoever exports it."""
+    model = run.model
+    watched = run.store.ledger.watched(watch_name) if model.source else ()
+    return Export.Params(
+        source=fields_of(run, model.source, watched) if model.source else {},
+        method=method,
+        seed=model.seed,
+        strict=model.strict,
+        dynamic_shapes=model.dynamic_shapes,
+        drawn_inputs=model.random_inputs,
+        host=host_capability() if model.source else "",
+    )
+
+
+def diagnose_params(run: StageCalls, method: str | None) -> tuple[Diagnose.Params, UserCode | None]:
+    """Params of `diagnose`, which are those of `export` without what only eager's figures depend on."""
+    watch_name = canonical_json(["diagnose", run.model.watch_name(method)]).decode()
+    params = Diagnose.Params(**export_params(run, method, watch_name).model_dump(exclude={"drawn_inputs", "host"}))
+    return params, UserCode(watch_name, run.model.source) if run.model.source else None
+
+
+def source_transform_params(run: RecipeRun, method: str) -> tuple[SourceTransform.Params, UserCode | None]:
+    """Params of `source_transform`, with digests of the user's code, and that code."""
+    model, transforms = run.model, run.plan.recipe.source_transforms
+    callables = tuple(source for made in transforms if (source := _code_of(made)))
+    called = [[made.builder, made.kwargs] for made in callables]
+    watch_name = canonical_json(["source_transform", model.watch_name(method), called]).decode()
+    shared = export_params(run, method, watch_name).model_dump(exclude={"drawn_inputs"})
+    params = SourceTransform.Params(
+        **shared,
+        transforms=tuple(_transform_params(run, made) for made in transforms),
+        dynamic_batch=run.plan.observes_any_batch(method),
+    )
+    return params, UserCode(watch_name, model.source, callables) if model.source else None
+
+
+def _code_of(made: Transform) -> BuilderSource | None:
+    """The user's function that a transform calls, if it calls one."""
+    if isinstance(made, CallableTransform):
+        return BuilderSource(builder=made.callable, kwargs=made.kwargs, files=made.files)
+    return BuilderSource(builder=made.filter_fn) if made.filter_fn else None
+
+
+def _transform_params(run: RecipeRun, made: Transform) -> TorchaoParams | CallableParams:
+    code = _code_of(made)
+    called = CallableParams(source=fields_of(run, code)) if code else None
+    if isinstance(made, TorchaoTransform):
+        return TorchaoParams(
+            config=class_name(made.torchao),
+            fields=made.params,
+            include=made.filter,
+            exclude=made.exclude,
+            layers=made.layers,
+            at_least=made.at_least,
+            filter_fn=called,
+        )
+    assert called  # noqa: S101 - the other kind of transform is a function
+    return called
+
+
+def edge_params(recipe: PlannedRecipe, spec: PlannedSpecialization, method: str) -> Edge.Params:
+    """How a method becomes an Edge program, without the recipe's own passes: no later stage has to know of those."""
+    options, target = recipe.edge_options(spec, method), spec.target_of(method)
+    keeping = target.decomposition_options() if options.preserve_for_target else None
+    passing = target.pass_options()
+    return Edge.Params(
+        preserve_for=None if keeping is None else TargetParams(name=target.name, options=keeping),
+        passes_of=None if passing is None else TargetParams(name=target.name, options=passing),
+        preserve_operators=options.preserve_operators,
+        check_ir_validity=options.check_ir_validity,
+        skip_dim_order=options.skip_dim_order,
+        decompose_affine=bool(recipe.recipe.source_transforms) and not target.delegates,
+        core_aten_exceptions=options.core_aten_ops_exception_list,
+    )
+
+
+def edge_params_with_passes(run: RecipeRun, spec: PlannedSpecialization, method: str) -> Edge.Params:
+    """Params of `edge`: with the recipe's own passes over the method, and digests of their code."""
+    passes = tuple(
+        PassParams(source=fields_of(run, own.source), method=method if own.takes_program else None)
+        for own in run.plan.edge_options(spec, method).passes
+    )
+    params = edge_params(run.plan, spec, method)
+    return params.model_copy(update={"passes": passes}) if passes else params
+
+
+def quantize_params(run: RecipeRun) -> Quantize.Params:
+    """The recipe's quantizers, and its functions between their steps, with digests of their code."""
+    quantization = run.plan.recipe.quantize
+    passes = {
+        field: tuple(CallableParams(source=fields_of(run, own.source)) for own in made)
+        for field, made in (quantization.passes if quantization else {}).items()
+    }
+    filters = {
+        position: CallableParams(source=fields_of(run, BuilderSource(builder=chosen.filter_fn)))
+        for position, chosen in enumerate(quantization.chosen if quantization else ())
+        if chosen.filter_fn
+    }
+    at_least = quantization and quantization.at_least
+    return Quantize.Params(
+        quantizers=run.plan.quantizers, filters=filters, exclude=run.plan.excluded, at_least=at_least, **passes
+    )
+
+
+def aten_pass_params(run: RecipeRun, method: str) -> AtenPasses.Params:
+    """The recipe's functions over one method's ATen program, with digests of their code."""
+    passes = tuple(CallableParams(source=fields_of(run, own.source)) for own in run.plan.recipe.aten_passes)
+    return AtenPasses.Params(method=method, passes=passes)
+
+
+def manager_pass_params(run: RecipeRun, before: str) -> tuple[ManagerPassParams, ...]:
+    """The recipe's functions over the Edge programs of all methods before a stage, with digests of their code."""
+    return tuple(
+        ManagerPassParams(source=fields_of(run, own.source), takes_program=own.takes_program)
+        for own in run.plan.recipe.edge_manager_passes
+        if own.before == before
+    )
+
+
+def compile_params(run: RecipeRun, spec: PlannedSpecialization, methods: Collection[str]) -> Compile.Params:
+    """How the methods become one payload."""
+    recipe = run.plan
+    options = recipe.recipe.compile_options
+    return Compile.Params(
+        options=options,
+        edge=_common([edge_params(recipe, spec, method) for method in methods]),
+        methods={method: options.model_copy(update=own.layout) for method, own in spec.methods.items() if own.layout},
+        state_order=tuple(methods) if options.share_mutable_buffers else (),
+        external_data=recipe.recipe.output.payload_is_split,
+        edge_manager_passes=manager_pass_params(run, Compile.name),
+        emission_passes=tuple(
+            EmissionPassParams(source=fields_of(run, own.source), takes_module=own.takes_module)
+            for own in recipe.recipe.emission_passes
+        ),
+    )
+
+
+def metadata_params(run: RecipeRun, payloads: Collection[str], *, described: bool) -> MetadataParams:
+    """What the zoo says about the model, and what a file that is `described` is made from and with."""
+    recipe, layout = run.plan, run.plan.recipe.compile
+    made = {spec.name: params_of(spec.target).model_dump(mode="json") for spec in recipe.specializations}
+    origin = {
+        "format": ORIGIN_FORMAT,
+        "model": run.model.name,
+        "recipe": recipe.name,
+        "specializations": made,
+        "left_out": list(_left_out(recipe, payloads)),
+        "toolchain": recipe.versions,
+    }
+    return MetadataParams(
+        written=dict(run.model.metadata or {}),
+        origin=origin if described else {},
+        segment_alignment=layout.segment_alignment,
+        delegate_alignment=layout.delegate_alignment,
+    )
+
+
+def _left_out(recipe: PlannedRecipe, payloads: Collection[str]) -> tuple[str, ...]:
+    """Names of specializations that could not be made and were not required."""
+    return (*recipe.unavailable, *(spec.name for spec in recipe.specializations if spec.name not in payloads))
+
+
+def report_params(run: RecipeRun, payloads: Collection[str]) -> Report.Params:
+    """What the provenance says besides what the report reads."""
+    recipe = run.plan
+    return Report.Params(
+        model=run.model.name,
+        recipe=recipe.name,
+        specializations={spec.name: params_of(spec.target) for spec in recipe.specializations},
+        left_out=_left_out(recipe, payloads),
+        stage_keys={step.part: done.key.digest() for step, done in run.done.items()},
+        versions=recipe.versions,
+        bounds=recipe.bounds,
+        search=recipe.found.to_json() if recipe.found else None,
+    )
+
+
+def _common(edges: list[Edge.Params]) -> Edge.Params:
+    """What holds for all of them. Where they differ, `edge` has checked each against its own."""
+    first, *others = edges
+    if all(params == first for params in others):
+        return first
+    kept = dict.fromkeys(operator for params in edges for operator in params.preserve_operators)
+    spared = dict.fromkeys(operator for params in edges for operator in params.core_aten_exceptions)
+    return Edge.Params(
+        preserve_operators=tuple(kept),
+        check_ir_validity=False,
+        skip_dim_order=all(params.skip_dim_order for params in edges),
+        core_aten_exceptions=tuple(spared),
+    )
+
+
+def fields_of(run: StageCalls, source: BuilderSource | ProgramSource, watched: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Key fields of the user's code, whose digest the scope keeps."""
+    search = run.search or ModuleSearch(run.model.python_path)
+    fields = source_fields(source, search, watched, folder=run.model.folder, digest=run.store.inputs.digest)
+    run.sources[source.model_dump_json(), watched] = digest_json(fields)
+    return fields

@@ -1,0 +1,296 @@
+"""One model's run: the calls of stages, of the model and of each of its recipes, and the history of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, TypeVar, cast
+
+from ...artifacts.digest import Digest
+from ...artifacts.ref import ArtifactRef
+from ...artifacts.runs import FieldChange, StageOutcome, differing_fields
+from ...artifacts.store import Store
+from ...errors import first_line
+from ..codecs.binding import REFUSED, bind, graph_of
+from ..engine.keys.search import ModuleSearch
+from ..engine.runner import CutShort, Done, NotCached, Runner, StageCall, StageId, UserCode
+from ..engine.stage import Params, Roles, Stage, Workspace, is_known, to_roles
+from ..results.causes import Circumstance, add_known_causes, awaits_diagnosis
+from .model import PlannedModel, PlannedRecipe
+
+Outputs_co = TypeVar("Outputs_co", covariant=True)
+
+_GONE = "nothing changed, but its outputs were not in the store any more"
+
+
+class _Returns(Protocol[Outputs_co]):
+    """A stage, by the outputs that its body returns."""
+
+    name: ClassVar[str]
+
+    @staticmethod
+    def run(inputs: Any, params: Any, work: Workspace) -> Outputs_co: ...
+
+
+@dataclass
+class StageCalls:
+    """The calls of stages for a model, or for one recipe of it."""
+
+    runner: Runner
+    model: PlannedModel
+    # finds modules of the user's code, for several models at once; None where stages run that may add some
+    search: ModuleSearch | None = None
+    # digests of the user's code that stages run, by its source as JSON and the modules that were watched
+    sources: dict[tuple[str, tuple[str, ...]], Digest] = field(default_factory=dict)
+    done: dict[StageId, Done] = field(default_factory=dict)  # what was run or found
+    failed: dict[StageId, Exception] = field(default_factory=dict)
+    skipped: frozenset[str] = frozenset()  # names of the stages after the last one to run
+    parts: list[RecipeRun] = field(default_factory=list)  # a model's recipes; a recipe's files that its search scores
+
+    def all(self) -> Iterator[StageCalls]:
+        """These calls, and those of all parts."""
+        yield self
+        for part in self.parts:
+            yield from part.all()
+
+    def step(self, stage: str, method: str = "", payload: str = "") -> StageId:
+        """Which call of the model's this is."""
+        del payload  # only recipes have some
+        return StageId(stage, method)
+
+    async def __call__(
+        self,
+        stage: type[_Returns[Outputs_co]],
+        params: Params,
+        inputs: Roles | None = None,
+        *,
+        method: str = "",
+        payload: str = "",
+        user_code: UserCode | None = None,
+        circumstances: tuple[Circumstance, ...] = (),
+    ) -> Outputs_co:
+        """Calls a stage, and returns its outputs."""
+        step = self.step(stage.name, method, payload)
+        outputs: Outputs_co = (await self.call(step, stage, params, inputs, user_code, circumstances)).outputs
+        return outputs
+
+    async def call(
+        self,
+        step: StageId,
+        stage: type[_Returns[Any]],
+        params: Params,
+        inputs: Roles | None = None,
+        user_code: UserCode | None = None,
+        circumstances: tuple[Circumstance, ...] = (),
+    ) -> Done:
+        """Calls a stage, and returns everything that is known of the call."""
+        if stage.name in self.skipped:
+            raise CutShort
+        call = StageCall(
+            model=self.model.name,
+            id=step,
+            stage=cast("type[Stage]", stage),
+            params=params,
+            inputs=to_roles(inputs) if inputs else {},
+            limits=self.model.limits,
+            folder=self.model.folder,
+            python_path=self.model.python_path,
+            program_file=self.model.program_file,
+            user_code=user_code,
+            recipes=(step.recipe,) if step.recipe else tuple(recipe.name for recipe in self.model.recipes),
+            circumstances=circumstances,
+            submitted=time.time(),
+        )
+        try:
+            done = self.done[step] = await self.runner(call)
+        except (NotCached, CutShort):
+            raise
+        except Exception as error:
+            self.failed[step] = error
+            if not awaits_diagnosis(stage.name, error):
+                add_known_causes(stage.name, error, circumstances)
+            raise
+        return done
+
+    @property
+    def store(self) -> Store:
+        return self.runner.store
+
+    def find(self, stage: str, *, method: str = "", payload: str = "") -> Done | None:
+        """The result of a call, where it was run or found: for those who show what a run has done."""
+        return self.done.get(self.step(stage, method, payload))
+
+    def read_json(self, ref: ArtifactRef) -> Any:
+        self.store.fetch(ref)
+        return json.loads(self.store.local.read_artifact(ref))
+
+    def step_of(self, error: Exception) -> str:
+        """Name of the step that raised an error; the model's name where none did."""
+        failed = (item for part in self.all() for item in part.failed.items())
+        return next((str(step) for step, raised in failed if raised is error), self.model.name)
+
+
+@dataclass
+class ModelRun(StageCalls):
+    """A model's use of a runner: the calls that all of its recipes share."""
+
+    @property
+    def recipes(self) -> dict[str, RecipeRun]:
+        """By name, those that have begun."""
+        return {recipe.plan.name: recipe for recipe in self.parts}
+
+    def of_recipe(self, recipe: PlannedRecipe, skipped: frozenset[str]) -> RecipeRun:
+        """The calls of a recipe, which begin when those of the model have ended."""
+        shared = (self.runner, self.model, self.search, self.sources, dict(self.done))
+        self.parts.append(RecipeRun(*shared, plan=recipe, skipped=skipped))
+        return self.parts[-1]
+
+
+@dataclass(kw_only=True)
+class RecipeRun(StageCalls):
+    """A recipe's use of a runner. What was done has the model's calls, too."""
+
+    plan: PlannedRecipe
+    number: int = 0  # of an attempt, from 1 on
+
+    def attempt(self, recipe: PlannedRecipe) -> RecipeRun:
+        """The calls for one more file of the search."""
+        number = len(self.parts) + 1
+        self.parts.append(replace(self, plan=recipe, done=dict(self.done), failed={}, parts=[], number=number))
+        return self.parts[-1]
+
+    def step(self, stage: str, method: str = "", payload: str = "") -> StageId:
+        return StageId(stage, method, self.plan.name, payload if self.plan.fat else "", self.number)
+
+    async def on_graph(
+        self, stage: type[_Returns[Outputs_co]], params: Any, inputs: Any, why: str, *, method: str, payload: str
+    ) -> Outputs_co:
+        """Calls a stage with the graph of its program, so that the result serves all weights of that graph.
+
+        The weights are bound to the result, here and now. Where the stage cannot do without them, for the reason `why`
+        or one that shows on the way, it takes the program itself, and its params say why.
+        """
+        step, program = self.step(stage.name, method, payload), inputs.program
+        if not why and program.composite:
+            if graph := graph_of(program, self.store):
+                done = await self.call(step, stage, params, replace(inputs, program=graph))
+                made = done.outputs.program
+                if made.kind != REFUSED:
+                    if is_known(made):
+                        roles = {**done.roles, "program": bind(made, program, self.store)}
+                        done = self.done[step] = replace(done, roles=roles)
+                    bound: Outputs_co = done.outputs
+                    return bound
+                self.store.fetch(made)
+                why = self.store.local.read_artifact(made).decode()
+            else:
+                why = "the weights are not apart from the graph"
+        params = params.model_copy(update={"takes_weights": why})
+        outputs: Outputs_co = (await self.call(step, stage, params, inputs)).outputs
+        return outputs
+
+    def why_left_out(self, names: Iterable[str]) -> dict[str, str]:
+        """Why specializations are not in the file that does not require them, by name."""
+        problems = {step.payload: f"{step}: {first_line(error)}" for step, error in self.failed.items() if step.payload}
+        return {name: self.plan.unavailable.get(name) or problems.get(name, "failed") for name in names}
+
+    def problems(self) -> dict[str, str]:
+        """Failed steps: the first line of the reason, by name."""
+        return {str(step): first_line(error) for step, error in self.failed.items()}
+
+
+def outcome_of(done: Done) -> StageOutcome:
+    """What is known of a stage as soon as it was run or found; `History` knows why it ran."""
+    call = done.call
+    return StageOutcome(
+        slot=call.slot,
+        stage=call.stage.name,
+        method=call.id.method or None,
+        recipes=call.recipes,
+        status="cached" if done.cached else "ran",
+        key=done.key.digest(),
+        seconds=done.seconds,
+        queued=done.queued,
+        peak_memory=done.peak_memory,
+        predicted_memory=done.predicted_memory,
+    )
+
+
+def outcome_of_failure(model: str, step: StageId, recipes: tuple[str, ...], error: Exception) -> StageOutcome:
+    """The same of a stage that failed."""
+    method = step.method or None
+    return StageOutcome(step.slot(model), step.stage, method, recipes, "failed", key=None, message=str(error))
+
+
+class History:
+    """What a run's record says of one model's stages: why each ran. Compares keys with those of the slots' last use."""
+
+    def __init__(self, run: ModelRun) -> None:
+        """Reads the last keys of a model's slots; `remember` replaces them."""
+        self._model = run.model
+        self._done: dict[str, list[tuple[StageId, Done]]] = {}  # by key: equal work of two recipes is one stage
+        self._failed: dict[int, list[tuple[StageId, Exception]]] = {}
+        for part in run.all():
+            for step, done in part.done.items():
+                steps = self._done.setdefault(done.key.digest(), [])
+                steps += [] if any(step == other for other, _ in steps) else [(step, done)]
+            for step, error in part.failed.items():
+                self._failed.setdefault(id(error), []).append((step, error))
+        self._ledger = run.store.ledger
+        self._reasons = {key: self._reason(*steps[0]) for key, steps in self._done.items() if not steps[0][1].cached}
+
+    @property
+    def ran(self) -> int:
+        return sum(not steps[0][1].cached for steps in self._done.values())
+
+    @property
+    def cached(self) -> int:
+        return len(self._done) - self.ran
+
+    def remember(self) -> None:
+        """Notes which key each slot has now, so that the next run can say what differs."""
+        for key, steps in self._done.items():
+            fields = steps[0][1].key.fields()
+            for slot in [step.slot(self._model.name) for step, _ in steps]:
+                last = self._ledger.last(slot) if steps[0][1].cached else None
+                if last is None or last.key != key:
+                    self._ledger.remember(slot, Digest(key), fields)
+
+    def outcomes(self) -> tuple[StageOutcome, ...]:
+        """Every stage that was run or found, or failed."""
+        return (
+            *(self._outcome(key, steps) for key, steps in self._done.items()),
+            *(
+                outcome_of_failure(self._model.name, steps[0][0], self._recipes(steps), steps[0][1])
+                for steps in self._failed.values()
+            ),
+        )
+
+    def _reason(self, step: StageId, done: Done) -> tuple[tuple[FieldChange, ...], str]:
+        last = self._ledger.last(step.slot(self._model.name))
+        why = getattr(done.call.params, "takes_weights", "")
+        needs = f"takes the weights: {why}" if why else ""
+        if last is None:
+            return (), "; ".join(filter(None, ("had not run before", needs)))
+        differing = differing_fields(last.fields, done.key.fields())
+        return differing, needs if differing else done.reason or _GONE
+
+    def _outcome(self, key: str, steps: list[tuple[StageId, Done]]) -> StageOutcome:
+        step, done = steps[0]
+        differs, reason = self._reasons.get(key, ((), ""))
+        return replace(
+            outcome_of(done),
+            slot=step.slot(self._model.name),
+            stage=step.stage,
+            method=step.method or None,
+            recipes=self._recipes(steps),
+            differs=differs,
+            message=reason,
+        )
+
+    def _recipes(self, steps: Iterable[tuple[StageId, Any]]) -> tuple[str, ...]:
+        """The recipes that need a stage; what is made for no recipe is needed by all."""
+        named = dict.fromkeys(step.recipe for step, _ in steps)
+        return tuple(recipe.name for recipe in self._model.recipes) if "" in named else tuple(named)

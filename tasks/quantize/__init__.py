@@ -1,0 +1,1 @@
+"""Quantization: by PT2E, torchao and the user's functions. Edits change stage keys."""

@@ -1,0 +1,274 @@
+"""Quantization of exported programs by PT2E."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+from torchao.quantization.pt2e import ObserverOrFakeQuantize
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import ComposableQuantizer, QuantizationAnnotation, Quantizer
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+
+from ...configs.definition import MethodDefinition
+from ...errors import SourceError, TargetError
+from ..engine.stage import CallableParams, TargetParams
+from ..export.method import Shapes, export_method
+from ..export.sizes import dynamic_sizes, export_again, sizes_collection
+from ..targets.find import fold_weights, knows_linear_only, make_quantizer
+from ..upstream.torch_export import whole_dynamic_quantization
+from ..usercode.recipe_functions import node_filter, run_graph_passes
+from .products import write_as_linear
+from .recurrent import unroll_recurrent_layers
+
+_OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
+_PREFIX = "_integer_scalar_"
+_WITH_WEIGHTS = {  # as their second argument
+    getattr(torch.ops.aten, name)
+    for name in ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+}
+
+
+def hide_integer_scalars(module: GraphModule) -> None:
+    """Replaces numbers in the arithmetic of integers by integer tensors.
+
+    Quantizers would make floats of the numbers, and so of positions computed with them, which then cannot index.
+    """
+    hidden = 0
+    for node in list(module.graph.nodes):
+        made = node.meta.get("val")  # a node that a recipe's pass has added may have none
+        if node.op != "call_function" or node.target not in _OPERATORS or made is None or made.is_floating_point():
+            continue
+        for number in [argument for argument in node.args if isinstance(argument, int)]:
+            name = f"{_PREFIX}{hidden}"
+            hidden += 1
+            value = torch.tensor(number)
+            module.register_buffer(name, value)
+            with module.graph.inserting_before(node):
+                constant = module.graph.get_attr(name)
+            constant.meta["val"] = made.fake_mode.from_tensor(value, static_shapes=True)
+            node.args = tuple(constant if argument is number else argument for argument in node.args)
+    module.recompile()
+
+
+def restore_integer_scalars(module: GraphModule) -> None:
+    """Undoes `hide_integer_scalars`."""
+    for node in list(module.graph.nodes):
+        if node.op != "get_attr" or not str(node.target).startswith(_PREFIX):
+            continue
+        number = module.get_buffer(str(node.target)).item()
+        for user in list(node.users):
+            user.args = tuple(number if argument is node else argument for argument in user.args)
+        module.graph.erase_node(node)
+        delattr(module, str(node.target))
+    module.recompile()
+
+
+class LeftOut(Quantizer):  # type: ignore[misc]  # torchao is untyped here
+    """Runs before other quantizers, and annotates the operators of modules so that they take none of them.
+
+    Quantizers leave alone what is annotated, as `ComposableQuantizer` relies on. An annotation without specifications
+    quantizes nothing.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        super().__init__()
+        self._patterns = patterns
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotates every operator inside of a module that a pattern matches."""
+        for node in model.graph.nodes:
+            if node.op == "call_function" and is_inside(node, self._patterns):
+                node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Everything is valid."""
+
+
+def is_inside(node: Node, patterns: Collection[str]) -> bool:
+    """Whether an operator is inside of a module that a pattern matches."""
+    modules = (str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())
+    return any(fnmatchcase(module, pattern) for module in modules for pattern in patterns)
+
+
+def quantize(  # noqa: PLR0913 - what quantization depends on
+    program: ExportedProgram,
+    example: Sequence[Any],
+    samples: Iterable[Sequence[Any]],
+    quantizers: Sequence[TargetParams],
+    *,
+    passes: Mapping[str, Sequence[CallableParams]] = MappingProxyType({}),
+    filters: Mapping[int, CallableParams] = MappingProxyType({}),
+    exclude: Sequence[str] = (),
+    shaped: ExportedProgram | None = None,
+    state: Collection[str] = (),
+) -> ExportedProgram:
+    """Quantizes a program; one that is quantized already, as by QAT, is returned as it is.
+
+    Args:
+        program: takes the samples.
+        example: flat inputs to export the result with.
+        samples: flat inputs for calibration, which are taken one after another.
+        quantizers: targets that the quantizers come from, the first choice first.
+        passes: functions over the module, by field of the recipe's `quantize` (see `run_graph_passes`).
+        filters: by position of a quantizer, a function that says of each node whether to quantize it.
+        exclude: patterns of the modules to leave in floating point.
+        shaped: the program whose dynamic sizes the result has; by default those of `program`.
+        state: names of buffers that other methods change.
+
+    Raises:
+        TargetError: there is nothing to quantize.
+        SourceError: a function cannot be imported, raises, or does not return a module.
+    """
+    if any(str(node.target).rpartition(".")[0] in _QUANTIZING for node in program.graph.nodes):
+        return program
+    module = run_graph_passes(passes, "pre_prepare_passes", program.module(check_guards=False))
+    hide_integer_scalars(module)
+    if knows_linear_only(quantizers):
+        unroll_recurrent_layers(module)
+        write_as_linear(module)
+    _leave_computed_weights(module)
+    changed = _written(module).union(state)
+    initial = {name: buffer.clone() for name, buffer in module.named_buffers() if name in changed}
+    quantizer = make_quantizer(
+        quantizers, {position: node_filter(function, position) for position, function in filters.items()}
+    )
+    if exclude:
+        quantizer = ComposableQuantizer([LeftOut(exclude), quantizer])
+    prepared = prepare_pt2e(module, quantizer)
+    _leave_state_in_floating_point(prepared, initial.keys())
+    if not any(isinstance(module, ObserverOrFakeQuantize) for module in prepared.modules()):
+        names = " and ".join(dict.fromkeys(quantizer.name for quantizer in quantizers))
+        raise TargetError(
+            f"the quantizer of {names} finds no operator in the program that it could quantize; "
+            "where other methods have some, name those in the recipe's `quantize.methods`"
+            + ("; `quantize.exclude` may leave out all" if exclude else "")
+        )
+    prepared = run_graph_passes(passes, "post_prepare_passes", prepared)
+    with torch.no_grad():
+        for sample in samples:
+            args, kwargs = pytree.tree_unflatten(list(sample), program.call_spec.in_spec)
+            prepared(*args, **kwargs)
+        prepared = run_graph_passes(passes, "pre_convert_passes", prepared)
+        with whole_dynamic_quantization():
+            converted = convert_pt2e(prepared, fold_quantize=fold_weights(quantizers))
+        for name, value in initial.items():  # samples have changed it, and so has folding, which runs operators
+            converted.get_buffer(name).copy_(value)
+    restore_integer_scalars(converted)
+    converted = run_graph_passes(passes, "post_convert_passes", converted)
+    return export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
+
+
+def written_buffers(program: ExportedProgram) -> set[str]:
+    """Names of the buffers that a program's operators write to, also through views."""
+    return _written(program.module(check_guards=False))
+
+
+def _written(module: GraphModule) -> set[str]:
+    written = set()
+    for node in module.graph.nodes:
+        if not isinstance(node.target, OpOverload):
+            continue
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):  # noqa: SLF001 - overloads have no public schema
+            if argument.alias_info and argument.alias_info.is_write:
+                written.add(_viewed(value))
+    return {str(node.target) for node in written if isinstance(node, Node) and node.op == "get_attr"}
+
+
+def _viewed(value: Any) -> Any:
+    """What a value is a view of, if it is one."""
+    while isinstance(value, Node) and isinstance(value.target, OpOverload):
+        if not any(returned.alias_info for returned in value.target._schema.returns):  # noqa: SLF001 - as above
+            break
+        value = value.args[0]
+    return value
+
+
+def _constants(module: GraphModule) -> set[Node]:
+    """Attributes, and what is computed from them alone."""
+    constant = set[Node]()
+    for node in module.graph.nodes:
+        inputs = node.all_input_nodes
+        if node.op == "get_attr" or (inputs and constant.issuperset(inputs)):
+            constant.add(node)
+    return constant
+
+
+def _leave_computed_weights(module: GraphModule) -> None:
+    """Annotates layers whose weight is an input, or computed from one, so that quantizers leave them.
+
+    They would quantize it in each call, by channel, for which there is no kernel ("scale is not double type").
+    """
+    constant = _constants(module)
+    for node in module.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) in _WITH_WEIGHTS and node.args[1] not in constant:
+            node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
+
+
+def _leave_state_in_floating_point(prepared: GraphModule, names: Collection[str]) -> None:
+    """Removes observers of buffers that change, and of what is computed from them and constants alone.
+
+    PT2E takes all buffers for constants, and would compute such values once, when it converts.
+    """
+    constant, stateful = _constants(prepared), set[Node]()
+    for node in list(prepared.graph.nodes):
+        if node.target in names or not stateful.isdisjoint(node.all_input_nodes):
+            stateful.add(node)
+        observes = node.op == "call_module" and isinstance(prepared.get_submodule(node.target), ObserverOrFakeQuantize)
+        if observes and node in constant & stateful:
+            for user in node.users:
+                if annotation := user.meta.get(Q_ANNOTATION_KEY):
+                    annotation.input_qspec_map.pop(node.args[0], None)
+            node.replace_all_uses_with(node.args[0])
+            prepared.graph.erase_node(node)
+    prepared.recompile()
+
+
+def export_for_any_batch(
+    name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, state: str = ""
+) -> ExportedProgram:
+    """Exports a method for samples of any size in the first dimension of its first tensor, and of all as long as that.
+
+    Arguments are those of `export_method`.
+
+    Raises:
+        SourceError: it cannot be exported, or not for more than one such size.
+    """
+    program = export_method(name, method, shapes, strict=strict, state=state)
+    flat, structure = pytree.tree_flatten(method.example_inputs[0])
+    batch = next((value.shape[0] for value in flat if isinstance(value, torch.Tensor) and value.dim()), None)
+    sizes = dynamic_sizes(program)
+    fixed = [
+        isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == batch and 0 not in dynamic
+        for value, dynamic in zip(flat, sizes, strict=True)
+    ]
+    if not any(fixed):
+        return program
+    any_size = Dim("batch", min=1)
+    sizes = [{**dynamic, 0: any_size} if fix else dynamic for dynamic, fix in zip(sizes, fixed, strict=True)]
+    if batch == 1:  # torch.export takes a single one for a constant
+        flat = [torch.cat([value, value]) if fix else value for value, fix in zip(flat, fixed, strict=True)]
+    example = pytree.tree_unflatten(flat, structure)
+    method = replace(method, example_inputs=[example], dynamic_shapes=sizes_collection(flat, sizes))
+    try:
+        return export_method(name, method, None, strict=strict, state=state)
+    except Exception as error:
+        raise SourceError(
+            f"`quantize.dynamic_batch_size`: method {name!r} cannot be exported for any size of the first dimension: "
+            f"{error}; leave it out, and give calibration samples of the example's size"
+        ) from error
+
+
+_QUANTIZING = {
+    f"quantized_decomposed.{prefix}quantize_per_{what}" for prefix in ("", "de") for what in ("tensor", "channel")
+}
+"""What PT2E puts around operators. Source transforms may bring others, such as those for groups and for embeddings."""

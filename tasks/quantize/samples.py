@@ -1,0 +1,86 @@
+"""Samples for calibration: from a dataset into the store, one at a time."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from ...artifacts.local_store import LocalStore
+from ...artifacts.ref import ArtifactRef
+from ...errors import SourceError, StoreError
+from ..codecs.values import count_values, save_values
+from ..engine.stage import Progressed, no_progress
+from ..usercode.inputs import check_fits, own_tensors, with_progress
+from ..usercode.model_source import user_code_error
+
+
+def save_samples(
+    what: str,
+    samples: Iterable[Sequence[Any]],
+    store: LocalStore,
+    *,
+    total: int | None = None,
+    progressed: Progressed = no_progress,
+) -> ArtifactRef:
+    """Stores samples one after another: never more than one is in memory.
+
+    Raises:
+        SourceError: there is none, or one cannot be an input.
+    """
+    try:
+        ref = save_values(with_progress(samples, total, progressed), kind="samples", store=store)
+    except StoreError as error:
+        raise SourceError(f"{what}: a sample cannot be an input: {error}") from error
+    if not count_values(ref, store):
+        raise SourceError(f"{what} gives no sample")
+    return ref
+
+
+def flat_samples(what: str, dataset: Iterable[Any]) -> Iterator[list[Any]]:
+    """Flat inputs of a dataset's samples, each of which is a tuple of positional inputs or the only input.
+
+    Raises:
+        SourceError: the dataset raises; the message begins with `what`.
+    """
+    with _source_errors(what):
+        for sample in dataset:
+            yield own_tensors(pytree.tree_leaves(sample if isinstance(sample, tuple) else (sample,)))
+
+
+def checked_samples(program: ExportedProgram, samples: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    """The samples; raises SourceError for one that the program cannot be called with."""
+    for number, sample in enumerate(samples):
+        check_fits(program, sample, f"calibration sample {number}")
+        yield sample
+
+
+def load_dataset(what: str, name: str, kwargs: Mapping[str, Any]) -> Iterable[Any]:
+    """The dataset that a name stands for, called with `kwargs` where it is callable; SourceError where it raises."""
+    with _source_errors(what):
+        found: Any = pkgutil.resolve_name(name)
+        dataset: Iterable[Any] = found(**kwargs) if callable(found) else found
+        return dataset
+
+
+def length_of(dataset: Any, most: int) -> int | None:
+    """How many samples there will be; None for a dataset without a length."""
+    try:
+        return min(len(dataset), most)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+@contextmanager
+def _source_errors(what: str) -> Iterator[None]:
+    """Turns errors into SourceErrors whose messages begin with `what`."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except Exception as error:
+        raise user_code_error(what, error) from error

@@ -1,0 +1,1 @@
+"""What stages find, as records, and known causes of failures; without torch. Edits change stage keys."""

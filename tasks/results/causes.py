@@ -1,0 +1,421 @@
+"""Failures of torch and ExecuTorch with a known cause: one table of patterns of messages, causes and ways out.
+
+For torch 2.13 and ExecuTorch 1.5.1. What an entry says was tried: `tests/tasks/results/test_causes.py` lowers models
+that fail in these ways.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from ...errors import PteforgeError, SourceError, StageError, StageFailed
+from .diagnosis import Finding, add_findings
+
+Circumstance = Literal[
+    "quantized",  # the recipe quantizes
+    "own state",  # several methods of which at least one changes buffers, and each has its own copy of them
+]
+"""What a cause depends on besides the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """An entry of the table; ``{name}`` in its text is the pattern's group of that name."""
+
+    stages: tuple[str, ...]  # names of the stages that fail in this way; empty for any
+    pattern: str
+    problem: str
+    remedies: tuple[str, ...]
+    in_log: bool = False  # whether the end of the stage's log may have the pattern, and not only the message
+    when: Circumstance | None = None  # in which it applies; None for any
+
+
+_BISECT = "`pteforge bisect` says in which program it is lost, and at which operators"
+_LOWER_BOUND = "or, if the results are good enough, lower the bound: `verify: {{min_sqnr_db: ...}}` in the recipe"
+_FLOAT = "or leave it in floating point: a recipe without `quantize`"
+_TRACING = ("export", "source_transform", "quantize", "edge")
+
+CAUSES: tuple[Cause, ...] = (
+    # Models that torch.export does not trace.
+    Cause(
+        ("export",),
+        r"(Found <class '|UserDefinedObjectVariable\()(?P<kind>[\w.]*Cache)\b",
+        "the model returns a {kind}, a cache that grows with each call; a program has fixed inputs and outputs",
+        (
+            "build the model without it: `use_cache=False` in the configuration of a transformers model",
+            "or with a cache of a fixed size in buffers of the model: `cache_implementation: static`",
+        ),
+    ),
+    Cause(
+        ("export",),
+        r"(Found <class '|UserDefinedObjectVariable\()(?P<kind>[\w.]+)(?=('> in output|\) at output))",
+        "the model returns a {kind}, which torch.export cannot take apart into tensors",
+        (
+            "return a tensor, or a tuple, list or dict of tensors",
+            (
+                "or register the class next to where it is defined: torch.export.register_dataclass for a dataclass, "
+                "torch.utils._pytree.register_pytree_node for others"
+            ),
+        ),
+    ),
+    Cause(
+        _TRACING,
+        r"support the deepcopy protocol",
+        "the model keeps a tensor of an earlier call, as static caches and torch.nn.utils.weight_norm do, and torch "
+        "cannot copy it",
+        (
+            "set `strict: true` for the model",
+            (
+                "or build it without: call torch.nn.utils.remove_weight_norm in the builder, or keep such tensors in "
+                "buffers, written under torch.no_grad()"
+            ),
+        ),
+    ),
+    Cause(
+        ("export",),
+        r"\.numpy\(\) is not supported|Can't call numpy\(\)|tensor subclasses.*numpy",
+        "the model turns tensors into NumPy arrays, which torch.export does not trace without strict mode",
+        (
+            "compute with torch in their place",
+            "or set `strict: true` for the model, which knows many of NumPy's functions",
+        ),
+    ),
+    Cause(
+        ("export",),
+        r"attributes? (?P<name>self\.[\w.]+(, self\.[\w.]+)*) (was|were) assigned during export",
+        "the model assigns tensors to {name} while it runs",
+        ("call `register_buffer` for it where the model is built, and write to it with `copy_`",),
+    ),
+    Cause(
+        ("export",),
+        r"Exporting a ScriptModule is not supported|torch\.jit\.\w*Script\w*",
+        "the model is a TorchScript module, or has one in it",
+        ("build it from its Python class; torch.export does not trace torch.jit.script or torch.jit.trace",),
+    ),
+    Cause(
+        ("export",),
+        r"of layout torch\.(?P<layout>sparse_\w+) cannot be stored",
+        "the model computes with sparse tensors ({layout}), for which ExecuTorch has no kernels",
+        ("compute with dense tensors, or leave that part outside of the model",),
+    ),
+    # Sizes and numbers that depend on data.
+    Cause(
+        _TRACING,
+        r"argument 'size' failed to unpack the object.+got FakeTensor",
+        "a size is the value of a tensor, as those of packed sequences are (torch.nn.utils.rnn.pack_padded_sequence)",
+        (
+            "give recurrent layers padded sequences, and mask or leave out what they return after the end of each",
+            "or make the size a Python number with `.item()`, and bound it with `torch._check(...)`",
+        ),
+    ),
+    Cause(
+        _TRACING,
+        r"(Could not guard on|Could not extract specialized integer from) data-dependent expression "
+        r"(?P<expression>.+?) \(unhinted",
+        "a Python number or a size depends on the value of a tensor, and whether `{expression}` holds has to be known",
+        (
+            (
+                "say what is always so with `torch._check(...)` next to where the number is made; a size `n` mostly "
+                "needs `torch._check(n >= 0)` and `torch._check(n <= LARGEST)`"
+            ),
+            "or compute with tensors in place of Python numbers: torch.where, torch.cond, a mask",
+        ),
+    ),
+    Cause(
+        ("edge", "compile"),
+        r"Cannot evaluate a finite upper bound for symbolic expression",
+        "a size depends on the value of a tensor and has no upper bound, so no memory can be planned for it",
+        ("say in the model how large it can be, where it is made: `torch._check(n <= LARGEST)`",),
+    ),
+    Cause(
+        ("verify",),
+        r"eager draws random numbers \((?P<operators>[^)]+)\)",
+        "the model draws random numbers each time it runs ({operators}), so its outputs are not those of another run",
+        (
+            (
+                "where that is dropout, export in inference mode: `.eval()` before torch.export.export, and "
+                "`training=self.training` in calls of torch.nn.functional.dropout"
+            ),
+            "otherwise give the model the random numbers as an input",
+        ),
+    ),
+    Cause(
+        ("verify",),
+        r"set_inputs\(\).*0x10",
+        "an input is larger than the file has memory for",
+        ("give the dynamic dimension an upper bound that covers the example inputs",),
+    ),
+    Cause(
+        (),
+        r"(?P<branch>\w+) might be aliasing the input or the output",
+        "a branch of torch.cond, or the body of another control flow operator ({branch}), returns what it was given",
+        ("return a copy from it: `x.clone()`",),
+    ),
+    # Operators.
+    Cause(
+        (),
+        r"UnsupportedOperatorException: (?P<operator>[\w.]+)|"
+        r"no fake impl registered for <CustomOpDef\((?P<name>[\w:]+)\)>",
+        "the operator {operator}{name} has no fake kernel, which says what shape and dtype it returns",
+        ("register one where the operator is defined: a function under `@torch.library.register_fake(...)`",),
+    ),
+    Cause(
+        ("compile",),
+        r"Missing out variants: \{(?P<operators>[^}]+)\}",
+        "ExecuTorch calls out variants only, and {operators} has none",
+        (
+            (
+                "define one where the operator is defined: `NAME.out(..., *, Tensor(a!) out) -> Tensor(a!)`, and link "
+                "a kernel of it into the application"
+            ),
+            "or write the model without the operator",
+        ),
+    ),
+    Cause(
+        ("verify",),
+        r"it has no kernel for (?P<operators>[\w:., ]+)",
+        "no kernel of {operators} is linked into ExecuTorch's runtime here, and the recipe's backends left it",
+        (
+            "write the model with operators that ExecuTorch has kernels for, or leave that part outside of it",
+            "or use a target that takes the operator",
+        ),
+    ),
+    Cause(
+        (),
+        r"torch\.complex\d+|'complex' object has no attribute|ComplexFloat|ComplexDouble",
+        "the model computes with complex numbers, for which ExecuTorch has neither kernels nor a dtype",
+        (
+            "compute with real and imaginary parts as two real tensors (torch.view_as_real)",
+            "or leave that part, such as a Fourier transform, outside of the model",
+        ),
+    ),
+    Cause(
+        ("edge", "compile"),
+        r"'\w+': torch\.(?P<dtype>float8_\w+)",
+        "the model computes with {dtype}, for which ExecuTorch has no kernels",
+        ("use float32, float16 or bfloat16 in the model, and let the recipe quantize it",),
+    ),
+    Cause(
+        ("edge",),
+        r"Operator torch\._ops\.(?P<operator>\S+) is not in Core ATen opset",
+        "{operator} is not among the operators that ExecuTorch lowers to, so it has no kernel of it",
+        (
+            "write the model with other operators, or leave that part outside of it",
+            (
+                "or, if a backend or a kernel of your own takes it, in the recipe: "
+                "`edge: {{core_aten_ops_exception_list: [{operator}]}}`"
+            ),
+        ),
+    ),
+    Cause(
+        ("edge",),
+        r"taking Tensor inputs with mismatched dtypes",
+        "an operator gets tensors of several dtypes, which ExecuTorch's kernels do not take",
+        (
+            "cast them to one dtype in the model, at the line in the message",
+            "or, if the kernels that will run it do take them: `edge: {{check_ir_validity: false}}` in the recipe",
+        ),
+    ),
+    Cause(
+        ("verify",),
+        r"Expect input tensor to be 3-D or 4-D, but got, 5.*in operator (?P<operator>[\w:.]*convolution[\w.]*)",
+        "the kernel of {operator} knows convolutions in one and two dimensions only",
+        (
+            "compute the convolution as a sum of convolutions in two dimensions, one for each slice of the weight",
+            "or use a target that takes the operator",
+        ),
+        in_log=True,
+    ),
+    Cause(
+        ("verify",),
+        r"got pad\[\d+\] = -\d+",
+        "a kernel of ExecuTorch's pads by positive numbers only, and the model crops with negative padding",
+        ("crop with slices, such as `x[..., 1:]`, and pad separately",),
+        in_log=True,
+    ),
+    Cause(
+        ("verify",),
+        r"Attempted to resize a (static|bounded) tensor.*in operator (?P<operator>[\w:.]+)",
+        "the kernel of {operator} makes an output of another shape or size than the program plans memory for",
+        (
+            "look for the operator in the model, and write that line with other operators",
+            "or use a target that takes the operator",
+        ),
+        in_log=True,
+    ),
+    Cause(
+        ("verify",),
+        r"KernelCall failed at instruction \S+ in operator (?P<operator>[\w:.]+): 0x12",
+        "the kernel of {operator} refused its arguments: ExecuTorch's portable kernels lack some of torch's cases",
+        (
+            "write that part of the model in another way; the message says what the kernel expects",
+            "or use a target that takes the operator",
+        ),
+        in_log=True,
+    ),
+    Cause(
+        ("verify",),
+        r"In function (?P<kernel>\w+)\(\), assert failed .*(Unhandled|dtype)",
+        "the kernel {kernel} does not know the dtype that it gets, and ends the process",
+        ("let the model compute in float32: call `.float()` on it in the builder",),
+        in_log=True,
+    ),
+    Cause(
+        ("verify",),
+        r"execute\(\) failed with error 0x12",
+        "a kernel refused its arguments: ExecuTorch's portable kernels lack some of torch's cases, such as outputs "
+        "whose size depends on data",
+        (
+            "look for the kernel in the log, and write that part of the model in another way",
+            "or use a target that takes the operator",
+        ),
+    ),
+    Cause(
+        ("verify",),
+        r"(?s)\A(?!.*(example|sample|drawn) \d+, output \d+: SQNR).*sequence \d+, call \d+, output \d+: SQNR",
+        "each method computes as eager does, and sequences of calls do not: every method of the file has its own copy "
+        "of the model's buffers, so none sees what another one writes",
+        ("let the methods share them, in the recipe: `compile: {{share_mutable_buffers: true}}`",),
+        when="own state",
+    ),
+    Cause(
+        ("verify",),
+        r"output \d+: SQNR (?P<found>-\S+|\d\.\d) dB < (?P<bound>\S+) dB",
+        "outputs of the file have little to do with eager's: {found} dB of {bound} dB",
+        (
+            _BISECT,
+            (
+                "where that is quantization, leave the layers that lose most in floating point: "
+                "`quantize: {{exclude: [...]}}` in the recipe"
+            ),
+        ),
+        when="quantized",
+    ),
+    Cause(
+        ("verify",),
+        r"output \d+: SQNR (?P<found>-\S+|\d\.\d) dB < (?P<bound>\S+) dB",
+        "outputs of the file have little to do with eager's: {found} dB of {bound} dB",
+        (_BISECT,),
+    ),
+    Cause(
+        ("verify",),
+        r"output \d+: SQNR (?P<found>\S+) dB < (?P<bound>\S+) dB",
+        "the file computes the same, but less exactly than the recipe asks for: {found} dB of {bound} dB",
+        (_BISECT, _LOWER_BOUND),
+    ),
+    # Layouts.
+    Cause(
+        ("partition", "edge", "preprocess"),
+        r"Expected (?P<weight>\w+) to be NCHW in channels last reshape pass",
+        "the weight {weight} is channels-last in memory, which XNNPACK's passes do not take",
+        (
+            "leave `.to(memory_format=torch.channels_last)` out of the builder: XNNPACK chooses layouts by itself",
+            "where a checkpoint has such weights, make them contiguous after it is loaded",
+        ),
+        in_log=True,
+    ),
+    # Quantization.
+    Cause(
+        ("quantize",),
+        r"Expecting input to have dtype torch\.float32, but got dtype: torch\.(?P<dtype>\w+)",
+        "the model computes in {dtype}, and PT2E quantizes float32 only",
+        ("let the model compute in float32: call `.float()` on it in the builder",),
+    ),
+    Cause(
+        ("quantize",),
+        r"range of \[.+\] is not finite",
+        "a quantizer observed NaN or infinity while the model ran on its calibration data or examples",
+        ("give the model examples, or `calibration` samples, for which everything that it computes is finite",),
+    ),
+    Cause(
+        ("quantize",),
+        r"finds no operator.*operators of branches and loops only",
+        "PT2E does not look into the branches of torch.cond and the bodies of loops, and the model's layers are there",
+        (
+            "compute the layers before the branch, and let torch.where choose between their results",
+            _FLOAT,
+        ),
+    ),
+    Cause(
+        ("quantize",),
+        r"finds no operator.*with weights it has aten\.embedding\Z",
+        "the only weights of the model are tables of embeddings, which quantizers do not take",
+        (
+            "quantize them with the `source_transforms` of the recipe xnnpack-int8-dynamic-embedding-int8 alone",
+            _FLOAT,
+        ),
+    ),
+    Cause(
+        ("quantize",),
+        r"finds no operator.*with weights it has (?P<operators>[\w., ]+)",
+        "of the operators with weights, the model has only those that this quantizer does not take: {operators}",
+        (
+            "write them with torch.nn.Linear or a convolution, which quantizers take",
+            _FLOAT,
+        ),
+    ),
+    Cause(
+        ("quantize",),
+        r"finds no operator.*no operator with weights",
+        "the model has no operator with weights, so there is nothing that quantization would make smaller",
+        (_FLOAT.removeprefix("or "),),
+    ),
+    # Inputs, outputs and state.
+    Cause(
+        (),
+        r"Constant (?P<name>\S+) is mutated in the forward method",
+        "the model writes to the tensor {name}, which is neither a parameter nor a buffer",
+        ("call `register_buffer` for it where the model is built",),
+    ),
+    Cause(
+        ("compile",),
+        r"graph_output_allocated not set",
+        "the method returns no tensor that it computes",
+        ("return a tensor; what is always the same can be a constant method",),
+    ),
+    Cause(
+        (),
+        r"damaged program: a tensor has shape \((1?\d+, ){16,}",
+        "a tensor has more than 16 dimensions, the most that ExecuTorch's runtime knows",
+        ("write the model with fewer dimensions, for example by flattening some of them",),
+    ),
+)
+
+
+def known_causes(stage: str, message: str, log: str = "", circumstances: Collection[str] = ()) -> tuple[Finding, ...]:
+    """What the table says of a stage's error message and the end of its log: the first entry that applies, if any."""
+    for cause in CAUSES:
+        if (cause.stages and stage not in cause.stages) or not (cause.when is None or cause.when in circumstances):
+            continue
+        if found := re.search(cause.pattern, message) or (cause.in_log and re.search(cause.pattern, log)):
+            groups = {name: text or "" for name, text in found.groupdict().items()}
+            remedies = tuple(remedy.format(**groups) for remedy in cause.remedies)
+            return (Finding("known cause", cause.problem.format(**groups), remedies),)
+    return ()
+
+
+def add_known_causes(stage: str, error: Exception, circumstances: Collection[str] = ()) -> None:
+    """Adds what the table says of a stage's failure to the error, unless a diagnosis has said something already."""
+    if isinstance(error, PteforgeError):
+        log = error.log_tail if isinstance(error, StageError) else ""
+        add_findings(error, known_causes(stage, str(error), log, circumstances))
+
+
+_REFUSED = re.compile(r"Constraints violated|data-dependent|specialized")
+"""Errors about dynamic shapes that the model's code is the reason for, and not how the shapes are written."""
+
+
+def awaits_diagnosis(stage: str, error: Exception) -> bool:
+    """Whether a diagnosis says more of a stage's failure than the table, and is made next."""
+    return stage == "export" and isinstance(error, PteforgeError) and is_worth_diagnosing(error)
+
+
+def is_worth_diagnosing(error: PteforgeError) -> bool:
+    """Whether a failed export may be due to what torch.export makes of the model, and not to its builder or inputs."""
+    if isinstance(error, StageFailed) and not error.bad_input:
+        return not error.lost_object
+    about_shapes = isinstance(error, StageFailed | SourceError) and "with its dynamic shapes" in str(error)
+    return about_shapes and bool(_REFUSED.search(str(error)))

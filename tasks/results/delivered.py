@@ -1,0 +1,272 @@
+"""What came of one model and recipe: one record, which `report`, or the failure, makes and everything else reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import PlainSerializer
+
+from ...artifacts.digest import Digest, digest_file
+from ...artifacts.files import read_sidecar
+from ...artifacts.records import Record
+from ...artifacts.ref import ArtifactRef
+from ...artifacts.runs import RunRecord
+from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreAway
+from .accuracy import AccuracyReport
+from .diagnosis import Finding
+from .figures import Figures
+from .layer_search import FoundLayers
+from .numerics import Ladder
+from .quantization import Quantization
+
+Status = Literal["made", "cached", "failed", "not applicable"]
+
+_Path = Annotated[Path, PlainSerializer(str)]
+
+DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
+"""Outputs of `compile` in debug mode, which are delivered by payload; that of a plain file has no name."""
+
+NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
+"""What `Delivered.of_provenance` raises for JSON that is no provenance."""
+
+_AS_WRITTEN = ("toolchain", "accuracy", "search", "quantization")
+_PARTS = ("file", "data", "assets", *DEBUG_ROLES)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Record):
+    """The step that failed, why, the end of its log, whether the user's input is the cause, and the ways out.
+
+    `user_code` means that the user's code raised an exception.
+    """
+
+    step: str
+    problem: str
+    log_tail: str
+    bad_input: bool
+    findings: tuple[Finding, ...] = ()
+    user_code: bool = False
+
+    @classmethod
+    def of(cls, step: str, error: Exception) -> Failure:
+        problem = str(error) or type(error).__name__
+        findings = error.findings if isinstance(error, PteforgeError) else ()
+        log = error.log_tail if isinstance(error, StageError) else ""
+        input_error = isinstance(error, InputError) and not isinstance(error, StoreAway)
+        bad_input = error.bad_input if isinstance(error, StageError) else input_error
+        return cls(step, problem, log, bad_input, findings, isinstance(error, StageError) and error.user_code)
+
+    @property
+    def unusable(self) -> bool:
+        """Whether the input cannot be used: the exit code is 2. Where the user's code raises, its stage failed."""
+        return self.bad_input and not self.user_code
+
+    @property
+    def log(self) -> str:
+        """The end of the log, without the traceback where the message says what that does."""
+        log = self.log_tail.partition("Traceback (most recent call last)")[0] if self.bad_input else self.log_tail
+        return log.strip("\n")
+
+    def error(self, what: str) -> InputError | StageFailed:
+        """The same as an exception about a model or file."""
+        problem = f"{what} {self.step}: {self.problem}"
+        return InputError(problem) if self.unusable else StageFailed(f"{problem}\n{self.log_tail}".rstrip())
+
+    @property
+    def diagnosed(self) -> bool:
+        """Whether the findings name lines of the model, and so say more than message and log."""
+        return any(finding.where for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodCalls:
+    """The calls of a method: of delegates, and of kernels, which run what no delegate took.
+
+    `payload` is empty for a plain file.
+    """
+
+    payload: str
+    method: str
+    delegate_calls: int
+    kernel_calls: int
+
+    def __str__(self) -> str:
+        payload = f" of payload {self.payload}" if self.payload else ""
+        return f"method {self.method}{payload}"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered(Record):
+    """What came of a model and a recipe.
+
+    Attributes:
+        status: ``made`` if any of its stages ran, ``cached`` if none did; ``not applicable`` if the recipe says so.
+        path: the `.pte`, if there is one: verified, unless the recipe does not ask for it.
+        size: bytes of the `.pte` and its `.ptd`.
+        digests: SHA-256 of the files by the ending of their names; of the provenance without the run that wrote it.
+        assets: SHA-256 of files that are delivered with it, such as a tokenizer, by name.
+        parts: the same in the store, and the provenance, by role of the stage `report`.
+        backends: those that the file needs.
+        methods: its methods, sorted.
+        targets: of its specializations.
+        toolchain: distribution to version.
+        delegated: methods of a plain file, or of all payloads of a fat one, where the file has been read.
+        figures: of the verification, without its cases.
+        ladder: how far each program on the way to the file is from eager, if measured.
+        accuracy: scores of the file, if it has an accuracy gate.
+        search: the layers that stay in floating point, of a recipe that searches for them.
+        quantization: by method, of those that PT2E quantized.
+        left_out: name of a specialization that the file lacks -> reason.
+        seconds: of all its stages, including those found in the store.
+        rejected: the file that missed its accuracy gate.
+        reason: why the recipe does not apply to the model.
+        until: the stage after which it stopped, as it was asked to; empty where it did not.
+    """
+
+    model: str
+    recipe: str
+    status: Status
+    path: _Path | None = None
+    size: int = 0
+    digests: Mapping[str, Digest] = field(default_factory=dict)
+    assets: Mapping[str, Digest] = field(default_factory=dict)
+    parts: Mapping[str, ArtifactRef] = field(default_factory=dict)
+    backends: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    toolchain: Mapping[str, str] = field(default_factory=dict)
+    delegated: tuple[MethodCalls, ...] = ()
+    figures: Figures | None = None
+    ladder: Ladder | None = None
+    accuracy: AccuracyReport | None = None
+    search: FoundLayers | None = None
+    quantization: Mapping[str, Quantization] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    failure: Failure | None = None
+    rejected: _Path | None = None
+    reason: str = ""
+    until: str = ""
+
+    @classmethod
+    def of_provenance(cls, provenance: Mapping[str, Any]) -> Self:
+        """What the stage `report` says of a file; raises `NO_PROVENANCE` for anything else."""
+        file, data = provenance["file"], provenance["data"]
+        artifacts, figures = provenance.get("artifacts", {}), provenance.get("verification", {}).get("figures")
+        files = {"pte": file, **({"ptd": data} if data else {})}
+        fields = {
+            "model": provenance["model"],
+            "recipe": provenance["recipe"],
+            "status": "made",
+            "size": sum(each["size"] for each in files.values()),
+            "digests": {ending: each["sha256"] for ending, each in files.items()},
+            "assets": {name: each["sha256"] for name, each in provenance.get("assets", {}).items()},
+            "parts": {role: ref for role, ref in artifacts.items() if role.partition("/")[0] in _PARTS},
+            "targets": [target["name"] for target in provenance.get("specializations", {}).values()],
+            "figures": figures and {**figures, "cases": []},
+            "ladder": {"rungs": provenance["numerics"]} if "numerics" in provenance else None,
+            "left_out": dict.fromkeys(provenance.get("left_out", ()), ""),
+            **{name: file[name] for name in ("backends", "methods") if name in file},
+            **{name: provenance[name] for name in _AS_WRITTEN if name in provenance},
+        }
+        return cls.from_json(fields)
+
+    @classmethod
+    def of_run(cls, run: RunRecord, model: str, recipe: str) -> Self | None:
+        """What a run recorded; None if it recorded nothing, or something that cannot be understood."""
+        with suppress(ValueError, TypeError, LookupError):
+            return cls.from_json(run.files[model][recipe])
+        return None
+
+    @classmethod
+    def next_to(cls, path: Path, sha256: str = "") -> Self | None:
+        """What the provenance next to a `.pte` says; None if there is none, or it is another file's, by its SHA-256."""
+        try:
+            made = cls.of_provenance(json.loads(read_sidecar(path.with_suffix(".json"))))
+            return made if made.sha256 == (sha256 or digest_file(path)) else None
+        except (OSError, *NO_PROVENANCE):
+            return None
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}/{self.recipe}"
+
+    @property
+    def data(self) -> Path | None:
+        """The `.ptd` next to the `.pte`, if weights are in a file of their own."""
+        return self.path.with_suffix(".ptd") if self.path and "ptd" in self.digests else None
+
+    @property
+    def debugging(self) -> dict[str, dict[str, ArtifactRef]]:
+        """What debug mode made, by payload and role; the payload of a plain file has no name."""
+        found: dict[str, dict[str, ArtifactRef]] = {}
+        for role, ref in self.parts.items():
+            name, _, payload = role.partition("/")
+            if name in DEBUG_ROLES:
+                found.setdefault(payload, {})[name] = ref
+        return found
+
+    @property
+    def sha256(self) -> str:
+        """Of the `.pte`."""
+        return self.digests.get("pte", "")
+
+    @property
+    def verified(self) -> bool:
+        """Whether the file itself was run here, or a payload of it."""
+        return bool(self.path) and (self.figures is None or self.figures.of_file)
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """The smallest; None if all outputs equal eager's, or if nothing was measured."""
+        return self.figures.overall.sqnr_db if self.figures else None
+
+    @property
+    def score(self) -> float | None:
+        """The lowest of all payloads; None if the recipe has no evaluator."""
+        return self.accuracy.worst if self.accuracy else None
+
+    def described(self) -> dict[str, Any]:
+        """JSON for users: what ``pteforge export --json`` says of the file, or of why there is none."""
+        numerics = {"numerics": self.ladder.to_json()} if self.ladder else {}
+        if self.failure:
+            rejected = self.rejected and str(self.rejected)
+            return {"status": self.status, **self.failure.to_json(), "rejected": rejected, **numerics}
+        if self.status == "not applicable":
+            return {"status": self.status, "reason": self.reason}
+        figures = self.figures
+        return {
+            "status": self.status,
+            "file": self.path and str(self.path),
+            "data": self.data and str(self.data),
+            "size": self.size,
+            "sha256": self.sha256,
+            "seconds": round(self.seconds, 3),
+            "max_abs_error": figures and figures.overall.max_abs_error,
+            "max_relative_error": figures and figures.overall.max_relative_error,
+            "sqnr_db": figures and figures.overall.sqnr_db,
+            "accuracy": self.accuracy and self.accuracy.to_json(),
+            "left_out": dict(self.left_out),
+            "assets": list(self.assets),
+            "search": self.search and self.search.to_json(),
+            "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},
+            "verified": self.verified,
+            "not_run": dict(figures.not_run) if figures else {},
+            "drawn_sqnr_db": figures and figures.drawn and figures.drawn.sqnr_db,
+            "calibration": dict(figures.calibration) if figures else {},
+            "notes": list(figures.notes) if figures else [],
+            **numerics,
+        }
+
+
+def delivered_by(run: RunRecord) -> dict[str, dict[str, Delivered]]:
+    """What a run recorded of each model and recipe, by their names; without what cannot be understood."""
+    every = {
+        model: {recipe: Delivered.of_run(run, model, recipe) for recipe in run.files[model]} for model in run.files
+    }
+    return {model: {name: made for name, made in recipes.items() if made} for model, recipes in every.items()}

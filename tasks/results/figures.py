@@ -1,0 +1,188 @@
+"""Verification figures: how far the runtime's outputs are from eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...artifacts.records import Record
+from ...configs.verification import VerifyBounds
+
+_MOST_DB = {"bfloat16": 22.0, "int8": 30.0, "float16": 40.0}
+"""The highest SQNR bound that applies to outputs of a dtype, coarsest first.
+
+One rounding to float16 (11 bits) leaves some 70 dB, and to bfloat16 (8 bits) 18 dB less; kernels round at every
+operator, so networks reach little more than half of that. Of values that are quantized to int8 on the way, by scales
+that are computed there, a few are rounded to the neighbour of eager's: a small language model reaches some 60 dB.
+"""
+
+
+WHOLE_FILE = "the file"
+"""In place of a payload's name, which has no spaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One output of one method on one input, against eager.
+
+    Attributes:
+        label: which input: ``example 0``, ``sample 2`` of calibration, ``drawn 1``.
+        output: position among the flat outputs.
+        max_abs_error: largest absolute difference.
+        max_relative_error: `max_abs_error` divided by the largest magnitude of eager's output.
+        sqnr_db: signal to quantization noise ratio, 10 log10(sum of squares of eager / sum of squares of the
+            difference), in dB; None if the outputs are equal.
+        payload: the payload of a fat file that ran; empty for a plain file.
+        classified: rows of an output of shape (rows, classes >= 2) of a floating type; 0 for other outputs.
+        agreeing: how many of those rows have their largest element in the same place as eager's.
+        counted: elements of an output of integers or booleans; 0 for other outputs. Its SQNR is None, except for
+            integers of 8 bits, which may be amounts, such as pixels.
+        equal: how many of those equal eager's.
+        lost_db: by how much its noise is above that of eager's own output, both against eager in float32, in dB; None
+            if that is not known or there is none.
+        rounded_to: ``float16`` or ``bfloat16`` if that is the dtype of the output, or of a value that the method
+            computes on the way; ``int8`` if it quantizes some on the way; else empty.
+    """
+
+    method: str
+    label: str
+    output: int
+    max_abs_error: float
+    max_relative_error: float
+    sqnr_db: float | None
+    payload: str = ""
+    classified: int = 0
+    agreeing: int = 0
+    rounded_to: str = ""
+    counted: int = 0
+    equal: int = 0
+    lost_db: float | None = None
+
+    @property
+    def where(self) -> str:
+        return f"method {self.method!r}, {self.label}, output {self.output}"
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The worst figures over a set of cases, each figure on its own."""
+
+    cases: int
+    max_abs_error: float
+    max_relative_error: float
+    sqnr_db: float | None  # the smallest; None if all outputs are equal
+    # the share of rows of classifiers' outputs that agree with eager's; None if there are none
+    top1: float | None = None
+    rounded_to: str = ""  # the coarsest of the cases' dtypes, see `Case`
+    agreement: float | None = None  # the share of integers and booleans that equal eager's; None if there are none
+
+
+@dataclass(frozen=True, slots=True)
+class Figures(Record):
+    """All cases of a file and the worst of them: overall, by method, and by payload of a fat file."""
+
+    overall: Worst
+    methods: dict[str, Worst]
+    payloads: dict[str, Worst]
+    # name of a payload that this machine's runtime has no backend for, or `WHOLE_FILE` of a plain file -> reason
+    not_run: dict[str, str]
+    cases: tuple[Case, ...] = ()
+    # random inputs that no bound applied to, which the figures above leave out; None if there are none
+    drawn: Worst | None = None
+    calibration: dict[str, str] = field(default_factory=dict)  # method -> what quantizers observed, as ``8 samples``
+    notes: tuple[str, ...] = ()  # what else is to be known of the file, such as sizes that it was to take and does not
+
+    @property
+    def of_file(self) -> bool:
+        """Whether the file itself was run; else they are those of its edge programs."""
+        return WHOLE_FILE not in self.not_run
+
+    @property
+    def on_samples(self) -> bool:
+        """Whether quantizers observed calibration samples."""
+        return any("sample" in observed for observed in self.calibration.values())
+
+    @property
+    def verified_on(self) -> str:
+        """What bounds apply to where random inputs count apart, in words."""
+        return f"its examples{' and calibration samples' if self.on_samples else ''}"
+
+
+def summarize(
+    cases: Sequence[Case], not_run: Mapping[str, str] | None = None, *, on_examples: Collection[str] = ()
+) -> Figures:
+    """Figures of at least one case; random inputs of the methods `on_examples` count apart from the others."""
+    every, cases = tuple(cases), judged(cases, on_examples)
+    apart = [case for case in every if case not in cases]
+    methods = dict.fromkeys(case.method for case in cases)
+    payloads = dict.fromkeys(case.payload for case in cases if case.payload)
+    return Figures(
+        worst_of(cases),
+        {name: worst_of([case for case in cases if case.method == name]) for name in methods},
+        {name: worst_of([case for case in cases if case.payload == name]) for name in payloads},
+        dict(not_run or {}),
+        every,
+        worst_of(apart) if apart else None,
+    )
+
+
+def judged(cases: Iterable[Case], on_examples: Collection[str]) -> list[Case]:
+    """The cases that bounds apply to: all but random inputs of the methods `on_examples`."""
+    return [case for case in cases if case.method not in on_examples or not case.label.startswith("drawn")]
+
+
+def violations(figures: Case | Worst, bounds: VerifyBounds) -> Iterator[str]:
+    """Yields a message for each figure out of bounds, but for agreement.
+
+    Low-precision dtypes get relaxed bounds, and outputs that lose no more than eager's of 16 bits pass any SQNR.
+    """
+    if bounds.max_abs_error is not None and figures.max_abs_error > bounds.max_abs_error:
+        yield f"max abs error {figures.max_abs_error:.3g} > {bounds.max_abs_error:.3g}"
+    if bounds.max_relative_error is not None and figures.max_relative_error > bounds.max_relative_error:
+        yield f"max relative error {figures.max_relative_error:.3g} > {bounds.max_relative_error:.3g}"
+    if bounds.min_sqnr_db is not None and figures.sqnr_db is not None:
+        least = min(bounds.min_sqnr_db, _MOST_DB.get(figures.rounded_to, bounds.min_sqnr_db))
+        if figures.sqnr_db < least and not (isinstance(figures, Case) and _is_as_good(figures, bounds)):
+            yield f"SQNR {figures.sqnr_db:.1f} dB < {least:.1f} dB"
+
+
+_MOST_LOST_DB = 3.0
+"""Kernels round elsewhere than eager: noise may be twice that of eager's."""
+
+
+def _is_as_good(case: Case, bounds: VerifyBounds) -> bool:
+    """Whether an output is right whatever its SQNR."""
+    if case.lost_db is not None and case.lost_db <= _MOST_LOST_DB:
+        return True
+    return bool(case.counted) and case.equal / case.counted >= (bounds.least_agreement or 0.0)
+
+
+def disagreements(cases: Sequence[Case], bounds: VerifyBounds) -> Iterator[str]:
+    """Yields a message for each output of integers or booleans of which too few equal eager's, over all its cases.
+
+    One case may have a single index, which two almost equal values decide.
+    """
+    outputs: dict[tuple[str, int], list[Case]] = {}
+    for case in cases:
+        if case.counted and case.sqnr_db is None:
+            outputs.setdefault((case.method, case.output), []).append(case)
+    least = bounds.least_agreement
+    for (method, output), found in outputs.items():
+        share = sum(case.equal for case in found) / sum(case.counted for case in found)
+        if least is not None and share < least:
+            yield f"method {method!r}, output {output}: {100 * share:.1f} % equal eager's < {100 * least:g} %"
+
+
+def worst_of(cases: Sequence[Case]) -> Worst:
+    """The worst of at least one case."""
+    noisy = [case.sqnr_db for case in cases if case.sqnr_db is not None]
+    classified, counted = sum(case.classified for case in cases), sum(case.counted for case in cases)
+    return Worst(
+        cases=len(cases),
+        max_abs_error=max(case.max_abs_error for case in cases),
+        max_relative_error=max(case.max_relative_error for case in cases),
+        sqnr_db=min(noisy) if noisy else None,
+        top1=sum(case.agreeing for case in cases) / classified if classified else None,
+        agreement=sum(case.equal for case in cases) / counted if counted else None,
+        rounded_to=next((name for name in _MOST_DB if any(case.rounded_to == name for case in cases)), ""),
+    )

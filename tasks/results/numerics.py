@@ -1,0 +1,234 @@
+"""The ladder of numerics (each program of a recipe against eager), losses by node, and where quality is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...artifacts.records import Record
+from ...configs.verification import VerifyBounds
+from .figures import Worst, violations
+
+RungName = Literal["exported", "transformed", "quantized", "edge", "payload"]
+
+CLEAN_DB = 90.0
+"""SQNR above this counts as this: fp32 stays above whatever the order of its sums, so differences mean nothing."""
+
+DROP_DB = 6.0
+"""A rung whose SQNR drops by more than this loses quality: the amplitude of its noise more than doubles."""
+
+
+def rung_label(name: str, specializations: Sequence[str]) -> str:
+    """The name of a rung with its specializations, for example ``edge.xnnpack+portable``."""
+    return f"{name}.{'+'.join(specializations)}" if specializations else name
+
+
+@dataclass(frozen=True, slots=True)
+class Rung(Record):
+    """One method of one of the programs that lowering makes, against eager on real inputs."""
+
+    name: RungName
+    specializations: tuple[str, ...]  # the specializations of a fat file that it belongs to; empty for all
+    method: str
+    figures: Worst | None  # the worst over all outputs; None if it could not be run
+    problem: str = ""  # why it could not be run; empty otherwise
+
+    @property
+    def label(self) -> str:
+        return rung_label(self.name, self.specializations)
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """The rungs of a recipe, in the order of lowering."""
+
+    rungs: tuple[Rung, ...]
+
+    def before(self, rung: Rung) -> Rung | None:
+        """The rung that this one was made from; None for the first, which was made from eager."""
+        for above in reversed(self.rungs[: self.rungs.index(rung)]):
+            shared = not above.specializations or set(above.specializations) >= set(rung.specializations)
+            if above.method == rung.method and above.name != rung.name and shared:
+                return above
+        return None
+
+    def paths(self) -> list[list[Rung]]:
+        """The paths from the first rung to each last one."""
+        inner = {self.before(rung) for rung in self.rungs}
+        return [self._path(rung) for rung in self.rungs if rung not in inner]
+
+    def _path(self, rung: Rung | None) -> list[Rung]:
+        return [*self._path(self.before(rung)), rung] if rung else []
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [rung.to_json() for rung in self.rungs]
+
+    @classmethod
+    def from_json(cls, value: Sequence[dict[str, Any]]) -> Ladder:
+        return cls(tuple(Rung.from_json(rung) for rung in value))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoss:
+    """One operator of a program, against its source in the program before."""
+
+    node: str
+    operator: str  # for example ``aten.convolution.default``
+    sources: tuple[str, ...]  # names of the nodes that it replaces; the last one computes the same value
+    module: str  # path of the module that calls it, empty for the model itself
+    line: str  # file, line and function of the call in the model's code; empty if unknown
+    own: Worst | None  # its own loss, given the inputs of the program before; None if there is a `problem`
+    passed_on: Worst | None  # the loss of its value including that of its inputs
+    problem: str = ""  # why its value cannot be compared: NaN, infinity
+
+    @property
+    def loses(self) -> bool:
+        """Whether its value differs from that in the program before."""
+        return bool(self.problem) or (self.own is not None and self.own.sqnr_db is not None)
+
+    @property
+    def order(self) -> float:
+        """Sort key, in dB: the largest loss first."""
+        if self.own is None:
+            return float("-inf")
+        return float("inf") if self.own.sqnr_db is None else self.own.sqnr_db
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLosses(Record):
+    """The losses of a program's operators."""
+
+    nodes: tuple[NodeLoss, ...]  # those that were compared, the largest loss first
+    operators: int
+
+    @property
+    def losing(self) -> tuple[NodeLoss, ...]:
+        return tuple(node for node in self.nodes if node.loses)
+
+    @property
+    def compared(self) -> int:
+        return len(self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator(Record):
+    """One operator of a payload."""
+
+    node: str
+    operator: str  # for example ``aten.convolution.default``
+    inputs: tuple[str, ...]  # dtype and shape of each, for example ``float32 [2, 16]``
+    output: str
+    module: str  # path of the module that calls it, empty for the model itself
+    line: str  # file, line and function of the call in the model's code; empty if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class LosingPart(Record):
+    """Operators that lose quality when they are lowered together, and of which no smaller part does."""
+
+    operators: tuple[Operator, ...]
+    own: Worst | None  # their outputs against torch's, given the same inputs; None if there is a `problem`
+    passed_on: Worst | None  # the same of the delegate's outputs, or the method's for operators outside of delegates
+    problem: str = ""  # why they cannot be compared: NaN, infinity, an error of the runtime
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateLoss(Record):
+    """One delegate of a method, run by the runtime while torch computes all other operators of the edge program."""
+
+    position: int  # among the method's delegates, from 0 on
+    backend: str
+    operators: int
+    own: Worst | None  # its outputs against torch's, given the same inputs; None if there is a `problem`
+    passed_on: Worst | None  # the method's outputs against those of the edge program
+    problem: str = ""
+    loses: bool = False  # by itself
+    parts: tuple[LosingPart, ...] = ()  # if it loses: where
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadLosses(Record):
+    """Where a payload loses quality, against the edge program that it was made from."""
+
+    delegates: tuple[DelegateLoss, ...]  # the largest loss first
+    together: Worst | None  # the method's outputs with all delegates run by the runtime, and the others by torch
+    operators: int  # outside of delegates
+    searched_outside: bool = False  # whether those operators were searched: if the delegates lose nothing
+    outside: tuple[LosingPart, ...] = ()
+    unfinished: bool = False  # not all lowerings were made that the search would need
+
+    @property
+    def losing(self) -> tuple[DelegateLoss, ...]:
+        return tuple(delegate for delegate in self.delegates if delegate.loses)
+
+    @property
+    def parts(self) -> tuple[tuple[str, LosingPart], ...]:
+        """Each part that loses, with where it is."""
+        inside = [(f"delegate {delegate.position}", part) for delegate in self.losing for part in delegate.parts]
+        return (*inside, *(("outside of delegates", part) for part in self.outside))
+
+    @property
+    def conclusion(self) -> str:
+        """Where the quality is lost, in words."""
+        if self.losing:
+            numbers = ", ".join(str(delegate.position) for delegate in self.losing)
+            said = f"It is lost in {len(self.losing)} of {len(self.delegates)} delegates ({numbers})"
+            undivided = [
+                str(loss.position)
+                for loss in self.losing
+                if loss.operators > 1 and [len(part.operators) for part in loss.parts] == [loss.operators]
+            ]
+            if undivided:
+                said += f"; in {' and '.join(undivided)}, fewer operators than all lose nothing by themselves"
+        elif self.outside:
+            said = "It is lost outside of delegates"
+        elif self.delegates and not self.searched_outside:
+            said = "No delegate loses that much by itself, but all of them together do: what each loses adds up"
+        else:
+            said = (
+                "Neither a delegate nor an operator outside of delegates loses it by itself: it is lost where they "
+                "meet, as in memory planning, or in state that the method writes"
+            )
+        unknown = [str(delegate.position) for delegate in self.delegates if delegate.problem and not delegate.loses]
+        said += f"; delegates that do not run by themselves: {', '.join(unknown)}" if unknown else ""
+        return f"{said}; the search stopped before it was done." if self.unfinished else f"{said}."
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The first rung that loses quality."""
+
+    rung: Rung
+    before: Rung | None  # the nearest earlier rung with figures; None for eager itself
+    reason: str  # the bounds or the drop, in words
+
+
+def find_loss(ladder: Ladder, bounds: VerifyBounds, drop_db: float = DROP_DB) -> Loss | None:
+    """The first rung that loses quality, if any.
+
+    That is the first rung outside the verification bounds. If all are inside, it is the first one whose SQNR is more
+    than `drop_db` below that of the rung before; ratios above `CLEAN_DB` count as `CLEAN_DB`.
+    """
+    measured = [(rung, rung.figures) for rung in ladder.rungs if rung.figures]
+    for rung, figures in measured:
+        if violated := list(violations(figures, bounds)):
+            return Loss(rung, _before(ladder, rung), f"is outside of the recipe's bounds: {'; '.join(violated)}")
+    for rung, figures in measured:
+        before = _before(ladder, rung)
+        drop = _clipped(before.figures if before else None) - _clipped(figures)
+        if drop > drop_db:
+            than = before.label if before else "eager"
+            return Loss(rung, before, f"is {drop:.1f} dB worse than {than} ({drop_db:g} dB are allowed)")
+    return None
+
+
+def _before(ladder: Ladder, rung: Rung) -> Rung | None:
+    before = ladder.before(rung)
+    while before and not before.figures:
+        before = ladder.before(before)
+    return before
+
+
+def _clipped(figures: Worst | None) -> float:
+    return CLEAN_DB if figures is None or figures.sqnr_db is None else min(figures.sqnr_db, CLEAN_DB)

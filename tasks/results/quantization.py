@@ -1,0 +1,90 @@
+"""What quantization reached of a method's weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...artifacts.records import Record
+from ...errors import TargetError
+
+_NAMED = 3  # reasons, and weights of each, that a message names
+LITTLE = 0.5
+"""Share of the weights below which a run warns."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftWeight:
+    """A weight that stays in floating point, with the operators that take it, and the reason, in words."""
+
+    name: str
+    operators: tuple[str, ...]
+    elements: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization(Record):
+    """Weights of one method after quantization: matrices and kernels, and not biases, scales and state.
+
+    Attributes:
+        sizes: dtype to bytes.
+        elements: the number of the weights' elements.
+        quantized: how many of them are integers.
+        left: weights in floating point, the largest first.
+    """
+
+    sizes: Mapping[str, int]
+    elements: int
+    quantized: int
+    left: tuple[LeftWeight, ...]
+
+    @property
+    def share(self) -> float:
+        return self.quantized / self.elements if self.elements else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**Record.to_json(self), "share": round(self.share, 6)}
+
+    def after(self, transformed: Quantization) -> Quantization:
+        """With the reasons of transforms before quantizers, for the weights of the operators that those take alone."""
+        reasons = {weight.name: weight.why for weight in transformed.left if _is_lookup(weight)}
+        return replace(
+            self, left=tuple(replace(weight, why=reasons.get(weight.name, weight.why)) for weight in self.left)
+        )
+
+    def check(self, at_least: float | None, field: str) -> None:
+        """Raises TargetError if less was reached than the recipe asks for, in a field."""
+        if at_least is not None and self.share < at_least:
+            raise TargetError(
+                f"the recipe asks for {at_least:.0%} (`{field}`), and {self}; write these layers with others that are "
+                "quantized, or ask for less"
+            )
+
+    @property
+    def is_little(self) -> bool:
+        return self.share < LITTLE
+
+    def __str__(self) -> str:
+        text = f"{self.share:.0%} of the weights are integers"
+        return f"{text}; in floating point: {_describe(self.left)}" if self.left else text
+
+
+def _is_lookup(weight: LeftWeight) -> bool:
+    return all(operator.startswith("aten.embedding") for operator in weight.operators)
+
+
+def _describe(left: Iterable[LeftWeight]) -> str:
+    """The reasons, with names of weights, those with most elements first."""
+    weights = list(left)
+    sizes = Counter[str]()
+    for weight in weights:
+        sizes[weight.why] += weight.elements
+    parts = []
+    for why, _ in sizes.most_common(_NAMED):
+        names = [weight.name for weight in weights if weight.why == why]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        parts.append(f"{', '.join(names[:_NAMED])}{more} ({why})")
+    return "; ".join(parts) + ("; and others" if len(sizes) > _NAMED else "")

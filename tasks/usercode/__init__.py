@@ -1,0 +1,1 @@
+"""The user's code: modules, inputs and functions, in worker processes. Edits change stage keys."""

@@ -1,0 +1,310 @@
+"""Building a model from its source, inside the worker: the user's code runs here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import random
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch.export import ExportedProgram, ShapesCollection
+from torch.utils import _pytree as pytree
+
+from ...artifacts.ref import ArtifactRef
+from ...configs.base import NAME_PATTERN, describe_errors
+from ...configs.definition import MethodDefinition, ModelDefinition
+from ...configs.metadata import Metadata
+from ...errors import SourceError
+from ..engine.keys.inputs import Recorder, recording
+from ..engine.keys.source import loaded_files, observed_distributions, observed_modules
+from ..engine.stage import Workspace
+from ..upstream.torch_export import mapping_heard
+from .inputs import own_tensors
+from .keyword_inputs import by_position
+
+_OWN_CODE = Path(__file__).parents[1]
+
+
+def user_code_error(what: str, error: Exception) -> SourceError:
+    """The error to raise for an exception of the user's code; `what` is, for example, ``builder nets:small``."""
+    return SourceError(f"{what} failed: {type(error).__name__}: {error}{_where(error)}{_way_out(error)}")
+
+
+_NO_GPU = re.compile(
+    r"not compiled with CUDA|NVIDIA driver|on a CUDA device but torch\.cuda\.is_available\(\) is False"
+)
+
+
+def _way_out(error: Exception) -> str:
+    """What to do about mistakes that the exception does not explain to somebody who is new here."""
+    if isinstance(error, FileNotFoundError) and error.filename and not Path(str(error.filename)).is_absolute():
+        return f"; relative paths begin in the folder of the zoo file, {Path.cwd()}"
+    return f"; {_ON_CPU}" if _NO_GPU.search(str(error)) else ""
+
+
+_ON_CPU = (
+    "models are lowered on the CPU for every target: leave `.to(...)` and `.cuda()` out, and load checkpoints with "
+    '`map_location="cpu"`'
+)
+
+
+def _where(error: Exception) -> str:
+    """The last line of the user's own code in the traceback, if there is any: `` (nets.py:12)``."""
+    not_theirs = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, str(_OWN_CODE), "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [(Path(frame.filename), frame.lineno) for frame in frames if not frame.filename.startswith(not_theirs)]
+    if not lines:
+        return ""
+    path, number = lines[-1]
+    return f" ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{number})"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What is loaded and read after a certain moment."""
+
+    modules: frozenset[str]  # names in ``sys.modules`` at that moment
+    path: tuple[str, ...]  # ``sys.path`` at that moment
+    recorder: Recorder
+
+    def save(self, work: Workspace) -> ArtifactRef:
+        """Stores what the user's code has loaded and read since (model/observed)."""
+        before = set(self.modules)
+        modules = observed_modules(before, work.python_path, self.path)
+        names = sorted({*modules, *observed_distributions(before, work.python_path)})
+        found = self.recorder.observed(names, {str(path) for _, path in loaded_files(())})
+        return work.store.put_artifact("model/observed", found.encode())
+
+
+@contextmanager
+def observed(work: Workspace, *sources: Mapping[str, Any]) -> Iterator[Observation]:
+    """Observes the user's code that runs in the context; `sources` are its key fields (`tasks.engine.keys.source`)."""
+    ignored = [work.store.root, work.scratch, *([work.program_file] if work.program_file else [])]
+    arguments = [source.get("kwargs") for source in sources]
+    recorder = Recorder(work.folder, work.python_path, arguments, ignored, work.declared)
+    with recording(recorder), mapping_heard(recorder.opened):
+        yield Observation(frozenset(sys.modules), tuple(sys.path), recorder)
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model ready to export."""
+
+    definition: ModelDefinition  # its methods; for a `.pt2` file the module of its one method runs the exported program
+    program: ExportedProgram | None = None  # the program of a `.pt2` file, which needs no export
+    keyword_inputs: Mapping[str, Any] | None = None  # keyword example inputs of a `.pt2` file
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds torch, numpy and random: random weights and inputs are the same in every run."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - builders use the global generator, so it is the one to seed
+    random.seed(seed)
+
+
+def build_model(source: Mapping[str, Any], seed: int, work: Workspace) -> BuiltModel:
+    """Builds a model in the zoo file's folder, everything seeded.
+
+    Raises:
+        SourceError: the builder fails, or the `.pt2` file cannot be read.
+    """
+    os.chdir(work.folder)
+    seed_everything(seed)
+    return load_program_file(work.program_file) if work.program_file else build(source["builder"], source["kwargs"])
+
+
+def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
+    """Calls a builder: ``pkg.mod:name`` of a callable, or of a class with get_eager_model and get_example_inputs.
+
+    Raises:
+        SourceError: it cannot be imported, raises, or does not return a model definition.
+    """
+    try:
+        made = pkgutil.resolve_name(builder)(**arguments)
+        definition = _eager_model(made) if hasattr(made, "get_eager_model") else _definition(builder, made)
+    except SourceError:
+        raise
+    except Exception as error:
+        raise user_code_error(f"builder {builder}", error) from error
+    return BuiltModel(checked_definition(f"builder {builder}", definition))
+
+
+def load_program_file(path: Path) -> BuiltModel:
+    """Reads a `.pt2` file; raises SourceError if it cannot be read, or was saved without example inputs."""
+    try:
+        program = torch.export.load(path)
+    except Exception as error:
+        raise SourceError(f"{path.name} is not a program that torch {torch.__version__} can load: {error}") from error
+    if program.example_inputs is None:
+        raise SourceError(
+            f"{path.name} holds no example inputs, so nothing could be verified; save it as torch.export.export made it"
+        )
+    args, kwargs = own_tensors(program.example_inputs)
+    method = MethodDefinition(module=program.module(), example_inputs=[tuple(args)])
+    return BuiltModel(ModelDefinition({"forward": method}), program, kwargs)
+
+
+def _eager_model(made: Any) -> ModelDefinition:
+    """From an object with the interface of executorch.examples.models.model_base.EagerModelBase."""
+    shapes = made.get_dynamic_shapes() if hasattr(made, "get_dynamic_shapes") else None
+    keywords = made.get_example_kwarg_inputs() if hasattr(made, "get_example_kwarg_inputs") else None
+    metadata = made.get_metadata() if hasattr(made, "get_metadata") else None
+    module = made.get_eager_model()  # before the inputs, as ExecuTorch's examples do: both may be random
+    method = _with_keywords(module, tuple(made.get_example_inputs()), keywords, shapes)
+    return ModelDefinition({"forward": method}, metadata=metadata)
+
+
+def _definition(builder: str, made: Any) -> ModelDefinition:
+    match made:
+        case ModelDefinition():
+            return made
+        case (torch.nn.Module() as module, tuple() as inputs):
+            return ModelDefinition({"forward": MethodDefinition(module, [inputs])})
+        case (torch.nn.Module() as module, list() as examples):
+            return ModelDefinition({"forward": MethodDefinition(module, examples)})
+        case (torch.nn.Module() as module, Mapping() as keywords):
+            return ModelDefinition({"forward": _with_keywords(module, (), keywords)})
+        case (torch.nn.Module() as module, tuple() as inputs, Mapping() as keywords):
+            return ModelDefinition({"forward": _with_keywords(module, inputs, keywords)})
+    if isinstance(made, torch.nn.Module):
+        raise SourceError(
+            f"builder {builder} returned a module ({type(made).__name__}) without example inputs, which it is traced "
+            "with; return both: `model, (x,)`"
+        )
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module):
+        raise SourceError(
+            f"builder {builder} returned a module and a {type(made[1]).__name__}; example inputs are a tuple of "
+            "arguments, also where there is one: `model, (x,)`"
+        )
+    raise SourceError(
+        f"builder {builder} returned {type(made).__name__}; it must return a pteforge.ModelDefinition, "
+        "or an nn.Module with a tuple of example inputs, a mapping of keyword inputs, or both"
+    )
+
+
+def _with_keywords(
+    module: torch.nn.Module, example: tuple[Any, ...], keywords: Mapping[str, Any] | None, shapes: Any = None
+) -> MethodDefinition:
+    return MethodDefinition(module, [example], shapes, [keywords] if keywords else ())
+
+
+def checked_definition(what: str, definition: ModelDefinition) -> ModelDefinition:
+    """A definition whose methods take all inputs by position; SourceError, which begins with `what`, if it is wrong."""
+    if not definition.methods:
+        raise SourceError(f"{what} defines no method")
+    for name, method in definition.methods.items():
+        _check_method(what, name, method)
+    if clash := set(definition.methods) & set(definition.constant_methods):
+        raise SourceError(f"{what}: {sorted(clash)} are methods and constant methods at once")
+    for name, content in definition.assets.items():
+        _check_asset(what, name, content)
+    try:
+        written_metadata(definition)
+    except (ValidationError, ValueError) as error:
+        problem = describe_errors(error) if isinstance(error, ValidationError) else str(error)
+        raise SourceError(f"{what}: metadata: {problem}") from error
+    return _with_own_tensors(by_position(what, definition))
+
+
+def _with_own_tensors(definition: ModelDefinition) -> ModelDefinition:
+    """The definition with inputs of which none shares memory with another; see `own_tensors`."""
+    methods = {
+        name: replace(
+            method,
+            # these find tensors by identity
+            dynamic_shapes=method.dynamic_shapes.dynamic_shapes(method.module, method.example_inputs[0])
+            if isinstance(method.dynamic_shapes, ShapesCollection)
+            else method.dynamic_shapes,
+            example_inputs=own_tensors(list(method.example_inputs)),
+        )
+        for name, method in definition.methods.items()
+    }
+    sequences = [[replace(call, inputs=own_tensors(call.inputs)) for call in calls] for calls in definition.sequences]
+    return replace(definition, methods=methods, sequences=sequences)
+
+
+_DELIVERED = (".pte", ".ptd", ".md", ".html", ".etrecord")
+"""Endings of files that pteforge itself writes next to an asset."""
+
+
+def _check_asset(what: str, name: Any, content: Any) -> None:
+    if not (isinstance(name, str) and re.fullmatch(NAME_PATTERN, name)) or name.endswith(_DELIVERED):
+        raise SourceError(
+            f"{what}: {name!r} cannot be the name of an asset: use letters, digits, '.', '_' and '-', and no ending "
+            f"of files that pteforge writes ({', '.join(_DELIVERED)})"
+        )
+    if not isinstance(content, bytes):
+        raise SourceError(f"{what}: the asset {name!r} is {type(content).__name__}; it must be bytes")
+
+
+def written_metadata(definition: ModelDefinition) -> dict[str, Any]:
+    """What the source says about the model, as JSON values; raises ValueError if `configs.Metadata` has no such field.
+
+    A relative path in it begins in the zoo's folder, where the source runs.
+    """
+    given = definition.metadata
+    metadata = given if isinstance(given, Metadata) else Metadata.model_validate(dict(given or {}))
+    return metadata.with_labels().written()
+
+
+def _unusable_input(value: Any) -> str:
+    """What is wrong with an example input, if it is one of the common mistakes."""
+    if isinstance(value, np.ndarray | np.generic):
+        return f"a NumPy array of shape {value.shape} among its inputs; give tensors: `torch.from_numpy(...)`"
+    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+        return f"a tensor on {value.device} among its inputs; {_ON_CPU}"
+    return ""
+
+
+def _check_first_mistakes(what: str, name: str, method: MethodDefinition) -> None:
+    for kind, tensors in (("parameter", method.module.named_parameters()), ("buffer", method.module.named_buffers())):
+        for path, tensor in tensors:
+            if tensor.device.type != "cpu":
+                raise SourceError(f"{what}{kind} {path!r} of {name!r} is on {tensor.device}; {_ON_CPU}")
+    examples, keywords = method.example_inputs, method.example_kwarg_inputs
+    if not (examples or keywords):
+        kind = "are missing" if examples is None else "is an empty list"
+        raise SourceError(
+            f"{what}example_inputs of {name!r} {kind}: they are what it is traced with; give at least one example, "
+            "such as `(x,)`"
+        )
+    for inputs in (examples, keywords):
+        for number, example in enumerate(inputs):
+            for value in pytree.tree_leaves(example):
+                if problem := _unusable_input(value):
+                    raise SourceError(f"{what}example {number} of {name!r} has {problem}")
+
+
+def check_outputs(name: str, outputs: Iterable[Any]) -> None:
+    """Raises SourceError for an output that no file can return: a text."""
+    for position, value in enumerate(outputs):
+        if isinstance(value, str | bytes):
+            raise SourceError(
+                f"method {name!r} returns a text as output {position} ({value!r:.40}); files return tensors and "
+                "numbers: leave it out, or make it metadata of the model"
+            )
+
+
+def _check_method(what: str, name: str, method: MethodDefinition) -> None:
+    if not name.isidentifier():
+        raise SourceError(f"{what}: method name {name!r} is not a Python identifier")
+    if not isinstance(method.module, torch.nn.Module):
+        raise SourceError(f"{what}: method {name!r} has a {type(method.module).__name__} as its module")
+    _check_first_mistakes(f"{what}: ", name, method)
+    examples: Any = method.example_inputs
+    if not all(isinstance(example, tuple) for example in examples) or not (examples or method.example_kwarg_inputs):
+        raise SourceError(f"{what}: example_inputs of {name!r} must be a list of tuples, at least one")
+    keywords: Any = method.example_kwarg_inputs
+    if not isinstance(keywords, list | tuple) or not all(isinstance(each, Mapping) for each in keywords):
+        raise SourceError(f"{what}: example_kwarg_inputs of {name!r} must be a list of mappings, one for each example")

@@ -1,0 +1,158 @@
+"""Functions that recipes name: passes, and functions over the module that is quantized and over all Edge programs."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager
+from executorch.exir.pass_base import ExportedProgramPassBase
+from executorch.exir.pass_manager import ExportedProgramPassManager, PassType
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_manager import PassManager
+
+from ...errors import SourceError
+from ..engine.stage import CallableParams
+from .model_source import user_code_error
+
+
+def run_graph_passes(named: Mapping[str, Sequence[CallableParams]], field: str, module: GraphModule) -> GraphModule:
+    """The module after the functions in a field of the recipe's `quantize`, each of which returns a module.
+
+    `named` has them by field.
+
+    Raises:
+        SourceError: a function cannot be imported, raises, or does not return a module.
+    """
+    for position, own in enumerate(named.get(field, ())):
+        where = f"quantize.{field}[{position}] {own.source['builder']}"
+        made = _call(own, where, module)
+        if not isinstance(made, GraphModule):
+            raise SourceError(f"{where} gave a {type(made).__name__}, and not the module; return it, also if unchanged")
+        module = made
+    return module
+
+
+def node_filter(function: CallableParams, position: int) -> Callable[[Node], bool]:
+    """Says of a node whether the quantizer at a position may quantize it; raises SourceError if the function fails."""
+    where = f"quantize.quantizers[{position}].filter_fn: {function.source['builder']}"
+    return lambda node: bool(_call(function, where, node))
+
+
+def run_manager_passes(
+    named: Sequence[tuple[CallableParams, bool]], programs: Mapping[str, ExportedProgram], constants: Mapping[str, Any]
+) -> dict[str, ExportedProgram]:
+    """All methods' Edge programs after the passes that functions return, given the manager of these programs.
+
+    Each function comes with whether it takes a method's program. Those that do come one after another before any of
+    their passes runs, as in `EdgeProgramManagerTransformStage` (executorch/export/stages.py).
+
+    Raises:
+        SourceError: a function cannot be imported, raises, or does not return passes.
+    """
+    if not named:
+        return dict(programs)
+    # Programs with delegates, and those with operators kept whole for a target, are not in the Edge dialect.
+    manager = EdgeProgramManager(dict(programs), dict(constants) or None, EdgeCompileConfig(_check_ir_validity=False))
+    for takes_program, group in itertools.groupby(named, operator.itemgetter(1)):
+        functions = [params for params, _ in group]
+        if takes_program:
+            passes = {
+                method: [made for params in functions for made in _passes(params, method, manager)]
+                for method in programs
+            }
+            manager = _transformed(manager, {method: made for method, made in passes.items() if made})
+            continue
+        for params in functions:
+            manager = _transformed(manager, _manager_passes(params, manager))
+    return {method: manager.exported_program(method) for method in programs}
+
+
+def _passes(
+    params: CallableParams, method: str, manager: EdgeProgramManager
+) -> list[PassType | ExportedProgramPassBase]:
+    where = f"edge_manager_passes: {params.source['builder']}"
+    return _checked(_call(params, where, method, manager.exported_program(method)), where)
+
+
+def _manager_passes(params: CallableParams, manager: EdgeProgramManager) -> Any:
+    where = f"edge_manager_passes: {params.source['builder']}"
+    made = _call(params, where, manager)
+    if made is None or isinstance(made, PassManager | ExportedProgramPassManager):
+        return made
+    if not isinstance(made, Mapping):
+        return _checked(made, where)
+    if unknown := sorted(set(made) - manager.methods):
+        raise SourceError(f"{where} gave passes for the methods {unknown}; the model has {sorted(manager.methods)}")
+    return {method: _checked(passes, where) for method, passes in made.items()}
+
+
+def _transformed(manager: EdgeProgramManager, passes: Any) -> EdgeProgramManager:
+    return manager.transform(passes) if passes else manager
+
+
+def _call(params: CallableParams, where: str, *given: Any) -> Any:
+    try:
+        return pkgutil.resolve_name(params.source["builder"])(*given, **params.source["kwargs"])
+    except Exception as error:
+        raise user_code_error(where, error) from error
+
+
+def _checked(made: Any, where: str) -> list[PassType | ExportedProgramPassBase]:
+    passes = list(made) if isinstance(made, list | tuple) else [made]
+    for found in passes:
+        if not (callable(found) or isinstance(found, ExportedProgramPassBase)):
+            raise SourceError(f"{where} gave a {type(found).__name__}, and not a pass")
+    return passes
+
+
+def emission_passes(named: Sequence[tuple[CallableParams, bool]]) -> list[PassType]:
+    """The passes before emission: callables that are passes, and those that callables make.
+
+    Each comes with whether it takes a graph module, and so is a pass itself.
+
+    Raises:
+        SourceError: a callable cannot be imported, raises, or does not return passes; or later, a pass raises.
+    """
+    passes: list[PassType] = []
+    for position, (params, takes_module) in enumerate(named):
+        where = f"emission_passes[{position}] {params.source['builder']}"
+        passes += [partial(_call, params, where)] if takes_module else _checked(_call(params, where), where)
+    return passes
+
+
+def recipe_passes(
+    named: Sequence[tuple[CallableParams, str | None]], program: ExportedProgram
+) -> list[PassType | ExportedProgramPassBase]:
+    """The passes that callables make, each given a method's name and its program, or nothing where the name is None.
+
+    Raises:
+        SourceError: a callable cannot be imported, raises, or does not return passes.
+    """
+    passes: list[PassType | ExportedProgramPassBase] = []
+    for position, (params, method) in enumerate(named):
+        where = f"edge.passes[{position}] {params.source['builder']}"
+        passes += _checked(_call(params, where, *(() if method is None else (method, program))), where)
+    return passes
+
+
+def run_aten_passes(named: Sequence[CallableParams], method: str, program: ExportedProgram) -> ExportedProgram:
+    """The program after functions of a method's name and its ATen program, each of which returns a program.
+
+    Raises:
+        SourceError: a function cannot be imported, raises, or does not return a program.
+    """
+    for position, params in enumerate(named):
+        where = f"aten_passes[{position}] {params.source['builder']}"
+        made = _call(params, where, method, program)
+        if not isinstance(made, ExportedProgram):
+            raise SourceError(
+                f"{where} gave a {type(made).__name__}, and not the program; return it, also if unchanged"
+            )
+        program = made
+    return program

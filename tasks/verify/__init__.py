@@ -1,0 +1,1 @@
+"""Programs and files as they run: compared with eager, and scored. Edits change stage keys."""

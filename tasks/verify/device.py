@@ -1,0 +1,125 @@
+"""Runs files on another machine, by a command that does there what `nfat_run` of `runtime/host` does."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from ...configs.verification import VerifyBounds
+from ...errors import InputError, VerificationFailed, printable
+from ..results.figures import Figures, summarize
+from .running import ExpectedCall, Loadable
+from .verification import run_cases
+
+_CHOSEN = re.compile(r"^(\S+): chosen: ", re.MULTILINE)
+_LINES = 5  # of the command's messages
+
+
+def verify_on_device(
+    command: Sequence[str],
+    path: Path,
+    examples: Mapping[str, Mapping[str, Any]],
+    bounds: VerifyBounds,
+    data_files: Sequence[Path] = (),
+) -> Figures:
+    """Runs a `.pte` file by a command on the examples that `export` stored; a fat file runs the payload chosen there.
+
+    The command is run in a folder that holds all files that its arguments name. Words of it that are paths of existing
+    files may be relative to the current folder.
+
+    Raises:
+        VerificationFailed: the command fails, or outputs are outside the bounds.
+        InputError: there is no such command.
+    """
+    with TemporaryDirectory(prefix="pteforge-device-") as folder:
+        program = _DeviceProgram(command, Path(folder), path, next(iter(data_files), None))
+        cases = [replace(case, payload=program.payload) for case in run_cases(program, examples, bounds)]
+    return summarize(cases)
+
+
+class _DeviceProgram:
+    """A program to run by a command, as `Runnable`.
+
+    Attributes:
+        payload: the one that the last call chose; empty for a plain file.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path, path: Path, data: Path | None) -> None:
+        words = (str(Path(word).absolute()) if "/" in word and Path(word).exists() else word for word in command)
+        shutil.copyfile(path, folder / "model.pte")
+        if data:
+            shutil.copyfile(data, folder / "weights.ptd")
+        self._command = [*words, *(["--data", "weights.ptd"] if data else []), "model.pte"]
+        self._folder = folder
+        self._signatures = Loadable(path, data).signatures()
+        self.payload = ""
+
+    def run(self, calls: Sequence[ExpectedCall]) -> Iterator[Sequence[Any]]:
+        arguments: list[str] = []
+        for call in calls:
+            number = len(arguments)
+            laid_out = self._signatures[call.method].lay_out(call.inputs)
+            inputs = [self._argument(value, number + position) for position, value in enumerate(laid_out)]
+            arguments += [*(["--"] if arguments else []), call.method, *inputs]
+        where = f"method {calls[-1].method!r}, {calls[-1].label}"
+        content = memoryview(self._output(arguments, where))
+        wanted = sum(_size(value) for call in calls for value in call.expected)
+        if len(content) != wanted:
+            raise VerificationFailed(
+                f"{where}: the command wrote {len(content)} bytes of outputs, eager's have {wanted}; it must write "
+                "nothing else to its standard output"
+            )
+        for call in calls:
+            outputs = []
+            for value in call.expected:
+                outputs.append(_parse(content[: _size(value)], value))
+                content = content[_size(value) :]
+            yield outputs
+
+    def _argument(self, value: Any, number: int) -> str:
+        if not isinstance(value, torch.Tensor):
+            return str(int(value) if isinstance(value, bool) else value)
+        name = f"{number}.bin"
+        in_memory = value.as_strided((value.numel(),), (1,))
+        (self._folder / name).write_bytes(in_memory.view(torch.uint8).numpy().tobytes())
+        return f"{'x'.join(map(str, value.shape))}:{name}"
+
+    def _output(self, arguments: Sequence[str], where: str) -> bytes:
+        command = [*self._command, *arguments]
+        try:
+            done = subprocess.run(command, cwd=self._folder, capture_output=True, check=False)  # noqa: S603 - the user's
+        except OSError as error:
+            raise InputError(f"the command {command[0]!r} cannot be run: {error.strerror}") from error
+        messages = done.stderr.decode(errors="replace")
+        if done.returncode:
+            last = "\n".join(printable(line) for line in messages.splitlines()[-_LINES:])
+            raise VerificationFailed(f"{where}: the command ended with exit code {done.returncode}:\n{last}")
+        self.payload = next(iter(_CHOSEN.findall(messages)), "")
+        return done.stdout
+
+
+_FORMATS: Mapping[type, str] = {bool: "<?", int: "<q", float: "<d"}
+
+
+def _size(expected: Any) -> int:
+    """How many bytes an output takes."""
+    if isinstance(expected, torch.Tensor):
+        return int(expected.nbytes)
+    return struct.calcsize(_FORMATS[type(expected)]) if type(expected) in _FORMATS else 0
+
+
+def _parse(content: memoryview, expected: Any) -> Any:
+    """The output that has the type, dtype and shape of eager's."""
+    if isinstance(expected, torch.Tensor):
+        flat = torch.frombuffer(bytearray(content), dtype=expected.dtype) if content else expected.reshape(-1)
+        return flat.reshape(expected.shape)
+    return struct.unpack(_FORMATS[type(expected)], content)[0] if content else expected

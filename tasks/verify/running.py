@@ -1,0 +1,297 @@
+"""Runs payloads on the ExecuTorch runtime, and stored programs in torch."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from executorch.runtime import Program, Runtime, Verification
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Interpreter, Node
+
+from ...artifacts.local_store import LocalStore
+from ...artifacts.ref import ArtifactRef
+from ...errors import FileFormatError, VerificationFailed, runtime_reasons
+from ...formats.nfat.fat_file import is_fat, open_fat
+from ...formats.pte.contents import Method
+from ...formats.pte.ptd import check_external_weights
+from ...formats.pte.reader import open_pte
+from ..codecs.program import load_program
+from ..lower import kernels  # noqa: F401 - those of quantized operators, too
+from ..results.figures import Case
+from ..usercode.inputs import StoredCase, prepend_mutated_inputs, stored_cases
+from .compare import compare_all
+
+
+class ExpectedCall(NamedTuple):
+    """A call of a method, and what it has to return: what eager does."""
+
+    method: str
+    inputs: Sequence[Any]  # flat
+    expected: Sequence[Any]  # flat
+    label: str  # for example `example 0`
+    exact: Sequence[Any] | None = None  # see `StoredCase`
+
+
+class Runnable(Protocol):
+    """A program that can be run, here or elsewhere."""
+
+    def run(self, calls: Sequence[ExpectedCall]) -> Iterator[Sequence[Any]]:
+        """Flat outputs of each call. All are made on one loaded program: a method sees the state that others left.
+
+        Raises:
+            VerificationFailed: it cannot be loaded or run.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """A complete program, for the runtime of this process."""
+
+    program: Path  # the `.pte` file
+    data: Path | None = None  # the `.ptd` file with its external weights; None where it has none
+
+    def load(self) -> Program:
+        """Loads it with all of ExecuTorch's checks; raises RuntimeError where one fails."""
+        for module in open_pte(self.program).kernel_modules:
+            importlib.import_module(module)
+        return Runtime.get().load_program(
+            self.program, verification=Verification.InternalConsistency, data_path=self.data
+        )
+
+    def run(self, calls: Sequence[ExpectedCall]) -> Iterator[Sequence[Any]]:
+        """As `Runnable`."""
+        loaded = _load_methods(self, (*_sharing_state(self), *(call.method for call in calls)))
+        signatures = self.signatures()
+        for call in calls:
+            yield _execute(loaded, call._replace(inputs=signatures[call.method].lay_out(call.inputs)))
+
+    def signatures(self) -> Mapping[str, Method]:
+        """The file's methods by name, whose `lay_out` makes inputs what the runtime takes them for."""
+        return {method.name: method for method in open_pte(self.program).methods}
+
+
+def missing_backends(backends: Iterable[str]) -> tuple[str, ...]:
+    """The backends that this machine's runtime lacks, sorted."""
+    return tuple(sorted(set(backends) - set(Runtime.get().backend_registry.registered_backend_names)))
+
+
+def run_method(program: Runnable, method: str, stored: Mapping[str, Any], drawn: int) -> Iterator[Case]:
+    """Runs a method on its examples. Each starts from the initial state.
+
+    Raises:
+        VerificationFailed: it cannot be run, or an output cannot be compared with eager's.
+    """
+    for case in stored_cases(stored, drawn):
+        call = ExpectedCall(method, case.inputs, case.expected, case.label, case.exact)
+        yield from _compared(program, [call], {method: stored.get("rounding", "")})
+
+
+def run_sequences(program: Runnable, sequences: Sequence[Any], rounding: Mapping[str, str]) -> Iterator[Case]:
+    """Runs sequences of calls, each from the initial state. `rounding` is that of the methods.
+
+    Raises:
+        VerificationFailed: see `run_method`.
+    """
+    for number, sequence in enumerate(sequences):
+        calls = [
+            ExpectedCall(method, flat, expected, f"sequence {number}, call {position}")
+            for position, (method, flat, expected) in enumerate(sequence)
+        ]
+        yield from _compared(program, calls, rounding)
+
+
+def _compared(program: Runnable, calls: Sequence[ExpectedCall], rounding: Mapping[str, str]) -> Iterator[Case]:
+    for call, outputs in zip(calls, program.run(calls), strict=True):
+        case = StoredCase(call.label, call.inputs, call.expected, call.exact)
+        yield from compare_all(outputs, case, method=call.method, rounding=rounding.get(call.method, ""))
+
+
+def _load_methods(payload: Loadable, methods: Sequence[str]) -> Mapping[str, Any]:
+    """A file's methods, all loaded before any runs, since loading sets the initial values of shared state.
+
+    Raises:
+        VerificationFailed: the runtime cannot load one.
+    """
+    loaded: dict[str, Any] = {}
+    program = payload.load()
+    for method in methods:
+        try:
+            loaded[method] = program.load_method(method)
+        except (KeyError, RuntimeError) as error:
+            raise VerificationFailed(
+                f"the runtime cannot load method {method!r}: {_why_not_loaded(payload, method, error)}"
+            ) from error
+    return loaded
+
+
+_INSTEAD = {"aten::sort.values": "torch.topk(values, values.shape[-1], largest=False) sorts the last dimension"}
+"""Operators without a kernel -> what to write in their place."""
+
+
+def _why_not_loaded(payload: Loadable, method: str, error: Exception) -> str:
+    """With the operators that have no kernel, where that is the reason."""
+    here = Runtime.get().operator_registry.operator_names
+    wanted = [name for found in open_pte(payload.program).methods if found.name == method for name in found.operators]
+    if missing := [name for name in wanted if name not in here]:
+        instead = "".join(f" ({other})" for name, other in _INSTEAD.items() if name in missing)
+        return (
+            f"it has no kernel for {', '.join(missing)}; write the model without that{instead}, "
+            "or use a backend that computes it"
+        )
+    reasons = _reasons(lambda: payload.load().load_method(method))
+    return f"{reasons}{error}" if reasons else f"{error}; its log says whether a backend or data is missing"
+
+
+def _reasons(refused: Callable[[], Any]) -> str:
+    """What the runtime logs of why it refuses a call, to be put before its error; calls it again to hear it.
+
+    A log that is always captured would be lost where a kernel ends the process. The runtime's bindings write to
+    Python's stderr, which is not always that of the process.
+    """
+    kept = os.dup(2)
+    with TemporaryFile() as log, contextlib.redirect_stderr(io.StringIO()) as written:
+        os.dup2(log.fileno(), 2)
+        try:
+            with contextlib.suppress(Exception):
+                refused()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        log.seek(0)
+        reasons = runtime_reasons(log.read().decode(errors="replace") + written.getvalue())
+    return f"{'; '.join(reasons)}: " if reasons else ""
+
+
+def _execute(loaded: Mapping[str, Any], call: ExpectedCall) -> Sequence[Any]:
+    """Outputs of one execution; raises VerificationFailed where the runtime fails."""
+    try:
+        outputs: Sequence[Any] = loaded[call.method].execute(call.inputs)
+    except RuntimeError as error:
+        shapes = [tuple(value.shape) if hasattr(value, "shape") else value for value in call.inputs]
+        reasons = _reasons(lambda: loaded[call.method].execute(call.inputs))
+        raise VerificationFailed(
+            f"{reasons}method {call.method!r} fails on {call.label}, with inputs of {shapes}: {error}"
+        ) from error
+    return outputs
+
+
+def _sharing_state(payload: Loadable) -> tuple[str, ...]:
+    """Methods of a file that share their state, which has a memory arena of its own."""
+    return tuple(method.name for method in open_pte(payload.program).methods if len(method.planned_memory) > 1)
+
+
+def runnable_payloads(
+    path: Path, data_files: Sequence[Path], not_run: dict[str, str]
+) -> Iterator[tuple[str, Loadable]]:
+    """Name and program of all that can run here: a plain file, whose name is empty, or payloads of a fat file.
+
+    Fills `not_run` with the payloads that this machine has no backend for: name to reason. The file of a payload is
+    gone when the next one is asked for.
+
+    Raises:
+        VerificationFailed: the file is damaged, or a plain one needs a backend that is not here.
+        InputError: a `.ptd` file is missing or another file's; as FileFormatError where it is damaged.
+    """
+    try:
+        pte = open_pte(path)
+    except FileFormatError as error:
+        raise VerificationFailed(str(error)) from error
+    if not is_fat(pte):
+        if missing := missing_backends(pte.backends):
+            raise VerificationFailed(
+                f"the file needs {', '.join(missing)}, which this machine's ExecuTorch runtime does not have, "
+                "so nothing can be said of what it computes; with `verify: {required: false}` in the recipe it is made "
+                "all the same, and its edge programs are compared, and as a specialization of a recipe with "
+                "`output: {form: fat}` it comes with payloads that are verified"
+            )
+        data = next(iter(data_files), None)
+        check_external_weights(path, pte, data)
+        yield "", Loadable(path, data)
+        return
+    container = open_fat(path, data_files).container
+    with TemporaryDirectory(prefix="pteforge-payload-") as folder:
+        rebuilt = Path(folder, "payload.pte")  # the runtime maps a file, but copies bytes
+        for payload in container.payloads:
+            rebuilt.unlink(missing_ok=True)
+            rebuilt.write_bytes(container.rebuild(payload))  # checks the digest, also of payloads that cannot run
+            if missing := missing_backends(payload.description.backends):
+                not_run[payload.name] = f"needs {', '.join(missing)}, which this machine's runtime does not have"
+            else:
+                yield payload.name, Loadable(rebuilt)
+
+
+Watch = Callable[[Node, Any], Any]
+"""Called with each node and its value; returns the value that later nodes get."""
+
+
+class TorchProgram:
+    """A program that torch runs, from its initial state each time."""
+
+    def __init__(self, load: Callable[[], ExportedProgram]) -> None:
+        """Loads nothing yet. What `load` returns may be written to."""
+        self._load = load
+        self._module: GraphModule | None = None
+
+    @property
+    def module(self) -> GraphModule:
+        """The program with its state as attributes: parameters and buffers are not inputs. Nodes keep their names."""
+        if self._module is None:
+            self._module = unlifted(self._load())
+        return self._module
+
+    def run(self, flat: Sequence[Any], watch: Watch | None = None) -> list[Any]:
+        """Flat outputs, preceded by the inputs that it writes to. `watch` may replace values; `flat` is unchanged."""
+        module = self.module
+        buffers = list(module.buffers())
+        versions = [buffer._version for buffer in buffers]  # noqa: SLF001 - the only way to see a write
+        inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in flat]
+        with torch.no_grad():
+            outputs = prepend_mutated_inputs(
+                inputs, lambda: list(_Watched(module, watch).run(*inputs, enable_io_processing=False))
+            )
+        outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in outputs]
+        if versions != [buffer._version for buffer in buffers] or _writes_unseen(module):  # noqa: SLF001 - as above
+            self._module = None
+        return outputs
+
+
+class StoredProgram(TorchProgram):
+    """A program of the store, which is never written to."""
+
+    def __init__(self, ref: ArtifactRef, store: LocalStore) -> None:
+        super().__init__(lambda: load_program(ref, store))
+
+
+def _writes_unseen(module: GraphModule) -> bool:
+    """Whether it has operators that change their inputs and are not torch's: these change no version."""
+    targets = (node.target for node in module.graph.nodes if node.op == "call_function")
+    return any(
+        isinstance(target, OpOverload) and target._schema.is_mutable and target.namespace != "aten"  # noqa: SLF001 - overloads have no public schema
+        for target in targets
+    )
+
+
+def unlifted(program: ExportedProgram) -> GraphModule:
+    """The program as a module, without checks of inputs: those were made when the inputs were stored."""
+    module: GraphModule = program.module(check_guards=False)
+    return module
+
+
+class _Watched(Interpreter):  # type: ignore[misc]  # torch is untyped here
+    def __init__(self, module: GraphModule, watch: Watch | None) -> None:
+        super().__init__(module)
+        self._watch = watch
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        return value if self._watch is None else self._watch(n, value)

@@ -1,0 +1,162 @@
+"""Verification: runs every method of a file on the ExecuTorch runtime and compares it with eager."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ...artifacts.local_store import LocalStore
+from ...artifacts.ref import ArtifactRef
+from ...configs.verification import VerifyBounds
+from ...errors import VerificationFailed
+from ...formats.pte.contents import PteFile, TensorSpec, shape_problem
+from ..results.figures import WHOLE_FILE, Case, Figures, disagreements, judged, summarize, violations, worst_of
+from ..usercode.inputs import same_shapes, stored_cases
+from .compare import compare_all
+from .running import Runnable, StoredProgram, run_method, run_sequences, runnable_payloads
+
+
+def verify_file(
+    path: Path,
+    examples: Mapping[str, Mapping[str, Any]],
+    bounds: VerifyBounds,
+    data_files: Sequence[Path] = (),
+    *,
+    on_examples: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Figures:
+    """Runs a `.pte` file, plain or fat, on the examples that `export` stored for its methods.
+
+    Random inputs of the methods `on_examples` are held to `as_quantized` of them, and not to eager.
+
+    Raises:
+        VerificationFailed: naming payload, method, case, output and figure of everything outside the bounds.
+        InputError: a `.ptd` file is missing or another file's; as FileFormatError where it is damaged.
+    """
+    cases: list[Case] = []
+    not_run: dict[str, str] = {}
+    for payload, program in runnable_payloads(path, data_files, not_run):
+        cases += _run_program(program, payload, examples, bounds, on_examples)
+    return summarize(cases, not_run, on_examples=on_examples)
+
+
+def with_samples(
+    stored: Mapping[str, Any], samples: Iterable[Sequence[Any]], exported: ArtifactRef, store: LocalStore
+) -> dict[str, Any]:
+    """The examples of a method, and after them the first calibration samples of the size that was traced.
+
+    What eager makes of these, the exported program computes.
+    """
+    program = StoredProgram(exported, store)
+    first, real = stored["inputs"][0], len(stored["inputs"]) - stored["drawn"]
+    taken = list(islice((flat for flat in samples if same_shapes(flat, first)), _SAMPLES))
+    added: dict[str, list[Any]] = {"inputs": taken, "outputs": [program.run(flat) for flat in taken]}
+    spliced = {role: [*stored[role][:real], *added[role], *stored[role][real:]] for role in added}
+    return {**stored, **spliced, "exact": None, "samples": len(taken)}
+
+
+_SAMPLES = 4  # of calibration that a file is run on
+
+
+def as_quantized(stored: Mapping[str, Any], program: ArtifactRef, drawn: int, store: LocalStore) -> dict[str, Any]:
+    """The random inputs of a method, with the outputs of its quantized program in the place of eager's."""
+    inputs = [case.inputs for case in stored_cases(stored, drawn) if case.label.startswith("drawn")]
+    quantized = StoredProgram(program, store)
+    outputs = [quantized.run(flat) for flat in inputs]
+    return {**stored, "inputs": inputs, "outputs": outputs, "exact": None, "drawn": len(inputs), "sequences": ()}
+
+
+def check_sizes(pte: PteFile, examples: Mapping[str, Mapping[str, Any]]) -> None:
+    """Checks that a file says which sizes it takes: those that it was run with, and none beyond them.
+
+    Raises:
+        VerificationFailed: naming the first method, input and shape of which it says otherwise.
+    """
+    for method in pte.methods:
+        stored = examples.get(method.name, {"inputs": ()})
+        for position, spec in enumerate(method.inputs):
+            if not isinstance(spec, TensorSpec):
+                continue
+            where = f"method {method.name!r}, input {position}"
+            for flat in stored["inputs"]:
+                if problem := shape_problem(spec, flat[position].shape):
+                    raise VerificationFailed(f"{where}: the file refuses a size that it was run with: it {problem}")
+            if stored.get("dynamic") and spec.dynamism == "bound" and not spec.sizes:
+                raise VerificationFailed(f"{where}: the file does not say which sizes it takes")
+            for sizes in spec.sizes:
+                for size in (sizes.least - 1, sizes.most + 1, *[sizes.least + 1] * (sizes.step > 1)):
+                    shape = [*spec.shape[: sizes.dimension], size, *spec.shape[sizes.dimension + 1 :]]
+                    if shape_problem(spec, shape) is None:
+                        raise VerificationFailed(f"{where}: the file takes the shape {shape}, which it is not for")
+
+
+def verify_programs(
+    programs: Mapping[str, ArtifactRef],
+    examples: Mapping[str, Mapping[str, Any]],
+    bounds: VerifyBounds,
+    missing: Sequence[str],
+    store: LocalStore,
+    on_examples: Collection[str] = (),
+) -> Figures:
+    """Runs the edge programs of a file that needs backends which are `missing` here, in its place.
+
+    Raises:
+        VerificationFailed: as `verify_file`.
+    """
+    cases: list[Case] = []
+    for method, stored in examples.items():
+        program = StoredProgram(programs[method], store)
+        for case in stored_cases(stored, bounds.drawn_inputs):
+            outputs = program.run(case.inputs)
+            cases += compare_all(outputs, case, method=method, rounding=stored.get("rounding", ""))
+    _check(judged(cases, on_examples), bounds, "the edge program does")
+    reason = f"needs {', '.join(missing)}, which this machine's runtime does not have; its edge program ran instead"
+    return summarize(cases, {WHOLE_FILE: reason}, on_examples=on_examples)
+
+
+def _run_program(
+    program: Runnable,
+    payload: str,
+    examples: Mapping[str, Mapping[str, Any]],
+    bounds: VerifyBounds,
+    on_examples: Mapping[str, Mapping[str, Any]],
+) -> list[Case]:
+    try:
+        cases = run_cases(program, examples, bounds, on_examples)
+    except VerificationFailed as error:
+        if not payload:
+            raise
+        raise VerificationFailed(f"payload {payload!r}: {error}") from error
+    return [replace(case, payload=payload) for case in cases]
+
+
+def run_cases(
+    program: Runnable,
+    examples: Mapping[str, Mapping[str, Any]],
+    bounds: VerifyBounds,
+    on_examples: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> list[Case]:
+    """Runs a program on all examples, here or elsewhere; raises VerificationFailed as `verify_file`."""
+    drawn = bounds.drawn_inputs
+    cases = [case for method, stored in examples.items() for case in run_method(program, method, stored, drawn)]
+    rounding = {method: stored.get("rounding", "") for method, stored in examples.items()}
+    for stored in examples.values():
+        cases += run_sequences(program, stored.get("sequences", ()), rounding)
+    _check(judged(cases, on_examples), bounds, "the file does")
+    like = [case for method, stored in on_examples.items() for case in run_method(program, method, stored, drawn)]
+    _check(like, bounds, "on random inputs, the file does", "its quantized program")
+    return cases
+
+
+def _check(cases: Sequence[Case], bounds: VerifyBounds, what: str, reference: str = "eager") -> None:
+    problems = [f"{case.where}: {line}" for case in cases for line in violations(case, bounds)]
+    if problems := [*problems, *disagreements(cases, bounds)]:
+        worst = worst_of(cases)
+        found = "; ".join(problems)
+        raise VerificationFailed(
+            f"{what} not compute what {reference} computes: {found} (the recipe's `verify` has the bounds, and the "
+            f"largest error is {worst.max_abs_error:.3g}, {worst.max_relative_error:.3g} of the largest value)"
+        )

@@ -1,0 +1,103 @@
+"""The limits on how much worse a file may be than its predecessor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pteforge.errors import InputError
+from pteforge.flows.reports.comparison import Gate, parse_gates, regressions
+from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.delivered import Delivered, MethodCalls
+from pteforge.tasks.results.figures import Figures, Worst
+
+FAT = (MethodCalls("xnnpack", "forward", 1, 0), MethodCalls("portable", "forward", 0, 5))
+GOOD = Delivered("net", "fat", "made", size=1000, delegated=FAT, toolchain={"torch": "2"})
+ALL = parse_gates("growth=2%, sqnr=1dB, score=0.5%, delegation")
+
+
+def of(sqnr_db=40.0, score=0.985, **fields):
+    """A file with these figures."""
+    figures = Figures(Worst(1, 0.01, 0.01, sqnr_db), {}, {}, {})
+    accuracy = (
+        None if score is None else AccuracyReport("nets:score", None, None, None, Scores((Score("", score),), {}))
+    )
+    return replace(GOOD, **{"figures": figures, "accuracy": accuracy, **fields})
+
+
+def test_forms_of_gates():
+    """A growth is a percentage, a score a percentage or a number, and a unit may follow a blank or be left out."""
+    gates = parse_gates("growth=2%, sqnr=1dB ,score=0.5%,delegation")
+    assert gates == (Gate("growth", 0.02), Gate("sqnr", 1.0), Gate("score", 0.005), Gate("delegation"))
+    assert parse_gates("score=0.005,sqnr=0.5 db") == (Gate("score", 0.005), Gate("sqnr", 0.5))
+    assert parse_gates("sqnr=.5") == (Gate("sqnr", 0.5),)
+
+
+@pytest.mark.parametrize(
+    "part", ["", "growth", "growth=", "growth=2", "growth=-2%", "sqnr=1%", "score=nan", "delegation=1", "speed=2%"]
+)
+def test_wrong_gates(part):
+    """A part that is not a limit is named, with the accepted forms."""
+    with pytest.raises(InputError) as refused:
+        parse_gates(f"sqnr=1dB,{part}")
+    assert str(refused.value).startswith(f"{part!r} is not a limit")
+    assert "growth=2%" in str(refused.value)
+
+
+def test_repeated_gate():
+    """Which of two limits counts would be a guess."""
+    with pytest.raises(InputError, match="'sqnr' is given more than once"):
+        parse_gates("sqnr=1dB,delegation,sqnr=2dB")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        of(),
+        of(size=1020, sqnr_db=39.0, score=0.98),
+        of(size=500, sqnr_db=None, score=1.0, delegated=(FAT[0], MethodCalls("portable", "forward", 0, 4))),
+        of(delegated=(*FAT, MethodCalls("portable", "encode", 0, 9))),
+    ],
+    ids=["equal", "at the limits", "better", "another method"],
+)
+def test_within_limits(after):
+    """What is not worse by more than the limit passes, also where decimals have no exact binary form."""
+    assert regressions(of(), after, ALL) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "telling"),
+    [
+        ({"size": 1031}, ["3.1 %", "1000 to 1031 bytes", "2 %"]),
+        ({"sqnr_db": 38.5}, ["1.5 dB", "40.0 dB to 38.5 dB", "1 dB"]),
+        ({"score": 0.975}, ["0.01", "0.985 to 0.975", "0.005"]),
+        (
+            {"delegated": (MethodCalls("xnnpack", "forward", 2, 3), FAT[1])},
+            ["forward of payload xnnpack", "3", "had 0"],
+        ),
+        ({"delegated": FAT[1:]}, ["payload xnnpack", "gone"]),
+        ({"score": None}, ["the score cannot be compared", "0.985"]),
+        ({"figures": None}, ["SQNR cannot be compared", "new file"]),
+    ],
+)
+def test_regressions(change, telling):
+    """An exceeded limit, or one that cannot be checked, is one sentence: the file, how much, and what is allowed."""
+    (sentence,) = regressions(of(), of(**change), ALL)
+    assert sentence.startswith("net/fat: ")
+    for part in telling:
+        assert part in sentence
+    assert regressions(of(), of(**change), ()) == []
+
+
+def test_exact_outputs():
+    """No loss is allowed to be infinite; outputs that stay exact have lost nothing, and 0 dB is a figure."""
+    exact = of(sqnr_db=None)
+    (sentence,) = regressions(exact, of(), ALL)
+    assert "from exact to 40.0 dB" in sentence
+    assert regressions(exact, exact, ALL) == regressions(of(), exact, ALL) == []
+    assert regressions(of(sqnr_db=0.0), of(sqnr_db=-3.0), ALL) != []
+
+
+def test_plain_after_fat():
+    """A recipe that makes a plain file now has other payloads, none of which is comparable."""
+    assert regressions(of(), of(delegated=(MethodCalls("", "forward", 0, 5),)), ALL) == []

@@ -1,0 +1,284 @@
+"""The page about a run: what is on it, that nothing on it is taken for HTML, and when it is written."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from pteforge.artifacts.runs import ReleaseOutcome
+from pteforge.artifacts.store import open_store
+from pteforge.flows.reports.page import NAME, render, with_the_rest, write_page
+from pteforge.tasks.results.delivered import Delivered, Failure, delivered_by
+from pteforge.tasks.results.diagnosis import Finding
+from pteforge.tasks.results.quantization import LeftWeight, Quantization
+
+RECIPES = ("portable-fp32", "xnnpack-fp32", "fat")
+FAT = {"fat": {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}}
+EMPTY = {"meta", "rect", "polyline", "circle", "i", "br", "link", "img"}  # `i` has a closing tag, and no content
+HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>\"'\x1b[31m\x00\u202e"
+
+
+class Page(HTMLParser):
+    """The elements of a page; checks that each is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str]] = []  # of element, name, value
+        self.words: list[tuple[str, str]] = []  # classes around a text, and the text
+        self._classes: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in EMPTY:
+            self.open.append(tag)
+            self._classes.append(dict(attrs).get("class") or "")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        if tag not in EMPTY:
+            assert self.open.pop() == tag
+            self._classes.pop()
+
+    def handle_data(self, data):
+        if data.strip():
+            self.words.append((" ".join(self._classes), " ".join(data.split())))
+
+    @property
+    def text(self):
+        return " ".join(text for _, text in self.words)
+
+    def of_class(self, name):
+        """Texts inside elements of a class."""
+        return " ".join(text for classes, text in self.words if name in classes.split())
+
+    def values(self, name):
+        return [value for _, attribute, value in self.attributes if attribute == name]
+
+
+@pytest.fixture(scope="module")
+def lowered(lower_project):
+    return lower_project({"net": "residual:residual"}, RECIPES, FAT)
+
+
+@pytest.fixture
+def record(made):
+    """The record of the run, from a copy of its project."""
+    with open_store(str(made.store)) as store:
+        return store.runs.latest()
+
+
+CHANGED = "xnnpack-fp32"
+
+
+def changed(record, **fields):
+    """The record with other fields of what came of one of its recipes."""
+    made = replace(delivered_by(record)["net"][CHANGED], **fields)
+    return replace(record, id="another", files={"net": {**record.files["net"], CHANGED: made.to_json()}})
+
+
+def measured(record, sqnr_db):
+    """Its figures, with another SQNR."""
+    figures = delivered_by(record)["net"][CHANGED].figures
+    return replace(figures, overall=replace(figures.overall, sqnr_db=sqnr_db, max_abs_error=0.1))
+
+
+FAILED = Delivered(
+    "net",
+    CHANGED,
+    "failed",
+    failure=Failure("partition/forward", "no such operator", "first line\nlast line", bad_input=False),
+)
+
+
+def failed_in(record):
+    """The record of a run in which that recipe failed."""
+    return replace(record, id="failed", files={"net": {**record.files["net"], CHANGED: FAILED.to_json()}})
+
+
+def test_the_run_writes_its_page(made, record):
+    """Header, a row per model, the map of each file and payload, a treemap with a text, and stage times."""
+    page = Page((made.out / NAME).read_text(encoding="utf-8"))
+    for word in (record.zoo, record.host, record.version, record.id, "completed", "3 files verified"):
+        assert word in page.text
+    assert page.tags["table"] == 2
+    assert page.tags["details"] == len(record.files)
+    assert "XnnpackBackend" in page.of_class("to-delegate")
+    assert "not delegated" in page.of_class("left")
+    assert "aten::" in page.of_class("kernel")  # portable kernels are what the portable recipe is for
+    treemaps = [value for value in page.values("aria-label") if value.startswith("Treemap")]
+    assert len(treemaps) == len(RECIPES)
+    assert all("program" in text for text in treemaps)
+    assert all(f"./net/{recipe}.pte" in page.values("href") for recipe in RECIPES)
+    assert all(stage.step in page.text for stage in record.models["net"])
+
+
+def test_what_a_stage_took(made, record):
+    """Its time in the queue, apart from the time that it ran, and its memory, where they are known."""
+    first, *others = record.models["net"]
+    busy = replace(first, status="ran", seconds=1.5, queued=12.5, peak_memory=3 << 30, predicted_memory=2 << 30)
+    text = Page(render(replace(record, models={"net": (busy, *others)}), [], made.out)).text
+    for word in ("1.5 s", "12.5 s", "3.0 GiB"):
+        assert word in text
+
+
+def test_the_page_needs_nothing_else(made):
+    """It has no script, and refers to nothing but the files next to it and places in itself."""
+    page = Page((made.out / NAME).read_text(encoding="utf-8"))
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert not page.values("src")
+    places = {f"#{value}" for value in page.values("id")}
+    assert all(link in places or (made.out / link).is_file() for link in page.values("href"))
+
+
+def test_changes_and_trends(made, record):
+    """Size and SQNR are compared with the last run that made the file; lines show earlier ones too."""
+    now = changed(record, size=1030, figures=measured(record, 40.0))
+    failed = failed_in(record)
+    before = changed(record, size=1000, figures=measured(record, 42.5))
+    page = Page(render(now, [failed, before], made.out))
+    assert page.of_class("worse") == "+3.0 % -2.5 dB"
+    labels = [value for value in page.values("aria-label") if "over the last" in value]
+    assert "size over the last 2 runs: from 1000 B to 1.0 KiB" in labels
+    assert "SQNR over the last 2 runs: from 42.5 dB to 40.0 dB" in labels
+    assert Page(render(record, [], made.out)).of_class("trend") == ""
+
+
+def test_notes(made, record):
+    """What is to be known of a file is shown with it, harmless whatever it is."""
+    figures = replace(measured(record, 40.0), notes=("dimension 0 takes <2> to 4",))
+    page = Page(render(changed(record, figures=figures), [], made.out))
+    assert "dimension 0 takes <2> to 4" in page.text
+
+
+def test_what_quantization_reached(made, record):
+    """A file's section says the share of the weights, what is left and why, and marks a small share."""
+    left = LeftWeight("table", ("aten.embedding",), 90, "quantizers leave tables")
+    reached = Quantization({"int8": 10, "float32": 360}, 100, 10, (left,))
+    text = "10% of the weights are integers; in floating point: table (quantizers leave tables)"
+    page = Page(render(changed(record, quantization={"forward": reached}), [], made.out))
+    assert text in page.of_class("bad")
+    page = Page(render(changed(record, quantization={"forward": replace(reached, quantized=90)}), [], made.out))
+    assert text.replace("10%", "90%") in page.of_class("dim")
+
+
+def test_failures_come_with_their_log(made, record):
+    """A failed step says why, for which recipe, and how its log ended; other files keep their place."""
+    page = Page(render(failed_in(record), [], made.out))
+    assert "no such operator" in page.of_class("failure")
+    assert "first line last line" in page.of_class("failure")
+    assert "2 files verified" in page.text
+    assert "1 failed" in page.text
+
+
+def test_what_became_of_the_release(made, record):
+    """A release that is held back says so where the status is, with the channel and the reasons; so does no release."""
+    url, name, reason = (
+        "s3://zoo/releases",
+        "20260102T030405-abc",
+        "net/fat: the file grew by 9 %, at most 2 % is allowed",
+    )
+    held = replace(record, status="failed", release=ReleaseOutcome(url, "latest", name, (reason,), held_back=True))
+    page = Page(render(held, [], made.out))
+    for text in ("held back", f"{name} at {url} is not 'latest'"):
+        assert text in page.of_class("bad")
+    assert reason in page.of_class("failure")
+    assert "completed" not in page.text
+    fine = Page(render(replace(record, release=ReleaseOutcome(url, "latest", name)), [], made.out))
+    assert name in fine.text
+    assert (fine.of_class("failure"), fine.of_class("bad")) == ("", "")
+    none = replace(record, status="failed", release=ReleaseOutcome(url, "latest", reasons=("the bucket is gone",)))
+    assert "the bucket is gone" in Page(render(none, [], made.out)).of_class("failure")
+    with open_store(str(made.store)) as store:
+        assert write_page(held, store.runs, made.out)
+        assert not write_page(held, store.runs, made.out)
+
+
+def test_a_missing_or_damaged_file_is_told(made, record):
+    """A file that is not there, or is none, does not keep the page from being made."""
+    (made.out / "net" / "fat.pte").unlink()
+    (made.out / "net" / "portable-fp32.pte").write_bytes(b"not a file" * 20)
+    text = Page(render(record, [], made.out)).text
+    assert text.count("The file cannot be read") == 2
+
+
+def test_all_text_is_escaped(made, record):
+    """Names, messages and logs from outside are text, whatever is in them."""
+    finding = Finding("mode", HOSTILE, (HOSTILE,), where=HOSTILE, code=HOSTILE)
+    failure = Failure(HOSTILE, HOSTILE, HOSTILE, bad_input=False, findings=(finding,))
+    figures = replace(measured(record, 40.0), not_run={HOSTILE: HOSTILE})
+    odd = replace(delivered_by(record)["net"]["fat"], left_out={HOSTILE: HOSTILE}, figures=figures)
+    entries = {HOSTILE: replace(FAILED, failure=failure).to_json(), "odd": odd.to_json()}
+    stages = tuple(replace(stage, slot=f"net/{HOSTILE}") for stage in record.models["net"])
+    hostile = replace(
+        record,
+        zoo=HOSTILE,
+        host=HOSTILE,
+        commit=HOSTILE,
+        id=HOSTILE,
+        version=HOSTILE,
+        parameters={"models": HOSTILE},
+        release=ReleaseOutcome(HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), held_back=True),
+        files={HOSTILE: entries, "net": record.files["net"]},
+        models={HOSTILE: stages, "net": stages},
+    )
+    text = render(hostile, [], made.out)
+    page = Page(text)
+    assert not {"script", "img"} & set(page.tags)
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert "<script>alert(1)</script>" in page.text
+    assert not {"\x1b", "\x00", "\u202e"} & set(text)
+
+
+def test_an_equal_run_leaves_the_page(made, record):
+    """Times and cached stages are no change; another file is. Finding that out takes milliseconds."""
+    before = (made.out / NAME).stat().st_mtime_ns
+    with open_store(str(made.store)) as store:
+        cached = {recipe: {**entry, "status": "cached"} for recipe, entry in record.files["net"].items()}
+        later = replace(record, id="later", seconds=0.1, files={"net": cached})
+        start = time.process_time()
+        assert not write_page(later, store.runs, made.out)
+        assert time.process_time() - start < 0.05
+        assert (made.out / NAME).stat().st_mtime_ns == before
+        assert write_page(changed(record, digests={"pte": "0" * 64}), store.runs, made.out)
+        (made.out / NAME).unlink()
+        assert write_page(record, store.runs, made.out)
+    assert [path.name for path in made.out.iterdir() if path.is_file()] == [NAME]
+
+
+def test_a_run_of_a_part_keeps_the_rest(record):
+    """The page has what earlier runs made of the rest, back to the last run of the whole zoo, in the zoo's order."""
+    entry = record.files["net"]["fat"]
+    whole = replace(record, id="whole", files={"first": {"fat": entry}, "net": record.files["net"]})
+    older = replace(record, id="older", files={"gone": {"fat": entry}})
+    part = replace(record, files={"net": {"fat": FAILED.to_json()}}, parameters={**record.parameters, "models": "net"})
+    found = with_the_rest(part, [whole, older])
+    assert found.files == {"first": {"fat": entry}, "net": {**record.files["net"], "fat": FAILED.to_json()}}
+    assert list(found.files) == ["first", "net"]
+    elsewhere = replace(whole, parameters={**record.parameters, "out": "/elsewhere"})
+    assert with_the_rest(part, [elsewhere]).files == part.files
+    assert with_the_rest(record, [older]).files == record.files
+
+
+def test_no_page_is_a_warning(made, lower, caplog):
+    """A run whose page cannot be written has made its files."""
+    (made.out / NAME).unlink()
+    (made.out / NAME).mkdir()
+    assert lower(made).outcome.exit_code == 0
+    assert "the page about the run is not written" in caplog.text
+
+
+def test_recipes_keep_their_order(made, lower):
+    """A run that finds everything reports recipes in the zoo's order, as the run that made the files did."""
+    assert [found.recipe for found in lower(made).outcome.recipes] == list(RECIPES)

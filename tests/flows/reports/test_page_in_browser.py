@@ -1,0 +1,128 @@
+"""The page about a run in headless Chromium: it fits a phone and a laptop, in light and in dark."""
+
+from __future__ import annotations
+
+import html
+import json
+import platform
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.runs import RunRecord, StageOutcome
+from pteforge.flows.reports.page import render
+from pteforge.tasks.results.delivered import Delivered, Failure
+from pteforge.tasks.results.figures import Figures, Worst
+from pteforge.tests.chromium import COMMAND, open_page
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+MODELS = (("nets", "linear"), ("residual", "residual"), ("faulty", "raises"))
+# Opens everything, and writes what a reader would meet to the root of the document around it.
+# The page itself allows no script.
+MEASURE = """<script>
+document.querySelectorAll("details").forEach((each) => { each.open = true; });
+const root = document.documentElement;
+const wide = [...document.querySelectorAll("body *")].filter((element) =>
+  element.getBoundingClientRect().right > root.clientWidth + 1 && !element.closest(".scroll, pre"));
+parent.document.documentElement.dataset.seen = JSON.stringify({
+  width: root.clientWidth,
+  content: root.scrollWidth,
+  wide: wide.map((element) => element.outerHTML.slice(0, 80)),
+  page: getComputedStyle(document.body).backgroundColor,
+});
+</script>"""
+# A window of headless Chromium is at least 500 pixels wide, a frame as narrow as a phone.
+FRAME = """<!doctype html><html><head><meta name="color-scheme" content="light dark"></head><body>
+<iframe style="border: 0; width: {width}px; height: 2000px" srcdoc="{page}"></iframe></body></html>"""
+
+
+@pytest.fixture
+def record():
+    """A run of 20 models with long names, of which each has a file that is not there, and a failure."""
+    log = "\n".join(f"{number}: {'long' * 60}" for number in range(40))
+    failure = Failure("export", "no " * 80, log, bad_input=False)
+    figures = Figures(Worst(3, 0.1, 0.1, 43.21), {}, {}, {})
+    left_out = {"vulkan": "it has an operator that is not supported " * 4}
+    digests = {"pte": digest_bytes(b"")}
+    made = Delivered("", "", "made", Path("net.pte"), 123456789, digests=digests, figures=figures, left_out=left_out)
+    models = [f"model_{number:02d}_{'with_a_long_name_' * 4}" for number in range(20)]
+    recipes = [f"recipe-{number}-with-a-long-name" for number in range(6)]
+    return RunRecord(
+        id="0" * 32,
+        zoo="zoo" * 30,
+        started="2026-11-22T20:00:00+00:00",
+        seconds=4321.0,
+        models={
+            name: tuple(
+                StageOutcome(f"{name}/{stage}/forward/{recipes[0]}.payload", stage, None, (), status, None, seconds=9.5)
+                for stage, status in (("edge", "ran"), ("partition", "cached"), ("preprocess", "failed"))
+            )
+            for name in models
+        },
+        status="failed",
+        commit="0" * 40,
+        files={
+            name: {
+                recipes[0]: Delivered(name, recipes[0], "failed", failure=failure).to_json(),
+                **{recipe: replace(made, model=name, recipe=recipe).to_json() for recipe in recipes[1:]},
+            }
+            for name in models
+        },
+    )
+
+
+@pytest.fixture
+def seen(tmp_path):
+    """What Chromium sees of a page, in a window of some width, in light or in dark."""
+
+    def see(page, width, scheme):
+        page = re.sub(r"<meta http-equiv[^>]*>", "", page).replace("</body>", f"{MEASURE}</body>")
+        frame = FRAME.format(width=width, page=html.escape(page))
+        (tmp_path / "page.html").write_text(frame, encoding="utf-8")
+        done = subprocess.run(
+            [
+                *(*COMMAND, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,2000"),
+                f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}",
+                *("--dump-dom", (tmp_path / "page.html").as_uri()),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        found = re.search(r'<html[^>]* data-seen="([^"]*)"', done.stdout)
+        return json.loads(html.unescape(found[1]))
+
+    return see
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_the_page_fits(record, seen, tmp_path, width, scheme):
+    """Nothing is wider than the window, whatever the names are; only tables and logs scroll in themselves."""
+    found = seen(render(record, [replace(record, id="1")], tmp_path), width, scheme)
+    assert found["width"] == width
+    assert (found["content"], found["wide"]) == (width, [])
+    dark = sum(map(int, re.findall(r"\d+", found["page"])[:3])) < 200
+    assert dark == (scheme == "dark")
+
+
+def test_the_page_of_two_runs(project, lower, pictures, tmp_path, monkeypatch):
+    """The page that a run wrote shows its failure, its files, what has changed since the last run, and each model."""
+    monkeypatch.setattr(platform, "node", lambda: "forge-1")
+    fat = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
+    models = {name: {"source": {"builder": f"{file}:{name}"}} for file, name in MODELS}
+    project.write_zoo(models, ("fat", "portable-fp32", "xnnpack-int8-dynamic"), {"fat": fat})
+    for width in (64, 32):
+        lower(project, f"models.linear.source.kwargs={{width: {width}}}")
+    with open_page(tmp_path, "960,1343") as page:
+        shown = page.open((project.out / "index.html").as_uri(), "6 files verified, 3 failed", "forge-1")
+        assert "raises export: SourceError: builder faulty:raises failed" in shown
+        assert len(re.findall(r"verified [\d.]+ KiB\s-[\d.]+ %", shown)) == 3
+        assert len(re.findall(r"verified [\d.]+ KiB\s=", shown)) == 3
+        page.click("residual 3 recipes")
+        page.wait_for("Bytes of the file")
+        page.picture(pictures / "page.png")

@@ -1,0 +1,81 @@
+"""A request is one value: of the command line, of Prefect's form, of the documentation and of the run's record."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import cloudpickle
+import pteforge
+import pytest
+import typer
+from pteforge.errors import InputError
+from pteforge.flows.cli.main import app
+from pteforge.flows.run.request import ExportRequest, describe
+from pydantic import ValidationError
+
+ROOT = Path(pteforge.__file__).parent
+NAMES = {"models": "--model", "recipes": "--recipe", "overrides": "--set"}
+
+
+def test_every_field_is_an_option_a_parameter_and_documented():
+    """The docstring of a field is its help, its description in Prefect's form, and in the documentation."""
+    from pteforge.flows.prefect.zoo_flow import export_model, export_zoo
+
+    commands = typer.main.get_command(app).commands
+    documentation = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    for name in ExportRequest.model_fields:
+        option, text = NAMES.get(name, f"--{name}"), describe(name)
+        for command in ("export", "deploy", "serve"):
+            (offered,) = (param for param in commands[command].params if param.name == name)
+            assert offered.help == text
+            assert name == "zoo" or option in offered.opts
+        for flow in (export_zoo, export_model):
+            assert flow.parameters.properties[name]["description"] == text
+        assert name == "zoo" or any(
+            line.startswith(f"| `{option}") and f"| {text} |" in line for line in documentation.splitlines()
+        ), f"docs/command-line.md should have a row for {option}: {text}"
+
+
+def test_parameters():
+    """Parameters are JSON from which the same request is read anywhere: paths are absolute, URLs and blocks stay."""
+    asked = ExportRequest(zoo="zoo.yaml", models=["a*", "b"], store="store", publish="s3://models", overrides=["a=1"])
+    given = asked.parameters()
+    assert given == {
+        **dict.fromkeys(("jobs", "until", "on")),
+        "zoo": str(Path("zoo.yaml").absolute()),
+        "models": "a*,b",
+        "recipes": "*",
+        "store": str(Path("store").absolute()),
+        "out": str(Path("out").absolute()),
+        "overrides": ["a=1"],
+        "debug": False,
+        "publish": "s3://models",
+        "refresh": False,
+    }
+    assert ExportRequest(**given).parameters() == given
+    assert set(asked.parameters(defaults=False)) == {"zoo", "models", "store", "out", "overrides", "publish"}
+    assert ExportRequest(zoo="zoo.yaml", store="block:forge").parameters()["store"] == "block:forge"
+
+
+def test_what_makes_no_sense():
+    """Unknown fields and stages, no stage at once, results at a URL, and releases of no files are errors."""
+    with pytest.raises(ValidationError, match="model\n"):
+        ExportRequest(zoo="zoo.yaml", model="a")
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        ExportRequest(zoo="zoo.yaml", jobs=0)
+    with pytest.raises(InputError, match="s3://models/out is a URL"):
+        ExportRequest(zoo="zoo.yaml", out="s3://models/out")
+    with pytest.raises(InputError, match="there is no stage 'egde'; did you mean 'edge'"):
+        ExportRequest(zoo="zoo.yaml", until="egde")
+    with pytest.raises(InputError, match="--until stops before they are made"):
+        ExportRequest(zoo="zoo.yaml", publish="shared", until="edge")
+
+
+def test_the_flow_travels_without_its_run():
+    """Prefect sends the flow along with each task to other processes: without the run, which cannot be pickled."""
+    from pteforge.flows.prefect.zoo_flow import _Export
+
+    content = cloudpickle.dumps(_Export(threading.Lock(), opened=True))
+    assert cloudpickle.loads(content) == _Export(None)
+    assert len(content) < 200

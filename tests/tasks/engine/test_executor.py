@@ -1,0 +1,124 @@
+"""Which stages may share a worker process, and what becomes of one that finds an input damaged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pteforge.artifacts.digest import canonical_json
+from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
+from pteforge.artifacts.store import LocalOnlyStore, open_store
+from pteforge.configs.model import Limits
+from pteforge.configs.recipe import CompileOptions
+from pteforge.errors import ObjectMissing, StageFailed
+from pteforge.tasks.engine.executor import PROCESSES_VARIABLE, Executor
+from pteforge.tasks.engine.runner import StageCall, StageId
+from pteforge.tasks.engine.stage import TargetParams
+from pteforge.tasks.engine.workers import CallChain, InProcess
+from pteforge.tasks.results.accuracy import Score, Scores
+from pteforge.tasks.stages.compile import Compile
+from pteforge.tasks.stages.edge import Edge, PassParams
+from pteforge.tasks.stages.export import Export
+from pteforge.tasks.stages.gate import Gate
+from pteforge.tasks.stages.partition import Partition
+from pteforge.tasks.stages.preprocess import Preprocess
+
+PACKAGES = Path(__file__).parents[2] / "flows" / "packages"
+XNNPACK = TargetParams(name="xnnpack")
+EDGE = Edge.Params(passes_of=XNNPACK)
+EXPORT = Export.Params(source={"builder": "nets:linear"})
+
+
+class Listening(InProcess):
+    """Remembers the chain of the last call, and runs none."""
+
+    chain: CallChain | None = None
+
+    def run(self, *_: Any, chain: CallChain | None, **__: Any) -> Any:
+        self.chain = chain
+        raise StageFailed("not run")
+
+    def awaits(self, chain: CallChain | None) -> bool:
+        self.chain = chain
+        return super().awaits(chain)
+
+
+@pytest.fixture
+def chain(tmp_path):
+    """The chain of a stage with these params, in a recipe."""
+    runner = Listening()
+    executor = Executor(LocalOnlyStore(tmp_path / "store"), runner)
+
+    def of(stage: Any, params: Any, **step: str) -> CallChain | None:
+        name = StageId(stage.name, **{"recipe": "fast", **step})
+        call = StageCall("net", name, stage, params, {}, Limits(), tmp_path, python_path=(tmp_path,))
+        assert not executor.awaited(call)
+        return runner.chain
+
+    return of
+
+
+def test_calls_run_in_their_chains(tmp_path):
+    """The process that is asked for a call is the one of its chain."""
+    runner = Listening()
+    executor = Executor(LocalOnlyStore(tmp_path / "store"), runner)
+    call = StageCall("net", StageId("edge", recipe="fast"), Edge, EDGE, {}, Limits(), tmp_path)
+    assert not executor.awaited(call)
+    asked, runner.chain = runner.chain, None
+    with pytest.raises(StageFailed):
+        executor.run(call)
+    assert runner.chain == asked is not None
+
+
+def test_the_stages_of_a_payload_are_a_chain(chain, monkeypatch):
+    """Our own stages, from edge to compile, of one payload. The process does not wait after the last one."""
+    compiling = Compile.Params(options=CompileOptions(), edge=EDGE)
+    calls = [(Edge, EDGE), (Partition, Partition.Params(target=XNNPACK, edge=EDGE))]
+    calls += [(Preprocess, Preprocess.Params(targets=(XNNPACK,))), (Compile, compiling)]
+    chains = [chain(stage, params) for stage, params in calls]
+    assert len({each.name for each in chains}) == 1
+    assert [each.goes_on for each in chains] == [True, True, True, False]
+    assert chain(Edge, EDGE, method="encode") == chains[0]
+    others = [chain(Edge, EDGE, recipe="small"), chain(Edge, EDGE, payload="vulkan")]
+    assert len({each.name for each in (*others, chains[0])}) == 3
+    monkeypatch.setenv(PROCESSES_VARIABLE, "fresh")
+    assert chain(Edge, EDGE) is None
+
+
+@pytest.mark.parametrize("name", ["acme", "acme+xnnpack"])
+def test_code_of_others_shares_no_process(chain, monkeypatch, name):
+    """What a model's builder, a recipe's passes or another package's target leaves in a process reaches no stage."""
+    monkeypatch.syspath_prepend(PACKAGES / "acme")
+    acme = TargetParams(name=name)
+    assert chain(Export, EXPORT) is None
+    passes = (PassParams(source={"builder": "passes:fuse"}),)
+    assert chain(Edge, EDGE.model_copy(update={"passes": passes})) is None
+    assert chain(Edge, Edge.Params(preserve_for=acme)) is None
+    assert chain(Partition, Partition.Params(target=acme, edge=EDGE)) is None
+    assert chain(Preprocess, Preprocess.Params(targets=(XNNPACK, acme))) is None
+
+
+@pytest.mark.parametrize("url", ["memory://copies", ""])
+def test_input_that_rots_on_this_machine(tmp_path, url):
+    """A stage that finds a local copy damaged runs again with a new one; otherwise the object is reported missing."""
+    with open_store(url or str(tmp_path / "store"), cache=tmp_path) as store:
+        scores = canonical_json(Scores((Score("", 0.75),), {}).to_json())
+        ref = store.local.put_artifact("report/scores", scores)
+        store.publish(ref)
+        path = store.local.path(ref.root)
+        path.chmod(0o644)
+        path.write_bytes(scores.replace(b"0.75", b"0.95"))
+        path.chmod(0o444)
+        os.utime(path, ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
+        params = Gate.Params(evaluator="zoo:top1", floor=0.5, max_drop=None)
+        call = StageCall("net", StageId("gate", recipe="fast"), Gate, params, {"scores": ref}, Limits(), tmp_path)
+        executor = Executor(store, InProcess())
+        if not url:
+            with pytest.raises(ObjectMissing, match=ref.root.digest):
+                executor.run(call)
+            return
+        report = store.local.read_artifact(executor.run(call).outputs.accuracy)
+        assert b"0.75" in report
+        assert store.ledger.lookup(executor.key(call).digest()).reads == (ref.root.digest,)

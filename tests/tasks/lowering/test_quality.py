@@ -1,0 +1,105 @@
+"""Which rung of a ladder loses quality, and what a ladder knows of its rungs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pteforge.configs.verification import VerifyBounds
+from pteforge.tasks.results.figures import Worst
+from pteforge.tasks.results.numerics import Ladder, NodeLoss, NodeLosses, Rung, find_loss
+
+
+def ladder(**decibels):
+    """A ladder of one method; None: the rung could not be run, 0: it equals eager."""
+    return Ladder(tuple(rung(name, ratio) for name, ratio in decibels.items()))
+
+
+def rung(name, ratio, specializations=(), method="forward"):
+    """A rung by its SQNR."""
+    if ratio is None:
+        return Rung(name, specializations, method, None, "cannot be run")
+    return Rung(name, specializations, method, Worst(1, 0.5, 0.25, ratio or None))
+
+
+LOOSE = VerifyBounds(min_sqnr_db=20)
+
+
+@pytest.mark.parametrize(
+    ("found", "loses"),
+    [
+        (ladder(exported=0, edge=140.0, payload=0), None),
+        (ladder(exported=0, edge=140.0, payload=91.0), None),
+        (ladder(exported=0, edge=85.0, payload=80.0), None),
+        (ladder(exported=0, edge=83.9, payload=80.0), "edge"),
+        (ladder(exported=0, quantized=34.0, edge=34.0, payload=33.0), "quantized"),
+        (ladder(exported=0, quantized=34.0, edge=25.0, payload=25.0), "quantized"),
+        (ladder(exported=0, quantized=34.0, edge=12.0, payload=12.0), "edge"),
+        (ladder(exported=0, quantized=None, edge=34.0, payload=34.0), "edge"),
+        (ladder(exported=50.0, edge=50.0), "exported"),
+        (ladder(exported=None), None),
+    ],
+)
+def test_first_that_loses(found, loses):
+    """The first rung outside of the bounds; where all are inside, the first that drops by more than 6 dB.
+
+    Ratios that fp32 has by rounding alone are all the same, and what could not be run is passed over.
+    """
+    loss = find_loss(found, LOOSE)
+    assert (loss.rung.name if loss else None) == loses
+
+
+def test_reasons():
+    """The reason says by what it was judged, and against which rung."""
+    dropped = find_loss(ladder(exported=0, quantized=34.0), LOOSE)
+    assert (dropped.before.name, dropped.reason) == ("exported", "is 56.0 dB worse than exported (6 dB are allowed)")
+    outside = find_loss(ladder(exported=0, edge=60.0, payload=12.0), VerifyBounds(min_sqnr_db=20, max_abs_error=0.5))
+    expected = "is outside of the recipe's bounds: SQNR 12.0 dB < 20.0 dB"
+    assert (outside.before.name, outside.reason) == ("edge", expected)
+    first = find_loss(ladder(exported=50.0), LOOSE)
+    assert (first.before, first.reason) == (None, "is 40.0 dB worse than eager (6 dB are allowed)")
+    assert find_loss(ladder(exported=0, quantized=34.0), LOOSE, drop_db=60) is None
+
+
+FAT = Ladder(
+    (
+        rung("exported", 0),
+        rung("exported", 0, method="encode"),
+        rung("edge", 140.0, ("vulkan", "xnnpack")),
+        rung("edge", 150.0, ("portable",)),
+        rung("payload", None, ("vulkan",)),
+        rung("payload", 139.0, ("xnnpack",)),
+        rung("payload", 60.0, ("portable",)),
+    )
+)
+
+
+def test_ways():
+    """Each rung was made from the nearest one above that has its method and its specialization."""
+    ways = [" ".join(rung.label for rung in way) for way in FAT.paths()]
+    assert ways == [
+        "exported",
+        "exported edge.vulkan+xnnpack payload.vulkan",
+        "exported edge.vulkan+xnnpack payload.xnnpack",
+        "exported edge.portable payload.portable",
+    ]
+    assert FAT.paths()[0][0].method == "encode"
+    loss = find_loss(FAT, LOOSE)
+    assert (loss.rung.label, loss.before.label) == ("payload.portable", "edge.portable")
+
+
+def test_json_round_trip():
+    """Ladders and nodes survive JSON, as they are stored; None and text among them."""
+    assert Ladder.from_json(json.loads(json.dumps(FAT.to_json()))) == FAT
+    worst = Worst(2, 0.5, 0.25, None, 0.75)
+    nodes = NodeLosses(
+        (
+            NodeLoss("b", "aten.add.Tensor", ("add", "relu"), "block.0", "net.py:3 in forward", None, None, "NaN"),
+            NodeLoss("a", "aten.mul.Tensor", ("mul",), "", "", worst, worst),
+        ),
+        operators=7,
+    )
+    assert NodeLosses.from_json(json.loads(json.dumps(nodes.to_json()))) == nodes
+    assert nodes.compared == 2
+    assert [node.node for node in nodes.losing] == ["b"]
+    assert nodes.nodes[0].order < nodes.nodes[1].order

@@ -1,0 +1,107 @@
+"""What came of a model and recipe: one record with one JSON, of files, failures and what does not apply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pteforge.artifacts.digest import digest_bytes
+from pteforge.artifacts.ref import ArtifactRef, BlobRef
+from pteforge.artifacts.runs import RunRecord
+from pteforge.errors import StageFailed
+from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
+from pteforge.tasks.results.diagnosis import Finding
+from pteforge.tasks.results.figures import Figures, Worst
+from pteforge.tasks.results.layer_search import Attempt, FoundLayers
+from pteforge.tasks.results.numerics import Ladder, Rung
+from pteforge.tasks.results.quantization import LeftWeight, Quantization
+
+BLOB = BlobRef(digest_bytes(b""), 0)
+WORST = Worst(3, 1e-7, 1e-6, 40.5, top1=1.0)
+MADE = Delivered(
+    "net",
+    "int8",
+    "made",
+    Path("out/net/int8.pte"),
+    1000,
+    digests={"pte": BLOB.digest, "ptd": BLOB.digest, "json": BLOB.digest},
+    assets={"labels.txt": BLOB.digest},
+    parts={
+        "file": ArtifactRef("payload/pte", BLOB, BLOB.digest),
+        "etrecord": ArtifactRef("etrecord", BLOB, BLOB.digest),
+    },
+    backends=("XnnpackBackend",),
+    methods=("forward",),
+    targets=("xnnpack",),
+    toolchain={"torch": "2"},
+    delegated=(MethodCalls("", "forward", 1, 0),),
+    figures=Figures(WORST, {"forward": WORST}, {}, {}, drawn=WORST, calibration={"forward": "8 samples"}, notes=("a",)),
+    ladder=Ladder((Rung("edge", ("xnnpack",), "forward", WORST),)),
+    accuracy=AccuracyReport("nets:score", 0.5, None, None, Scores((Score("", 0.75), Score("", 0.5)), {})),
+    search=FoundLayers(("head",), ("head",), 3, (Attempt(1, 0.75, passes=True),), 4000),
+    quantization={"forward": Quantization({"int8": 10}, 10, 8, (LeftWeight("w", ("aten.mm",), 2, "because"),))},
+    left_out={"vulkan": "it is not there"},
+    seconds=1.5,
+)
+FAILED = Delivered(
+    "net",
+    "fat",
+    "failed",
+    failure=Failure("export", "no", "log", bad_input=True, findings=(Finding("mode", "no", ("yes",)),)),
+    rejected=Path("out/net/fat.rejected.pte"),
+)
+EVERY = (
+    MADE,
+    FAILED,
+    Delivered("net", "gpu", "not applicable", reason="none"),
+    Delivered("net", "x", "cached", until="edge"),
+)
+
+
+@pytest.mark.parametrize("made", EVERY, ids=lambda made: made.status)
+def test_the_record_survives_its_json(made):
+    """Whoever reads what a run recorded, or what the ledger's index has, gets what was delivered."""
+    assert Delivered.decode(made.encode()) == made
+    run = RunRecord("run", "zoo", "2026-01-01T00:00:00+00:00", 1.0, {}, files={"net": {made.recipe: made.to_json()}})
+    assert delivered_by(RunRecord.decode(run.encode())) == {"net": {made.recipe: made}}
+
+
+def test_what_cannot_be_understood():
+    """An entry of a run that is no such record is left out; JSON that is no provenance is refused by known errors."""
+    files = {"net": {"int8": MADE.to_json(), "odd": {"status": "made"}, "worse": {**MADE.to_json(), "size": "x"}}}
+    run = RunRecord("run", "zoo", "2026-01-01T00:00:00+00:00", 1.0, {}, files=files)
+    assert delivered_by(run) == {"net": {"int8": MADE}}
+    for value in (
+        {},
+        [],
+        None,
+        1,
+        "text",
+        {"file": {"sha256": "x", "size": 1}, "data": None},
+        {"file": [], "data": []},
+    ):
+        with pytest.raises(NO_PROVENANCE):
+            Delivered.of_provenance(value)
+
+
+def test_what_users_get():
+    """The JSON of the command line says of each status what applies to it."""
+    said = MADE.described()
+    assert (said["file"], said["data"], said["sha256"]) == ("out/net/int8.pte", "out/net/int8.ptd", BLOB.digest)
+    assert (said["sqnr_db"], said["drawn_sqnr_db"], said["notes"], said["assets"]) == (
+        40.5,
+        40.5,
+        ["a"],
+        ["labels.txt"],
+    )
+    assert said["quantization"]["forward"]["share"] == 0.8
+    assert FAILED.described() == {
+        "status": "failed",
+        **FAILED.failure.to_json(),
+        "rejected": "out/net/fat.rejected.pte",
+    }
+    assert EVERY[2].described() == {"status": "not applicable", "reason": "none"}
+    assert (MADE.score, MADE.verified, FAILED.verified) == (0.5, True, False)
+    assert Failure.of("edge", StageFailed("no")).step == "edge"
+    assert list(MADE.debugging) == [""]

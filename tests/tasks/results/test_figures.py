@@ -1,0 +1,55 @@
+"""Summaries of verification figures."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pteforge.tasks.results.figures import Case, Figures, Worst, summarize
+
+errors = st.floats(0, 1e6)
+cases = st.builds(
+    Case,
+    method=st.sampled_from(["forward", "encode"]),
+    label=st.sampled_from(["example 0", "drawn 1"]),
+    output=st.integers(0, 3),
+    max_abs_error=errors,
+    max_relative_error=errors,
+    sqnr_db=st.none() | st.floats(-300, 300),
+)
+
+
+def test_the_worst_of_each_figure_counts():
+    """Each figure is the worst by itself, over a method's cases and over all; equal outputs have no noise to count."""
+    exact = Case("forward", "example 0", 0, 0.0, 0.0, None)
+    large = Case("forward", "example 1", 0, 0.5, 0.25, 90.0)
+    noisy = Case("encode", "example 0", 1, 0.125, 0.75, 40.0)
+
+    figures = summarize([exact, large, noisy])
+
+    assert figures.methods == {"forward": Worst(2, 0.5, 0.25, 90.0), "encode": Worst(1, 0.125, 0.75, 40.0)}
+    assert figures.overall == Worst(3, 0.5, 0.75, 40.0)
+    assert figures.cases == (exact, large, noisy)
+
+
+def test_what_there_may_not_be():
+    """Where every output is equal there is no ratio. Agreement counts rows over all cases, where there are any."""
+    exact = summarize([Case("forward", "example 0", 0, 0.0, 0.0, None)]).overall
+    assert (exact.sqnr_db, exact.top1) == (None, None)
+    one = Case("forward", "example 0", 0, 0.5, 0.5, 30.0, classified=3, agreeing=3)
+    other = Case("forward", "example 1", 0, 0.5, 0.5, 30.0, classified=1, agreeing=0)
+    assert summarize([one, other]).overall.top1 == 0.75
+
+
+@given(st.lists(cases, min_size=1, max_size=6))
+def test_any_figures(found):
+    """The overall figures bound every case; figures survive JSON, as they are stored."""
+    figures = summarize(found)
+    worst = figures.overall
+    assert worst.cases == len(found)
+    for case in found:
+        assert case.max_abs_error <= worst.max_abs_error
+        assert case.max_relative_error <= worst.max_relative_error
+        assert case.sqnr_db is None or case.sqnr_db >= worst.sqnr_db
+    assert Figures.from_json(json.loads(json.dumps(figures.to_json()))) == figures
