@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError, convert_os_errors
 from ...tasks.engine.runner import LedgerRunner, NotCached, Runner, run_without_loop
-from ...tasks.lowering.graph import Climbed, bisect_payload, bisect_rung, lower_to_ladder
+from ...tasks.lowering.graph import lower_to_ladder
+from ...tasks.lowering.quality import Climbed, bisect_payload, bisect_rung
 from ...tasks.lowering.runs import ModelRun, RecipeRun
 from ...tasks.results.delivered import Failure
 from ...tasks.results.figures import Worst

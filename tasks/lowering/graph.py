@@ -5,27 +5,23 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...configs.sources import BuilderSource
-from ...configs.verification import AccuracyGate
 from ...errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
 from ...formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
-from ..engine.keys.versions import host_capability
 from ..engine.runner import CutShort, Done, NotCached, UserCode, first_of, together
 from ..engine.stage import Stage, is_known
 from ..results.accuracy import Scores
-from ..results.causes import Circumstance, add_known_causes, is_worth_diagnosing
+from ..results.causes import add_known_causes, is_worth_diagnosing
 from ..results.delivered import DEBUG_ROLES
 from ..results.diagnosis import Diagnosis, add_findings
-from ..results.layer_search import Attempt, FoundLayers, next_count, rank_layers
-from ..results.numerics import NodeLosses
+from ..results.layer_search import Attempt, FoundLayers, next_count
 from ..stages.aten_passes import AtenPasses
 from ..stages.baseline import Baseline
 from ..stages.bisect import Bisect
@@ -39,7 +35,7 @@ from ..stages.evaluate import Evaluate
 from ..stages.export import Export
 from ..stages.fold_batch_norms import FoldBatchNorms
 from ..stages.gate import Gate, judge
-from ..stages.ladder import Ladder, RungParams
+from ..stages.ladder import Ladder
 from ..stages.pack import Pack, PackedPayload
 from ..stages.partition import Partition
 from ..stages.preprocess import Preprocess
@@ -63,6 +59,8 @@ from .params import (
     report_params,
     source_transform_params,
 )
+from .parts import Exports, Payload, Prepared, ProgramsSoFar
+from .quality import Climbed, compare_programs, ladder, make_scores, prove, rank, score
 from .runs import ModelRun, RecipeRun
 
 STAGES: tuple[type[Stage], ...] = (
@@ -106,66 +104,6 @@ def stages_after(until: str | None) -> frozenset[str]:
     """Names of the stages after one; none where everything is to run."""
     names = [stage.name for stage in STAGES]
     return frozenset(names[names.index(until) + 1 :]) if until else frozenset()
-
-
-@dataclass(frozen=True)
-class Exports:
-    """A model, exported."""
-
-    methods: Mapping[str, Export.Outputs]  # by name, in the model's order
-    source: Mapping[str, Any]  # key fields of its code, with all that the first method's export was seen to load
-
-    @property
-    def first(self) -> Export.Outputs:
-        """The export of the first method, which is the one that constants, assets and metadata are taken from."""
-        return next(iter(self.methods.values()))
-
-    @property
-    def programs(self) -> dict[str, ArtifactRef]:
-        return {method: export.program for method, export in self.methods.items()}
-
-    @property
-    def examples(self) -> dict[str, ArtifactRef]:
-        return {method: export.examples for method, export in self.methods.items()}
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A method's ATen program as all specializations take it, and what was made on the way if a recipe asks for it."""
-
-    program: ArtifactRef
-    transformed: SourceTransform.Outputs | None
-    samples: ArtifactRef | None  # that quantizers observed in place of the examples
-    quantized: Quantize.Outputs | None
-
-
-@dataclass(frozen=True)
-class Payload:
-    """The result of a specialization: its programs by method, and the payload."""
-
-    edges: Mapping[str, Edge.Outputs]  # whole, after the recipe's own functions over all of them
-    linked: Mapping[str, ArtifactRef]  # that the payload was compiled from
-    compiled: Compile.Outputs
-
-
-@dataclass
-class ProgramsSoFar:
-    """Programs of a recipe, each added once it is made: if a later stage fails, the ladder still shows these."""
-
-    transformed: dict[str, ArtifactRef] = field(default_factory=dict)  # by method
-    quantized: dict[str, ArtifactRef] = field(default_factory=dict)  # by method
-    edges: dict[str, dict[str, Edge.Outputs]] = field(default_factory=dict)  # by specialization and method
-    payloads: dict[str, Payload] = field(default_factory=dict)  # by specialization
-
-
-@dataclass(frozen=True)
-class Climbed:
-    """A recipe's ladder: the call of the stage, what came of it, and the payloads that are its last rungs."""
-
-    params: Ladder.Params
-    inputs: Ladder.Inputs
-    outputs: Ladder.Outputs
-    payloads: Mapping[str, Payload]  # by specialization
 
 
 async def lower_model(run: ModelRun) -> dict[str, Report.Outputs | Exception]:
@@ -259,19 +197,6 @@ async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
     blobs = {blob for program in exports.programs.values() for blob in run.store.objects_of(program)}
     size = sum(blob.size for blob in blobs)
     return replace(chosen, found=FoundLayers(layers, chosen.excluded, len(ranked), tuple(attempts), size))
-
-
-async def rank(run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared]) -> tuple[str, ...]:
-    """The layers that lose something by quantization, the largest loss first."""
-    compared = dict[str, Awaitable[Bisect.Outputs]]()
-    for method, made in prepared.items():
-        if made.quantized:
-            before = made.transformed.program if made.transformed else exports.methods[method].program
-            examples = exports.methods[method].examples
-            inputs = Bisect.Inputs(before=before, after=made.quantized.program, origin=before, examples=examples)
-            compared[method] = run(Bisect, Bisect.Params(host=host_capability()), inputs, method=method)
-    losses = await together(compared)
-    return rank_layers(NodeLosses.from_json(run.read_json(outputs.nodes)) for outputs in losses.values())
 
 
 async def make_payloads(
@@ -568,56 +493,6 @@ async def verify(
         raise
 
 
-async def prove(
-    run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared], so_far: ProgramsSoFar, file: Serialize.Outputs
-) -> ArtifactRef:
-    """The figures of the file, which are within the recipe's bounds."""
-    recipe = run.plan
-    on_examples = judged_on_examples(recipe, prepared)
-    samples = {method: made.samples for method, made in prepared.items() if made.samples and method in on_examples}
-    quantized = {method: made.quantized for method, made in prepared.items() if made.quantized}
-    edges = so_far.payloads[recipe.specializations[0].name].edges if recipe.may_be_unverified else {}
-    inputs = Verify.Inputs(
-        file=file.file,
-        data=file.data,
-        quantized={method: outputs.program for method, outputs in quantized.items() if method in on_examples},
-        examples=exports.examples,
-        constants=exports.first.constants,
-        edge={method: edge.program for method, edge in edges.items()},
-        notes={
-            method: made.transformed.notes
-            for method, made in prepared.items()
-            if made.transformed and made.transformed.notes
-        },
-        calibration={method: outputs.calibration for method, outputs in quantized.items() if recipe.calibrates(method)},
-        samples=samples,
-        exported={method: exports.programs[method] for method in samples},
-    )
-    params = Verify.Params(bounds=recipe.bounds, host=host_capability(), on_examples=on_examples)
-    return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, so_far)))).figures
-
-
-def judged_on_examples(recipe: PlannedRecipe, methods: Iterable[str]) -> tuple[str, ...]:
-    """The methods whose activations have calibrated ranges, so that no bound applies to their random inputs.
-
-    Values beyond those of the examples or calibration samples are clipped there, however right the file is.
-    """
-    return () if recipe.asks_for_drawn_inputs else tuple(filter(recipe.calibrates, methods))
-
-
-def _circumstances(run: RecipeRun, so_far: ProgramsSoFar) -> Iterator[Circumstance]:
-    """What the cause of a failed verification may depend on."""
-    recipe = run.plan
-    if recipe.quantizers or recipe.recipe.source_transforms:
-        yield "quantized"
-    states = {method: edge.state for edges in so_far.edges.values() for method, edge in edges.items()}
-    if len(states) < 2 or recipe.recipe.compile.share_mutable_buffers:
-        return
-    with suppress(PteforgeError):  # whoever needs it says so
-        if any(run.read_json(state) for state in states.values() if is_known(state)):
-            yield "own state"
-
-
 async def _advice(
     run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared], so_far: ProgramsSoFar, problem: str
 ) -> str:
@@ -681,93 +556,6 @@ def _unshared_state(run: RecipeRun, so_far: ProgramsSoFar) -> list[str]:
     return sorted(name for name, times in changed.items() if times > 1)
 
 
-async def score(run: RecipeRun, exports: Exports, file: Serialize.Outputs) -> ArtifactRef | None:
-    """The accuracy of the file, held against the recipe's gate, if it has one."""
-    if run.plan.gate is None:
-        return None
-    bounds, scores = await make_scores(run, run.plan.gate, exports, file)
-    return (await run(Gate, bounds, Gate.Inputs(**scores))).accuracy
-
-
-async def make_scores(
-    run: RecipeRun, gate: AccuracyGate, exports: Exports, file: Serialize.Outputs
-) -> tuple[Gate.Params, dict[str, ArtifactRef]]:
-    """The bounds of a gate, and the scores of the file and, if they are compared, of eager."""
-    seed, host = run.model.seed, host_capability()
-    evaluator = fields_of(run, gate.evaluator)
-    params = Evaluate.Params(evaluator=evaluator, seed=seed, host=host)
-    scoring: dict[str, Awaitable[Evaluate.Outputs | Baseline.Outputs]] = {
-        "scores": run(Evaluate, params, Evaluate.Inputs(file=file.file, data=file.data))
-    }
-    if gate.max_drop is not None:
-        eager = Baseline.Params(source=exports.source, evaluator=evaluator, seed=seed, host=host)
-        scoring["baseline"] = run(Baseline, eager)
-    scores = {role: outputs.scores for role, outputs in (await together(scoring)).items()}
-    return Gate.Params(evaluator=gate.evaluator.builder, floor=gate.floor, max_drop=gate.max_drop), scores
-
-
-async def compare_programs(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> ArtifactRef | None:
-    """The ladder of numerics: how far each program on the way to the file is from eager.
-
-    Made where the recipe changes numerics on purpose, or asks for it. The file does not depend on it.
-    """
-    recipe = run.plan
-    changes = bool(recipe.recipe.source_transforms) or any(map(recipe.quantizes, exports.methods))
-    if not (changes or recipe.recipe.verify.ladder):
-        return None
-    try:
-        return (await ladder(run, exports, so_far)).outputs.numerics
-    except (NotCached, CutShort):
-        raise
-    except Exception:  # noqa: BLE001 - the run has it; a file is none the worse for it
-        return None
-
-
-async def ladder(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> Climbed:
-    """Compares the programs that were made with eager, one rung each."""
-    recipe, payloads = run.plan, so_far.payloads
-    rungs, compared = [], dict[str, ArtifactRef]()
-    for rung, programs in ladder_rungs(recipe, exports, so_far):
-        rungs.append(rung)
-        compared |= {rung.key(method): program for method, program in programs.items()}
-    split = payloads.get(recipe.specializations[0].name) if recipe.recipe.output.payload_is_split else None
-    params = Ladder.Params(
-        rungs=tuple(rungs),
-        methods=tuple(exports.methods),
-        drawn_inputs=0 if judged_on_examples(recipe, exports.methods) else recipe.bounds.drawn_inputs,
-        host=host_capability(),
-    )
-    data = split.compiled.data if split else None
-    inputs = Ladder.Inputs(examples=exports.examples, rung=compared, data=data)
-    return Climbed(params, inputs, await run(Ladder, params, inputs), payloads)
-
-
-def ladder_rungs(
-    recipe: PlannedRecipe, exports: Exports, so_far: ProgramsSoFar
-) -> Iterator[tuple[RungParams, Mapping[str, ArtifactRef]]]:
-    """Every rung of a recipe, with those of its programs by method that were made."""
-    yield RungParams(name="exported"), exports.programs
-    if recipe.recipe.source_transforms:
-        yield RungParams(name="transformed"), so_far.transformed
-    if any(map(recipe.quantizes, exports.methods)):
-        yield RungParams(name="quantized"), so_far.quantized
-    sharing: dict[str, list[str]] = {}  # specializations whose Edge programs are the same
-    for spec in recipe.specializations:
-        params = [
-            [edge_params(recipe, spec, method).model_dump(), recipe.edge_options(spec, method).model_dump(mode="json")]
-            for method in exports.methods
-        ]
-        sharing.setdefault(canonical_json(params).decode(), []).append(spec.name)
-    for names in sharing.values():
-        edges = so_far.edges.get(names[0], {})
-        rung = RungParams(name="edge", specializations=tuple(names) if recipe.fat else ())
-        yield rung, {method: edge.program for method, edge in edges.items()}
-    for spec in recipe.specializations:
-        payload = so_far.payloads.get(spec.name)
-        rung = RungParams(name="payload", specializations=(spec.name,) if recipe.fat else ())
-        yield rung, dict.fromkeys(exports.methods, payload.compiled.payload) if payload else {}
-
-
 async def lower_to_ladder(run: ModelRun) -> dict[str, Climbed | Exception]:
     """Lowers a model's recipes up to the ladder, without verification, so it also works on files that fail it."""
     exports = await export_methods(run)
@@ -785,54 +573,3 @@ async def lower_to_ladder(run: ModelRun) -> dict[str, Climbed | Exception]:
 
     recipes = {recipe.name: run.of_recipe(recipe, stages_after(recipe.until)) for recipe in run.model.recipes}
     return await together({name: climb(made) for name, made in recipes.items()}, return_exceptions=True)
-
-
-async def bisect_rung(
-    run: RecipeRun, climbed: Climbed, before: RungParams, after: RungParams, method: str
-) -> Bisect.Outputs:
-    """Compares the operators of `after`, a rung that is not a payload, with those of the rung `before`."""
-    programs = climbed.inputs.rung
-    exported_again = after.name == "transformed"
-    exported, transformed = (RungParams(name="exported").key(method), RungParams(name="transformed").key(method))
-    origin = transformed if transformed in programs and not exported_again else exported
-    return await run(
-        Bisect,
-        Bisect.Params(exported_anew=exported_again, host=host_capability()),
-        Bisect.Inputs(
-            before=programs[before.key(method)],
-            after=programs[after.key(method)],
-            origin=programs[origin],
-            examples=climbed.inputs.examples[method],
-        ),
-        method=method,
-        payload="+".join(after.specializations) or after.name,
-    )
-
-
-async def bisect_payload(
-    run: RecipeRun, climbed: Climbed, rung: RungParams, method: str, *, least_db: float, drop_db: float
-) -> BisectPayload.Outputs | None:
-    """Finds the delegates and operators of a payload that lose; None for one that was not made."""
-    (spec,) = [spec for spec in run.plan.specializations if not run.plan.fat or spec.name in rung.specializations]
-    payload = climbed.payloads.get(spec.name)
-    if payload is None:
-        return None
-    return await run(
-        BisectPayload,
-        BisectPayload.Params(
-            method=method,
-            target=params_of(spec.target_of(method)),
-            least_db=least_db,
-            drop_db=drop_db,
-            drawn_inputs=climbed.params.drawn_inputs,
-            host=host_capability(),
-        ),
-        BisectPayload.Inputs(
-            program=payload.linked[method],
-            payload=payload.compiled.payload,
-            examples=climbed.inputs.examples[method],
-            data=climbed.inputs.data,
-        ),
-        method=method,
-        payload=spec.name,
-    )
