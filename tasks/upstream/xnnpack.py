@@ -113,11 +113,19 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
         _share_scales_of_steps(model)
         padded = False
         for node in model.graph.nodes:
+            if not _is_floating_point(node):
+                node.meta.pop(Q_ANNOTATION_KEY, None)
             if node.target in _PADS and _pads_with_zeros(node):
                 padded |= _keep_scale(node)
         if padded:
             propagate_annotation(model)
         return model
+
+
+def _is_floating_point(node: Node) -> bool:
+    """Or no tensor. Upstream takes concatenations of integers, too ("histogram_cpu" not implemented for 'Long')."""
+    value = node.meta.get("val")
+    return not isinstance(value, torch.Tensor) or value.is_floating_point()
 
 
 def _clamps(node: Node) -> bool:

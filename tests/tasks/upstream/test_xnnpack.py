@@ -325,3 +325,13 @@ def test_calls_of_a_layer_have_biases_of_their_own():
     """As many as there are calls; of convolutions, too, whose file could not be loaded otherwise."""
     network, x = _calibrated(lambda net, x: net.conv(net.conv(x)) + net.conv(x * 4), 1.0)
     assert worst_sqnr(lower_quantized(network, x), network, x) > 30
+
+
+def test_concatenated_integers_stay_integers():
+    """ExecuTorch's own quantizer observes them, as of LongT5, which fails."""
+    import torch
+
+    network, x = _calibrated(
+        lambda net, x: net.conv(x)[:, torch.cat([torch.arange(4), x.flatten()[:2].long() * 0])], 1.0
+    )
+    assert worst_sqnr(lower_quantized(network, x), network, x) > 30
