@@ -4,10 +4,10 @@
 
 A case is one model and its inputs, as a test of the wheel passes them to its runner. One side is `pteforge.export`, the
 other the stages of the suite's tester for the same flow, with its quantizer and its partitioner. The file of either
-side is run on the case's inputs and compared with eager, by the bound of the flow; files with a payload for Vulkan are
-only made, since the wheel has no runtime for it. A case that ends its process fails; the next one has another. Results
-stay in the folder: a run continues where the last one stopped. `--write` puts a table and the failures into
-docs/upstream.md.
+side is run on the case's inputs and compared with eager, by the bound of the flow; of files with a payload for Vulkan,
+which the wheel has no runtime for, only the operators outside of it are looked up. A case that ends its process fails;
+the next one has another. Results stay in the folder: a run continues where the last one stopped. `--write` puts a table
+and the failures into docs/upstream.md.
 """
 
 from __future__ import annotations
@@ -194,6 +194,7 @@ def serve(pipe: Any) -> None:
 
 def outcome(case: Case, flow_name: str, side: str) -> str:
     import torch
+    from executorch.runtime import Runtime
     from pteforge.formats.pte.reader import read_pte
     from pteforge.tasks.verify.running import missing_backends
 
@@ -206,7 +207,11 @@ def outcome(case: Case, flow_name: str, side: str) -> str:
         return f"{SKIPPED}{type(error).__name__}"
     try:
         file = {"ours": ours, "direct": direct}[side](module, inputs, dynamic_shapes, flow)
-        if not missing_backends(read_pte(file).backends):
+        described = read_pte(file)
+        operators = {name for method in described.methods for name in method.operators}
+        if unknown := sorted(operators - {*Runtime.get().operator_registry.operator_names}):
+            return f"no kernel for {', '.join(unknown)}"
+        if not missing_backends(described.backends):
             compare(run(file, inputs), wanted, flow.bound)
     except Exception as error:  # noqa: BLE001 - whatever a library raises is the result
         return f"{type(error).__name__}: {str(error).strip()}"
