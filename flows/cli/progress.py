@@ -150,7 +150,7 @@ class Lines(NullZooObserver):
             sys.stderr.write(f"{call.title}: failed: {first_line(error)}\n")
         elif awaits_diagnosis(call.stage.name, error):
             sys.stderr.write(f"{call.title}: failed; looking for the cause\n")
-        elif call.stage.name != _KEEPS_FILES:
+        elif not call.id.attempt and call.stage.name != _KEEPS_FILES:
             self._failures.print(call.model, Failure.of(str(call.id), error))
 
     def completed(self, outcome: ModelOutcome) -> None:
