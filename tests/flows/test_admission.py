@@ -45,7 +45,7 @@ def test_large_stages_run_one_after_another(warm):
             session.observer = watch = Watch()
             asyncio.run(lower_rest(session, LocalRunner(executor, 8, session)))
     assert session.outcome().exit_code == 0
-    stages = {stage.slot: stage for stages in session.stages.values() for stage in stages}
+    stages = {stage.slot: stage for model in session.outcomes.values() for stage in model.stages}
     for slot in exports:
         assert stages[slot].predicted_memory == past[slot]
         assert stages[slot].peak_memory > 0
