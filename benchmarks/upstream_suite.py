@@ -194,9 +194,8 @@ def serve(pipe: Any) -> None:
 
 def outcome(case: Case, flow_name: str, side: str) -> str:
     import torch
-    from executorch.runtime import Runtime
     from pteforge.formats.pte.reader import read_pte
-    from pteforge.tasks.verify.running import missing_backends
+    from pteforge.tasks.verify.running import missing_backends, missing_kernels
 
     flow = FLOWS[flow_name]
     module, inputs, dynamic_shapes = calls(case.operator, case.test, flow)[case.index]
@@ -208,9 +207,8 @@ def outcome(case: Case, flow_name: str, side: str) -> str:
     try:
         file = {"ours": ours, "direct": direct}[side](module, inputs, dynamic_shapes, flow)
         described = read_pte(file)
-        operators = {name for method in described.methods for name in method.operators}
-        if unknown := sorted(operators - {*Runtime.get().operator_registry.operator_names}):
-            return f"no kernel for {', '.join(unknown)}"
+        if missing := missing_kernels(described.methods):
+            return f"no kernel for {', '.join(missing)}"
         if not missing_backends(described.backends):
             compare(run(file, inputs), wanted, flow.bound)
     except Exception as error:  # noqa: BLE001 - whatever a library raises is the result

@@ -262,7 +262,7 @@ class WeightBytes:
 
 
 def weight_bytes(pte: PteFile, content: memoryview) -> WeightBytes:
-    """The weights of a plain file, each once: matrices and kernels, not biases, scales and state.
+    """The weights of a plain file: matrices and kernels, not biases, scales and state. Shared ones count once.
 
     Program constants say their data type. So do the constants of XNNPACK's delegates, whose format is that of
     backends/xnnpack/serialization/schema.fbs in ExecuTorch. Other backends keep theirs to themselves.

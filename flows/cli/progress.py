@@ -30,6 +30,11 @@ _BAR = 14  # cells
 _BESIDE_STAGES = 3  # lines of a terminal that are not for running stages: the heading, how many more run, the cursor
 
 
+def _is_printed_at_once(call: StageCall) -> bool:
+    """Whether a failure is printed as it happens: not that of a file that is only tried, or that is kept."""
+    return not call.id.attempt and call.stage.name != _KEEPS_FILES
+
+
 @contextmanager
 def observe(session: Session, failures: Failures | None = None, *, quiet: bool) -> Iterator[None]:
     """Shows the session's progress on standard error while the context is open.
@@ -87,7 +92,7 @@ class Bar(NullZooObserver):
         self._samples.pop(call.title, None)
         if self._failures is None:
             self._console.print(f"{call.title} failed: {error}", style="red")
-        elif not (call.id.attempt or call.stage.name == _KEEPS_FILES or awaits_diagnosis(call.stage.name, error)):
+        elif _is_printed_at_once(call) and not awaits_diagnosis(call.stage.name, error):
             self._failures.print(call.model, Failure.of(str(call.id), error), self._console)
 
     def completed(self, outcome: ModelOutcome) -> None:
@@ -150,7 +155,7 @@ class Lines(NullZooObserver):
             sys.stderr.write(f"{call.title}: failed: {first_line(error)}\n")
         elif awaits_diagnosis(call.stage.name, error):
             sys.stderr.write(f"{call.title}: failed; looking for the cause\n")
-        elif not call.id.attempt and call.stage.name != _KEEPS_FILES:
+        elif _is_printed_at_once(call):
             self._failures.print(call.model, Failure.of(str(call.id), error))
 
     def completed(self, outcome: ModelOutcome) -> None:

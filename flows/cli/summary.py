@@ -66,7 +66,7 @@ def _table(rows: Sequence[Delivered], console: Console) -> Table:
 
 
 def _notes(outcome: ZooOutcome) -> Iterator[Text]:
-    """What is not watched, what comes with models, and what is to be known of their files, each once."""
+    """What is not watched, what comes with models, and the notes on their files, without repeats."""
     for model in outcome.models:
         if model.unwatched:
             yield Text(_unwatched(model), "yellow")

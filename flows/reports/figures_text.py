@@ -169,7 +169,7 @@ def figures_row(worst: Worst | None) -> dict[str, Any]:
 
 
 def markdown_table(names: Sequence[str], rows: Iterable[Iterable[str]], numbers: int = 0) -> Iterator[str]:
-    """Lines of a table whose cells are Markdown; the last columns hold numbers, so many."""
+    """Lines of a table whose cells are Markdown; `numbers` is how many of the last columns hold numbers."""
     yield f"| {' | '.join(names)} |"
     yield f"|{'---|' * (len(names) - numbers)}{'--:|' * numbers}"
     yield from (f"| {' | '.join(row)} |" for row in rows)

@@ -43,9 +43,9 @@ def find_model(session: Session, model: PlannedModel, search: ModuleSearch | Non
     if model.name in session.outcomes or conclude_whole(session, model):
         return True
     runner = PlanRunner(session.executor)
-    scope = ModelRun(runner, model, search=search or ModuleSearch(model.python_path))
+    run = ModelRun(runner, model, search=search or ModuleSearch(model.python_path))
     try:
-        results = run_without_loop(lower_model(scope))
+        results = run_without_loop(lower_model(run))
     except (ObjectMissing, ObjectDamaged):
         return False  # some stages have to run again
     except InputError as error:
@@ -54,7 +54,7 @@ def find_model(session: Session, model: PlannedModel, search: ModuleSearch | Non
         session.planned[model.name] = runner.slots
     elif not any(isinstance(result, StoreError) for result in results.values()):
         with suppress(ObjectMissing, ObjectDamaged):
-            conclude(session, scope, results)
+            conclude(session, run, results)
     return model.name in session.outcomes
 
 
@@ -68,13 +68,13 @@ async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner
     """Lowers a model and publishes its files. Failures are part of the outcome."""
     lost: Counter[str] = Counter()  # by step, or by object where the file of the model could not be put together
     while all(times < _ATTEMPTS for times in lost.values()):
-        scope = ModelRun(runner, model)
+        run = ModelRun(runner, model)
         try:
-            results = await lower_model(scope)
-            failed = [item for each in scope.all() for item in each.failed.items()]
+            results = await lower_model(run)
+            failed = [item for each in run.all() for item in each.failed.items()]
             losers = {str(step) for step, error in failed if isinstance(error, ObjectMissing | ObjectDamaged)}
             if not losers:
-                return await asyncio.to_thread(conclude, session, scope, results)
+                return await asyncio.to_thread(conclude, session, run, results)
         except Exception as error:  # noqa: BLE001 - the boundary of a model: the others continue
             results = _all_failed(model, error)
             if not isinstance(error, ObjectMissing | ObjectDamaged):
@@ -83,25 +83,25 @@ async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner
         lost.update(losers)
         runner.forget_finished()
     try:
-        return await asyncio.to_thread(conclude, session, scope, results)
+        return await asyncio.to_thread(conclude, session, run, results)
     except Exception as error:  # noqa: BLE001 - as above: the disk may be full
         failure = Failure.of(model.name, error)
         recipes = [Delivered(model.name, recipe.name, "failed", failure=failure) for recipe in model.recipes]
         return _add(session, model, recipes)
 
 
-def conclude(session: Session, scope: ModelRun, results: Results) -> ModelOutcome:
+def conclude(session: Session, run: ModelRun, results: Results) -> ModelOutcome:
     """Publishes a model's files, and records the outcome of each recipe and stage.
 
     Raises:
         ObjectMissing, ObjectDamaged: an object of a file cannot be read from the store.
         StoreError: the store or the folder for results cannot be written.
     """
-    model, history = scope.model, History(scope)
-    recipes = tuple(_conclude_recipe(session, scope, recipe.name, results[recipe.name]) for recipe in model.recipes)
+    model, history = run.model, History(run)
+    recipes = tuple(_conclude_recipe(session, run, recipe.name, results[recipe.name]) for recipe in model.recipes)
     history.remember()
-    session.whole_models.note(scope, results, recipes)
-    return _add(session, model, recipes, history.outcomes(), scope)
+    session.whole_models.note(run, results, recipes)
+    return _add(session, model, recipes, history.outcomes(), run)
 
 
 def conclude_whole(session: Session, model: PlannedModel) -> bool:
@@ -131,9 +131,9 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
         record: the other run's; it says why recipes failed.
         problem: why a recipe failed that the record says nothing of.
     """
-    scope = ModelRun(LedgerRunner(session.executor), model)
+    run = ModelRun(LedgerRunner(session.executor), model)
     try:
-        results = run_without_loop(lower_model(scope))
+        results = run_without_loop(lower_model(run))
     except (NotCached, StoreError, InputError) as error:
         results = _all_failed(model, error)
     recipes = []
@@ -141,28 +141,26 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
         there = Delivered.of_run(record, model.name, recipe.name) if record else None
         result = results[recipe.name]
         if isinstance(result, Exception) and not isinstance(result, CutShort):
-            recipes.append(_failed_elsewhere(session, scope, recipe.name, there, problem))
+            recipes.append(_failed_elsewhere(session, run, recipe.name, there, problem))
         else:
-            made = _conclude_recipe(session, scope, recipe.name, result)
+            made = _conclude_recipe(session, run, recipe.name, result)
             recipes.append(replace(made, status="cached" if there and there.status == "cached" else "made"))
-    _add(session, model, recipes, record.models.get(model.name, ()) if record else (), scope)
+    _add(session, model, recipes, record.models.get(model.name, ()) if record else (), run)
 
 
-def _failed_elsewhere(
-    session: Session, scope: ModelRun, recipe: str, there: Delivered | None, problem: str
-) -> Delivered:
+def _failed_elsewhere(session: Session, run: ModelRun, recipe: str, there: Delivered | None, problem: str) -> Delivered:
     """A recipe that another run did not finish, from what that run's record says; it is not there if the run died."""
     if there is None or there.failure is None:
-        failure = Failure(scope.model.name, problem, "", bad_input=False)
-        return Delivered(scope.model.name, recipe, "failed", failure=failure)
+        failure = Failure(run.model.name, problem, "", bad_input=False)
+        return Delivered(run.model.name, recipe, "failed", failure=failure)
     failure, rejected = there.failure, None
-    made = scope.recipes[recipe].find(Serialize.name) if recipe in scope.recipes else None
+    made = run.recipes[recipe].find(Serialize.name) if recipe in run.recipes else None
     if there.rejected and made:
         rejected = keep_rejected(
             session.store,
             made.outputs.file,
             made.outputs.data,
-            session.out / scope.model.name,
+            session.out / run.model.name,
             recipe,
             session.known_files,
         )
@@ -175,12 +173,12 @@ def _add(
     model: PlannedModel,
     recipes: Iterable[Delivered],
     stages: tuple[StageOutcome, ...] = (),
-    scope: ModelRun | None = None,
+    run: ModelRun | None = None,
 ) -> ModelOutcome:
-    """Adds what came of recipes, and those that do not apply to the model; `scope` knows what its stages have read."""
+    """Adds what came of recipes, and those that do not apply to the model; `run` knows what its stages have read."""
     reasons = model.not_applicable.items()
     rest = (Delivered(model.name, recipe, "not applicable", reason=reason) for recipe, reason in reasons)
-    unwatched = _unwatched(scope, stages) if scope else ()
+    unwatched = _unwatched(run, stages) if run else ()
     outcome = ModelOutcome(model.name, (*recipes, *rest), stages, unwatched)
     session.add(outcome)
     return outcome
@@ -191,26 +189,26 @@ def _all_failed(model: PlannedModel, error: Exception) -> Results:
 
 
 def _conclude_recipe(
-    session: Session, model_scope: ModelRun, recipe: str, result: Report.Outputs | Exception
+    session: Session, model_run: ModelRun, recipe: str, result: Report.Outputs | Exception
 ) -> Delivered:
-    model, scope = model_scope.model, model_scope.recipes.get(recipe)
+    model, run = model_run.model, model_run.recipes.get(recipe)
     if isinstance(result, Exception) and not isinstance(result, CutShort):
-        return _failed(session, scope or model_scope, recipe, result)
-    assert scope  # noqa: S101 - else the model had failed
-    status: Status = "cached" if all(done.cached for done in scope.done.values()) else "made"
-    seconds = sum(done.seconds for done in scope.done.values())
+        return _failed(session, run or model_run, recipe, result)
+    assert run  # noqa: S101 - else the model had failed
+    status: Status = "cached" if all(done.cached for done in run.done.values()) else "made"
+    seconds = sum(done.seconds for done in run.done.values())
     if isinstance(result, CutShort):
-        return Delivered(model.name, recipe, status, seconds=seconds, until=scope.plan.until or "")
-    made = _publish(session, model, scope.plan, result.provenance)
-    return replace(made, status=status, seconds=seconds, left_out=scope.why_left_out(made.left_out))
+        return Delivered(model.name, recipe, status, seconds=seconds, until=run.plan.until or "")
+    made = _publish(session, model, run.plan, result.provenance)
+    return replace(made, status=status, seconds=seconds, left_out=run.why_left_out(made.left_out))
 
 
-def _unwatched(scope: ModelRun, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
+def _unwatched(run: ModelRun, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
     """What stages that ran have read and is not watched."""
     ran = {stage.key for stage in stages if stage.status == "ran"}
-    made = [done for each in scope.all() for done in each.done.values()]
+    made = [done for each in run.all() for done in each.done.values()]
     observed = {done.roles["observed"] for done in made if done.key.digest() in ran and "observed" in done.roles}
-    return tuple(sorted({name for ref in observed for name in scope.read_json(ref)["unwatched"]}))
+    return tuple(sorted({name for ref in observed for name in run.read_json(ref)["unwatched"]}))
 
 
 def _publish(session: Session, model: PlannedModel, recipe: PlannedRecipe, report: ArtifactRef) -> Delivered:
@@ -225,18 +223,18 @@ def _publish(session: Session, model: PlannedModel, recipe: PlannedRecipe, repor
     return replace(made, parts={**made.parts, "provenance": report})
 
 
-def _failed(session: Session, scope: StageCalls, recipe: str, error: Exception) -> Delivered:
+def _failed(session: Session, run: StageCalls, recipe: str, error: Exception) -> Delivered:
     """What came of a failed recipe. A file that only missed its accuracy gate is kept, to inspect."""
-    failure, serialized = Failure.of(scope.step_of(error), error), scope.find(Serialize.name)
-    failed = Delivered(scope.model.name, recipe, "failed", failure=failure, ladder=ladder_of(scope))
-    at_gate = error in [raised for step, raised in scope.failed.items() if step.stage == Gate.name]
+    failure, serialized = Failure.of(run.step_of(error), error), run.find(Serialize.name)
+    failed = Delivered(run.model.name, recipe, "failed", failure=failure, ladder=ladder_of(run))
+    at_gate = error in [raised for step, raised in run.failed.items() if step.stage == Gate.name]
     if serialized is None or not at_gate:
         return failed
-    file, data, folder = serialized.outputs.file, serialized.outputs.data, session.out / scope.model.name
+    file, data, folder = serialized.outputs.file, serialized.outputs.data, session.out / run.model.name
     path = keep_rejected(session.store, file, data, folder, recipe, session.known_files)
     return replace(failed, failure=replace(failure, problem=f"{failure.problem}{KEPT_AS}{path}"), rejected=path)
 
 
-def ladder_of(scope: StageCalls) -> Ladder | None:
-    made = scope.find(LadderStage.name)
-    return Ladder.from_json(scope.read_json(made.outputs.numerics)) if made else None
+def ladder_of(run: StageCalls) -> Ladder | None:
+    made = run.find(LadderStage.name)
+    return Ladder.from_json(run.read_json(made.outputs.numerics)) if made else None

@@ -37,7 +37,7 @@ class StageId:
     method: str = ""  # the method that it is for; empty where it is for all, or for the model's first one in `export`
     recipe: str = ""  # the recipe that it is for; empty where it is for all
     payload: str = ""  # the payload that it is for; empty where it is for all, or the recipe has one only
-    attempt: int = 0  # which file of a search it is for, from 1 on; 0 for the file that is published
+    attempt: int = 0  # which of the files that are only tried it is for, from 1 on; 0 for the one that is published
 
     @property
     def part(self) -> str:

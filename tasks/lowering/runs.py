@@ -47,7 +47,7 @@ class StageCalls:
     done: dict[StageId, Done] = field(default_factory=dict)  # what was run or found
     failed: dict[StageId, Exception] = field(default_factory=dict)
     skipped: frozenset[str] = frozenset()  # names of the stages after the last one to run
-    parts: list[RecipeRun] = field(default_factory=list)  # a model's recipes; a recipe's files that its search scores
+    parts: list[RecipeRun] = field(default_factory=list)  # a model's recipes; a recipe's files that are tried
 
     def all(self) -> Iterator[StageCalls]:
         """These calls, and those of all parts."""
@@ -156,7 +156,7 @@ class RecipeRun(StageCalls):
     number: int = 0  # of an attempt, from 1 on
 
     def attempt(self, recipe: PlannedRecipe) -> RecipeRun:
-        """The calls for one more file of the search."""
+        """The calls for one more file that is only tried, to score it or to see whether it passes."""
         number = len(self.parts) + 1
         self.parts.append(replace(self, plan=recipe, done=dict(self.done), failed={}, parts=[], number=number))
         return self.parts[-1]

@@ -101,14 +101,15 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
 
     def _annotate_all_patterns(self, model: GraphModule, config: Any, *args: Any, **kwargs: Any) -> GraphModule:
         """As upstream, but activations are operators of their own after dynamic scales, and share the fixed ones."""
-        config = _with_smaller_scales(config, self._smallest)
-        apart = _apart_from_activations(model)
-        with apart if _is_dynamic(config) else patch.object(xnnpack_quantizer_utils, "is_relu_node", _clamps):
+        if _is_dynamic(config):
+            with _apart_from_activations(model):
+                return super()._annotate_all_patterns(model, config, *args, **kwargs)
+        config = _with_scales_from(_smallest_scale(model), config)
+        with patch.object(xnnpack_quantizer_utils, "is_relu_node", _clamps):
             return super()._annotate_all_patterns(model, config, *args, **kwargs)
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """As upstream, and then what pads, and what comes after that."""
-        self._smallest = _smallest_scale(model)
         model = super().annotate(model)
         _share_scales_of_steps(model)
         padded = False
@@ -165,8 +166,9 @@ def _smallest_scale(model: GraphModule) -> float:
 
 
 @cache
-def _with_smaller_scales(config: QuantizationConfig | None, smallest: float) -> QuantizationConfig | None:
-    if config is None or config.input_activation is None or config.input_activation.is_dynamic:
+def _with_scales_from(smallest: float, config: QuantizationConfig | None) -> QuantizationConfig | None:
+    """The configuration with this smallest scale of activations, if it has fixed scales."""
+    if config is None or config.input_activation is None:
         return config
     observer = config.input_activation.observer_or_fake_quant_ctr
     observer = type(observer)(partial(observer.p, eps=smallest))

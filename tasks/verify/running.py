@@ -85,6 +85,12 @@ def missing_backends(backends: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(backends) - set(Runtime.get().backend_registry.registered_backend_names)))
 
 
+def missing_kernels(methods: Iterable[Method]) -> tuple[str, ...]:
+    """Operators of a file's methods that this machine's runtime has no kernel for, in their order."""
+    here = Runtime.get().operator_registry.operator_names
+    return tuple(name for method in methods for name in method.operators if name not in here)
+
+
 def run_method(program: Runnable, method: str, stored: Mapping[str, Any], drawn: int) -> Iterator[Case]:
     """Runs a method on its examples. Each starts from the initial state.
 
@@ -140,9 +146,7 @@ _INSTEAD = {"aten::sort.values": "torch.topk(values, values.shape[-1], largest=F
 
 def _why_not_loaded(payload: Loadable, method: str, error: Exception) -> str:
     """With the operators that have no kernel, where that is the reason."""
-    here = Runtime.get().operator_registry.operator_names
-    wanted = [name for found in open_pte(payload.program).methods if found.name == method for name in found.operators]
-    if missing := [name for name in wanted if name not in here]:
+    if missing := missing_kernels(each for each in open_pte(payload.program).methods if each.name == method):
         instead = "".join(f" ({other})" for name, other in _INSTEAD.items() if name in missing)
         return (
             f"it has no kernel for {', '.join(missing)}; write the model without that{instead}, "
