@@ -103,16 +103,20 @@ def _weight(items: list[pytest.Item]) -> tuple[float, int]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Where ``--durations`` asks for the longest tests, prints the longest files, too: they are what is dealt."""
-    if config.option.durations is None:
-        return
-    seconds: Counter[str] = Counter()
+    """Prints how long each kind of test took, in all processes; with ``--durations`` the longest files, too."""
+    of_kind: Counter[str] = Counter()
+    of_file: Counter[str] = Counter()
     for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
-            seconds[report.nodeid.partition("::")[0]] += report.duration
-    terminalreporter.section("slowest files")
-    for path, total in seconds.most_common(config.option.durations or None):
-        terminalreporter.line(f"{total:8.1f} s  {path}")
+            kind = next((mark for mark in ("nightly", "slow") if mark in report.keywords), "default")
+            of_kind[kind] += report.duration
+            of_file[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section("seconds of tests, in all processes")
+    for kind, total in of_kind.most_common():
+        terminalreporter.line(f"{total:8.1f} s  {kind}")
+    if config.option.durations is not None:
+        for path, total in of_file.most_common(config.option.durations or None):
+            terminalreporter.line(f"{total:8.1f} s  {path}")
 
 
 @dataclass(frozen=True)

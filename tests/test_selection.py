@@ -33,9 +33,9 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def selected(suite: Path, *options: str | Path) -> set[str]:
-    """The names of the tests that `scripts/test` selects with options, without ``test_``."""
-    environment = os.environ | {"VENV": sys.prefix, "COVERAGE_FILE": str(suite / ".coverage")}
+def selected(suite: Path, *options: str | Path, given: str = "") -> set[str]:
+    """The names of the tests that `scripts/test` selects with options and `TEST_OPTIONS`, without ``test_``."""
+    environment = os.environ | {"VENV": sys.prefix, "COVERAGE_FILE": str(suite / ".coverage"), "TEST_OPTIONS": given}
     environment.pop("PYTEST_ADDOPTS", None)
     arguments = [
         *options,
@@ -75,3 +75,4 @@ def test_quarters(suite):
     assert [quarter & {"slow", "quick"} for quarter in quarters] == [{"slow"}] * 4
     nightly = sorted(sorted(quarter - {"slow"}) for quarter in quarters)
     assert nightly == [["a"], ["b"], ["c"], ["d", "e", "f", "g"]]
+    assert selected(suite, given="--all --quarter 3") == {"c", "slow", "quick"}
