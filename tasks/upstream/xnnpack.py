@@ -39,7 +39,13 @@ from executorch.backends.xnnpack.quantizer.xnnpack_quantizer_utils import (
     is_relu_node,
     propagate_annotation,
 )
-from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_quant
+from executorch.backends.xnnpack.utils.quant_utils import (
+    IS_IMPLICIT_Q_DQ_TAG,
+    is_dequant,
+    is_dynamic_qdq,
+    is_quant,
+    is_tagged_as_implicit_q_dq,
+)
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
 from executorch.exir.backend.partitioner import PartitionResult
 from executorch.exir.dialects._ops import ops
@@ -427,6 +433,7 @@ class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # e
                     node.meta[_TAG] = f"branch{number}_{tag}"
             tags |= {f"branch{number}_{tag}": spec for tag, spec in found.partition_tags.items()}
         for module in (exported_program.graph_module, *branches):
+            leave_shared_in_float(module.graph)
             leave_copies_outside(module.graph)
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
 
@@ -449,6 +456,38 @@ def _branches(module: GraphModule) -> Iterator[GraphModule]:
     for _, branch, _ in get_control_flow_submodules(module):
         yield branch
         yield from _branches(branch)
+
+
+def leave_shared_in_float(graph: Graph) -> None:
+    """Computes operators in floating point whose ``dequantize`` is also used by operators that are not quantized.
+
+    Upstream tags that node as part of the operator, which then reads the integers, and with it all others that use the
+    node. XNNPACK refuses those ("Failed to create squeeze node"), or a value that leaves the delegate is integers. The
+    quantizer gives each operator that it quantizes a node of its own, but reshapes after ``to(dtype)``, as in norms of
+    transformers, share one, and count as quantized where a layer after them is. Delete once the tag
+    (backends/xnnpack/partition/config/generic_node_configs.py) is of the operator.
+    """
+    shared = [node for node in graph.nodes if len(node.users) > 1 and _is_dequantize(node)]
+    while mixed := [node for node in shared if is_tagged_as_implicit_q_dq(node) and not all(map(_result, node.users))]:
+        for node in mixed:
+            for user in node.users:
+                for tagged in filter(None, (*filter(_is_dequantize, user.all_input_nodes), _result(user))):
+                    tagged.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
+
+
+def _is_dequantize(node: Node) -> bool:
+    return node.op == "call_function" and is_dequant(node) and not is_dynamic_qdq(node)
+
+
+def _result(node: Node) -> Node | None:
+    """The ``quantize`` that is computed together with an operator, and perhaps with the activation after it."""
+    for _ in range(2):
+        if len(node.users) != 1:
+            return None
+        (node,) = node.users
+        if is_quant(node):
+            return node if is_tagged_as_implicit_q_dq(node) else None
+    return None
 
 
 def leave_copies_outside(graph: Graph) -> None:

@@ -327,6 +327,35 @@ def test_calls_of_a_layer_have_biases_of_their_own():
     assert worst_sqnr(lower_quantized(network, x), network, x) > 30
 
 
+def _rows(value):
+    return value.reshape(-1, 16)
+
+
+# An operator that happens to be quantized, since a layer follows, and another one of the same value that is not.
+SHARED = {
+    "reshaped": (lambda net, value: (net.linear(_rows(value)), _rows(value)), True),
+    "outside": (lambda net, value: (net.linear(_rows(value)), value.cumsum(0)), False),
+    "largest": (lambda net, value: (net.linear(value.clamp(-0.3, 0.3)), value.amax((2, 3), keepdim=True)), False),
+}
+
+
+@pytest.mark.parametrize(("function", "cannot_be_loaded"), SHARED.values(), ids=SHARED)
+def test_values_of_others_stay_in_floating_point(monkeypatch, function, cannot_be_loaded):
+    """Without it, the file cannot be loaded, or it computes with integers in place of numbers."""
+    import torch
+    from pteforge.tasks.upstream import xnnpack
+
+    network = _calibrated(lambda net, x: function(net, (x * x).to(torch.float32)), 1.0)
+    assert worst_sqnr(lower_quantized(*network), *network) > 30
+    monkeypatch.setattr(xnnpack, "leave_shared_in_float", list)
+    content = lower_quantized(*network)
+    if cannot_be_loaded:
+        with pytest.raises(RuntimeError, match="Failed to load method forward"):
+            worst_sqnr(content, *network)
+    else:
+        assert worst_sqnr(content, *network) < 1
+
+
 def test_concatenated_integers_stay_integers():
     """ExecuTorch's own quantizer observes them, as of LongT5, which fails."""
     import torch
