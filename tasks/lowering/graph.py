@@ -503,14 +503,16 @@ async def _advice(
             f"several methods change {', '.join(map(repr, state))}, and each has a copy of its own: "
             "`compile: {share_mutable_buffers: true}` in the recipe makes that one"
         )
-    on_examples = recipe.calibrated_on_examples(prepared, run.model.calibration)
-    if on_examples and re.search(r"drawn \d+, output \d+: SQNR", problem):
-        return (
-            f"quantizers of {', '.join(map(repr, on_examples))} observed the example inputs only, and values beyond "
-            "theirs are clipped: give the model `calibration` samples like those that it will meet"
-        )
     if not re.search(r"output \d+: SQNR", problem):
         return ""
+    if "its examples pass" in problem:
+        if on_examples := recipe.calibrated_on_examples(prepared, run.model.calibration):
+            return (
+                f"quantizers of {', '.join(map(repr, on_examples))} observed the example inputs only, and values "
+                "beyond theirs are clipped: give the model `calibration` samples like those that it will meet"
+            )
+        if not recipe.asks_for_drawn_inputs:
+            return ""  # layers are ranked by the examples, which pass
     try:
         return await _way_out(run, exports, await rank(run, exports, prepared))
     except (NotCached, CutShort):
