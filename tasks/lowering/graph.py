@@ -524,7 +524,7 @@ async def _advice(
 async def _way_out(run: RecipeRun, exports: Exports, layers: tuple[str, ...]) -> str:
     """How many of the layers that lose most by quantization have to stay in floating point, if half of them is enough.
 
-    Tried on files of its own, with a 16th of the layers, and then twice as many each time.
+    Tried on files of its own, with a 16th of the layers, and then twice as many each time; then without fixed scales.
     """
     if not layers:
         return ""
@@ -534,7 +534,14 @@ async def _way_out(run: RecipeRun, exports: Exports, layers: tuple[str, ...]) ->
         if await _passes(run.attempt(recipe), exports):
             left = f"`quantize: {{exclude: {list(recipe.excluded)}}}` in the recipe"
             return f"{worst}: the file passes with {count} of {len(layers)} layers in floating point, with {left}"
-    return f"{worst}, and the file does not pass with half of {len(layers)} layers in floating point"
+    computed = run.plan.with_computed_scales()
+    passes = computed and await _passes(run.attempt(computed), exports)
+    return f"{worst}, and the file does not pass with half of {len(layers)} layers in floating point" + (
+        "; it passes with scales that it computes itself: `quantize: {options: {dynamic: true}}` in the recipe, as in "
+        "xnnpack-int8-dynamic"
+        if passes
+        else ""
+    )
 
 
 _LAYERS_NAMED = 4

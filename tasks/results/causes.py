@@ -313,8 +313,8 @@ CAUSES: tuple[Cause, ...] = (
         (
             _BISECT,
             (
-                "where that is quantization, leave the layers that lose most in floating point: "
-                "`quantize: {{exclude: [...]}}` in the recipe"
+                "where that is quantization, leave layers in floating point, with the message's `quantize: {{exclude: "
+                "[...]}}`, or, where half of them is not enough, use computed scales, as in xnnpack-int8-dynamic"
             ),
         ),
         when="quantized",

@@ -271,6 +271,19 @@ def test_layers_that_lose_most(stages):
 
 
 @pytest.mark.slow
+def test_where_half_of_the_layers_is_not_enough(stages):
+    """The message says so, and names computed scales, with which the file passes, where the recipe has fixed ones."""
+    from pteforge.errors import VerificationFailed
+
+    advice = r"does not pass with half of 4 layers .*; it passes with .*`quantize: \{options: \{dynamic: true\}\}`"
+    with pytest.raises(VerificationFailed, match=advice):
+        stages.lower("builders:loud_and_quiet", int8())
+    assert stages.lower("builders:loud_and_quiet", int8(dynamic=True)).file
+    with pytest.raises(VerificationFailed, match=r"does not pass with half of [^;]*\Z"):
+        stages.lower("builders:loud_and_quiet", int8(dynamic=True) | {"verify": {"min_sqnr_db": 70}})
+
+
+@pytest.mark.slow
 def test_where_random_inputs_alone_miss(stages):
     """The message says what the examples reach, and names no layers, which they are ranked by, unless it is asked to.
 
