@@ -503,14 +503,16 @@ async def _advice(
             f"several methods change {', '.join(map(repr, state))}, and each has a copy of its own: "
             "`compile: {share_mutable_buffers: true}` in the recipe makes that one"
         )
-    on_examples = recipe.calibrated_on_examples(prepared, run.model.calibration)
-    if on_examples and re.search(r"drawn \d+, output \d+: SQNR", problem):
-        return (
-            f"quantizers of {', '.join(map(repr, on_examples))} observed the example inputs only, and values beyond "
-            "theirs are clipped: give the model `calibration` samples like those that it will meet"
-        )
     if not re.search(r"output \d+: SQNR", problem):
         return ""
+    if "its examples pass" in problem:
+        if on_examples := recipe.calibrated_on_examples(prepared, run.model.calibration):
+            return (
+                f"quantizers of {', '.join(map(repr, on_examples))} observed the example inputs only, and values "
+                "beyond theirs are clipped: give the model `calibration` samples like those that it will meet"
+            )
+        if not recipe.asks_for_drawn_inputs:
+            return ""  # layers are ranked by the examples, which pass
     try:
         return await _way_out(run, exports, await rank(run, exports, prepared))
     except (NotCached, CutShort):
@@ -522,7 +524,7 @@ async def _advice(
 async def _way_out(run: RecipeRun, exports: Exports, layers: tuple[str, ...]) -> str:
     """How many of the layers that lose most by quantization have to stay in floating point, if half of them is enough.
 
-    Tried on files of its own, with a 16th of the layers, and then twice as many each time.
+    Tried on files of its own, with a 16th of the layers, and then twice as many each time; then without fixed scales.
     """
     if not layers:
         return ""
@@ -532,7 +534,14 @@ async def _way_out(run: RecipeRun, exports: Exports, layers: tuple[str, ...]) ->
         if await _passes(run.attempt(recipe), exports):
             left = f"`quantize: {{exclude: {list(recipe.excluded)}}}` in the recipe"
             return f"{worst}: the file passes with {count} of {len(layers)} layers in floating point, with {left}"
-    return f"{worst}, and the file does not pass with half of {len(layers)} layers in floating point"
+    computed = run.plan.with_computed_scales()
+    passes = computed and await _passes(run.attempt(computed), exports)
+    return f"{worst}, and the file does not pass with half of {len(layers)} layers in floating point" + (
+        "; it passes with scales that it computes itself: `quantize: {options: {dynamic: true}}` in the recipe, as in "
+        "xnnpack-int8-dynamic"
+        if passes
+        else ""
+    )
 
 
 _LAYERS_NAMED = 4

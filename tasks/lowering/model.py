@@ -112,6 +112,14 @@ class PlannedRecipe:
         quantize = quantize.model_copy(update={"exclude": (*quantize.exclude, *map(escape, layers))})
         return replace(self, recipe=self.recipe.model_copy(update={"quantize": quantize}))
 
+    def with_computed_scales(self) -> PlannedRecipe | None:
+        """The recipe with scales of activations that the file computes; None where its quantizer has no such option."""
+        if len(self.quantizers) != 1 or self.quantizers[0].options.get("dynamic") is not False:
+            return None
+        (quantizer,) = self.quantizers
+        computed = quantizer.model_copy(update={"options": {**quantizer.options, "dynamic": True}})
+        return replace(self, quantizers=(computed,))
+
     def quantizes(self, method: str) -> bool:
         return bool(self.quantizers) and self.recipe.quantizes(method)
 

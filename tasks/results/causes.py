@@ -283,13 +283,38 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         ("verify",),
+        r"not compute what its quantized program computes",
+        "on random inputs, the backend computes something else than the quantized program, and calibration samples do "
+        "not change that",
+        (_BISECT, _FLOAT),
+    ),
+    Cause(
+        ("verify",),
+        r"< (?P<bound>\S+) dB.*; its examples pass(?P<reached>( with \S+ dB)?)",
+        "the file passes on its examples{reached}, and misses the bound of {bound} dB on random inputs only: they have "
+        "the examples' numbers in random order, which images, spectrograms and speech are not like",
+        (
+            (
+                "where the model never gets inputs like these, leave them out, with `verify: {{drawn_inputs: 0}}` in "
+                "the recipe or the model, and give several examples, with dynamic sizes also of several sizes"
+            ),
+            (
+                "where it does, `verify: {{drawn_inputs: 2}}` makes the message say which layers to leave in floating "
+                "point, if half of them is enough"
+            ),
+            _BISECT,
+        ),
+        when="quantized",
+    ),
+    Cause(
+        ("verify",),
         r"output \d+: SQNR (?P<found>-\S+|\d\.\d) dB < (?P<bound>\S+) dB",
         "outputs of the file have little to do with eager's: {found} dB of {bound} dB",
         (
             _BISECT,
             (
-                "where that is quantization, leave the layers that lose most in floating point: "
-                "`quantize: {{exclude: [...]}}` in the recipe"
+                "where that is quantization, leave layers in floating point, with the message's `quantize: {{exclude: "
+                "[...]}}`, or, where half of them is not enough, use computed scales, as in xnnpack-int8-dynamic"
             ),
         ),
         when="quantized",

@@ -62,6 +62,11 @@ class Case:
     def where(self) -> str:
         return f"method {self.method!r}, {self.label}, output {self.output}"
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the input is a random one."""
+        return self.label.startswith("drawn")
+
 
 @dataclass(frozen=True, slots=True)
 class Worst:
@@ -128,7 +133,7 @@ def summarize(
 
 def judged(cases: Iterable[Case], on_examples: Collection[str]) -> list[Case]:
     """The cases that bounds apply to: all but random inputs of the methods `on_examples`."""
-    return [case for case in cases if case.method not in on_examples or not case.label.startswith("drawn")]
+    return [case for case in cases if case.method not in on_examples or not case.is_drawn]
 
 
 def violations(figures: Case | Worst, bounds: VerifyBounds) -> Iterator[str]:

@@ -883,6 +883,21 @@ def fragile_layer():
     return named_layers(calm=calm, fragile=fragile), (torch.randn(4, 16),)
 
 
+def loud_in_one_place():
+    """Multiplies the only large number of its example, which random inputs have where the weights are zero."""
+    first, second = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+    with torch.no_grad():
+        first.weight[:, 1:8] = 0
+    return named_layers(first=first, second=second), (torch.cat([torch.full((1, 1), 100.0), torch.randn(1, 15)], 1),)
+
+
+def loud_and_quiet():
+    """Linear layers and two examples; with the scale of the first one, eight bits make zeros of the second one."""
+    layers = {name: nn.Linear(16, 16, bias=False) for name in ("first", "second", "third", "fourth")}
+    loud = torch.randn(4, 16) * 1000
+    return ModelDefinition({"forward": MethodDefinition(named_layers(**layers), [(loud,), (torch.randn(4, 16),)])})
+
+
 def described():
     """Says what its file is to say, and has a constant method of the name that an entry would get."""
     metadata = {"name": "its own", "license": "mit", "labels": ["a", "b", "c"], "extra": {"acme.build": 7}}

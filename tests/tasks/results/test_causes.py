@@ -91,6 +91,26 @@ def test_where_advice_applies(message, circumstances, remedy):
     assert {word for word in ("exclude", "share_mutable_buffers") if word in ways} == ({remedy} if remedy else set())
 
 
+DRAWN = "the file does not compute what eager computes: method 'forward', drawn 0, output 0: SQNR 6.9 dB < 20.0 dB"
+
+
+@pytest.mark.parametrize(
+    ("message", "circumstances", "problem", "leaves_out"),
+    [
+        (f"{DRAWN}; its examples pass with 31.2 dB (the", {"quantized"}, "passes on its examples with 31.2 dB,", True),
+        (f"{DRAWN}; its examples pass (the", {"quantized"}, "passes on its examples, ", True),
+        (f"{DRAWN} (the", {"quantized"}, "little to do with", False),
+        (f"{DRAWN}; its examples pass with 110.0 dB (the", set(), "little to do with", False),
+        (f"on random inputs, {DRAWN.replace('eager', 'its quantized program')} (the", {"quantized"}, "backend", False),
+    ],
+)
+def test_where_random_inputs_may_be_left_out(message, circumstances, problem, leaves_out):
+    """Where the examples of a quantized model pass; elsewhere a file would be accepted that is wrong."""
+    (finding,) = known_causes("verify", message, "", circumstances)
+    assert problem in finding.problem
+    assert any("drawn_inputs: 0" in remedy for remedy in finding.remedies) is leaves_out
+
+
 @pytest.mark.parametrize("error", ["0x1", "0x10", "0x12"])
 @pytest.mark.parametrize("circumstances", [set(), {"quantized"}])
 def test_refused_calls_are_no_matter_of_calibration(error, circumstances):

@@ -11,6 +11,7 @@ from pteforge.errors import TargetError
 from pteforge.formats.describe import weight_bytes
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.results import quantization
+from pteforge.tasks.results.causes import known_causes
 from pteforge.tasks.stages.quantize import Quantize
 from pteforge.tasks.targets.find import check_quantizers, find_quantizer_options
 from pteforge.tests.lowering import XNNPACK, recipe
@@ -267,6 +268,40 @@ def test_layers_that_lose_most(stages):
     with pytest.raises(VerificationFailed, match=advice):
         stages.lower("builders:fragile_layer", asked)
     assert stages.lower("builders:fragile_layer", asked | {"quantize": asked["quantize"] | {"exclude": "fragile"}}).file
+
+
+@pytest.mark.slow
+def test_where_half_of_the_layers_is_not_enough(stages):
+    """The message says so, and names computed scales, with which the file passes, where the recipe has fixed ones."""
+    from pteforge.errors import VerificationFailed
+
+    advice = r"does not pass with half of 4 layers .*; it passes with .*`quantize: \{options: \{dynamic: true\}\}`"
+    with pytest.raises(VerificationFailed, match=advice):
+        stages.lower("builders:loud_and_quiet", int8())
+    assert stages.lower("builders:loud_and_quiet", int8(dynamic=True)).file
+    with pytest.raises(VerificationFailed, match=r"does not pass with half of [^;]*\Z"):
+        stages.lower("builders:loud_and_quiet", int8(dynamic=True) | {"verify": {"min_sqnr_db": 70}})
+
+
+@pytest.mark.slow
+def test_where_random_inputs_alone_miss(stages):
+    """The message says what the examples reach, and names no layers, which they are ranked by, unless it is asked to.
+
+    The way out that the known cause names is one.
+    """
+    from pteforge.errors import VerificationFailed
+
+    asked = int8(dynamic=True) | {"verify": {"min_sqnr_db": 20}}
+    with pytest.raises(VerificationFailed, match=r"drawn .*; its examples pass with [34]\d\.\d dB \(") as caught:
+        stages.lower("builders:loud_in_one_place", asked)
+    message = str(caught.value)
+    assert not any(words in message for words in ("example 0", "loses most", "calibration"))
+    (finding,) = known_causes("verify", message, "", {"quantized"})
+    assert "passes on its examples with" in finding.problem
+    assert "`verify: {drawn_inputs: 0}`" in finding.remedies[0]
+    assert stages.lower("builders:loud_in_one_place", asked | {"verify": {"min_sqnr_db": 20, "drawn_inputs": 0}}).file
+    with pytest.raises(VerificationFailed, match=r"its examples pass .*loses most in '(first|second)'"):
+        stages.lower("builders:loud_in_one_place", asked | {"verify": {"min_sqnr_db": 20, "drawn_inputs": 2}})
 
 
 @pytest.mark.slow

@@ -67,6 +67,8 @@ def test_wrong_files(made):
     assert sum("max abs error 1 > 0.5" in problem for problem in problems) == 3
     for label in ("example 0", "drawn 0", "drawn 1"):
         assert sum(f" {label}, " in problem for problem in problems) == 2
+    assert "its examples pass" not in problem(outputs=shifted, bounds={"max_abs_error": 0.5})
+    assert "; its examples pass" in problem(outputs=[outputs[0], *shifted[1:]], bounds={"max_abs_error": 0.5})
 
     for other in ([], outputs[0] * 2):
         expected = f"gives 1 outputs on example 0, eager gives {len(other)}"
