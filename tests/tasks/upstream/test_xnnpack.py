@@ -335,3 +335,16 @@ def test_concatenated_integers_stay_integers():
         lambda net, x: net.conv(x)[:, torch.cat([torch.arange(4), x.flatten()[:2].long() * 0])], 1.0
     )
     assert worst_sqnr(lower_quantized(network, x), network, x) > 30
+
+
+def test_convolutions_outside_of_the_delegate_leave_scales_inside():
+    """Those of two dynamic sizes are refused, before upstream's check marks the scales around them as part of them."""
+    import torch
+    from pteforge.tests.zoo.networks import FunctionOfLayers
+
+    torch.manual_seed(0)
+    network = FunctionOfLayers(lambda net, x: net.conv(x), conv=torch.nn.Conv1d(8, 8, 1)).eval()
+    sizes = (({0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO},),)
+    x = torch.randn(2, 8, 16)
+    made = lower_quantized(network, x, dynamic_shapes=sizes, per_channel=False)
+    assert worst_sqnr(made, network, x) > 30
