@@ -286,6 +286,12 @@ def test_other_padding_stays_the_same(request, function):
     assert made == lower_quantized(*_padded(function))
 
 
+def _normalized(net: Any, x: Any, size: Any) -> Any:
+    """With rows of zeros."""
+    y = x * (x[..., :1] > 0)
+    return net.linear(y / size(y, (y * y).mean(-1, keepdim=True)))
+
+
 # A network, the scale of its input, the least SQNR of its file in dB, and whether ExecuTorch's own reaches less.
 CALIBRATED = {
     "relu6": (lambda net, x: net.second(net.relu6(net.conv(x))), 64.0, 30, True),
@@ -294,6 +300,10 @@ CALIBRATED = {
     "called twice": (lambda net, x: (net.linear(x), net.linear(x * 4)), 1.0, 30, True),
     "called on its own result": (lambda net, x: net.linear(net.linear(x)), 1.0, 30, True),
     "large bias": (lambda net, x: net.biased(x), 2.0**-16, 30, False),
+    "norm": (lambda net, x: _normalized(net, x, lambda y, _: y.norm(dim=-1, keepdim=True) + 1e-6), 1.0, 30, True),
+    "root": (lambda net, x: _normalized(net, x, lambda _, variance: (variance + 1e-6).sqrt()), 1.0, 30, True),
+    "power": (lambda net, x: _normalized(net, x, lambda _, variance: (variance + 1e-6) ** 0.5), 1.0, 30, True),
+    "logarithm": (lambda net, x: net.linear((x.relu() + 1e-3).log()), 1.0, 20, True),
 }
 
 
