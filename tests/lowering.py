@@ -250,14 +250,14 @@ def lower_directly(program: Any, target: str, **options: Any) -> bytes:
     return bytes(to_edge_transform_and_lower(program, partitioner=partitioners).to_executorch().buffer)
 
 
-def lower_quantized(module: Any, x: Any, *, dynamic: bool = False) -> bytes:
-    """The file of a network of one input, which is also what it is calibrated on."""
+def lower_quantized(module: Any, x: Any, *, dynamic_shapes: Any = None, **options: Any) -> bytes:
+    """The file of a network of one input, which is also what it is calibrated on, with options of the quantizer."""
     import torch
     from pteforge.tasks.engine.stage import TargetParams
     from pteforge.tasks.quantize.pt2e import quantize
 
-    quantizer = TargetParams(name="xnnpack", options={"dynamic": dynamic})
-    program = quantize(torch.export.export(module, (x,)), [x], [[x]], (quantizer,))
+    exported = torch.export.export(module, (x,), dynamic_shapes=dynamic_shapes)
+    program = quantize(exported, [x], [[x]], (TargetParams(name="xnnpack", options=options),))
     return lower_directly(program, "xnnpack")
 
 

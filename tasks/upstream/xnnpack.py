@@ -73,6 +73,17 @@ _CLAMPS = {getattr(_ATEN, name).default for name in ("relu", "relu_", "hardtanh"
 _UPSTREAMS_SMALLEST = 2**-12  # scale, also of weights
 _WITH_BIAS = (_ATEN.linear.default, *_CONVOLUTIONS, *_IN_ONE_DIMENSION)
 _PADS = (_ATEN.pad.default, _ATEN.constant_pad_nd.default)
+_SUMS_AND_PRODUCTS = {_ATEN.add, _ATEN.add_, _ATEN.mul, _ATEN.mul_}
+_DIVISORS = {_ATEN.div: 1, _ATEN.div_: 1} | {  # what is infinite, or steepest, at zero, and the argument's position
+    getattr(_ATEN, name): 0 for name in ("sqrt", "rsqrt", "reciprocal", "log", "log2", "log10", "pow")
+}
+_KEEPING_ZEROS = {  # what makes zeros of zeros
+    getattr(_ATEN, name)
+    for name in (
+        *("abs", "alias", "clone", "contiguous", "dropout", "expand", "mean", "mul", "mul_", "permute", "relu"),
+        *("relu_", "reshape", "squeeze", "sum", "to", "transpose", "unsqueeze", "view"),
+    )
+}
 
 
 class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # executorch is untyped here
@@ -115,7 +126,9 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
             return super()._annotate_all_patterns(model, config, *args, **kwargs)
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """As upstream, and then what pads, and what comes after that."""
+        """As upstream, but no divisors, and then what pads, and what comes after that."""
+        for node in _divisors(model):
+            node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)  # which keeps others off
         model = super().annotate(model)
         _share_scales_of_steps(model)
         padded = False
@@ -127,6 +140,38 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
         if padded:
             propagate_annotation(model)
         return model
+
+
+def _divisors(model: GraphModule) -> Iterator[Node]:
+    """Sums and products that something is divided by, or whose root or logarithm is taken: ``variance + epsilon``.
+
+    Small ones become zero in integers, and what is divided by zero no number, which each kernel quantizes differently.
+    XNNPACK computes no such operator with integers, so nothing is lost.
+    """
+    ahead = [
+        node.args[position]
+        for node in model.graph.nodes
+        if (position := _DIVISORS.get(_packet(node))) is not None and not _is_power_of_one_or_more(node)
+    ]
+    seen = set()
+    while ahead:
+        node: Any = ahead.pop()
+        if not isinstance(node, Node) or node in seen:
+            continue
+        seen.add(node)
+        if _packet(node) in _SUMS_AND_PRODUCTS:
+            yield node
+        if _packet(node) in _KEEPING_ZEROS:
+            ahead += node.all_input_nodes
+
+
+def _packet(node: Node) -> Any:
+    """The operator without its overload; None where it has none."""
+    return getattr(node.target, "overloadpacket", None)
+
+
+def _is_power_of_one_or_more(node: Node) -> bool:
+    return _packet(node) is _ATEN.pow and (isinstance(node.args[1], Node) or node.args[1] >= 1)
 
 
 def _is_floating_point(node: Node) -> bool:
