@@ -1,10 +1,13 @@
-"""`.pte` and `.ptd` files and containers in the store: pieces that artifacts share, rebuilt byte for byte."""
+"""`.pte` and `.ptd` files and containers in the store: pieces that artifacts share, rebuilt byte for byte.
+
+Also checks what files hold.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,9 +17,10 @@ from ...artifacts.digest import Digest, digest_bytes, parse_digest
 from ...artifacts.files import staging_file
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
-from ...errors import ObjectMissing, StoreError
+from ...errors import ObjectMissing, PteforgeError, StoreError
 from ...formats.nfat.contents import is_zero
-from ...formats.pte.contents import MIN_SHAREABLE, Extent, Shareable, cut, shareable_extents
+from ...formats.pte.contents import MIN_SHAREABLE, Extent, PteFile, Shareable, cut, shareable_extents
+from ..engine.stage import Workspace
 
 if TYPE_CHECKING:
     from ...formats.nfat.pack import PackedContainer
@@ -283,3 +287,29 @@ def _check(sha256: str, ref: ArtifactRef, layout: FileLayout, store: LocalStore)
         f"the pieces of the {ref.kind} artifact {ref.root.digest} in {store.root} do not make the file they should "
         f"(SHA-256 {sha256}, not {layout.sha256}); the stage that makes it has to run again"
     )
+
+
+def write_delivered(file: ArtifactRef, data: ArtifactRef | None, work: Workspace) -> tuple[Path, tuple[Path, ...]]:
+    """Writes a file and its weights, if it has any of its own, to the scratch folder; returns `.pte` and `.ptd`s."""
+    path, data_path = work.scratch / "model.pte", work.scratch / "model.ptd"
+    write_payload(file, work.store, path)
+    if data is None:
+        return path, ()
+    write_payload(data, work.store, data_path)
+    return path, (data_path,)
+
+
+def check_file(pte: PteFile, *, methods: Collection[str], backends: Collection[str], what: str) -> None:
+    """Checks a file that ExecuTorch emitted.
+
+    Raises:
+        PteforgeError: it lacks a method, or needs a backend that its target does not name.
+    """
+    found = {method.name for method in pte.methods}
+    if missing := set(methods) - found:
+        raise PteforgeError(f"{what} lacks the methods {sorted(missing)}; it has {sorted(found)}")
+    if unexpected := set(pte.backends) - set(backends):
+        raise PteforgeError(
+            f"{what} needs the backends {sorted(unexpected)}, which its target does not name; "
+            "the target's `backends` must list them"
+        )

@@ -27,12 +27,10 @@ from ...configs.sources import BuilderSource
 from ...errors import ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
 from ..results.causes import add_known_causes, awaits_diagnosis
 from ..targets.find import find_target_class, link_names
-from .keys.code import PTEFORGE
+from .keys.code import PTEFORGE, StageKey, stage_code_digest
 from .keys.inputs import Observed
-from .keys.key import StageKey, stage_code_digest
-from .keys.search import ModuleSearch
+from .keys.search import ModuleSearch, distribution_versions
 from .keys.source import source_fields
-from .keys.versions import distribution_versions
 from .runner import Done, NullObserver, Observer, StageCall
 from .stage import CallableParams, Params, Progressed, Workspace, from_roles, no_progress, reporter, to_roles
 from .workers import CallChain, StageRunner, WorkerLimits

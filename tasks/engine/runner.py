@@ -20,7 +20,7 @@ from ...artifacts.ref import ArtifactRef
 from ...artifacts.store import Store
 from ...configs.model import Limits
 from ...configs.sources import BuilderSource, ResolvedSource
-from .keys.key import StageKey
+from .keys.code import StageKey
 from .stage import UNKNOWN_DIGEST, Params, Stage, find_stage, from_roles, is_known, unknown_roles
 
 if TYPE_CHECKING:

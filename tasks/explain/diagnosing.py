@@ -35,8 +35,8 @@ from ..export.method import Shapes, dynamic_shapes_of, export_method, export_siz
 from ..export.sizes import asked_sizes
 from ..results.causes import known_causes
 from ..results.diagnosis import Attempt, Diagnosis, Finding, Mode, without_advice
-from ..usercode.copies import copy_module
 from ..usercode.model_source import BuiltModel
+from ..usercode.modules import copy_module
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding, with_shapes
 
 _LENGTH = 2000  # characters of an error that are kept

@@ -31,10 +31,8 @@ from ...errors import TargetError, VerificationFailed, first_line
 from ..lower.backends import preprocess_all
 from ..lower.emission import backend_config, to_executorch
 from ..lower.exir import split_compile_specs, to_partitioned_program
-from ..lower.graphs import lowered_modules
+from ..lower.graphs import lowered_modules, origin_of, state_names
 from ..lower.linking import link_delegates
-from ..lower.matching import origin_of
-from ..lower.state import state_names
 from ..results.figures import Worst, worst_of
 from ..results.numerics import CLEAN_DB, DelegateLoss, LosingPart, Operator, PayloadLosses
 from ..usercode.inputs import StoredCase

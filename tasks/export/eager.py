@@ -15,7 +15,6 @@ from ...configs.definition import ModelDefinition
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError
 from ..results.figures import disagreements, violations
-from ..usercode.copies import copy_module, copy_modules
 from ..usercode.inputs import (
     DRAWS,
     StoredCase,
@@ -26,7 +25,7 @@ from ..usercode.inputs import (
     prepend_mutated_inputs,
 )
 from ..usercode.model_source import BuiltModel
-from ..usercode.prepared import for_inference
+from ..usercode.modules import copy_module, copy_modules, for_inference
 from ..verify.compare import compare_all
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

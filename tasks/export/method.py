@@ -18,11 +18,9 @@ from ...artifacts.digest import Digest, digest_bytes
 from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from ..upstream.torch_export import uncompared_masks
-from ..usercode.copies import copy_module
 from ..usercode.inputs import check_bounded
-from ..usercode.keyword_inputs import by_name
-from ..usercode.model_source import BuiltModel
-from ..usercode.prepared import convert_prepared, for_inference, is_prepared
+from ..usercode.model_source import BuiltModel, by_name
+from ..usercode.modules import convert_prepared, copy_module, for_inference, is_prepared
 from .eager import is_like_eager, run_eager
 from .sizes import AskedSize, asked_sizes, check_examples, export_again, needs_export, settle_minimum, unkept_sizes
 

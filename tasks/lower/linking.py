@@ -22,8 +22,7 @@ from ...formats.pte.reader import map_file
 from ..codecs.delegates import DelegateResult
 from ..codecs.payload import save_data_file
 from ..engine.stage import Workspace
-from .graphs import lowered_modules
-from .state import SHARED
+from .graphs import SHARED, lowered_modules
 
 TAG = "_default_external_constant"
 """The name of the file of all weights in exir.passes.external_constants_pass; delegates' data goes to it too."""

@@ -21,7 +21,7 @@ from ..results.accuracy import Scores
 from ..results.causes import add_known_causes, is_worth_diagnosing
 from ..results.delivered import DEBUG_ROLES
 from ..results.diagnosis import Diagnosis, add_findings
-from ..results.layer_search import Attempt, FoundLayers, next_count
+from ..results.numerics import Attempt, FoundLayers, next_count
 from ..stages.aten_passes import AtenPasses
 from ..stages.baseline import Baseline
 from ..stages.bisect import Bisect
@@ -59,9 +59,8 @@ from .params import (
     report_params,
     source_transform_params,
 )
-from .parts import Exports, Payload, Prepared, ProgramsSoFar
 from .quality import Climbed, compare_programs, ladder, make_scores, prove, rank, score
-from .runs import ModelRun, RecipeRun
+from .runs import Exports, ModelRun, Payload, Prepared, ProgramsSoFar, RecipeRun
 
 STAGES: tuple[type[Stage], ...] = (
     Export,

@@ -15,9 +15,9 @@ from ...configs.recipe import EdgeOptions, MethodOptions, Recipe
 from ...configs.sources import BuilderSource, Dataset, ProgramSource, ResolvedSource
 from ...configs.verification import AccuracyGate, VerifyBounds
 from ...errors import SourceError
-from ..engine.keys.versions import distribution_versions
+from ..engine.keys.search import distribution_versions
 from ..engine.stage import TargetParams
-from ..results.layer_search import FoundLayers
+from ..results.numerics import FoundLayers
 from ..targets import Target
 from ..targets.find import find_target_class
 from ..targets.portable import Portable

@@ -10,12 +10,11 @@ from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...configs.verification import AccuracyGate
 from ...errors import PteforgeError
-from ..engine.keys.versions import host_capability
+from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, together
 from ..engine.stage import is_known
 from ..results.causes import Circumstance
-from ..results.layer_search import rank_layers
-from ..results.numerics import NodeLosses
+from ..results.numerics import NodeLosses, rank_layers
 from ..stages.baseline import Baseline
 from ..stages.bisect import Bisect
 from ..stages.bisect_payload import BisectPayload
@@ -26,8 +25,7 @@ from ..stages.serialize import Serialize
 from ..stages.verify import Verify
 from .model import PlannedRecipe, params_of
 from .params import edge_params, fields_of
-from .parts import Exports, Payload, Prepared, ProgramsSoFar
-from .runs import RecipeRun
+from .runs import Exports, Payload, Prepared, ProgramsSoFar, RecipeRun
 
 
 @dataclass(frozen=True)

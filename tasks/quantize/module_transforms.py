@@ -26,8 +26,8 @@ from ...configs.base import did_you_mean
 from ...errors import SourceError, TargetError
 from ..engine.stage import CallableParams
 from ..export.eager import as_traced
-from ..usercode.copies import copy_module
 from ..usercode.model_source import BuiltModel, user_code_error
+from ..usercode.modules import copy_module
 from .torchao_configs import PACKAGES, TorchaoParams, snake_case
 
 

@@ -20,8 +20,7 @@ from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreA
 from .accuracy import AccuracyReport
 from .diagnosis import Finding
 from .figures import Figures
-from .layer_search import FoundLayers
-from .numerics import Ladder
+from .numerics import FoundLayers, Ladder
 from .quantization import Quantization
 
 Status = Literal["made", "cached", "failed", "not applicable"]

@@ -38,8 +38,8 @@ class Bisect(stage.Stage, name="bisect"):
         """Matches the nodes of the programs, and runs both on the examples."""
         from ..codecs.program import load_program
         from ..codecs.values import load_value
-        from ..explain.node_losses import Comparison, count_operators
-        from ..lower.matching import match_nodes, match_places, origin_of
+        from ..explain.node_losses import Comparison, count_operators, match_nodes, match_places
+        from ..lower.graphs import origin_of
         from ..usercode.inputs import stored_cases
         from ..verify.running import StoredProgram
 

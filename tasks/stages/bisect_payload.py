@@ -41,10 +41,10 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Lowers and runs delegates and parts of them."""
+        from ..codecs.payload import write_delivered
         from ..codecs.program import load_program
         from ..codecs.values import load_value
         from ..explain.payload_search import Bench, PayloadSearch
-        from ..lower.delivery import write_delivered
         from ..targets.find import find_target
         from ..usercode.inputs import stored_cases
         from ..verify.running import ExpectedCall, Loadable

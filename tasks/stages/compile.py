@@ -91,7 +91,7 @@ class Compile(stage.Stage, name="compile"):
         """
         from ...formats.pte.reader import map_file
         from ..codecs.payload import save_payload
-        from ..lower.debugging import debug_artifacts
+        from ..lower.emission import debug_artifacts
         from ..lower.graphs import check_no_affine
         from ..lower.linking import save_data
 
@@ -122,9 +122,8 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
     from ..codecs.values import load_value
     from ..lower.embeddings import fuse_embeddings
     from ..lower.exir import edge_config
-    from ..lower.graphs import check_control_flow
+    from ..lower.graphs import check_control_flow, keep_initial_state, keep_shared_initial_state
     from ..lower.linking import check_outputs, link_delegates, rename_clashing_weights
-    from ..lower.state import keep_initial_state, keep_shared_initial_state
     from ..upstream.exir import declared_bounds
     from ..usercode.recipe_functions import run_manager_passes
 

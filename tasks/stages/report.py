@@ -16,9 +16,8 @@ from ...formats.nfat.fat_file import is_fat, open_fat
 from ...formats.pte.metadata import metadata_json, metadata_of
 from ...formats.pte.reader import map_file, open_pte
 from ..codecs.assets import asset_blobs
-from ..codecs.payload import payload_sha256
+from ..codecs.payload import payload_sha256, write_delivered
 from ..engine import kinds, stage
-from ..lower.delivery import write_delivered
 
 FORMAT = 1
 

@@ -10,8 +10,8 @@ from ...artifacts.digest import canonical_json
 from ...configs.verification import VerifyBounds
 from ...errors import VerificationFailed
 from ...formats.pte.reader import open_pte
+from ..codecs.payload import write_delivered
 from ..engine import kinds, stage
-from ..lower.delivery import write_delivered
 
 
 class Verify(stage.Stage, name="verify"):

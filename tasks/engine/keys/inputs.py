@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from ....artifacts.digest import Digest, digest_bytes, digest_file, digest_json
 from ....artifacts.records import Record
-from .key import JSON
+from .code import JSON
 from .search import SITE_FOLDERS, ModuleSearch, Origin
 
 ALL_VARIABLES = "os.environ"
