@@ -33,7 +33,7 @@ from .keys.search import ModuleSearch, distribution_versions
 from .keys.source import source_fields
 from .runner import Done, NullObserver, Observer, StageCall
 from .stage import CallableParams, Params, Progressed, Workspace, from_roles, no_progress, reporter, to_roles
-from .workers import CallChain, StageRunner, WorkerLimits
+from .workers import CallChain, StageRunner, WorkerCall, WorkerLimits
 
 REFRESHED = "asked for with --refresh"
 """Why a stage ran that may have been in the ledger."""
@@ -57,18 +57,18 @@ class Executor:
         self.store = store
         self.refresh = refresh
         self._workers = workers
-        self._toolchains: dict[tuple[str, tuple[str, ...], tuple[str, ...]], _Toolchain] = {}
+        self._toolchains: dict[tuple[str, tuple[str, ...], tuple[str, ...]], tuple[Digest, Mapping[str, str]]] = {}
 
     def key(self, call: StageCall) -> StageKey:
         stage, params = call.stage, call.params
         name = (stage.name, stage.versions_of(params), params.target_names())
         if name not in self._toolchains:
             self._toolchains[name] = _toolchain(stage.__module__, *name[1:])
-        toolchain = self._toolchains[name]
+        code, versions = self._toolchains[name]
         return StageKey(
             stage=stage.name,
-            code=toolchain.code,
-            versions=toolchain.versions,
+            code=code,
+            versions=versions,
             inputs={role: stage.input_digest(params, ref) for role, ref in call.inputs.items()},
             params=params.model_dump(mode="json"),
         )
@@ -151,15 +151,10 @@ class Executor:
 
         if call.stage.runs_isolated(call.params):
             predicted = predict_memory(call, self.store)
+            limits = WorkerLimits(timeout=call.limits.timeout, memory=call.limits.memory)
+            path, body = tuple(map(str, call.python_path)), f"{__name__}:{run_stage.__name__}"
             report = self._workers.run(
-                f"{__name__}:{run_stage.__name__}",
-                work,
-                WorkerLimits(timeout=call.limits.timeout, memory=call.limits.memory),
-                memory=predicted,
-                python_path=tuple(map(str, call.python_path)),
-                chain=_chain(call),
-                started=start,
-                progressed=progressed,
+                WorkerCall(body, work, limits, predicted, path, _chain(call), started=start, progressed=progressed)
             )
             result, seconds, peak, log = report.result, report.seconds, report.peak_memory, report.log
         else:
@@ -344,24 +339,19 @@ _READ = ("read", "environment")
 """Fields of a source that `input_fields` makes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Toolchain:
-    """What a stage runs with: the digest of our code, and the versions of everything else."""
+def _toolchain(
+    module: str, distributions: tuple[str, ...], targets: tuple[str, ...]
+) -> tuple[Digest, Mapping[str, str]]:
+    """What a stage runs with: the digest of our code, and the versions of everything else.
 
-    code: Digest
-    versions: Mapping[str, str]
-
-
-def _toolchain(module: str, distributions: tuple[str, ...], targets: tuple[str, ...]) -> _Toolchain:
-    """Takes milliseconds, since it reads what is installed: keep it for the time of a run."""
+    Takes milliseconds, since it reads what is installed: keep it for the time of a run.
+    """
     modules, names = [module], list(distributions)
     for target in dict.fromkeys(targets):
         names += find_target_class(target).distributions
         modules += [find_target_class(link).__module__ for link in link_names(target)]
-    return _Toolchain(
-        code=digest_json([stage_code_digest(name) for name in modules]),
-        versions={"python": platform.python_version(), **distribution_versions(names)},
-    )
+    versions = {"python": platform.python_version(), **distribution_versions(names)}
+    return digest_json([stage_code_digest(name) for name in modules]), versions
 
 
 _MIB = 1 << 20
