@@ -42,7 +42,7 @@ def save_payload(
     view = memoryview(content).cast("B")
     pte = read_pte(view)
     named = {pte.segments[named.segment]: shareable.get(named.key, ()) for named in pte.named_data}
-    return save_pieces(view, _cut(shareable_extents(pte), named), kind=kind, store=store)
+    return _save([(view, _cut(shareable_extents(pte), named))], kind, store)
 
 
 def save_data_file(content: memoryview, store: LocalStore, shareable: Shareable = MappingProxyType({})) -> ArtifactRef:
@@ -50,17 +50,12 @@ def save_data_file(content: memoryview, store: LocalStore, shareable: Shareable 
     from ...formats.pte.ptd import ptd_extents  # noqa: PLC0415
 
     named = {extent: shareable.get(key, ()) for key, extent in ptd_extents(content) if extent.size >= MIN_SHAREABLE}
-    return save_pieces(content, _cut(sorted(named), named), kind="payload/ptd", store=store)
+    return _save([(content, _cut(sorted(named), named))], "payload/ptd", store)
 
 
 def _cut(extents: Iterable[Extent], parts: Mapping[Extent, tuple[Extent, ...]]) -> Iterator[Extent]:
     for extent in extents:
         yield from cut(extent, parts.get(extent, ()))
-
-
-def save_pieces(view: memoryview, extents: Iterable[Extent], *, kind: str, store: LocalStore) -> ArtifactRef:
-    """Stores a file of any format as pieces; the extents, sorted and disjoint, become objects of their own."""
-    return _save([(view, extents)], kind, store)
 
 
 def _save(
@@ -69,7 +64,10 @@ def _save(
     store: LocalStore,
     body: Mapping[str, Any] = MappingProxyType({}),
 ) -> ArtifactRef:
-    """Stores views, one after another, as one file; the manifest's body gets what `body` has as well."""
+    """Stores views, one after another, as one file; the manifest's body gets what `body` has as well.
+
+    The extents of each, sorted and disjoint, become objects of their own.
+    """
     pieces: list[Piece] = []
     compressor, sha256 = zlib.compressobj(9), hashlib.sha256()
     compressed: list[bytes] = []
@@ -180,17 +178,12 @@ Piece = Remainder | Zeros | BlobRef
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """The pieces of a file in the store.
-
-    Attributes:
-        remainder: the object with all bytes that are not worth an object of their own, compressed with zlib.
-        pieces: the whole file, in order.
-    """
+    """The pieces of a file in the store."""
 
     size: int
     sha256: Digest
-    remainder: BlobRef
-    pieces: tuple[Piece, ...]
+    remainder: BlobRef  # the object with all bytes that are not worth an object of their own, compressed with zlib
+    pieces: tuple[Piece, ...]  # the whole file, in order
 
     @property
     def remainder_size(self) -> int:
@@ -302,8 +295,7 @@ def write_delivered(file: ArtifactRef, data: ArtifactRef | None, work: Workspace
 def check_file(pte: PteFile, *, methods: Collection[str], backends: Collection[str], what: str) -> None:
     """Checks a file that ExecuTorch emitted.
 
-    Raises:
-        PteforgeError: it lacks a method, or needs a backend that its target does not name.
+    Raises PteforgeError if it lacks a method, or needs a backend that its target does not name.
     """
     found = {method.name for method in pte.methods}
     if missing := set(methods) - found:

@@ -106,14 +106,8 @@ Reduction = tuple[Any, ...]
 _FRESH_MODULE = dict(restore.graph_module().__dict__)
 _FRESH_ENV = dict(restore.shape_env().__dict__)
 _REBUILT = {
-    "_graph",
-    "_code",
-    "_lineno_map",
-    "_prologue_start",
-    "_tracer_cls",
-    "_tracer_extras",
-    "_in_spec",
-    "_out_spec",
+    *("_graph", "_code", "_lineno_map", "_prologue_start"),
+    *("_tracer_cls", "_tracer_extras", "_in_spec", "_out_spec"),
 }
 _CACHES = {"tracked_fakes", "fake_tensor_cache", "fx_node_cache", "log"}
 
@@ -122,15 +116,6 @@ def reduce_graph_module(module: torch.fx.GraphModule) -> Reduction:
     """The graph, and the attributes that a fresh module lacks. Python source is generated again from the graph."""
     state = (module.graph, _changed(vars(module), _FRESH_MODULE, _REBUILT))  # attributes may name nodes
     return restore.graph_module, (), state, None, None, restore.fill_graph_module
-
-
-def reduce_graph(graph: torch.fx.Graph, interner: Interner) -> Reduction:
-    """All nodes first, then their `meta`, which may name any of them."""
-    codegen = graph._codegen  # noqa: SLF001 - see `restore.graph`
-    nodes = tuple(graph.nodes)
-    metas = tuple(interner.meta(node.meta) for node in nodes)
-    arguments = (None if type(codegen) is CodeGen else codegen,)
-    return restore.graph, arguments, (nodes, metas), None, None, restore.fill_graph
 
 
 def _changed(attributes: dict[str, Any], fresh: dict[str, Any], without: set[str]) -> dict[str, Any]:
@@ -147,10 +132,6 @@ def _is_fresh(value: Any, fresh: Any) -> bool:
     if isinstance(value, (dict, list, set)):
         return not value and not fresh
     return value is fresh or (isinstance(value, (bool, int, tuple)) and bool(value == fresh))
-
-
-def reduce_node(node: torch.fx.Node) -> Reduction:
-    return restore.node, (node.graph, node.op, node.target, node.args, node.kwargs or None, node.name, node.type)
 
 
 def lasting_operator(target: OpOverload) -> OpOverload:
@@ -297,7 +278,7 @@ class _Pickler(pickle.Pickler):
         self._stateful: dict[type, Callable[[Any], Reduction]] = {
             ExportedProgram: self._reduce_program,
             NamedDataStoreOutput: self._reduce_named_data,
-            NodeSource: self._reduce_node_source,
+            NodeSource: lambda source: (restore.node_source, self._interner.source_arguments(source)),
             torch.Tensor: self._reduce_tensor,
             torch.UntypedStorage: self._reduce_storage,
             torch.fx.Graph: self._reduce_graph,
@@ -347,16 +328,18 @@ class _Pickler(pickle.Pickler):
         return self._marked.setdefault(id(value), _AbsentWeight(value))
 
     def _reduce_graph(self, graph: torch.fx.Graph) -> Reduction:
+        """All nodes first, then their `meta`, which may name any of them."""
         self._graphs.add(graph)
-        return reduce_graph(graph, self._interner)
+        codegen = graph._codegen  # noqa: SLF001 - see `restore.graph`
+        nodes = tuple(graph.nodes)
+        metas = tuple(self._interner.meta(node.meta) for node in nodes)
+        arguments = (None if type(codegen) is CodeGen else codegen,)
+        return restore.graph, arguments, (nodes, metas), None, None, restore.fill_graph
 
     def _reduce_node(self, node: torch.fx.Node) -> Reduction:
         if node.graph not in self._graphs or node._erased:  # noqa: SLF001 - no public access
             return restore.missing, ()
-        return reduce_node(node)
-
-    def _reduce_node_source(self, source: NodeSource) -> Reduction:
-        return restore.node_source, self._interner.source_arguments(source)
+        return restore.node, (node.graph, node.op, node.target, node.args, node.kwargs or None, node.name, node.type)
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Reduction:
         if tensor.device.type not in ("cpu", "meta") or not is_plain(tensor):

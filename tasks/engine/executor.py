@@ -210,10 +210,8 @@ class Executor:
         A module that the static closure does not see (imported by a computed name, say) is watched from now on: its
         code enters the key, so a later change of it is a miss. So are packages that the user's imports import, files
         that were not declared, and environment variables. The key has those as they were when they were read: where
-        they have changed since, no later call has it.
-
-        Raises:
-            StageFailed: the user's code is not what it was when the call was made.
+        they have changed since, no later call has it. Raises StageFailed if the user's code is not what it was when the
+        call was made.
         """
         assert call.user_code  # noqa: S101 - the caller has looked
         ledger, name = self.store.ledger, call.user_code.watch_name
@@ -373,8 +371,7 @@ _UNMEASURED = 2.5
 def predict_memory(call: StageCall, store: Store) -> int:
     """Bytes, at most the call's limit, since it is killed there. Reads the manifests of its inputs.
 
-    Raises:
-        StoreError: an input's manifest is gone or damaged, or the store cannot be used.
+    Raises StoreError if an input's manifest is gone or damaged, or the store cannot be used.
     """
     last = store.ledger.last_run(call.slot)
     predicted = last.peak_memory if last and last.peak_memory else _by_size(call, store)

@@ -213,12 +213,9 @@ class PlanRunner(EngineRunner):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A result without what whoever asks again has, too: a run may keep thousands.
+    """A result without what whoever asks again has, too: a run may keep thousands."""
 
-    Attributes:
-        values: of the fields of `Done`. Call and key are among them if the stage was recorded under another key.
-    """
-
+    # of the fields of `Done`. Call and key are among them if the stage was recorded under another key.
     values: Mapping[str, Any]
 
     @classmethod

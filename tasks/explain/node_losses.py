@@ -13,7 +13,7 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from torch.fx import Graph, Node
 
 from ...errors import VerificationFailed
-from ..lower.graphs import Origin, module_path
+from ..lower.graphs import Origin, calls_of, module_path
 from ..results.figures import Case, worst_of
 from ..results.numerics import NodeLoss
 from ..verify.compare import compare
@@ -110,20 +110,16 @@ def match_places(before: Graph, after: Graph) -> Mapping[str, str]:
     in order. Nodes that have no counterpart get a name that nothing else has.
     """
     labels = {label: name for name, label in _labels(before)}
-    modules = Counter(module_path(node) for node in _operators(before))
-    only = {module_path(node): node.name for node in _operators(before) if modules[module_path(node)] == 1}
+    modules = Counter(module_path(node) for node in calls_of(before))
+    only = {module_path(node): node.name for node in calls_of(before) if modules[module_path(node)] == 1}
     renamed = {name: labels.get(label, f"{name} (new)") for name, label in _labels(after)}
-    return renamed | {node.name: only[path] for node in _operators(after) if (path := module_path(node)) in only}
-
-
-def _operators(graph: Graph) -> Iterator[Node]:
-    return (node for node in graph.nodes if node.op == "call_function")
+    return renamed | {node.name: only[path] for node in calls_of(after) if (path := module_path(node)) in only}
 
 
 def _labels(graph: Graph) -> Iterator[tuple[str, tuple[str, str, int]]]:
     """Each operator's name with its module, kind, and number among those."""
     seen: Counter[tuple[str, str]] = Counter()
-    for node in _operators(graph):
+    for node in calls_of(graph):
         kind = (module_path(node), str(node.target))
         yield node.name, (*kind, seen[kind])
         seen[kind] += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import copy
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from executorch.exir.backend.utils import tag_constant_data
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch.export import ExportedProgram
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from ...artifacts.local_store import LocalStore
 from ...configs.recipe import CompileOptions
@@ -31,7 +31,7 @@ from ...errors import TargetError, VerificationFailed, first_line
 from ..lower.backends import preprocess_all
 from ..lower.emission import backend_config, to_executorch
 from ..lower.exir import split_compile_specs, to_partitioned_program
-from ..lower.graphs import lowered_modules, origin_of, state_names
+from ..lower.graphs import calls_of, lowered_modules, origin_of, state_names
 from ..lower.linking import link_delegates
 from ..results.figures import Worst, worst_of
 from ..results.numerics import CLEAN_DB, DelegateLoss, LosingPart, Operator, PayloadLosses
@@ -86,7 +86,7 @@ class Bench:
     def lower(self, part: ExportedProgram, backend: Backend) -> Loadable:
         """A file that consists of a program, whose graph is not usable afterwards."""
         if backend.id:
-            part, _ = split(part, [node.name for node in _calls(part.graph)], backend)
+            part, _ = split(part, [node.name for node in calls_of(part.graph)], backend)
             made = preprocess_all({_METHOD: part}, LocalStore.open(self.scratch / "delegates"))
             link_delegates(part, made[_METHOD], external=False)
         manager = EdgeProgramManager({_METHOD: part}, None, EdgeCompileConfig(_check_ir_validity=False))
@@ -106,8 +106,7 @@ class Bench:
 def split(program: ExportedProgram, names: Collection[str], backend: Backend) -> tuple[ExportedProgram, str]:
     """A copy of a program in which some of the nodes are a lowered module without bytes; the name of that.
 
-    Raises:
-        TargetError: the nodes do not make one module.
+    Raises TargetError if the nodes do not make one module.
     """
     copied = copy_program(program)
     if backend.id:
@@ -174,8 +173,7 @@ class Hybrid:
     def run(self, flat: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Call]]:
         """Flat outputs, and the call of each delegate, by its module's name.
 
-        Raises:
-            VerificationFailed: the runtime fails.
+        Raises VerificationFailed if the runtime fails.
         """
         values: dict[str, Any] = {}
         calls: dict[str, Call] = {}
@@ -304,10 +302,6 @@ def _described(node: Node) -> str:
     return type(value).__name__
 
 
-def _calls(graph: Graph) -> Iterator[Node]:
-    return (node for node in graph.nodes if node.op == "call_function")
-
-
 @dataclass
 class PayloadSearch:
     """Which delegates of a method lose, and where; if none does, which operators outside of them."""
@@ -355,12 +349,12 @@ class PayloadSearch:
             if measured.loses(self.least_db):
                 least = max(self.least_db, decibels(measured.own) + self.drop_db) if measured.own else self.least_db
                 search = Search(part, backend, [call.inputs for call in calls], least, self.bench)
-                operators = tuple(map(_operator, _calls(part.graph)))
+                operators = tuple(map(_operator, calls_of(part.graph)))
                 parts = search.find() or (LosingPart(operators, measured.own, measured.passed_on, measured.problem),)
         return DelegateLoss(
             position=position,
             backend=backend_id,
-            operators=sum(1 for _ in _calls(part.graph)),
+            operators=sum(1 for _ in calls_of(part.graph)),
             own=measured.own,
             passed_on=measured.passed_on,
             problem=measured.problem,

@@ -52,8 +52,7 @@ def _emitted(name: str, leaf: Any) -> Any:
 def check_constants(path: Path, constants: Mapping[str, Any]) -> None:
     """Checks that a `.pte` file, plain or fat, returns its constants, as `emitted_constants` returns them.
 
-    Raises:
-        VerificationFailed: a constant method is missing, or returns something else.
+    Raises VerificationFailed if a constant method is missing, or returns something else.
     """
     if not constants:
         return

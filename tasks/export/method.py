@@ -44,8 +44,7 @@ def to_dims(inputs: list[Any]) -> tuple[Any, ...]:
 def check_entries(inputs: Sequence[Any], example: Sequence[Any], what: str) -> None:
     """Checks that entries, as `to_dims` takes them, have the structure of the inputs.
 
-    Raises:
-        SourceError: the number of entries differs, or an input lacks a dimension.
+    Raises SourceError if the number of entries differs, or an input lacks a dimension.
     """
     if len(inputs) != len(example):
         raise SourceError(f"dynamic_shapes of {what} has {len(inputs)} entries, and there are {len(example)} inputs")
@@ -97,8 +96,7 @@ Shapes = Mapping[str, Any] | None
 def choose_method(model: BuiltModel, name: str | None, shapes: Shapes) -> str:
     """The name of a method, by default of the model's first one, its module in inference mode.
 
-    Raises:
-        SourceError: the model has no such method, or none that `shapes` name.
+    Raises SourceError if the model has no such method, or none that `shapes` name.
     """
     methods = list(model.definition.methods)
     name = name or methods[0]
@@ -185,11 +183,9 @@ def export_method(
 ) -> ExportedProgram:
     """Exports a method with its first example. A module that PT2E has prepared is converted before.
 
-    Observers and fake quantization could not be converted after the export. `state` is the module's, for messages:
-    `` after source_transforms``.
-
-    Raises:
-        SourceError: it does not take its example inputs or its dynamic shapes, or was prepared and never trained.
+    Observers and fake quantization could not be converted after the export. `state` is the module's, for messages, such
+    as " after source_transforms". Raises SourceError if it does not take its example inputs or its dynamic shapes, or
+    was prepared and never trained.
     """
     example = method.example_inputs[0]
     dynamic = dynamic_shapes_of(name, method, shapes)

@@ -35,16 +35,11 @@ def preprocess_all(programs: Mapping[str, ExportedProgram], store: LocalStore) -
     results: dict[str, dict[int, DelegateResult]] = {method: {} for method in programs}
     for backend, methods in by_backend.items():
         details = find_backend(backend)
-        preprocess = _one_by_one if _has_default_multimethod(details) else _in_one_call
+        own, default = (inspect.getattr_static(kind, "preprocess_multimethod") for kind in (details, BackendDetails))
+        preprocess = _one_by_one if own is default else _in_one_call  # as the default goes through partitions
         for method, position, specs, result in preprocess(details, methods):
             results[method][position] = _delegate(backend, specs, result, store)
     return {method: tuple(done[position] for position in sorted(done)) for method, done in results.items()}
-
-
-def _has_default_multimethod(details: type[BackendDetails]) -> bool:
-    """Whether a backend has no `preprocess_multimethod` of its own: the default goes through partitions one by one."""
-    name = "preprocess_multimethod"
-    return inspect.getattr_static(details, name) is inspect.getattr_static(BackendDetails, name)
 
 
 def _one_by_one(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Made]:

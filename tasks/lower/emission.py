@@ -142,7 +142,7 @@ def to_executorch(manager: EdgeProgramManager, config: ExecutorchBackendConfig) 
         floor_remainders(program)
         copy_results_of_cond(program)
     with torch.set_grad_enabled(not any(map(_writes_gradients, programs))):
-        emitted = manager.to_executorch(without_stack_traces(config))
+        emitted = manager.to_executorch(dataclasses.replace(config, emit_stacktrace=False))
     if config.emit_stacktrace:
         add_stack_traces(emitted, config)
     return emitted
@@ -158,11 +158,6 @@ def _writes_gradients(program: ExportedProgram) -> bool:
     written = {*signature.buffers_to_mutate, *signature.user_inputs_to_mutate}
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     return any(node.name in written and node.meta["val"].requires_grad for node in output.all_input_nodes)
-
-
-def without_stack_traces(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
-    """The same configuration, for a program that gets its traces from `add_stack_traces`."""
-    return dataclasses.replace(config, emit_stacktrace=False)
 
 
 def add_stack_traces(emitted: ExecutorchProgramManager, config: ExecutorchBackendConfig) -> None:
@@ -265,16 +260,7 @@ def _frames(traces: Iterable[str]) -> FrameList:
 def debug_artifacts(
     edge: Mapping[str, ArtifactRef], emitted: ExecutorchProgramManager, work: Workspace
 ) -> dict[str, ArtifactRef]:
-    """The artifacts of a payload.
-
-    Returns:
-        - `etrecord` (debug/etrecord): the file that `executorch.devtools.Inspector` takes;
-        - `debug_handles` (debug/handles): by method, instruction number to debug handles of the edge program;
-        - `delegate_map` (debug/delegates): by method, instruction number to the delegate that it calls, with the map
-          from its own debug handles to those of the edge program, where the backend makes one;
-        - `debug_sources` (debug/sources): by method, debug handle to the operators of the edge program that have it,
-          and where in the model each comes from.
-    """
+    """The artifacts of a payload, by role: see the outputs of `compile`."""
     programs = {method: load_program(ref, work.store) for method, ref in edge.items()}
     path = work.scratch / "model.etrecord"
     sources = {method: _sources(program.graph_module) for method, program in programs.items()}

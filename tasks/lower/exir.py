@@ -182,13 +182,11 @@ class _Unlinking(Partitioner):  # type: ignore[misc]  # executorch is untyped he
         exclude_from_partitions(result.tagged_exported_program, self._state)
         return PartitionResult(
             tagged_exported_program=result.tagged_exported_program,
-            partition_tags={tag: _unlinked_spec(spec) for tag, spec in result.partition_tags.items()},
+            partition_tags={
+                tag: DelegationSpec(UNLINKED, [CompileSpec(_BACKEND_ID, spec.backend_id.encode()), *spec.compile_specs])
+                for tag, spec in result.partition_tags.items()
+            },
         )
-
-
-def _unlinked_spec(spec: DelegationSpec) -> DelegationSpec:
-    backend = CompileSpec(_BACKEND_ID, spec.backend_id.encode())
-    return DelegationSpec(UNLINKED, [backend, *spec.compile_specs])
 
 
 def split_compile_specs(specs: Sequence[CompileSpec]) -> tuple[str, list[CompileSpec]]:

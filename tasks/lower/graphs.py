@@ -15,7 +15,7 @@ from executorch.exir.graph_module import get_control_flow_submodules
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch._inductor.decomposition import decompositions
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ...errors import SourceError, TargetError
 from .embeddings import hide_tables, restore_tables
@@ -24,8 +24,7 @@ from .embeddings import hide_tables, restore_tables
 def find_operators(names: Sequence[str]) -> list[torch._ops.OpOverload]:
     """Resolves names such as ``aten.hardswish.default``; an overload left out means ``default``.
 
-    Raises:
-        TargetError: no such operator is registered.
+    Raises TargetError if no such operator is registered.
     """
     return [_find_operator(name) for name in names]
 
@@ -64,10 +63,8 @@ def check_operators(named: Iterable[tuple[str, str]]) -> None:
 def check_control_flow(method: str, program: ExportedProgram) -> None:
     """Checks that a program, delegates linked, has no loop that would have to be emitted.
 
-    The emitter of executorch 1.5.1 knows cond, map and scan (exir/emit/_emitter.py, `_emit_control_flow`).
-
-    Raises:
-        SourceError: there is a ``while_loop``.
+    The emitter of executorch 1.5.1 knows cond, map and scan (exir/emit/_emitter.py, `_emit_control_flow`). Raises
+    SourceError if there is a ``while_loop``.
     """
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
@@ -102,6 +99,10 @@ def why_nothing_to_quantize(program: ExportedProgram) -> str:
 
 
 _CONTROL = {getattr(torch.ops.higher_order, name) for name in ("cond", "map_impl", "scan", "while_loop")}
+
+
+def calls_of(graph: Graph) -> Iterator[Node]:
+    return (node for node in graph.nodes if node.op == "call_function")
 
 
 def graph_modules(graph_module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
@@ -185,10 +186,8 @@ def keep_shared_initial_state(programs: Mapping[str, ExportedProgram], order: Se
     """As `keep_initial_state`, for methods that share their state: the first method that has a buffer sets it.
 
     Loading a method writes its initial values, so if all methods had them, one that is loaded late would undo what
-    others have done.
-
-    Raises:
-        SourceError: buffers of one name differ in shape, type or value, so that they cannot be one.
+    others have done. Raises SourceError if buffers of one name differ in shape, type or value, so that they cannot be
+    one.
     """
     owners: dict[str, tuple[str, torch.Tensor]] = {}
     state = set().union(*map(state_names, programs.values()))

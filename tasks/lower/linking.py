@@ -71,8 +71,7 @@ def rename_clashing_weights(programs: Mapping[str, ExportedProgram]) -> None:
 def save_data(emitted: ExecutorchProgramManager, work: Workspace) -> ArtifactRef:
     """Stores a payload's external weights as one file (payload/ptd), an empty one where it has none.
 
-    Raises:
-        TargetError: a pass of `to_executorch` made constants of one name that differ between methods.
+    Raises TargetError if a pass of `to_executorch` made constants of one name that differ between methods.
     """
     clash = next(_clashes({method: emitted.exported_program(method) for method in sorted(emitted.methods)}), None)
     if clash:

@@ -121,7 +121,8 @@ class PlannedRecipe:
 
     def calibrates(self, method: str) -> bool:
         """Whether activations of the method get fixed ranges from what quantizers observe."""
-        return self.quantizes(method) and not all(map(_scales_at_run_time, self.quantizers))
+        at_run_time = all(made.options.get("dynamic") or made.options.get("weight_only") for made in self.quantizers)
+        return self.quantizes(method) and not at_run_time
 
     def calibrated_on_examples(self, methods: Iterable[str], calibration: Container[str]) -> list[str]:
         """The methods whose activations get fixed ranges from the example inputs, for want of calibration data."""
@@ -151,10 +152,6 @@ class PlannedRecipe:
                     f"specialization {spec.name!r} of recipe {self.name!r} names the methods {unknown}; "
                     f"the model has {known}"
                 )
-
-
-def _scales_at_run_time(quantizer: TargetParams) -> bool:
-    return bool(quantizer.options.get("dynamic") or quantizer.options.get("weight_only"))
 
 
 @dataclass(frozen=True)

@@ -176,8 +176,7 @@ def _with_cache(
 ) -> CachedModel:
     """The model with a cache.
 
-    Raises:
-        ValueError: it has none that the runner can use, or does not compute with it what it computes without any.
+    Raises ValueError if it has none that the runner can use, or does not compute with it what it computes without any.
     """
     shapes = cache_shapes(loaded, prompt)
     with torch.no_grad():
@@ -239,8 +238,7 @@ _KEPT = {StaticLayer, StaticSlidingWindowLayer, DummyLayer}
 def cache_shapes(model: Any, tokens: torch.Tensor) -> Shapes:
     """The shapes of what a model puts into its cache for tokens [1, tokens].
 
-    Raises:
-        ValueError: it keeps other state than keys and values, or none.
+    Raises ValueError if it keeps other state than keys and values, or none.
     """
     config = model.config.get_text_config(decoder=True)
     kinds, _ = get_layer_types_and_kwargs(config)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ...artifacts.digest import Digest, canonical_json
-from ...artifacts.ref import ArtifactRef
+from ...artifacts.digest import canonical_json
 from ..engine import kinds, stage
 
 
 class BisectPayload(stage.Stage, name="bisect_payload"):
     """Looks inside of delegates, once `ladder` has found that only the payload loses quality."""
+
+    reads_traces = True
 
     class Params(stage.Params):
         method: str
@@ -31,12 +32,6 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
 
     class Outputs(stage.Roles):
         losses: kinds.PayloadLosses
-
-    @classmethod
-    def input_digest(cls, params: Params, ref: ArtifactRef) -> Digest:
-        """A program's identity excludes stack traces, which are part of the result here: its stored bytes count."""
-        del params
-        return ref.root.digest
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:

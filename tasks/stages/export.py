@@ -63,8 +63,7 @@ class Export(stage.Stage, name="export"):
 def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) -> Export.Outputs:
     """Exports one method of a model that has been built.
 
-    Raises:
-        SourceError: the model has no such method, or the example inputs do not fit it.
+    Raises SourceError if the model has no such method, or the example inputs do not fit it.
     """
     from ...artifacts.digest import canonical_json
     from ..codecs.assets import save_assets

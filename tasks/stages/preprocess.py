@@ -32,8 +32,7 @@ class Preprocess(stage.Stage, name="preprocess"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Calls the backends.
 
-        Raises:
-            TargetError: a backend is unknown, or does not return a result for each partition.
+        Raises TargetError if a backend is unknown, or does not return a result for each partition.
         """
         from ..codecs.delegates import Delegates, save_delegates
         from ..codecs.program import load_program

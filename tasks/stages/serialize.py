@@ -71,8 +71,7 @@ class Serialize(stage.Stage, name="serialize"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Writes the file.
 
-        Raises:
-            PteforgeError: the file lacks a method, or needs a backend that its target does not name.
+        Raises PteforgeError if the file lacks a method, or needs a backend that its target does not name.
         """
         path, data_path = work.scratch / "model.pte", None
         shareable: Shareable = {}
@@ -99,11 +98,7 @@ class Serialize(stage.Stage, name="serialize"):
 
 
 def _described(
-    path: Path,
-    data_path: Path | None,
-    params: MetadataParams | None,
-    inputs: Serialize.Inputs,
-    work: stage.Workspace,
+    path: Path, data_path: Path | None, params: MetadataParams | None, inputs: Serialize.Inputs, work: stage.Workspace
 ) -> tuple[Path, ArtifactRef | None]:
     """The file with its metadata, or the file as it is if it has none; and what the digest in the metadata is of."""
     if params is None:

@@ -123,19 +123,19 @@ class CoreMl(Target):
         decompose_circular_padding()
         remove_coreml_temporary_files()
         options = self.options
+        # on the oldest system; a graph that must be lowered whole cannot go without
+        keeps_state = options.lower_full_graph or options.minimum_deployment_target in _WITH_STATE
         return [
             CoreMLPartitioner(
                 skip_ops_for_coreml_delegation=[name for skipped in options.skip_operators for name in _names(skipped)],
                 compile_specs=_compile_specs(options),
-                take_over_mutable_buffer=options.take_over_mutable_buffers and _keeps_state(options),
+                take_over_mutable_buffer=options.take_over_mutable_buffers and keeps_state,
                 lower_full_graph=options.lower_full_graph,
             )
         ]
 
 
-def _keeps_state(options: CoreMlOptions) -> bool:
-    """Whether Core ML can keep state on the oldest system; a graph that must be lowered whole cannot go without."""
-    return options.lower_full_graph or options.minimum_deployment_target in ("iOS18", "iOS26", "macOS15", "macOS26")
+_WITH_STATE = ("iOS18", "iOS26", "macOS15", "macOS26")  # systems on which Core ML can keep state
 
 
 def _compile_specs(options: CoreMlOptions) -> list[CompileSpec]:

@@ -95,13 +95,10 @@ class Vulkan(Target):
 def partitioner_arguments(options: VulkanOptions) -> tuple[dict[str, Any], list[Any], list[Any] | None]:
     """Compile options, operators to skip, and the only operators to claim, for upstream's partitioners."""
     only = None if options.only_operators is None else _edge_operators(options.only_operators)
-    return _compile_options(options), _edge_operators(options.skip_operators), only
-
-
-def _compile_options(options: VulkanOptions) -> dict[str, Any]:
-    """The options that differ from upstream's defaults: payloads contain no others."""
     given = options.model_dump(exclude={"skip_operators", "only_operators"})
-    return {name: value for name, value in given.items() if value != VulkanOptions.model_fields[name].default}
+    defaults = VulkanOptions.model_fields  # upstream's: payloads contain no others
+    differing = {name: value for name, value in given.items() if value != defaults[name].default}
+    return differing, _edge_operators(options.skip_operators), only
 
 
 def _edge_operators(names: Sequence[str]) -> list[Any]:

@@ -119,8 +119,7 @@ def seed_everything(seed: int) -> None:
 def build_model(source: Mapping[str, Any], seed: int, work: Workspace) -> BuiltModel:
     """Builds a model in the zoo file's folder, everything seeded.
 
-    Raises:
-        SourceError: the builder fails, or the `.pt2` file cannot be read.
+    Raises SourceError if the builder fails, or the `.pt2` file cannot be read.
     """
     os.chdir(work.folder)
     seed_everything(seed)
@@ -130,8 +129,7 @@ def build_model(source: Mapping[str, Any], seed: int, work: Workspace) -> BuiltM
 def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
     """Calls a builder: ``pkg.mod:name`` of a callable, or of a class with get_eager_model and get_example_inputs.
 
-    Raises:
-        SourceError: it cannot be imported, raises, or does not return a model definition.
+    Raises SourceError if it cannot be imported, raises, or does not return a model definition.
     """
     try:
         made = pkgutil.resolve_name(builder)(**arguments)
@@ -317,9 +315,7 @@ def by_position(what: str, definition: ModelDefinition) -> ModelDefinition:
     """The definition with all inputs by position: keywords follow, in the order of a method's first example.
 
     Modules that take keywords are replaced by shallow copies, which share weights, buffers and submodules with them.
-
-    Raises:
-        SourceError: examples of one method have different keywords, or a call in a sequence has others than they.
+    Raises SourceError if examples of one method have different keywords, or a call in a sequence has others than they.
     """
     methods = {name: _by_position(f"{what}: method {name!r}", each) for name, each in definition.methods.items()}
     names = {name: keyword_names(each) for name, each in definition.methods.items()}
@@ -338,8 +334,7 @@ def keyword_names(method: MethodDefinition) -> tuple[str, ...]:
 def by_name(entries: Mapping[str, Any], method: MethodDefinition, what: str) -> list[Any]:
     """One entry per input of the first example, from those that parameters of ``forward`` are named in.
 
-    Raises:
-        SourceError: a name is not that of an input.
+    Raises SourceError if a name is not that of an input.
     """
     names = _names_of(method.module.forward, len(method.example_inputs[0]))
     if unknown := [name for name in entries if name not in names]:

@@ -74,16 +74,11 @@ def file_digest(path: Path) -> Digest:
 
 @dataclass(frozen=True, slots=True)
 class ModuleCode:
-    """One module's code.
+    """One module's code."""
 
-    Attributes:
-        digest: of its meaning, or of its bytes where it cannot be parsed.
-        modules: absolute dotted names in its imports that must be modules.
-        members: ``package.name`` for each ``from package import name``: a submodule, or anything else.
-    """
-
-    digest: Digest
-    modules: frozenset[str] = frozenset()
+    digest: Digest  # of its meaning, or of its bytes where it cannot be parsed
+    modules: frozenset[str] = frozenset()  # absolute dotted names in its imports that must be modules
+    # ``package.name`` for each ``from package import name``: a submodule, or anything else
     members: frozenset[str] = frozenset()
 
 
@@ -95,17 +90,12 @@ def read_module(found: FoundModule) -> ModuleCode:
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """The code that a module brings with it.
+    """The code that a module brings with it."""
 
-    Attributes:
-        modules: name to digest of each module that was followed, parent packages included.
-        distributions: sorted top-level names of modules that are imported but not followed, without Python's own.
-        unresolved: sorted names of imported modules that do not exist here (often inside ``try:``).
-    """
-
-    modules: Mapping[str, Digest]
+    modules: Mapping[str, Digest]  # name to digest of each module that was followed, parent packages included
+    # sorted top-level names of modules that are imported but not followed, without Python's own
     distributions: tuple[str, ...]
-    unresolved: tuple[str, ...]
+    unresolved: tuple[str, ...]  # sorted names of imported modules that do not exist here (often inside ``try:``)
 
 
 def only_carries(name: str, module: str) -> bool:
@@ -137,16 +127,12 @@ def module_closure(module: str, search: ModuleSearch, watched: Iterable[str] = (
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which modules a closure consists of.
-
-    Attributes:
-        tops: top-level names to look at; None for all.
-        idle_parents: top-level names whose packages' ``__init__`` does nothing that a submodule could depend on: it
-            counts only where something is imported from it.
-    """
+    """Which modules a closure consists of."""
 
     follow: Callable[[FoundModule], bool]
-    tops: frozenset[str] | None = None
+    tops: frozenset[str] | None = None  # top-level names to look at; None for all
+    # top-level names whose packages' ``__init__`` does nothing that a submodule could depend on: it counts only where
+    # something is imported from it
     idle_parents: frozenset[str] = frozenset()
     read: Callable[[FoundModule], ModuleCode] = read_module
 
@@ -323,20 +309,13 @@ JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | 
 
 @dataclass(frozen=True)
 class StageKey:
-    """Everything that decides the output of a stage. Equal keys mean equal outputs.
-
-    Attributes:
-        code: digest of the code it runs (`stage_code_digest`).
-        versions: by distribution, or by whatever else has one.
-        inputs: identity of each input artifact, by role.
-        params: everything that it reads besides its inputs.
-    """
+    """Everything that decides the output of a stage. Equal keys mean equal outputs."""
 
     stage: str
-    code: Digest
-    versions: Mapping[str, str]
-    inputs: Mapping[str, Digest]
-    params: JSON
+    code: Digest  # digest of the code it runs (`stage_code_digest`)
+    versions: Mapping[str, str]  # by distribution, or by whatever else has one
+    inputs: Mapping[str, Digest]  # identity of each input artifact, by role
+    params: JSON  # everything that it reads besides its inputs
 
     def fields(self) -> dict[str, JSON]:
         """The key as JSON: kept with its digest, so that two keys can be compared field by field."""

@@ -44,18 +44,12 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FoundModule:
-    """An importable module.
+    """An importable module."""
 
-    Attributes:
-        name: dotted.
-        path: its file; None for namespace packages and for modules built into Python.
-        locations: folders of its submodules; None for a module that is not a package.
-    """
-
-    name: str
+    name: str  # dotted
     origin: Origin
-    path: Path | None
-    locations: tuple[str, ...] | None
+    path: Path | None  # its file; None for namespace packages and for modules built into Python
+    locations: tuple[str, ...] | None  # folders of its submodules; None for a module that is not a package
 
     @property
     def top(self) -> str:
@@ -72,14 +66,11 @@ class ModuleSearch:
     """Finds modules on `python_path`, then on ``sys.path``, then by finders of editable installs.
 
     Zipped modules are not found. Results are cached: a new search sees files that were added since.
-
-    Attributes:
-        python_path: folders that come first. A file there is local even if the folder is within site-packages.
-        sys_path: replaces this process's present ``sys.path``.
     """
 
+    # folders that come first. A file there is local even if the folder is within site-packages.
     python_path: tuple[Path, ...] = ()
-    sys_path: tuple[str, ...] | None = None
+    sys_path: tuple[str, ...] | None = None  # replaces this process's present ``sys.path``
     _found: dict[str, FoundModule | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def locate(self, dotted: str) -> Path | None:

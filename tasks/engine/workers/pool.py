@@ -26,15 +26,10 @@ def ignore_start() -> None:
 
 @dataclass(frozen=True)
 class CallChain:
-    """Calls that may run in one process after another, since none leaves anything behind that alters a later one.
+    """Calls that may run in one process after another, since none leaves anything behind that alters a later one."""
 
-    Attributes:
-        name: the same for all of them. Their `python_path` is the same, too.
-        goes_on: whether another call probably follows soon, so that the process waits for it.
-    """
-
-    name: str
-    goes_on: bool
+    name: str  # the same for all of them. Their `python_path` is the same, too.
+    goes_on: bool  # whether another call probably follows soon, so that the process waits for it
 
 
 @dataclass(frozen=True)
