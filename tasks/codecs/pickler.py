@@ -179,10 +179,6 @@ def reduce_shape_env(env: ShapeEnv) -> Reduction:
     return restore.shape_env, (), _changed(vars(env), _FRESH_ENV, _CACHES), None, None, restore.fill_shape_env
 
 
-def reduce_sym_node(node: SymNode) -> Reduction:
-    return restore.sym_node, (node._expr, node.shape_env, node.pytype, node._hint, node.constant)  # noqa: SLF001 - the properties simplify
-
-
 def reduce_verifier(verifier: type[Verifier]) -> Reduction:
     """A local class, as exir's verifiers are, by its options. Others are pickled by name."""
     restores = {"EDGE": restore.edge_verifier, "OLD_EXIR_ATEN": restore.aten_verifier}
@@ -213,7 +209,7 @@ REDUCTIONS: dict[type, Callable[[Any], Reduction]] = {
     OpOverload: reduce_operator,
     OpOverloadPacket: lambda packet: (restore.packet, tuple(packet._qualified_op_name.split("::"))),  # noqa: SLF001 - no public access
     ShapeEnv: reduce_shape_env,
-    SymNode: reduce_sym_node,
+    SymNode: lambda node: (restore.sym_node, (node._expr, node.shape_env, node.pytype, node._hint, node.constant)),  # noqa: SLF001 - the properties simplify
     _ViewSpec: reduce_view_spec,
     LeafSpec: lambda _leaf: (treespec_leaf, ()),
     immutable_dict: lambda mapping: (immutable_dict, (dict(mapping),)),

@@ -1,4 +1,4 @@
-"""Exporting one method of the user's model, with dynamic sizes as torch has them."""
+"""Exporting one method of the user's model, with dynamic sizes as torch has them, and its constant methods."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from executorch.exir.tensor import layout_enum, scalar_type_enum
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -127,6 +128,41 @@ def digest_weights(definition: ModelDefinition) -> dict[str, dict[str, Digest]]:
         }
         for method, made in definition.methods.items()
     }
+
+
+_INT64 = range(-(2**63), 2**63)
+
+
+def emitted_constants(constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Constants as ExecuTorch emits them (exir/emit/_emitter.py, `_emit_prim_getters`).
+
+    Args:
+        constants: name to value: int, float, bool, str, torch.dtype, torch.layout, tensor, or a tree of these.
+
+    Raises:
+        SourceError: something else is there, or an integer of more than 64 bits.
+    """
+    return {
+        name: pytree.tree_map(lambda leaf, name=name: _emitted(name, leaf), tree) for name, tree in constants.items()
+    }
+
+
+def _emitted(name: str, leaf: Any) -> Any:
+    match leaf:
+        case bool() | float() | str():
+            return leaf
+        case int() if leaf in _INT64:
+            return leaf
+        case torch.dtype():
+            return int(scalar_type_enum(leaf))
+        case torch.layout():
+            return int(layout_enum(leaf))
+        case torch.Tensor() if leaf.layout is torch.strided:
+            return leaf.detach()
+    raise SourceError(
+        f"constant method {name!r} has a {type(leaf).__name__} ({leaf!r:.40}); a file can hold integers of 64 bits, "
+        "floats, booleans, text, dtypes and dense tensors, and lists, tuples and dicts of them"
+    )
 
 
 def export_sized(

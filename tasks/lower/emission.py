@@ -38,8 +38,8 @@ from ..engine.stage import Workspace
 from ..upstream.exir import declared_bounds
 from ..upstream.exir_emission import constants_once, copy_results_of_cond, floor_remainders
 from . import kernels  # noqa: F401 - the forms of quantized operators that files name
+from .delegates import file_of
 from .graphs import find_edge_operators, graph_modules, origin_of
-from .linking import file_of
 
 
 class _PlanningOnce(MemoryPlanningPass):  # type: ignore[misc]  # executorch is untyped here

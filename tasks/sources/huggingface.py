@@ -134,7 +134,9 @@ class Model:
         with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
             processor = AutoImageProcessor.from_pretrained(**self._place)
             made = processor(images=[_picture()] * batch, return_tensors="pt")
-            required = {"pixel_values", *_required(self.model)}
+            parameters = inspect.signature(self.model.forward).parameters
+            required = {name for name, taken in parameters.items() if taken.default is inspect.Parameter.empty}
+            required |= {"pixel_values"}  # the model does without all others
             return {name: torch.as_tensor(value) for name, value in made.items() if name in required}
         config = next((part for part in _parts(self.config) if hasattr(part, "image_size")), self.config)
         size: Any = getattr(config, "image_size", 224)
@@ -279,12 +281,6 @@ def _picture() -> np.ndarray[Any, np.dtype[np.uint8]]:
     rows, columns = np.mgrid[0:480, 0:640]
     waves = [np.sin((rows + columns) / length) for length in (16, 32, 64)]
     return (127.5 + 127.5 * np.stack(waves, axis=-1)).astype(np.uint8)
-
-
-def _required(model: torch.nn.Module) -> set[str]:
-    """Inputs that the model does not do without."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    return {parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty}
 
 
 def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:

@@ -36,7 +36,7 @@ class Preprocess(stage.Stage, name="preprocess"):
         """
         from ..codecs.delegates import Delegates, save_delegates
         from ..codecs.program import load_program
-        from ..lower.backends import preprocess_all
+        from ..lower.delegates import preprocess_all
         from ..targets.find import find_target
 
         for target in params.targets:

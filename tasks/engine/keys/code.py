@@ -148,8 +148,9 @@ def walk_imports(roots: Iterable[str], search: ModuleSearch, scope: Scope) -> Cl
         top = name.partition(".")[0]
         if scope.tops is not None and top not in scope.tops:
             continue
-        for prefix in _with_parents(name):
-            found = search.find(prefix)
+        parts = name.split(".")
+        for length in range(len(parts)):  # importing a module imports its parents first
+            found = search.find(prefix := ".".join(parts[: length + 1]))
             if found is None:
                 # `from package import name` may mean a submodule or anything else bound there.
                 unresolved.update([name] if required else [])
@@ -167,12 +168,6 @@ def walk_imports(roots: Iterable[str], search: ModuleSearch, scope: Scope) -> Cl
             pending += imported - seen
             seen |= imported
     return Closure(dict(sorted(modules.items())), tuple(sorted(outside)), tuple(sorted(unresolved)))
-
-
-def _with_parents(name: str) -> Iterable[str]:
-    """`a`, `a.b`, `a.b.c` for `a.b.c`: importing a module imports its parents first."""
-    parts = name.split(".")
-    return (".".join(parts[: length + 1]) for length in range(len(parts)))
 
 
 # Each model of a zoo reads the same helpers. They are the same by content, not by modification time.

@@ -187,8 +187,10 @@ class RunningCall:
         if answer is None:
             raise self._with_log(StageCrashed(f"exited with code {code} without an answer"))
         if answer.error is not None:
-            kinds = {"bad_input": answer.bad_input, "user_code": answer.user_code, "lost_object": answer.lost_object}
-            raise self._with_log(StageFailed(answer.error, **kinds))
+            failed = StageFailed(
+                answer.error, bad_input=answer.bad_input, user_code=answer.user_code, lost_object=answer.lost_object
+            )
+            raise self._with_log(failed)
         return WorkerReport(
             result=answer.result,
             seconds=self._end_time - self._start_time,

@@ -20,10 +20,6 @@ from .protocol import CallRequest, WorkerLimits, WorkerReport
 from .warm_server import Server, SharedServer, WarmServer
 
 
-def ignore_start() -> None:
-    """Does nothing when a call starts."""
-
-
 @dataclass(frozen=True)
 class CallChain:
     """Calls that may run in one process after another, since none leaves anything behind that alters a later one."""
@@ -42,7 +38,7 @@ class WorkerCall:
     memory: int | None = None  # bytes that it will probably need, for which it waits; None: its limit
     python_path: tuple[str, ...] = ()  # folders that come first on ``sys.path``
     chain: CallChain | None = None
-    started: Callable[[], None] = ignore_start  # called in the caller's thread when the wait is over
+    started: Callable[[], None] = lambda: None  # called in the caller's thread when the wait is over
     progressed: Progressed = no_progress  # called there with its progress (see `tasks.engine.stage.reporter`)
 
 
