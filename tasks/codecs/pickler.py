@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from executorch.exir._serialize._cord import FileBackedData
@@ -27,7 +27,7 @@ from torch.utils._pytree import LeafSpec, treespec_leaf
 from torch.utils._traceback import CapturedTraceback
 
 from . import restore
-from .storages import INLINE_STORAGE_LIMIT, StorageTable, is_plain, storage_bytes
+from .storages import INLINE_STORAGE_LIMIT, BlobSink, is_plain, storage_bytes
 
 
 class Interner:
@@ -227,23 +227,6 @@ INLINE_LIMIT = 4096
 _PLAIN = (bool, int, float, str)
 
 
-class Externals(Protocol):
-    """Keeps bytes that leave a stream. Each method returns the number that the stream refers to them by."""
-
-    def is_weight(self, storage: torch.UntypedStorage) -> bool:
-        """Whether it leaves the stream whatever its size."""
-
-    def note_tensor(self, tensor: torch.Tensor) -> None:
-        """Called with each real tensor."""
-
-    def put_storage(self, storage: torch.UntypedStorage) -> int: ...
-
-    def put_bytes(self, content: bytes) -> int: ...
-
-    def put_buffer(self, content: bytes | FileBackedData) -> int:
-        """The buffer may be read back as a file."""
-
-
 class _Buffer:
     """Marks a buffer of named data in the stream."""
 
@@ -264,9 +247,8 @@ class _AbsentWeight:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, storages: StorageTable, externals: Externals) -> None:
+    def __init__(self, stream: io.BytesIO, externals: BlobSink) -> None:
         super().__init__(stream, protocol=5)
-        self._storages = storages
         self._externals = externals
         self._graphs: set[torch.fx.Graph] = set()
         self._interner = Interner()
@@ -347,7 +329,7 @@ class _Pickler(pickle.Pickler):
 
     def _reduce_kept(self, tensor: torch.Tensor) -> Reduction:
         return restore.tensor, (
-            self._storages.first(tensor.untyped_storage()),
+            self._externals.storages.first(tensor.untyped_storage()),
             tensor.dtype,
             (tuple(tensor.shape), tensor.stride(), tensor.storage_offset()),
             tensor.requires_grad,
@@ -374,10 +356,10 @@ class _Unpickler(pickle.Unpickler):
         return self._externals[number]
 
 
-def dump_program(program: ExportedProgram, storages: StorageTable, externals: Externals) -> bytes:
+def dump_program(program: ExportedProgram, externals: BlobSink) -> bytes:
     """The program's stream; large content goes to `externals`. Raises pickle's errors for unsupported objects."""
     stream = io.BytesIO()
-    _Pickler(stream, storages, externals).dump(program)
+    _Pickler(stream, externals).dump(program)
     return stream.getvalue()
 
 

@@ -121,7 +121,7 @@ def _graph(program: ExportedProgram, kind: str, sink: BlobSink) -> tuple[Artifac
     """The manifest of a program's graph, and the slot of each weight by the number of its storage."""
     storages = sink.storages
     try:
-        stream = dump_program(program, storages, sink)
+        stream = dump_program(program, sink)
     except (AttributeError, RuntimeError, TypeError, ValueError, pickle.PicklingError) as error:
         raise StoreError(f"the {kind} cannot be stored: {error}") from error
     form, contents = program_form(program, storages)

@@ -120,7 +120,7 @@ class StorageTable:
 
 @dataclass
 class BlobSink:
-    """Publishes a stream's external content; hashes everything once."""
+    """Publishes a stream's external content, by the number that the stream has for it; hashes everything once."""
 
     store: LocalStore
     storages: StorageTable
@@ -141,6 +141,7 @@ class BlobSink:
             self.elsewhere.add(self.storages.number(tensor.untyped_storage()))
 
     def is_weight(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it leaves the stream whatever its size."""
         return self.storages.number(storage) in self.weights or self.storages.absent.slot(storage) is not None
 
     def put_storage(self, storage: torch.UntypedStorage) -> int:
@@ -160,6 +161,7 @@ class BlobSink:
         return self._put(_BYTES, content)
 
     def put_buffer(self, content: bytes | FileBackedData) -> int:
+        """It may be read back as a file."""
         if isinstance(content, FileBackedData):
             content = content.to_bytes()
         return self._put(_FILE, content)

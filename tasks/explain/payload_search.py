@@ -162,45 +162,40 @@ class Call:
     outputs: Sequence[Any]  # those of the runtime, or torch's if it was not run by it
 
 
-class Hybrid:
-    """A partitioned program that torch runs, but for some of its delegates."""
+def run_hybrid(
+    program: TorchProgram, on_runtime: Mapping[str, Loadable], flat: Sequence[Any]
+) -> tuple[Sequence[Any], dict[str, Call]]:
+    """Runs a partitioned program in torch, but for some of its delegates; raises VerificationFailed if those fail.
 
-    def __init__(self, program: TorchProgram, on_runtime: Mapping[str, Loadable]) -> None:
-        self._program = program
-        self._on_runtime = on_runtime
+    Returns flat outputs, and the call of each delegate, by its module's name.
+    """
+    values: dict[str, Any] = {}
+    calls: dict[str, Call] = {}
+    nodes = [node for node in program.module.graph.nodes if node.target is executorch_call_delegate]
+    wanted = {given.name for node in nodes for given in node.all_input_nodes}
 
-    def run(self, flat: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Call]]:
-        """Flat outputs, and the call of each delegate, by its module's name.
+    def watch(node: Node, value: Any) -> Any:
+        if node.name in wanted:
+            values[node.name] = value
+        if node.target is not executorch_call_delegate:
+            return value
+        name = str(node.args[0].target)
+        inputs = [values[given.name] if isinstance(given, Node) else given for given in node.args[1:]]
+        outputs = list(value)
+        if name in on_runtime:
+            call = ExpectedCall(_METHOD, inputs, outputs, name)
+            (outputs,) = on_runtime[name].run([call])  # type: ignore[assignment]  # a sequence
+        calls[name] = Call(inputs, list(value), outputs)
+        return outputs
 
-        Raises VerificationFailed if the runtime fails.
-        """
-        values: dict[str, Any] = {}
-        calls: dict[str, Call] = {}
-        nodes = [node for node in self._program.module.graph.nodes if node.target is executorch_call_delegate]
-        wanted = {given.name for node in nodes for given in node.all_input_nodes}
-
-        def watch(node: Node, value: Any) -> Any:
-            if node.name in wanted:
-                values[node.name] = value
-            if node.target is not executorch_call_delegate:
-                return value
-            name = str(node.args[0].target)
-            inputs = [values[given.name] if isinstance(given, Node) else given for given in node.args[1:]]
-            outputs = list(value)
-            if name in self._on_runtime:
-                call = ExpectedCall(_METHOD, inputs, outputs, name)
-                (outputs,) = self._on_runtime[name].run([call])  # type: ignore[assignment]  # a sequence
-            calls[name] = Call(inputs, list(value), outputs)
-            return outputs
-
-        return self._program.run(flat, watch), calls
+    return program.run(flat, watch), calls
 
 
 def measure(
     program: TorchProgram, name: str, lowered: Loadable, inputs: Sequence[Sequence[Any]], expected: Sequence[Any]
 ) -> tuple[Measured, list[Call]]:
     """The loss of a lowered module, alone, and what it passes on to the outputs of the program; its calls."""
-    ran = [Hybrid(program, {name: lowered}).run(flat) for flat in inputs]
+    ran = [run_hybrid(program, {name: lowered}, flat) for flat in inputs]
     calls = [own[name] for _, own in ran]
     try:
         own = _compared([call.outputs for call in calls], [call.expected for call in calls])
@@ -366,5 +361,5 @@ class PayloadSearch:
         if not self._files:
             return None
         with suppress(VerificationFailed):
-            return _compared([Hybrid(self._whole, self._files).run(flat)[0] for flat in self.inputs], self._expected)
+            return _compared([run_hybrid(self._whole, self._files, flat)[0] for flat in self.inputs], self._expected)
         return None

@@ -304,7 +304,7 @@ def _check_method(what: str, name: str, method: MethodDefinition) -> None:
         raise SourceError(f"{what}: method {name!r} has a {type(method.module).__name__} as its module")
     _check_first_mistakes(f"{what}: ", name, method)
     examples: Any = method.example_inputs
-    if not all(isinstance(example, tuple) for example in examples) or not (examples or method.example_kwarg_inputs):
+    if not all(isinstance(example, tuple) for example in examples):
         raise SourceError(f"{what}: example_inputs of {name!r} must be a list of tuples, at least one")
     keywords: Any = method.example_kwarg_inputs
     if not isinstance(keywords, list | tuple) or not all(isinstance(each, Mapping) for each in keywords):
