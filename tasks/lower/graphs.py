@@ -162,10 +162,14 @@ def exclude_from_partitions(program: ExportedProgram, state: Collection[str]) ->
 
     To partitioners, a buffer that a method only reads is a constant, though another method may change it.
     """
+    for node in _placeholders(program, state):
+        node.meta.pop("delegation_tag", None)
+
+
+def _placeholders(program: ExportedProgram, names: Collection[str]) -> Iterator[Node]:
+    """The inputs of a program that are buffers with these names."""
     buffers = program.graph_signature.inputs_to_buffers
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and buffers.get(node.name) in state:
-            node.meta.pop("delegation_tag", None)
+    return (node for node in program.graph.nodes if node.op == "placeholder" and buffers.get(node.name) in names)
 
 
 def keep_initial_state(program: ExportedProgram, names: Collection[str] | None = None) -> None:
@@ -175,11 +179,8 @@ def keep_initial_state(program: ExportedProgram, names: Collection[str] | None =
     buffers by parts of their names. The file grows by the size of the state. Without `names`, takes all buffers that
     the program changes.
     """
-    chosen = state_names(program) if names is None else names
-    buffers = program.graph_signature.inputs_to_buffers
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and buffers.get(node.name) in chosen:
-            node.meta["et_init_buffer"] = True
+    for node in _placeholders(program, state_names(program) if names is None else names):
+        node.meta["et_init_buffer"] = True
 
 
 def keep_shared_initial_state(programs: Mapping[str, ExportedProgram], order: Sequence[str]) -> None:
@@ -201,10 +202,8 @@ def keep_shared_initial_state(programs: Mapping[str, ExportedProgram], order: Se
                     f"the buffer {name!r} of {method!r} is not that of {owner!r}: shape, type or value differ, so they "
                     "cannot be one state; give them different names, or leave compile.share_mutable_buffers out"
                 )
-        buffers = program.graph_signature.inputs_to_buffers
-        for node in program.graph.nodes:
-            if node.op == "placeholder" and buffers.get(node.name) in state:
-                node.meta[SHARED] = True
+        for node in _placeholders(program, state):
+            node.meta[SHARED] = True
         keep_initial_state(program, {name for name, (owner, _) in owners.items() if owner == method})
 
 

@@ -267,10 +267,16 @@ def random_tokens(vocabulary: int, batch: int, length: int) -> torch.Tensor:
     return torch.randint(min(5, vocabulary - 1), vocabulary, (batch, length))
 
 
+def load_tokenizer(place: Mapping[str, Any]) -> Any:
+    """The model's tokenizer; None where it has none."""
+    with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
+        return AutoTokenizer.from_pretrained(**place)
+    return None
+
+
 def _tokenized(place: Mapping[str, Any], batch: int, length: int) -> dict[str, torch.Tensor] | None:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(**place)
-    except (OSError, ValueError, KeyError, ImportError):
+    tokenizer = load_tokenizer(place)
+    if tokenizer is None:
         return None
     made = tokenizer([TEXT] * batch, truncation=True, max_length=length, return_tensors="pt")
     return {name: made[name] for name in tokenizer.model_input_names if name in made}

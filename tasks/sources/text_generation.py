@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.export import Dim
-from transformers import AutoTokenizer, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.cache_utils import (
     STATIC_LAYER_TYPE_MAPPING,
     Cache,
@@ -27,7 +27,15 @@ from transformers.utils import cached_file
 
 from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError
-from .huggingface import describe, example_tokens, load_model, positions_of, random_tokens, tokenizer_metadata
+from .huggingface import (
+    describe,
+    example_tokens,
+    load_model,
+    load_tokenizer,
+    positions_of,
+    random_tokens,
+    tokenizer_metadata,
+)
 
 JSON, SENTENCE_PIECE = "tokenizer.json", "tokenizer.model"
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -73,11 +81,7 @@ def _is_bpe(content: bytes) -> bool:
 
 
 def _convert(place: Mapping[str, Any]) -> bytes | None:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(**place)
-    except (OSError, ValueError, KeyError, ImportError):
-        return None
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend = getattr(load_tokenizer(place), "backend_tokenizer", None)
     return backend.to_str(pretty=True).encode() if backend is not None else None
 
 
