@@ -22,6 +22,7 @@ from ..stages.compile import Compile
 from ..stages.edge import Edge
 from ..stages.export import Export
 from ..stages.quantize import Quantize
+from ..stages.serialize import Serialize
 from ..stages.source_transform import SourceTransform
 from .model import PlannedModel, PlannedRecipe
 
@@ -339,6 +340,16 @@ class Payload:
     edges: Mapping[str, Edge.Outputs]  # whole, after the recipe's own functions over all of them
     linked: Mapping[str, ArtifactRef]  # that the payload was compiled from
     compiled: Compile.Outputs
+
+
+@dataclass(frozen=True)
+class MadeFile:
+    """The file of a recipe, and what it was made from."""
+
+    file: Serialize.Outputs
+    prepared: Mapping[str, Prepared]  # by method
+    payloads: Mapping[str, Payload]  # by specialization
+    so_far: ProgramsSoFar
 
 
 @dataclass
