@@ -186,13 +186,6 @@ _PROVENANCE = {
 _GRAPH_META = ("edge_dialect", "input_mem_buffer_sizes", "non_const_buffer_device", "non_const_buffer_sizes")
 
 
-def program_digest(program: ExportedProgram) -> Digest:
-    """SHA-256 of all that matters for lowering; raises StoreError if something has no canonical form."""
-    storages = StorageTable()
-    form, contents = program_form(program, storages)
-    return digest_json([form, [storages.digest(storages.storages[number]) for number in contents]])
-
-
 def program_form(program: ExportedProgram, storages: StorageTable) -> tuple[Digest, list[int]]:
     """What a program is besides the bytes in its storages.
 

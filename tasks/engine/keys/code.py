@@ -59,16 +59,8 @@ def parsed(content: bytes, filename: str) -> ast.Module:
     return parse_module(content, filename)
 
 
-def ast_digest(source: str | bytes, filename: str) -> Digest:
-    """Digest of a module that only edits of comments, layout, docstrings and ``pass`` leave unchanged.
-
-    Type annotations count: dataclasses and pydantic models are made from them.
-    """
-    return _tree_digest(parse_module(source, filename))
-
-
 def file_digest(path: Path) -> Digest:
-    """`ast_digest` of a Python file outside of any search path; of its bytes where it cannot be parsed."""
+    """Digest of a Python file outside of any search path; of its bytes where it cannot be parsed."""
     return _analyse(path.read_bytes(), path.suffix, "").digest
 
 
@@ -187,7 +179,7 @@ def _analyse(content: bytes, suffix: str, package: str) -> ModuleCode:
         elif (base := imported_module(node, package)) is not None:
             modules.add(base)
             members.update(f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
-    return ModuleCode(_tree_digest(tree), frozenset(modules), frozenset(members))
+    return ModuleCode(tree_digest(tree), frozenset(modules), frozenset(members))
 
 
 def imported_module(node: ast.ImportFrom, package: str) -> str | None:
@@ -223,7 +215,11 @@ def _is_type_checking(test: ast.expr) -> bool:
     return name == "TYPE_CHECKING"
 
 
-def _tree_digest(tree: ast.Module) -> Digest:
+def tree_digest(tree: ast.Module) -> Digest:
+    """Digest of a module that only edits of comments, layout, docstrings and ``pass`` leave unchanged.
+
+    Type annotations count: dataclasses and pydantic models are made from them.
+    """
     # Written out as tokens: each node's class, then its fields; child nodes follow in the order of the stack (a list,
     # since sums of a thousand terms nest deeper than Python recurses). A class has a fixed number of fields, and lists
     # state their length, so no two trees have the same tokens. Three times as fast as `ast.dump`.
