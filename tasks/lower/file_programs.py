@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from executorch.exir import schema
 from executorch.exir._serialize._cord import Cord
 from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program, _program_to_flatbuffer
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
@@ -17,24 +18,6 @@ from executorch.exir._serialize._program import (
 from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
 from executorch.exir._serialize.padding import aligned_size, pad_to
 from executorch.exir.emit._emitter import _Emitter
-from executorch.exir.schema import (
-    AllocationDetails,
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    Buffer,
-    Chain,
-    DataLocation,
-    DataSegment,
-    DelegateCall,
-    EValue,
-    ExecutionPlan,
-    Instruction,
-    NamedData,
-    Program,
-    SubsegmentOffsets,
-    Tensor,
-)
 from executorch.extension.flat_tensor.serialize.serialize import FlatTensorConfig, FlatTensorSerializer
 
 from ...artifacts.files import staging_file
@@ -72,13 +55,13 @@ def write_fat(
     """
     pte = read_pte(memoryview(signature))
     inner = _flatbuffer_to_program(bytes(memoryview(signature)[: pte.program_size]))
-    program = Program(
+    program = schema.Program(
         version=inner.version,
         execution_plan=[_delegated(*both) for both in zip(inner.execution_plan, pte.methods, strict=True)],
-        constant_buffer=[Buffer(b"")],
-        backend_delegate_data=[BackendDelegateInlineData(packed.container)],
+        constant_buffer=[schema.Buffer(b"")],
+        backend_delegate_data=[schema.BackendDelegateInlineData(packed.container)],
         segments=[],
-        constant_segment=SubsegmentOffsets(0, []),
+        constant_segment=schema.SubsegmentOffsets(0, []),
     )
     blobs = named_blobs(packed)
     content = serialize_pte_binary(
@@ -99,7 +82,7 @@ def _write(content: Cord, path: Path) -> None:
         part.replace(path)
 
 
-def _delegated(plan: ExecutionPlan, method: Method) -> ExecutionPlan:
+def _delegated(plan: schema.ExecutionPlan, method: Method) -> schema.ExecutionPlan:
     """A plan with the same inputs and outputs and one instruction, which calls the delegate with all of them."""
     if method.constant and not any(isinstance(spec, TensorSpec) for spec in method.outputs):
         return plan
@@ -109,15 +92,17 @@ def _delegated(plan: ExecutionPlan, method: Method) -> ExecutionPlan:
     values = [*inputs, *outputs]
     indices = list(range(len(values)))
     taken, given = indices[: len(inputs)], indices[len(inputs) :]
-    return ExecutionPlan(
+    return schema.ExecutionPlan(
         name=plan.name,
         container_meta_type=plan.container_meta_type,
         values=values,
         inputs=taken,
         outputs=given,
-        chains=[Chain(taken, given, [Instruction(DelegateCall(0, indices))], None)],
+        chains=[schema.Chain(taken, given, [schema.Instruction(schema.DelegateCall(0, indices))], None)],
         operators=[],
-        delegates=[BackendDelegate(BACKEND_ID, BackendDelegateDataReference(DataLocation.INLINE, 0), [])],
+        delegates=[
+            schema.BackendDelegate(BACKEND_ID, schema.BackendDelegateDataReference(schema.DataLocation.INLINE, 0), [])
+        ],
         non_const_buffer_sizes=[0, arena.size] if arena.size else [0],
     )
 
@@ -128,14 +113,14 @@ class _Arena:
     def __init__(self) -> None:
         self.size = 0
 
-    def place(self, value: EValue, spec: ValueSpec) -> EValue:
+    def place(self, value: schema.EValue, spec: ValueSpec) -> schema.EValue:
         """The value as the fat program has it: without data, with memory where the payload plans some."""
         tensor = value.val
         if not isinstance(spec, TensorSpec):
             return value
         has_memory = tensor.allocation_info is not None or tensor.data_buffer_idx > 0
-        return EValue(
-            Tensor(
+        return schema.EValue(
+            schema.Tensor(
                 scalar_type=tensor.scalar_type,
                 storage_offset=0,
                 sizes=list(tensor.sizes),
@@ -148,10 +133,10 @@ class _Arena:
             )
         )
 
-    def _allocate(self, nbytes: int) -> AllocationDetails:
+    def _allocate(self, nbytes: int) -> schema.AllocationDetails:
         offset = self.size
         self.size += -(-nbytes // _MEMORY_ALIGNMENT) * _MEMORY_ALIGNMENT
-        return AllocationDetails(_MEMORY_ID, offset & 0xFFFFFFFF, offset >> 32)
+        return schema.AllocationDetails(_MEMORY_ID, offset & 0xFFFFFFFF, offset >> 32)
 
 
 def write_metadata(
@@ -199,7 +184,7 @@ def write_metadata(
         part.replace(destination)
 
 
-def _remove_entries(program: Program, pte: PteFile, present: Mapping[str, MetadataValue]) -> int:
+def _remove_entries(program: schema.Program, pte: PteFile, present: Mapping[str, MetadataValue]) -> int:
     """Removes metadata, and the constant methods that return it; returns where the other segments end."""
     outdated = returning_methods(pte, present)
     program.execution_plan = [plan for plan in program.execution_plan if plan.name not in outdated]
@@ -212,20 +197,20 @@ def _remove_entries(program: Program, pte: PteFile, present: Mapping[str, Metada
     return max((segment.offset + segment.size for segment in program.segments), default=0)
 
 
-def _add_entries(program: Program, entries: Mapping[str, MetadataValue], end: int, alignment: int) -> bytes:
+def _add_entries(program: schema.Program, entries: Mapping[str, MetadataValue], end: int, alignment: int) -> bytes:
     """Adds a segment for each entry after those that end at `end`; returns the bytes that follow them."""
     added, named = b"", list(program.named_data or ())
     for key, value in entries.items():
         content = encode_value(value)
         offset = aligned_size(end + len(added), alignment)
         added = pad_to(added, offset - end) + content
-        named.append(NamedData(f"{METADATA_PREFIX}{key}", len(program.segments)))
-        program.segments.append(DataSegment(offset, len(content)))
+        named.append(schema.NamedData(f"{METADATA_PREFIX}{key}", len(program.segments)))
+        program.segments.append(schema.DataSegment(offset, len(content)))
     program.named_data = named or None
     return added
 
 
-def _add_constant_methods(program: Program, entries: Mapping[str, MetadataValue]) -> None:
+def _add_constant_methods(program: schema.Program, entries: Mapping[str, MetadataValue]) -> None:
     """Adds plans as `to_executorch` makes them of `constant_methods`, which return the items of a list flat."""
     taken = {plan.name for plan in program.execution_plan}
     values = {
@@ -237,7 +222,7 @@ def _add_constant_methods(program: Program, entries: Mapping[str, MetadataValue]
     program.execution_plan += _Emitter._emit_prim_getters(None, values)  # noqa: SLF001 - nothing public emits plans
 
 
-def _with_header(program: Program, segments_size: int, alignment: int, delegate_alignment: int | None) -> bytes:
+def _with_header(program: schema.Program, segments_size: int, alignment: int, delegate_alignment: int | None) -> bytes:
     """The program's bytes up to where its segments begin, as `serialize_pte_binary` writes them."""
     flatbuffer = _program_to_flatbuffer(program, delegate_alignment=delegate_alignment)
     if not segments_size:
