@@ -13,16 +13,7 @@ from typing import Any
 
 import torch
 from torch.export import Dim
-from transformers import PretrainedConfig
-from transformers.cache_utils import (
-    STATIC_LAYER_TYPE_MAPPING,
-    Cache,
-    DummyLayer,
-    DynamicCache,
-    StaticLayer,
-    StaticSlidingWindowLayer,
-    get_layer_types_and_kwargs,
-)
+from transformers import PretrainedConfig, cache_utils
 from transformers.utils import cached_file
 
 from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
@@ -236,7 +227,7 @@ START = "executorch_start"
 Shapes = Sequence[tuple[torch.Size, torch.Size] | None]
 """Of keys and values of each layer, [1, heads, tokens, head size]; None for layers that have none."""
 
-_KEPT = {StaticLayer, StaticSlidingWindowLayer, DummyLayer}
+_KEPT = {cache_utils.StaticLayer, cache_utils.StaticSlidingWindowLayer, cache_utils.DummyLayer}
 
 
 def cache_shapes(model: Any, tokens: torch.Tensor) -> Shapes:
@@ -245,22 +236,24 @@ def cache_shapes(model: Any, tokens: torch.Tensor) -> Shapes:
     Raises ValueError if it keeps other state than keys and values, or none.
     """
     config = model.config.get_text_config(decoder=True)
-    kinds, _ = get_layer_types_and_kwargs(config)
-    if others := sorted({kind for kind in kinds if STATIC_LAYER_TYPE_MAPPING.get(kind) not in _KEPT}):
+    kinds, _ = cache_utils.get_layer_types_and_kwargs(config)
+    if others := sorted({kind for kind in kinds if cache_utils.STATIC_LAYER_TYPE_MAPPING.get(kind) not in _KEPT}):
         raise SourceError(
             f"layers of {config.model_type!r} keep other state than keys and values ({', '.join(others)}), which "
             "ExecuTorch's text runner cannot go on from; with `task: feature-extraction` it is exported without a cache"
         )
     with torch.no_grad():
         filled = getattr(model(input_ids=tokens, use_cache=True), "cache", None)
-    layers = filled.layers if isinstance(filled, DynamicCache) else None
+    layers = filled.layers if isinstance(filled, cache_utils.DynamicCache) else None
     if layers is None:
         raise SourceError(
             f"{config.model_type!r} keeps no keys and values, and ExecuTorch's text runner cannot go on from other "
             "state; with `task: feature-extraction` it is exported without a cache"
         )
     return [
-        None if isinstance(layer, DummyLayer) or not layer.is_initialized else (layer.keys.shape, layer.values.shape)
+        None
+        if isinstance(layer, cache_utils.DummyLayer) or not layer.is_initialized
+        else (layer.keys.shape, layer.values.shape)
         for layer in layers
     ]
 
@@ -280,11 +273,11 @@ class KvCache(torch.nn.Module):
         for buffer in self.buffers():
             buffer.zero_()
 
-    def at(self, positions: torch.Tensor, start: int) -> Cache:
+    def at(self, positions: torch.Tensor, start: int) -> cache_utils.Cache:
         """The cache for tokens at positions [tokens], from `start` on: it has what is before them."""
-        return Cache(
+        return cache_utils.Cache(
             [
-                self._layer(number, positions, start) if stored else DummyLayer()
+                self._layer(number, positions, start) if stored else cache_utils.DummyLayer()
                 for number, stored in enumerate(self._stored)
             ]
         )
@@ -298,7 +291,7 @@ class KvCache(torch.nn.Module):
         return _Layer(self.context, positions, self.get_buffer(f"keys_{number}"), self.get_buffer(f"values_{number}"))
 
 
-class StaticCacheLayer(StaticLayer):
+class StaticCacheLayer(cache_utils.StaticLayer):
     """One layer at certain positions. Sliding windows are masks: what they do not see is kept."""
 
     def __init__(self, context: int, positions: torch.Tensor) -> None:
