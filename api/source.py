@@ -17,9 +17,9 @@ from ..tasks.engine.keys.builder import find_builder
 from ..tasks.engine.keys.search import ModuleSearch
 from ..tasks.engine.keys.source import check_program_file
 from ..tasks.lowering.model import PlannedRecipe
-from ..tasks.usercode.copies import copy_modules
 from ..tasks.usercode.inputs import own_tensors
 from ..tasks.usercode.model_source import BuiltModel, checked_definition
+from ..tasks.usercode.modules import copy_modules
 
 Model: TypeAlias = torch.nn.Module | ExportedProgram | ModelDefinition | str | Path
 """One method, or with a ModelDefinition several; a path is that of a `.pt2` file."""

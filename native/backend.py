@@ -19,10 +19,10 @@ from ..formats.nfat.pack import pack_v2
 from ..formats.pte.contents import Method
 from ..formats.pte.reader import read_pte
 from ..runtime.signature import signature_mismatch
+from ..tasks.codecs.payload import check_file
 from ..tasks.lower import kernels  # noqa: F401 - the forms of quantized operators that files name
-from ..tasks.lower.delivery import check_file
 from ..tasks.lower.emission import backend_config
-from ..tasks.lower.fat_program import named_blobs
+from ..tasks.lower.file_programs import named_blobs
 from ..tasks.lower.graphs import check_no_affine, decompose_affine
 from ..tasks.targets.base import Target
 from ..tasks.upstream.torch_lowering import no_pending_symbols

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pteforge.artifacts.digest import Digest, digest_json
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.ref import ArtifactRef
 from pteforge.artifacts.store import Store, open_store
@@ -21,8 +22,10 @@ from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.configs.verification import resolve_gate
 from pteforge.errors import InputError
+from pteforge.tasks.codecs.canonical import program_form
 from pteforge.tasks.codecs.payload import read_payload
 from pteforge.tasks.codecs.program import load_program
+from pteforge.tasks.codecs.storages import StorageTable
 from pteforge.tasks.codecs.values import load_value
 from pteforge.tasks.engine.executor import Executor, StageWork, run_stage
 from pteforge.tasks.engine.keys.search import ModuleSearch
@@ -280,3 +283,10 @@ def worst_sqnr(content: bytes, module: Any, x: Any) -> float:
         stored = StoredCase("x", [x], pytree.tree_leaves(module(x)))
     cases = list(compare_all(made, stored, method="forward"))
     return min(math.inf if case.sqnr_db is None else case.sqnr_db for case in cases)
+
+
+def program_digest(program: Any) -> Digest:
+    """SHA-256 of all that matters for lowering a program; raises StoreError if something has no canonical form."""
+    storages = StorageTable()
+    form, contents = program_form(program, storages)
+    return digest_json([form, [storages.digest(storages.storages[number]) for number in contents]])

@@ -32,7 +32,7 @@ from ...artifacts.store import open_store
 from ...errors import PteforgeError, StageError, StageFailed, StoreError, StoreUnusable, first_line, printable
 from ...tasks.codecs.binding import graph_of
 from ...tasks.engine.executor import Executor
-from ...tasks.engine.keys.key import StageKey
+from ...tasks.engine.keys.code import StageKey
 from ...tasks.engine.runner import DepthFirst, Done, NullObserver, SharingRunner, StageCall
 from ...tasks.engine.stage import Progressed
 from ...tasks.engine.workers import Workers

@@ -25,7 +25,7 @@ from ...errors import InputError, StoreUnusable, convert_os_errors
 from ...tasks.codecs.assets import asset_blobs
 from ...tasks.codecs.payload import payload_sha256, write_payload
 from ...tasks.results.delivered import Delivered
-from ...tasks.results.layer_search import FoundLayers
+from ...tasks.results.numerics import FoundLayers
 from ..reports.figures_text import FOUND
 from ..run.outcome import ZooOutcome
 from ..run.request import ExportRequest, absolute_place

@@ -20,7 +20,7 @@ from ...artifacts.store import open_store
 from ...configs.load import LoadedZoo
 from ...errors import InputError
 from ...tasks.engine.executor import Executor
-from ...tasks.engine.keys.versions import distribution_versions, host_capability
+from ...tasks.engine.keys.search import distribution_versions, host_capability
 from ...tasks.engine.workers import Workers
 from ...tasks.lowering.graph import STAGES
 from ..run.origin import Origin, git_commit, git_folder

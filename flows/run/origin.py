@@ -17,7 +17,7 @@ from ...artifacts.records import Record
 from ...configs.load import LoadedZoo, load_zoo
 from ...configs.recipe import Recipe
 from ...configs.zoo import Zoo
-from ...tasks.engine.keys.versions import host_capability
+from ...tasks.engine.keys.search import host_capability
 
 
 @dataclass(frozen=True, slots=True)

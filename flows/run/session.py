@@ -27,7 +27,7 @@ from ...configs.zoo import RunConfig
 from ...errors import PteforgeError, StageFailed, StoreError, TargetError, first_line
 from ...tasks.engine.executor import Executor
 from ...tasks.engine.runner import Done, LocalRunner, NullObserver, Observer, StageCall
-from ...tasks.engine.workers import WorkerLimits, Workers, memory_for_calls
+from ...tasks.engine.workers import WorkerCall, WorkerLimits, Workers, memory_for_calls
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.lowering.recipe_checks import torchao_calls
 from ...tasks.lowering.runs import outcome_of, outcome_of_failure
@@ -165,7 +165,7 @@ class Session:
     def _check(self, body: str, names: list[Any]) -> None:
         try:
             if names:
-                self.workers.run(body, names, WorkerLimits(timeout=60, memory=2**30))
+                self.workers.run(WorkerCall(body, names, WorkerLimits(timeout=60, memory=2**30)))
         except StageFailed as error:
             if error.bad_input:
                 raise TargetError(str(error)) from error

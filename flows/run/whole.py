@@ -29,11 +29,9 @@ from ...artifacts.ledger import ModelRecord, SourceRecord
 from ...configs.sources import BuilderSource, ProgramSource
 from ...errors import PteforgeError, SourceError
 from ...tasks.engine.executor import Executor
-from ...tasks.engine.keys.code import PTEFORGE
-from ...tasks.engine.keys.key import stage_code_digest
-from ...tasks.engine.keys.search import ModuleSearch
+from ...tasks.engine.keys.code import PTEFORGE, stage_code_digest
+from ...tasks.engine.keys.search import ModuleSearch, distribution_versions, host_capability
 from ...tasks.engine.keys.source import source_fields
-from ...tasks.engine.keys.versions import distribution_versions, host_capability
 from ...tasks.engine.runner import LedgerRunner, NotCached, run_without_loop
 from ...tasks.lowering.graph import lower_model
 from ...tasks.lowering.model import TOOLCHAIN, PlannedModel

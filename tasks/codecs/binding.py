@@ -82,8 +82,7 @@ def weights_of(manifest: ArtifactManifest) -> list[Weight]:
 def graph_of(program: ArtifactRef, store: Store) -> ArtifactRef | None:
     """The graph of a program; None if its weights cannot be taken apart from it.
 
-    Raises:
-        StoreError: the program's manifest is gone or damaged.
+    Raises StoreError if the program's manifest is gone or damaged.
     """
     manifest = _manifest(program, store)
     if not manifest.body.get("graph"):
@@ -96,10 +95,7 @@ def bind(graph: ArtifactRef, program: ArtifactRef, store: Store) -> ArtifactRef:
     """A program with the graph that a stage made of a program's graph, and that program's weights.
 
     It is what the stage makes of the program itself. Only the manifest is new, and only in the local store: it can be
-    made again.
-
-    Raises:
-        StoreError: one of the manifests is gone or damaged.
+    made again. Raises StoreError if one of the manifests is gone or damaged.
     """
     manifest, weights = _manifest(graph, store), weights_of(_manifest(program, store))
     kind = graph.kind.replace("graph/", "program/", 1)

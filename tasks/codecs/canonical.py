@@ -32,21 +32,8 @@ from .storages import StorageTable
 _SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
 _NAMED = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 _SPEC_FIELDS = (
-    "dtype",
-    "shape",
-    "layout",
-    "is_sparse",
-    "const",
-    "alignment",
-    "requires_grad",
-    "stride",
-    "dim_order",
-    "shape_dynamism",
-    "mem_id",
-    "mem_obj_id",
-    "mem_offset",
-    "device",
-    "device_index",
+    *("dtype", "shape", "layout", "is_sparse", "const", "alignment", "requires_grad", "stride", "dim_order"),
+    *("shape_dynamism", "mem_id", "mem_obj_id", "mem_offset", "device", "device_index"),
 )
 
 
@@ -136,10 +123,9 @@ class CanonicalValues:
 
     def expression(self, expression: Any) -> Any:
         key = (type(expression), expression)  # True equals 1
-        known = self._expressions.get(key)
-        if known is None:
-            known = self._expressions[key] = self._renamed(expression)
-        return known
+        if key not in self._expressions:
+            self._expressions[key] = self._renamed(expression)
+        return self._expressions[key]
 
     def _renamed(self, expression: Any) -> Any:
         if isinstance(expression, (bool, int)) or getattr(expression, "is_Integer", False):
@@ -191,30 +177,13 @@ class CanonicalValues:
         return ["spec", type(spec).__name__, content, *(self.value(getattr(spec, name, None)) for name in _SPEC_FIELDS)]
 
 
-_PROVENANCE = frozenset(
-    {
-        "debug_handle",
-        "desc",
-        "eager_input_vals",
-        "from_node",
-        "nn_module_stack",
-        "seq_nr",
-        "source_fn_stack",
-        "stack_trace",
-        "tensor_meta",
-        "val",
-    }
-)
+_PROVENANCE = {
+    *("debug_handle", "desc", "eager_input_vals", "from_node", "nn_module_stack", "seq_nr", "source_fn_stack"),
+    *("stack_trace", "tensor_meta", "val"),
+}
 """Keys of `Node.meta` that describe a node's origin or repeat `val`, which is covered separately."""
 
 _GRAPH_META = ("edge_dialect", "input_mem_buffer_sizes", "non_const_buffer_device", "non_const_buffer_sizes")
-
-
-def program_digest(program: ExportedProgram) -> Digest:
-    """SHA-256 of all that matters for lowering; raises StoreError if something has no canonical form."""
-    storages = StorageTable()
-    form, contents = program_form(program, storages)
-    return digest_json([form, [storages.digest(storages.storages[number]) for number in contents]])
 
 
 def program_form(program: ExportedProgram, storages: StorageTable) -> tuple[Digest, list[int]]:
@@ -250,7 +219,11 @@ class _Form:
             "signature": self._signature(program.graph_signature, nodes),
             "state": [[name, tensors(tensor)] for name, tensor in sorted(program.state_dict.items())],
             "constants": [[name, tensors(constant)] for name, constant in sorted(program.constants.items())],
-            "ranges": self._ranges(program),
+            "ranges": sorted(
+                [self._values.symbols[symbol], str(bounds.lower), str(bounds.upper)]
+                for symbol, bounds in program.range_constraints.items()
+                if symbol in self._values.symbols
+            ),
             "calls": [
                 [entry.fqn, str(entry.signature.in_spec), str(entry.signature.out_spec)]
                 for entry in program.module_call_graph
@@ -323,14 +296,6 @@ class _Form:
         inputs = [[spec.kind.name, argument(spec.arg), spec.target, spec.persistent] for spec in signature.input_specs]
         outputs = [[spec.kind.name, argument(spec.arg), spec.target] for spec in signature.output_specs]
         return [inputs, outputs]
-
-    def _ranges(self, program: ExportedProgram) -> Any:
-        known = self._values.symbols
-        return sorted(
-            [known[symbol], str(bounds.lower), str(bounds.upper)]
-            for symbol, bounds in program.range_constraints.items()
-            if symbol in known
-        )
 
     def _verifier(self, verifier: type[Verifier]) -> Any:
         options = verifier_options(verifier)

@@ -23,21 +23,16 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class DelegateResult:
-    """A backend's result for one partition.
-
-    Attributes:
-        compile_specs: key and value of each compile spec, in order.
-        named_data: the delegate's part of the named data store; after loading, its buffers are files of the store.
-        debug_handle_map: the backend's node ids to debug handles of the edge program.
-        delegate_info_meta: further information from the backend: a tree that `save_value` takes.
-    """
+    """A backend's result for one partition."""
 
     backend_id: str
     processed_bytes: bytes
-    compile_specs: tuple[tuple[str, bytes], ...] = ()
+    compile_specs: tuple[tuple[str, bytes], ...] = ()  # key and value of each compile spec, in order
+    # the delegate's part of the named data store; after loading, its buffers are files of the store
     named_data: NamedDataStoreOutput | None = None
+    # the backend's node ids to debug handles of the edge program
     debug_handle_map: Mapping[int, Any] | Mapping[str, Any] | None = None
-    delegate_info_meta: Any = None
+    delegate_info_meta: Any = None  # further information from the backend: a tree that `save_value` takes
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
-"""`.pte` and `.ptd` files and containers in the store: pieces that artifacts share, rebuilt byte for byte."""
+"""`.pte` and `.ptd` files and containers in the store: pieces that artifacts share, rebuilt byte for byte.
+
+Also checks what files hold.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,9 +17,10 @@ from ...artifacts.digest import Digest, digest_bytes, parse_digest
 from ...artifacts.files import staging_file
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
-from ...errors import ObjectMissing, StoreError
+from ...errors import ObjectMissing, PteforgeError, StoreError
 from ...formats.nfat.contents import is_zero
-from ...formats.pte.contents import MIN_SHAREABLE, Extent, Shareable, cut, shareable_extents
+from ...formats.pte.contents import MIN_SHAREABLE, Extent, PteFile, Shareable, cut, shareable_extents
+from ..engine.stage import Workspace
 
 if TYPE_CHECKING:
     from ...formats.nfat.pack import PackedContainer
@@ -38,7 +42,7 @@ def save_payload(
     view = memoryview(content).cast("B")
     pte = read_pte(view)
     named = {pte.segments[named.segment]: shareable.get(named.key, ()) for named in pte.named_data}
-    return save_pieces(view, _cut(shareable_extents(pte), named), kind=kind, store=store)
+    return _save([(view, _cut(shareable_extents(pte), named))], kind, store)
 
 
 def save_data_file(content: memoryview, store: LocalStore, shareable: Shareable = MappingProxyType({})) -> ArtifactRef:
@@ -46,17 +50,12 @@ def save_data_file(content: memoryview, store: LocalStore, shareable: Shareable 
     from ...formats.pte.ptd import ptd_extents  # noqa: PLC0415
 
     named = {extent: shareable.get(key, ()) for key, extent in ptd_extents(content) if extent.size >= MIN_SHAREABLE}
-    return save_pieces(content, _cut(sorted(named), named), kind="payload/ptd", store=store)
+    return _save([(content, _cut(sorted(named), named))], "payload/ptd", store)
 
 
 def _cut(extents: Iterable[Extent], parts: Mapping[Extent, tuple[Extent, ...]]) -> Iterator[Extent]:
     for extent in extents:
         yield from cut(extent, parts.get(extent, ()))
-
-
-def save_pieces(view: memoryview, extents: Iterable[Extent], *, kind: str, store: LocalStore) -> ArtifactRef:
-    """Stores a file of any format as pieces; the extents, sorted and disjoint, become objects of their own."""
-    return _save([(view, extents)], kind, store)
 
 
 def _save(
@@ -65,7 +64,10 @@ def _save(
     store: LocalStore,
     body: Mapping[str, Any] = MappingProxyType({}),
 ) -> ArtifactRef:
-    """Stores views, one after another, as one file; the manifest's body gets what `body` has as well."""
+    """Stores views, one after another, as one file; the manifest's body gets what `body` has as well.
+
+    The extents of each, sorted and disjoint, become objects of their own.
+    """
     pieces: list[Piece] = []
     compressor, sha256 = zlib.compressobj(9), hashlib.sha256()
     compressed: list[bytes] = []
@@ -176,17 +178,12 @@ Piece = Remainder | Zeros | BlobRef
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """The pieces of a file in the store.
-
-    Attributes:
-        remainder: the object with all bytes that are not worth an object of their own, compressed with zlib.
-        pieces: the whole file, in order.
-    """
+    """The pieces of a file in the store."""
 
     size: int
     sha256: Digest
-    remainder: BlobRef
-    pieces: tuple[Piece, ...]
+    remainder: BlobRef  # the object with all bytes that are not worth an object of their own, compressed with zlib
+    pieces: tuple[Piece, ...]  # the whole file, in order
 
     @property
     def remainder_size(self) -> int:
@@ -283,3 +280,28 @@ def _check(sha256: str, ref: ArtifactRef, layout: FileLayout, store: LocalStore)
         f"the pieces of the {ref.kind} artifact {ref.root.digest} in {store.root} do not make the file they should "
         f"(SHA-256 {sha256}, not {layout.sha256}); the stage that makes it has to run again"
     )
+
+
+def write_delivered(file: ArtifactRef, data: ArtifactRef | None, work: Workspace) -> tuple[Path, tuple[Path, ...]]:
+    """Writes a file and its weights, if it has any of its own, to the scratch folder; returns `.pte` and `.ptd`s."""
+    path, data_path = work.scratch / "model.pte", work.scratch / "model.ptd"
+    write_payload(file, work.store, path)
+    if data is None:
+        return path, ()
+    write_payload(data, work.store, data_path)
+    return path, (data_path,)
+
+
+def check_file(pte: PteFile, *, methods: Collection[str], backends: Collection[str], what: str) -> None:
+    """Checks a file that ExecuTorch emitted.
+
+    Raises PteforgeError if it lacks a method, or needs a backend that its target does not name.
+    """
+    found = {method.name for method in pte.methods}
+    if missing := set(methods) - found:
+        raise PteforgeError(f"{what} lacks the methods {sorted(missing)}; it has {sorted(found)}")
+    if unexpected := set(pte.backends) - set(backends):
+        raise PteforgeError(
+            f"{what} needs the backends {sorted(unexpected)}, which its target does not name; "
+            "the target's `backends` must list them"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from executorch.exir._serialize._cord import FileBackedData
@@ -27,7 +27,7 @@ from torch.utils._pytree import LeafSpec, treespec_leaf
 from torch.utils._traceback import CapturedTraceback
 
 from . import restore
-from .storages import INLINE_STORAGE_LIMIT, StorageTable, is_plain, storage_bytes
+from .storages import INLINE_STORAGE_LIMIT, BlobSink, is_plain, storage_bytes
 
 
 class Interner:
@@ -106,14 +106,8 @@ Reduction = tuple[Any, ...]
 _FRESH_MODULE = dict(restore.graph_module().__dict__)
 _FRESH_ENV = dict(restore.shape_env().__dict__)
 _REBUILT = {
-    "_graph",
-    "_code",
-    "_lineno_map",
-    "_prologue_start",
-    "_tracer_cls",
-    "_tracer_extras",
-    "_in_spec",
-    "_out_spec",
+    *("_graph", "_code", "_lineno_map", "_prologue_start"),
+    *("_tracer_cls", "_tracer_extras", "_in_spec", "_out_spec"),
 }
 _CACHES = {"tracked_fakes", "fake_tensor_cache", "fx_node_cache", "log"}
 
@@ -122,15 +116,6 @@ def reduce_graph_module(module: torch.fx.GraphModule) -> Reduction:
     """The graph, and the attributes that a fresh module lacks. Python source is generated again from the graph."""
     state = (module.graph, _changed(vars(module), _FRESH_MODULE, _REBUILT))  # attributes may name nodes
     return restore.graph_module, (), state, None, None, restore.fill_graph_module
-
-
-def reduce_graph(graph: torch.fx.Graph, interner: Interner) -> Reduction:
-    """All nodes first, then their `meta`, which may name any of them."""
-    codegen = graph._codegen  # noqa: SLF001 - see `restore.graph`
-    nodes = tuple(graph.nodes)
-    metas = tuple(interner.meta(node.meta) for node in nodes)
-    arguments = (None if type(codegen) is CodeGen else codegen,)
-    return restore.graph, arguments, (nodes, metas), None, None, restore.fill_graph
 
 
 def _changed(attributes: dict[str, Any], fresh: dict[str, Any], without: set[str]) -> dict[str, Any]:
@@ -147,10 +132,6 @@ def _is_fresh(value: Any, fresh: Any) -> bool:
     if isinstance(value, (dict, list, set)):
         return not value and not fresh
     return value is fresh or (isinstance(value, (bool, int, tuple)) and bool(value == fresh))
-
-
-def reduce_node(node: torch.fx.Node) -> Reduction:
-    return restore.node, (node.graph, node.op, node.target, node.args, node.kwargs or None, node.name, node.type)
 
 
 def lasting_operator(target: OpOverload) -> OpOverload:
@@ -198,10 +179,6 @@ def reduce_shape_env(env: ShapeEnv) -> Reduction:
     return restore.shape_env, (), _changed(vars(env), _FRESH_ENV, _CACHES), None, None, restore.fill_shape_env
 
 
-def reduce_sym_node(node: SymNode) -> Reduction:
-    return restore.sym_node, (node._expr, node.shape_env, node.pytype, node._hint, node.constant)  # noqa: SLF001 - the properties simplify
-
-
 def reduce_verifier(verifier: type[Verifier]) -> Reduction:
     """A local class, as exir's verifiers are, by its options. Others are pickled by name."""
     restores = {"EDGE": restore.edge_verifier, "OLD_EXIR_ATEN": restore.aten_verifier}
@@ -232,7 +209,7 @@ REDUCTIONS: dict[type, Callable[[Any], Reduction]] = {
     OpOverload: reduce_operator,
     OpOverloadPacket: lambda packet: (restore.packet, tuple(packet._qualified_op_name.split("::"))),  # noqa: SLF001 - no public access
     ShapeEnv: reduce_shape_env,
-    SymNode: reduce_sym_node,
+    SymNode: lambda node: (restore.sym_node, (node._expr, node.shape_env, node.pytype, node._hint, node.constant)),  # noqa: SLF001 - the properties simplify
     _ViewSpec: reduce_view_spec,
     LeafSpec: lambda _leaf: (treespec_leaf, ()),
     immutable_dict: lambda mapping: (immutable_dict, (dict(mapping),)),
@@ -248,23 +225,6 @@ INLINE_LIMIT = 4096
 """Bytes objects up to this size stay in the stream."""
 
 _PLAIN = (bool, int, float, str)
-
-
-class Externals(Protocol):
-    """Keeps bytes that leave a stream. Each method returns the number that the stream refers to them by."""
-
-    def is_weight(self, storage: torch.UntypedStorage) -> bool:
-        """Whether it leaves the stream whatever its size."""
-
-    def note_tensor(self, tensor: torch.Tensor) -> None:
-        """Called with each real tensor."""
-
-    def put_storage(self, storage: torch.UntypedStorage) -> int: ...
-
-    def put_bytes(self, content: bytes) -> int: ...
-
-    def put_buffer(self, content: bytes | FileBackedData) -> int:
-        """The buffer may be read back as a file."""
 
 
 class _Buffer:
@@ -287,9 +247,8 @@ class _AbsentWeight:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, storages: StorageTable, externals: Externals) -> None:
+    def __init__(self, stream: io.BytesIO, externals: BlobSink) -> None:
         super().__init__(stream, protocol=5)
-        self._storages = storages
         self._externals = externals
         self._graphs: set[torch.fx.Graph] = set()
         self._interner = Interner()
@@ -297,7 +256,7 @@ class _Pickler(pickle.Pickler):
         self._stateful: dict[type, Callable[[Any], Reduction]] = {
             ExportedProgram: self._reduce_program,
             NamedDataStoreOutput: self._reduce_named_data,
-            NodeSource: self._reduce_node_source,
+            NodeSource: lambda source: (restore.node_source, self._interner.source_arguments(source)),
             torch.Tensor: self._reduce_tensor,
             torch.UntypedStorage: self._reduce_storage,
             torch.fx.Graph: self._reduce_graph,
@@ -347,16 +306,18 @@ class _Pickler(pickle.Pickler):
         return self._marked.setdefault(id(value), _AbsentWeight(value))
 
     def _reduce_graph(self, graph: torch.fx.Graph) -> Reduction:
+        """All nodes first, then their `meta`, which may name any of them."""
         self._graphs.add(graph)
-        return reduce_graph(graph, self._interner)
+        codegen = graph._codegen  # noqa: SLF001 - see `restore.graph`
+        nodes = tuple(graph.nodes)
+        metas = tuple(self._interner.meta(node.meta) for node in nodes)
+        arguments = (None if type(codegen) is CodeGen else codegen,)
+        return restore.graph, arguments, (nodes, metas), None, None, restore.fill_graph
 
     def _reduce_node(self, node: torch.fx.Node) -> Reduction:
         if node.graph not in self._graphs or node._erased:  # noqa: SLF001 - no public access
             return restore.missing, ()
-        return reduce_node(node)
-
-    def _reduce_node_source(self, source: NodeSource) -> Reduction:
-        return restore.node_source, self._interner.source_arguments(source)
+        return restore.node, (node.graph, node.op, node.target, node.args, node.kwargs or None, node.name, node.type)
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Reduction:
         if tensor.device.type not in ("cpu", "meta") or not is_plain(tensor):
@@ -368,7 +329,7 @@ class _Pickler(pickle.Pickler):
 
     def _reduce_kept(self, tensor: torch.Tensor) -> Reduction:
         return restore.tensor, (
-            self._storages.first(tensor.untyped_storage()),
+            self._externals.storages.first(tensor.untyped_storage()),
             tensor.dtype,
             (tuple(tensor.shape), tensor.stride(), tensor.storage_offset()),
             tensor.requires_grad,
@@ -395,10 +356,10 @@ class _Unpickler(pickle.Unpickler):
         return self._externals[number]
 
 
-def dump_program(program: ExportedProgram, storages: StorageTable, externals: Externals) -> bytes:
+def dump_program(program: ExportedProgram, externals: BlobSink) -> bytes:
     """The program's stream; large content goes to `externals`. Raises pickle's errors for unsupported objects."""
     stream = io.BytesIO()
-    _Pickler(stream, storages, externals).dump(program)
+    _Pickler(stream, externals).dump(program)
     return stream.getvalue()
 
 

@@ -41,11 +41,9 @@ _LEVEL = 6
 def save_program(program: ExportedProgram, *, kind: str, store: LocalStore) -> ArtifactRef:
     """Stores a program: its graph as a compressed stream, and the exact bytes of each weight storage.
 
-    The program is not changed. Its example inputs are left out: they are a separate artifact. The ref's identity
-    covers the kind and the canonical digest of the program.
-
-    Raises:
-        StoreError: the program has an object that cannot be stored.
+    The program is not changed. Its example inputs are left out: they are a separate artifact. The ref's identity covers
+    the kind and the canonical digest of the program. Raises StoreError if the program has an object that cannot be
+    stored.
     """
     storages = StorageTable()
     transparent = not any(map(is_traceable_wrapper_subclass, program.state_dict.values()))
@@ -63,8 +61,7 @@ def save_program(program: ExportedProgram, *, kind: str, store: LocalStore) -> A
 def save_graph(program: ExportedProgram, absent: AbsentWeights, *, kind: str, store: LocalStore) -> ArtifactRef:
     """Stores the graph of a program whose weights are absent; `kind` is that of the program.
 
-    Raises:
-        StoreError: the program has an object that cannot be stored, such as a tensor computed from absent weights.
+    Raises StoreError if the program has an object that cannot be stored, such as a tensor computed from absent weights.
     """
     manifest, _ = _graph(program, kind, BlobSink(store, StorageTable(absent)))
     return store.put_manifest(manifest, identity_of(manifest.kind, manifest.body))
@@ -124,7 +121,7 @@ def _graph(program: ExportedProgram, kind: str, sink: BlobSink) -> tuple[Artifac
     """The manifest of a program's graph, and the slot of each weight by the number of its storage."""
     storages = sink.storages
     try:
-        stream = dump_program(program, storages, sink)
+        stream = dump_program(program, sink)
     except (AttributeError, RuntimeError, TypeError, ValueError, pickle.PicklingError) as error:
         raise StoreError(f"the {kind} cannot be stored: {error}") from error
     form, contents = program_form(program, storages)

@@ -79,11 +79,9 @@ class StorageTable:
     """The distinct storages of a program or value, numbered in order of first use; hashes each of them once.
 
     Two storages with equal bytes are two entries: whether tensors share one matters to a program.
-
-    Attributes:
-        absent: storages that hold no bytes, of weights that are not there.
     """
 
+    # storages that hold no bytes, of weights that are not there
     absent: AbsentWeights = field(default_factory=AbsentWeights)
     storages: list[torch.UntypedStorage] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
@@ -122,22 +120,16 @@ class StorageTable:
 
 @dataclass
 class BlobSink:
-    """Publishes a stream's external content; hashes everything once.
-
-    Attributes:
-        weights: numbers of the storages that are weights. They are not published here.
-        blobs: every blob and its number, in order of first use.
-        entries: for each number in the stream, the kind of content and the number of its blob, or of the weight's
-            storage.
-        elsewhere: numbers of the storages of tensors that are no entries of the program's state.
-    """
+    """Publishes a stream's external content, by the number that the stream has for it; hashes everything once."""
 
     store: LocalStore
     storages: StorageTable
-    weights: frozenset[int] = frozenset()
+    weights: frozenset[int] = frozenset()  # numbers of the storages that are weights. They are not published here.
     state: frozenset[int] = frozenset()  # ids of the tensors in the program's state
-    blobs: dict[BlobRef, int] = field(default_factory=dict)
+    blobs: dict[BlobRef, int] = field(default_factory=dict)  # every blob and its number, in order of first use
+    # for each number in the stream, the kind of content and the number of its blob, or of the weight's storage
     entries: list[tuple[str, int]] = field(default_factory=list)
+    # numbers of the storages of tensors that are no entries of the program's state
     elsewhere: set[int] = field(default_factory=set)
     _numbers: dict[int, int] = field(default_factory=dict)
 
@@ -149,19 +141,27 @@ class BlobSink:
             self.elsewhere.add(self.storages.number(tensor.untyped_storage()))
 
     def is_weight(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it leaves the stream whatever its size."""
         return self.storages.number(storage) in self.weights or self.storages.absent.slot(storage) is not None
 
     def put_storage(self, storage: torch.UntypedStorage) -> int:
         """Publishes each storage once; storages with equal bytes share a blob."""
         key = self.storages.number(storage)
         if key not in self._numbers:
-            self._numbers[key] = self._put_storage(key, storage)
+            if self.is_weight(storage):
+                self.entries.append((WEIGHT, key))
+            else:
+                blob = self.store.put_bytes(storage_bytes(storage))
+                self.storages.note_digest(storage, blob.digest)
+                self.entries.append((_STORAGE, self.number(blob)))
+            self._numbers[key] = len(self.entries) - 1
         return self._numbers[key]
 
     def put_bytes(self, content: bytes) -> int:
         return self._put(_BYTES, content)
 
     def put_buffer(self, content: bytes | FileBackedData) -> int:
+        """It may be read back as a file."""
         if isinstance(content, FileBackedData):
             content = content.to_bytes()
         return self._put(_FILE, content)
@@ -169,20 +169,9 @@ class BlobSink:
     def number(self, blob: BlobRef) -> int:
         return self.blobs.setdefault(blob, len(self.blobs))
 
-    def _put_storage(self, key: int, storage: torch.UntypedStorage) -> int:
-        if self.is_weight(storage):
-            self.entries.append((WEIGHT, key))
-            return len(self.entries) - 1
-        blob = self.store.put_bytes(storage_bytes(storage))
-        self.storages.note_digest(storage, blob.digest)
-        return self._entry(_STORAGE, blob)
-
     def _put(self, kind: str, content: bytes) -> int:
         blob = self.store.put_bytes(content)
         self.storages.note_bytes_digest(content, blob.digest)
-        return self._entry(kind, blob)
-
-    def _entry(self, kind: str, blob: BlobRef) -> int:
         self.entries.append((kind, self.number(blob)))
         return len(self.entries) - 1
 

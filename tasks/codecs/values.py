@@ -159,10 +159,7 @@ def save_value(value: Any, *, kind: str, store: LocalStore) -> ArtifactRef:
     """Stores a tree of dict, list, tuple, int, float, bool, str, bytes, None and dense CPU tensors.
 
     Keeps types, strides, exact floats and shared storages. Equal values have equal bytes: the identity is the root's
-    digest.
-
-    Raises:
-        StoreError: the tree has something else; the message says where.
+    digest. Raises StoreError if the tree has something else; the message says where.
     """
     encoder = TreeEncoder(store.put_bytes)
     tree = encoder.encode(value)

@@ -27,15 +27,13 @@ from ...configs.sources import BuilderSource
 from ...errors import ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
 from ..results.causes import add_known_causes, awaits_diagnosis
 from ..targets.find import find_target_class, link_names
-from .keys.code import PTEFORGE
+from .keys.code import PTEFORGE, StageKey, stage_code_digest
 from .keys.inputs import Observed
-from .keys.key import StageKey, stage_code_digest
-from .keys.search import ModuleSearch
+from .keys.search import ModuleSearch, distribution_versions
 from .keys.source import source_fields
-from .keys.versions import distribution_versions
 from .runner import Done, NullObserver, Observer, StageCall
 from .stage import CallableParams, Params, Progressed, Workspace, from_roles, no_progress, reporter, to_roles
-from .workers import CallChain, StageRunner, WorkerLimits
+from .workers import CallChain, StageRunner, WorkerCall, WorkerLimits
 
 REFRESHED = "asked for with --refresh"
 """Why a stage ran that may have been in the ledger."""
@@ -59,18 +57,18 @@ class Executor:
         self.store = store
         self.refresh = refresh
         self._workers = workers
-        self._toolchains: dict[tuple[str, tuple[str, ...], tuple[str, ...]], _Toolchain] = {}
+        self._toolchains: dict[tuple[str, tuple[str, ...], tuple[str, ...]], tuple[Digest, Mapping[str, str]]] = {}
 
     def key(self, call: StageCall) -> StageKey:
         stage, params = call.stage, call.params
         name = (stage.name, stage.versions_of(params), params.target_names())
         if name not in self._toolchains:
             self._toolchains[name] = _toolchain(stage.__module__, *name[1:])
-        toolchain = self._toolchains[name]
+        code, versions = self._toolchains[name]
         return StageKey(
             stage=stage.name,
-            code=toolchain.code,
-            versions=toolchain.versions,
+            code=code,
+            versions=versions,
             inputs={role: stage.input_digest(params, ref) for role, ref in call.inputs.items()},
             params=params.model_dump(mode="json"),
         )
@@ -153,15 +151,10 @@ class Executor:
 
         if call.stage.runs_isolated(call.params):
             predicted = predict_memory(call, self.store)
+            limits = WorkerLimits(timeout=call.limits.timeout, memory=call.limits.memory)
+            path, body = tuple(map(str, call.python_path)), f"{__name__}:{run_stage.__name__}"
             report = self._workers.run(
-                f"{__name__}:{run_stage.__name__}",
-                work,
-                WorkerLimits(timeout=call.limits.timeout, memory=call.limits.memory),
-                memory=predicted,
-                python_path=tuple(map(str, call.python_path)),
-                chain=_chain(call),
-                started=start,
-                progressed=progressed,
+                WorkerCall(body, work, limits, predicted, path, _chain(call), started=start, progressed=progressed)
             )
             result, seconds, peak, log = report.result, report.seconds, report.peak_memory, report.log
         else:
@@ -217,10 +210,8 @@ class Executor:
         A module that the static closure does not see (imported by a computed name, say) is watched from now on: its
         code enters the key, so a later change of it is a miss. So are packages that the user's imports import, files
         that were not declared, and environment variables. The key has those as they were when they were read: where
-        they have changed since, no later call has it.
-
-        Raises:
-            StageFailed: the user's code is not what it was when the call was made.
+        they have changed since, no later call has it. Raises StageFailed if the user's code is not what it was when the
+        call was made.
         """
         assert call.user_code  # noqa: S101 - the caller has looked
         ledger, name = self.store.ledger, call.user_code.watch_name
@@ -346,24 +337,19 @@ _READ = ("read", "environment")
 """Fields of a source that `input_fields` makes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Toolchain:
-    """What a stage runs with: the digest of our code, and the versions of everything else."""
+def _toolchain(
+    module: str, distributions: tuple[str, ...], targets: tuple[str, ...]
+) -> tuple[Digest, Mapping[str, str]]:
+    """What a stage runs with: the digest of our code, and the versions of everything else.
 
-    code: Digest
-    versions: Mapping[str, str]
-
-
-def _toolchain(module: str, distributions: tuple[str, ...], targets: tuple[str, ...]) -> _Toolchain:
-    """Takes milliseconds, since it reads what is installed: keep it for the time of a run."""
+    Takes milliseconds, since it reads what is installed: keep it for the time of a run.
+    """
     modules, names = [module], list(distributions)
     for target in dict.fromkeys(targets):
         names += find_target_class(target).distributions
         modules += [find_target_class(link).__module__ for link in link_names(target)]
-    return _Toolchain(
-        code=digest_json([stage_code_digest(name) for name in modules]),
-        versions={"python": platform.python_version(), **distribution_versions(names)},
-    )
+    versions = {"python": platform.python_version(), **distribution_versions(names)}
+    return digest_json([stage_code_digest(name) for name in modules]), versions
 
 
 _MIB = 1 << 20
@@ -385,8 +371,7 @@ _UNMEASURED = 2.5
 def predict_memory(call: StageCall, store: Store) -> int:
     """Bytes, at most the call's limit, since it is killed there. Reads the manifests of its inputs.
 
-    Raises:
-        StoreError: an input's manifest is gone or damaged, or the store cannot be used.
+    Raises StoreError if an input's manifest is gone or damaged, or the store cannot be used.
     """
     last = store.ledger.last_run(call.slot)
     predicted = last.peak_memory if last and last.peak_memory else _by_size(call, store)

@@ -20,7 +20,7 @@ from ...artifacts.ref import ArtifactRef
 from ...artifacts.store import Store
 from ...configs.model import Limits
 from ...configs.sources import BuilderSource, ResolvedSource
-from .keys.key import StageKey
+from .keys.code import StageKey
 from .stage import UNKNOWN_DIGEST, Params, Stage, find_stage, from_roles, is_known, unknown_roles
 
 if TYPE_CHECKING:
@@ -213,12 +213,9 @@ class PlanRunner(EngineRunner):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A result without what whoever asks again has, too: a run may keep thousands.
+    """A result without what whoever asks again has, too: a run may keep thousands."""
 
-    Attributes:
-        values: of the fields of `Done`. Call and key are among them if the stage was recorded under another key.
-    """
-
+    # of the fields of `Done`. Call and key are among them if the stage was recorded under another key.
     values: Mapping[str, Any]
 
     @classmethod

@@ -104,12 +104,9 @@ class Roles:
     - ``program: kinds.EdgeProgram``: the role ``program``;
     - ``data: kinds.PtdFile | None = None``: the role ``data``, which may be absent;
     - ``state: Mapping[str, kinds.State]``: the roles ``state/<key>``; the key ``""`` is the bare role ``state``.
-
-    Attributes:
-        role_fields: what each field's annotation says.
     """
 
-    role_fields: ClassVar[Mapping[str, RoleField]]
+    role_fields: ClassVar[Mapping[str, RoleField]]  # what each field's annotation says
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
@@ -135,8 +132,7 @@ def _roles_of(name: str, value: ArtifactRef | Mapping[str, ArtifactRef] | None) 
 def from_roles(cls: type[_R], roles: Mapping[str, ArtifactRef]) -> _R:
     """The inverse of `to_roles`. Mappings are ordered by key, so that the order of `roles` decides nothing.
 
-    Raises:
-        ValueError: a role is unknown or missing, or its artifact is of a kind that the field does not admit.
+    Raises ValueError if a role is unknown or missing, or its artifact is of a kind that the field does not admit.
     """
     known = cls.role_fields
     values: dict[str, Any] = {name: {} for name, wanted in known.items() if wanted.mapping}
@@ -190,6 +186,7 @@ class Stage:
         isolated: the body runs in a worker process. Otherwise it needs neither torch nor ExecuTorch, and runs where it
             is called.
         ends_chain: no stage follows that shares a process with this one.
+        reads_traces: stack traces, which a program's identity excludes, are part of the outputs.
         distributions: packages whose versions the outputs depend on, besides those of targets.
         Params: type of its parameters.
         Inputs: type of its input artifacts.
@@ -199,6 +196,7 @@ class Stage:
     name: ClassVar[str]
     isolated: ClassVar[bool] = True
     ends_chain: ClassVar[bool] = False
+    reads_traces: ClassVar[bool] = False
     distributions: ClassVar[tuple[str, ...]] = ("torch", "executorch", "torchao")
     Params: ClassVar[type[_AnyParams]]
     Inputs: ClassVar[type[Roles]]
@@ -227,7 +225,7 @@ class Stage:
     @classmethod
     def input_digest(cls, params: Any, ref: ArtifactRef) -> Digest:  # noqa: ARG003 - as above
         """What the key says of an input: what it means, or for stages that read more than that, its stored bytes."""
-        return ref.identity
+        return ref.root.digest if cls.reads_traces else ref.identity
 
     @staticmethod
     def run(inputs: Any, params: Any, work: Workspace) -> Any:

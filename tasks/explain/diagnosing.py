@@ -13,7 +13,6 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -35,8 +34,8 @@ from ..export.method import Shapes, dynamic_shapes_of, export_method, export_siz
 from ..export.sizes import asked_sizes
 from ..results.causes import known_causes
 from ..results.diagnosis import Attempt, Diagnosis, Finding, Mode, without_advice
-from ..usercode.copies import copy_module
 from ..usercode.model_source import BuiltModel
+from ..usercode.modules import copy_module
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding, with_shapes
 
 _LENGTH = 2000  # characters of an error that are kept
@@ -75,7 +74,8 @@ def diagnose_method(
         fixes = () if recurrent else _fixes(errors, name, method, shapes)
         attempts = tuple(frames.attempt(mode, error) for mode, error in errors.items())
         found = list(_modes(attempts, strict=strict))
-        drafted = _draft(name, method, shapes)
+        with mock.patch.object(torch.export, "export", _draft_export.draft_export):  # for just what `export` is given
+            drafted = _exported(name, method, shapes, strict=False, drafted=True)
         if isinstance(drafted, ExportedProgram):
             only: Mode | None = "non-strict" if attempts[True].exported else None
             found += _drafted(drafted, errors[False], attempts[False], only, frames, fixes, recurrent=recurrent)
@@ -105,12 +105,6 @@ def _exported(
         return error.__cause__ if isinstance(error.__cause__, Exception) else error
     except Exception as error:  # noqa: BLE001 - whatever torch raises is what is to be explained
         return error
-
-
-def _draft(name: str, method: MethodDefinition, shapes: Shapes) -> ExportedProgram | Exception:
-    """The draft, from exactly the arguments that `export` has."""
-    with mock.patch.object(torch.export, "export", _draft_export.draft_export):
-        return _exported(name, method, shapes, strict=False, drafted=True)
 
 
 @contextlib.contextmanager
@@ -392,14 +386,10 @@ def _tried(dimension: str, name: str, method: MethodDefinition, shapes: Shapes, 
             continue
         dim = Dim(part, min=-(-smallest // step), max=size.maximum // step)
         made = dim if step == 1 else step * dim
-        trial = pytree.tree_map_only(Dim, partial(_replaced, dimension, made), dynamic)
+        trial = pytree.tree_map_only(Dim, lambda dim, made=made: made if dim.__name__ == dimension else dim, dynamic)
         if not _error(_exported(name, replace(method, dynamic_shapes=trial), None, strict=strict)):
             return {part: repr(dim)} | ({} if step == 1 else {dimension: f"{step}*{part}"})
     return {}
-
-
-def _replaced(name: str, made: Dim, dim: Dim) -> Dim:
-    return made if dim.__name__ == name else dim
 
 
 def _remedy(name: str, value: str, fixes: Mapping[str, str]) -> str:

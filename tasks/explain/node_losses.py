@@ -1,9 +1,11 @@
-"""Loss of quality at each operator of a program, against the program that it was made from."""
+"""Loss of quality at each operator of a program, against the program that it was made from: their nodes are matched."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from torch.fx import Graph, Node
 
 from ...errors import VerificationFailed
-from ..lower.matching import Match, Origin
+from ..lower.graphs import Origin, calls_of, module_path
 from ..results.figures import Case, worst_of
 from ..results.numerics import NodeLoss
 from ..verify.compare import compare
@@ -98,3 +100,176 @@ def operator_name(node: Node) -> str:
 def count_operators(graph: Graph) -> int:
     """How many nodes call an operator, and not a function such as ``getitem``."""
     return sum(node.op == "call_function" and hasattr(node.target, "_schema") for node in graph.nodes)
+
+
+def match_places(before: Graph, after: Graph) -> Mapping[str, str]:
+    """Names of the nodes of `after` to names in `before`, both exported from one model, by where they come from.
+
+    For programs that were exported separately, for example because the model's weights changed in between. If a module
+    had a single operator, all operators that it has now stand for that one; otherwise operators of one kind are matched
+    in order. Nodes that have no counterpart get a name that nothing else has.
+    """
+    labels = {label: name for name, label in _labels(before)}
+    modules = Counter(module_path(node) for node in calls_of(before))
+    only = {module_path(node): node.name for node in calls_of(before) if modules[module_path(node)] == 1}
+    renamed = {name: labels.get(label, f"{name} (new)") for name, label in _labels(after)}
+    return renamed | {node.name: only[path] for node in calls_of(after) if (path := module_path(node)) in only}
+
+
+def _labels(graph: Graph) -> Iterator[tuple[str, tuple[str, str, int]]]:
+    """Each operator's name with its module, kind, and number among those."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for node in calls_of(graph):
+        kind = (module_path(node), str(node.target))
+        yield node.name, (*kind, seen[kind])
+        seen[kind] += 1
+
+
+_CODING = ("quantize_per", "dequantize_per", "quantize_affine", "dequantize_affine")
+
+
+@dataclass(frozen=True)
+class Match:
+    """A node of the program after, for nodes of the program before."""
+
+    after: Node
+    before: Node  # the node that should have the same value
+    sources: tuple[str, ...]  # names of the sources that it stands for; the last one is that of the value
+
+    @property
+    def computing(self) -> Node:
+        """The operator that computes the value; `after` may only quantize it, or take it from a tuple."""
+        node = self.after
+        while _passes_on(node) and isinstance(node.args[0], Node) and node.args[0].op == "call_function":
+            node = node.args[0]
+        return node
+
+
+def root_of(node: Node) -> str:
+    """The first node in a node's history: one of the exported program, unless a later stage created the node."""
+    name, history = node.name, node.meta.get("from_node")
+    while history:
+        name, history = history[-1].name, history[-1].from_node
+    return str(name)
+
+
+def match_nodes(before: Graph, after: Graph, renamed: Mapping[str, str]) -> tuple[Match, ...]:
+    """Matches the nodes of two programs, whose parameters are attributes, in the order of `after`.
+
+    `renamed` maps sources of `after` to their names in `before`, if it was exported separately.
+    """
+    old, new = _Groups(before, {}), _Groups(after, renamed)
+    new.adopt(_replacements(old, new))
+    matches: dict[Node, Match] = {}
+    for source, exits in new.exits.items():
+        if source not in old.exits:
+            continue
+        for node, counterpart in _paired(exits, old.exits[source], old, new):
+            chain = _merged(counterpart, old, new)
+            comparable = [candidate for candidate in chain if _comparable(node, candidate)]
+            if comparable:
+                covered = chain[: chain.index(comparable[-1]) + 1]
+                names = tuple(dict.fromkeys(old.source[merged] for merged in covered))
+                matches[node] = Match(node, comparable[-1], names)
+    return tuple(matches[node] for node in after.nodes if node in matches)
+
+
+class _Groups:
+    """The nodes of a graph by source. Attributes, such as parameters, are in no group."""
+
+    def __init__(self, graph: Graph, renamed: Mapping[str, str]) -> None:
+        self.source: dict[Node, str] = {}
+        for node in graph.nodes:
+            if node.op in ("placeholder", "call_function"):
+                self.source[node] = self._source(node, renamed)
+        self._find_members()
+
+    def _source(self, node: Node, renamed: Mapping[str, str]) -> str:
+        if _passes_on(node) and node.args[0] in self.source:
+            return self.source[node.args[0]]
+        return renamed.get(root_of(node), root_of(node))
+
+    def _find_members(self) -> None:
+        self.members: dict[str, list[Node]] = defaultdict(list)
+        self.exits: dict[str, list[Node]] = defaultdict(list)
+        for node, source in self.source.items():
+            self.members[source].append(node)
+            leaves = any(self.source.get(user) != source for user in node.users)
+            if leaves and isinstance(node.meta.get("val"), torch.Tensor):
+                self.exits[source].append(node)
+
+    def adopt(self, sources: Mapping[Node, str]) -> None:
+        """Gives nodes other sources."""
+        self.source |= sources
+        self._find_members()
+
+    def users(self, node: Node) -> frozenset[str]:
+        """Sources of the users of a node's value outside its group, and its positions among the outputs."""
+        found = set()
+        for user in node.users:
+            if user.op == "output":
+                found |= {f"output {position}" for position, output in enumerate(user.args[0]) if output is node}
+            elif self.source.get(user) not in (None, self.source[node]):
+                found.add(self.source[user])
+        return frozenset(found)
+
+    def ends(self, source: str) -> tuple[frozenset[str], frozenset[str]]:
+        """Sources of a group's inputs and of its users."""
+        nodes = self.members[source]
+        inputs = {self.source[given] for node in nodes for given in node.all_input_nodes if given in self.source}
+        used = {user for node in nodes for user in self.users(node)}
+        return frozenset(inputs - {source}), frozenset(used)
+
+
+def _replacements(old: _Groups, new: _Groups) -> dict[Node, str]:
+    """New sources of nodes whose own source is unknown: a vanished one that connected the same sources."""
+    gone = defaultdict(list)
+    for source in old.members:
+        if source not in new.exits:
+            gone[old.ends(source)].append(source)
+    found: dict[Node, str] = {}
+    for source, nodes in new.members.items():
+        if source not in old.members:
+            candidates = gone.get(new.ends(source), [])
+            if len(candidates) == 1:
+                found |= dict.fromkeys(nodes, candidates[0])
+    return found
+
+
+def _paired(exits: Sequence[Node], counterparts: Sequence[Node], old: _Groups, new: _Groups) -> list[tuple[Node, Node]]:
+    if len(counterparts) == 1:
+        return [(node, counterparts[0]) for node in exits]
+    pairs = []
+    for node in exits:
+        same_users = [other for other in counterparts if old.users(other) & new.users(node)]
+        candidates = same_users or [other for other in counterparts if _comparable(node, other)]
+        if len(candidates) == 1:
+            pairs.append((node, candidates[0]))
+    return pairs
+
+
+def _merged(node: Node, old: _Groups, new: _Groups) -> list[Node]:
+    """A node, and those after it that `new` no longer has and that take nothing else of the graph."""
+    chain = [node]
+    while True:
+        users = old.users(chain[-1])
+        (only,) = users if len(users) == 1 else (None,)
+        if only is None or only in new.members or only not in old.exits:
+            return chain
+        exits = old.exits[only]
+        if len(exits) != 1 or old.ends(only)[0] != {old.source[chain[-1]]}:
+            return chain
+        chain.append(exits[0])
+
+
+def _passes_on(node: Node) -> bool:
+    """Whether a node only quantizes, dequantizes or takes from a tuple the value of another one."""
+    coding = any(part in str(getattr(node.target, "__name__", "")) for part in _CODING)
+    return node.op == "call_function" and (coding or node.target is operator.getitem)
+
+
+def _comparable(node: Node, other: Node) -> bool:
+    """Whether two values can be compared: equal shapes, and equal dtypes or both floating."""
+    ours, theirs = node.meta["val"], other.meta["val"]
+    kinds = ours.dtype == theirs.dtype or (ours.is_floating_point() and theirs.is_floating_point())
+    return bool(kinds and [str(size) for size in ours.shape] == [str(size) for size in theirs.shape])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import copy
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,18 +23,15 @@ from executorch.exir.backend.utils import tag_constant_data
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch.export import ExportedProgram
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from ...artifacts.local_store import LocalStore
 from ...configs.recipe import CompileOptions
 from ...errors import TargetError, VerificationFailed, first_line
-from ..lower.backends import preprocess_all
+from ..lower.delegates import link_delegates, preprocess_all
 from ..lower.emission import backend_config, to_executorch
 from ..lower.exir import split_compile_specs, to_partitioned_program
-from ..lower.graphs import lowered_modules
-from ..lower.linking import link_delegates
-from ..lower.matching import origin_of
-from ..lower.state import state_names
+from ..lower.graphs import calls_of, lowered_modules, origin_of, state_names
 from ..results.figures import Worst, worst_of
 from ..results.numerics import CLEAN_DB, DelegateLoss, LosingPart, Operator, PayloadLosses
 from ..usercode.inputs import StoredCase
@@ -88,7 +85,7 @@ class Bench:
     def lower(self, part: ExportedProgram, backend: Backend) -> Loadable:
         """A file that consists of a program, whose graph is not usable afterwards."""
         if backend.id:
-            part, _ = split(part, [node.name for node in _calls(part.graph)], backend)
+            part, _ = split(part, [node.name for node in calls_of(part.graph)], backend)
             made = preprocess_all({_METHOD: part}, LocalStore.open(self.scratch / "delegates"))
             link_delegates(part, made[_METHOD], external=False)
         manager = EdgeProgramManager({_METHOD: part}, None, EdgeCompileConfig(_check_ir_validity=False))
@@ -108,8 +105,7 @@ class Bench:
 def split(program: ExportedProgram, names: Collection[str], backend: Backend) -> tuple[ExportedProgram, str]:
     """A copy of a program in which some of the nodes are a lowered module without bytes; the name of that.
 
-    Raises:
-        TargetError: the nodes do not make one module.
+    Raises TargetError if the nodes do not make one module.
     """
     copied = copy_program(program)
     if backend.id:
@@ -166,46 +162,40 @@ class Call:
     outputs: Sequence[Any]  # those of the runtime, or torch's if it was not run by it
 
 
-class Hybrid:
-    """A partitioned program that torch runs, but for some of its delegates."""
+def run_hybrid(
+    program: TorchProgram, on_runtime: Mapping[str, Loadable], flat: Sequence[Any]
+) -> tuple[Sequence[Any], dict[str, Call]]:
+    """Runs a partitioned program in torch, but for some of its delegates; raises VerificationFailed if those fail.
 
-    def __init__(self, program: TorchProgram, on_runtime: Mapping[str, Loadable]) -> None:
-        self._program = program
-        self._on_runtime = on_runtime
+    Returns flat outputs, and the call of each delegate, by its module's name.
+    """
+    values: dict[str, Any] = {}
+    calls: dict[str, Call] = {}
+    nodes = [node for node in program.module.graph.nodes if node.target is executorch_call_delegate]
+    wanted = {given.name for node in nodes for given in node.all_input_nodes}
 
-    def run(self, flat: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Call]]:
-        """Flat outputs, and the call of each delegate, by its module's name.
+    def watch(node: Node, value: Any) -> Any:
+        if node.name in wanted:
+            values[node.name] = value
+        if node.target is not executorch_call_delegate:
+            return value
+        name = str(node.args[0].target)
+        inputs = [values[given.name] if isinstance(given, Node) else given for given in node.args[1:]]
+        outputs = list(value)
+        if name in on_runtime:
+            call = ExpectedCall(_METHOD, inputs, outputs, name)
+            (outputs,) = on_runtime[name].run([call])  # type: ignore[assignment]  # a sequence
+        calls[name] = Call(inputs, list(value), outputs)
+        return outputs
 
-        Raises:
-            VerificationFailed: the runtime fails.
-        """
-        values: dict[str, Any] = {}
-        calls: dict[str, Call] = {}
-        nodes = [node for node in self._program.module.graph.nodes if node.target is executorch_call_delegate]
-        wanted = {given.name for node in nodes for given in node.all_input_nodes}
-
-        def watch(node: Node, value: Any) -> Any:
-            if node.name in wanted:
-                values[node.name] = value
-            if node.target is not executorch_call_delegate:
-                return value
-            name = str(node.args[0].target)
-            inputs = [values[given.name] if isinstance(given, Node) else given for given in node.args[1:]]
-            outputs = list(value)
-            if name in self._on_runtime:
-                call = ExpectedCall(_METHOD, inputs, outputs, name)
-                (outputs,) = self._on_runtime[name].run([call])  # type: ignore[assignment]  # a sequence
-            calls[name] = Call(inputs, list(value), outputs)
-            return outputs
-
-        return self._program.run(flat, watch), calls
+    return program.run(flat, watch), calls
 
 
 def measure(
     program: TorchProgram, name: str, lowered: Loadable, inputs: Sequence[Sequence[Any]], expected: Sequence[Any]
 ) -> tuple[Measured, list[Call]]:
     """The loss of a lowered module, alone, and what it passes on to the outputs of the program; its calls."""
-    ran = [Hybrid(program, {name: lowered}).run(flat) for flat in inputs]
+    ran = [run_hybrid(program, {name: lowered}, flat) for flat in inputs]
     calls = [own[name] for _, own in ran]
     try:
         own = _compared([call.outputs for call in calls], [call.expected for call in calls])
@@ -306,10 +296,6 @@ def _described(node: Node) -> str:
     return type(value).__name__
 
 
-def _calls(graph: Graph) -> Iterator[Node]:
-    return (node for node in graph.nodes if node.op == "call_function")
-
-
 @dataclass
 class PayloadSearch:
     """Which delegates of a method lose, and where; if none does, which operators outside of them."""
@@ -357,12 +343,12 @@ class PayloadSearch:
             if measured.loses(self.least_db):
                 least = max(self.least_db, decibels(measured.own) + self.drop_db) if measured.own else self.least_db
                 search = Search(part, backend, [call.inputs for call in calls], least, self.bench)
-                operators = tuple(map(_operator, _calls(part.graph)))
+                operators = tuple(map(_operator, calls_of(part.graph)))
                 parts = search.find() or (LosingPart(operators, measured.own, measured.passed_on, measured.problem),)
         return DelegateLoss(
             position=position,
             backend=backend_id,
-            operators=sum(1 for _ in _calls(part.graph)),
+            operators=sum(1 for _ in calls_of(part.graph)),
             own=measured.own,
             passed_on=measured.passed_on,
             problem=measured.problem,
@@ -375,5 +361,5 @@ class PayloadSearch:
         if not self._files:
             return None
         with suppress(VerificationFailed):
-            return _compared([Hybrid(self._whole, self._files).run(flat)[0] for flat in self.inputs], self._expected)
+            return _compared([run_hybrid(self._whole, self._files, flat)[0] for flat in self.inputs], self._expected)
         return None

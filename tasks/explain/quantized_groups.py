@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from executorch.exir.delegate import executorch_call_delegate
 from torch.fx import Graph, Node
 
+from ..lower.graphs import calls_of
+
 _CODING = ("quantize_per", "quantize_affine", "choose_qparams")  # also of what dequantizes
 
 
@@ -18,7 +20,7 @@ def groups_of(graph: Graph, *, delegated: bool = True) -> list[Sequence[tuple[st
     belongs to every operator that takes them, see `take_quantization`. Kernels compute one node each.
     """
     owner: dict[Node, Node] = {}  # node -> the last node of its group
-    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    nodes = list(calls_of(graph))
     for node in reversed(nodes):
         if node.target is executorch_call_delegate or _of_delegate(node) or (delegated and _is_free(node)):
             continue

@@ -15,7 +15,6 @@ from ...configs.definition import ModelDefinition
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError
 from ..results.figures import disagreements, violations
-from ..usercode.copies import copy_module, copy_modules
 from ..usercode.inputs import (
     DRAWS,
     StoredCase,
@@ -26,7 +25,7 @@ from ..usercode.inputs import (
     prepend_mutated_inputs,
 )
 from ..usercode.model_source import BuiltModel
-from ..usercode.prepared import for_inference
+from ..usercode.modules import copy_module, copy_modules, for_inference
 from ..verify.compare import compare_all
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -90,10 +89,8 @@ def _drawn_cases(
 ) -> Iterator[Flat]:
     """Random inputs with outputs of `run`, with values as different from the examples' as the model allows.
 
-    Inputs of the examples' sizes are left out where it allows none.
-
-    Raises:
-        SourceError: the model takes none of other sizes, although its dynamic shapes say so.
+    Inputs of the examples' sizes are left out where it allows none. Raises SourceError if the model takes none of other
+    sizes, although its dynamic shapes say so.
     """
     inputs = [flat for flat, _ in examples]
     finite = all(_is_finite(outputs) for _, outputs in examples)
@@ -241,8 +238,7 @@ def _widened(value: Any) -> Any:
 def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:
     """Flat outputs, preceded by the inputs that the module writes to; neither it nor the arguments are changed.
 
-    Raises:
-        SourceError: the module raises; `what` says on which inputs.
+    Raises SourceError if the module raises; `what` says on which inputs.
     """
     args, kwargs = copy.deepcopy(call)
     fresh = copy_module(module)  # the module's state must stay what it was built with
@@ -259,10 +255,8 @@ def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:
 def run_sequences_in_eager(definition: ModelDefinition) -> list[list[tuple[str, list[Any], list[Any]]]]:
     """Method, flat inputs and eager's flat outputs of every call; each sequence starts from the model's first state.
 
-    The definition's modules stay as they are.
-
-    Raises:
-        SourceError: a call names an unknown method, or a method does not take its inputs.
+    The definition's modules stay as they are. Raises SourceError if a call names an unknown method, or a method does
+    not take its inputs.
     """
     return [_run(definition, number) for number in range(len(definition.sequences))]
 

@@ -1,4 +1,4 @@
-"""Exporting one method of the user's model, with dynamic sizes as torch has them."""
+"""Exporting one method of the user's model, with dynamic sizes as torch has them, and its constant methods."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from executorch.exir.tensor import layout_enum, scalar_type_enum
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -18,11 +19,9 @@ from ...artifacts.digest import Digest, digest_bytes
 from ...configs.definition import MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from ..upstream.torch_export import uncompared_masks
-from ..usercode.copies import copy_module
 from ..usercode.inputs import check_bounded
-from ..usercode.keyword_inputs import by_name
-from ..usercode.model_source import BuiltModel
-from ..usercode.prepared import convert_prepared, for_inference, is_prepared
+from ..usercode.model_source import BuiltModel, by_name
+from ..usercode.modules import convert_prepared, copy_module, for_inference, is_prepared
 from .eager import is_like_eager, run_eager
 from .sizes import AskedSize, asked_sizes, check_examples, export_again, needs_export, settle_minimum, unkept_sizes
 
@@ -46,8 +45,7 @@ def to_dims(inputs: list[Any]) -> tuple[Any, ...]:
 def check_entries(inputs: Sequence[Any], example: Sequence[Any], what: str) -> None:
     """Checks that entries, as `to_dims` takes them, have the structure of the inputs.
 
-    Raises:
-        SourceError: the number of entries differs, or an input lacks a dimension.
+    Raises SourceError if the number of entries differs, or an input lacks a dimension.
     """
     if len(inputs) != len(example):
         raise SourceError(f"dynamic_shapes of {what} has {len(inputs)} entries, and there are {len(example)} inputs")
@@ -99,8 +97,7 @@ Shapes = Mapping[str, Any] | None
 def choose_method(model: BuiltModel, name: str | None, shapes: Shapes) -> str:
     """The name of a method, by default of the model's first one, its module in inference mode.
 
-    Raises:
-        SourceError: the model has no such method, or none that `shapes` name.
+    Raises SourceError if the model has no such method, or none that `shapes` name.
     """
     methods = list(model.definition.methods)
     name = name or methods[0]
@@ -131,6 +128,41 @@ def digest_weights(definition: ModelDefinition) -> dict[str, dict[str, Digest]]:
         }
         for method, made in definition.methods.items()
     }
+
+
+_INT64 = range(-(2**63), 2**63)
+
+
+def emitted_constants(constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Constants as ExecuTorch emits them (exir/emit/_emitter.py, `_emit_prim_getters`).
+
+    Args:
+        constants: name to value: int, float, bool, str, torch.dtype, torch.layout, tensor, or a tree of these.
+
+    Raises:
+        SourceError: something else is there, or an integer of more than 64 bits.
+    """
+    return {
+        name: pytree.tree_map(lambda leaf, name=name: _emitted(name, leaf), tree) for name, tree in constants.items()
+    }
+
+
+def _emitted(name: str, leaf: Any) -> Any:
+    match leaf:
+        case bool() | float() | str():
+            return leaf
+        case int() if leaf in _INT64:
+            return leaf
+        case torch.dtype():
+            return int(scalar_type_enum(leaf))
+        case torch.layout():
+            return int(layout_enum(leaf))
+        case torch.Tensor() if leaf.layout is torch.strided:
+            return leaf.detach()
+    raise SourceError(
+        f"constant method {name!r} has a {type(leaf).__name__} ({leaf!r:.40}); a file can hold integers of 64 bits, "
+        "floats, booleans, text, dtypes and dense tensors, and lists, tuples and dicts of them"
+    )
 
 
 def export_sized(
@@ -187,11 +219,9 @@ def export_method(
 ) -> ExportedProgram:
     """Exports a method with its first example. A module that PT2E has prepared is converted before.
 
-    Observers and fake quantization could not be converted after the export. `state` is the module's, for messages:
-    `` after source_transforms``.
-
-    Raises:
-        SourceError: it does not take its example inputs or its dynamic shapes, or was prepared and never trained.
+    Observers and fake quantization could not be converted after the export. `state` is the module's, for messages, such
+    as " after source_transforms". Raises SourceError if it does not take its example inputs or its dynamic shapes, or
+    was prepared and never trained.
     """
     example = method.example_inputs[0]
     dynamic = dynamic_shapes_of(name, method, shapes)

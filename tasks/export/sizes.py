@@ -96,10 +96,8 @@ Trial = Callable[[Mapping[sympy.Symbol, int]], bool | None]
 def settle_minimum(program: ExportedProgram, asked: Sequence[AskedSize], trial: Trial, what: str) -> None:
     """Tries a size of 1 where that was asked for, and writes to the program's ranges whether it is right.
 
-    torch.export takes every dynamic size for 2 or more, and does not see that code branches on 1.
-
-    Raises:
-        SourceError: the program computes something else for 1, although a `Dim` says that it is a size.
+    torch.export takes every dynamic size for 2 or more, and does not see that code branches on 1. Raises SourceError if
+    the program computes something else for 1, although a `Dim` says that it is a size.
     """
     shapes, tried = input_shapes(program), dict[sympy.Symbol, bool | None]()
     for found in asked:
@@ -263,11 +261,10 @@ def _restore_minimum(program: ExportedProgram, again: ExportedProgram) -> None:
 
 def _guarded(sizes: dict[int, Any]) -> dict[int, Any]:
     """Dynamic sizes of an input within the same bounds, as far as guards allow."""
-    return {index: Dim.AUTO(min=size.min, max=_finite(size.max)) for index, size in sizes.items()}
-
-
-def _finite(bound: Any) -> int | None:
-    return bound if isinstance(bound, int) else None
+    return {
+        index: Dim.AUTO(min=size.min, max=size.max if isinstance(size.max, int) else None)
+        for index, size in sizes.items()
+    }
 
 
 def sizes_collection(inputs: Sequence[Any], sizes: Sequence[dict[int, Any]]) -> ShapesCollection | None:

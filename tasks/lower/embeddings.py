@@ -65,20 +65,13 @@ def fuse_embeddings(program: ExportedProgram) -> None:
 
 @dataclass(frozen=True)
 class _Form:
-    """How a table is quantized.
+    """How a table is quantized."""
 
-    Attributes:
-        scales: one for each row, or for each group of its columns.
-        zero_points: of the same shape.
-        lowest: the least value of a weight; with `highest` it says how many bits a weight has.
-        dtype: of the dequantized weights.
-    """
-
-    scales: Node
-    zero_points: Node | None
-    lowest: int
+    scales: Node  # one for each row, or for each group of its columns
+    zero_points: Node | None  # of the same shape
+    lowest: int  # the least value of a weight; with `highest` it says how many bits a weight has
     highest: int
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the dequantized weights
 
     @classmethod
     def of(cls, node: Node) -> _Form:

@@ -1,4 +1,4 @@
-"""The private parts of executorch.exir 1.5.1, each behind a function of ours."""
+"""What `edge` and `partition` do to a program, by private parts of executorch.exir 1.5.1, each behind a function."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from ...artifacts.local_store import LocalStore
+from ...artifacts.ref import ArtifactRef
+from ...errors import StoreError, first_line
+from ..codecs.binding import REFUSED, is_graph
+from ..codecs.program import load_graph, load_program, save_graph, save_program
 from ..upstream.exir import declared_bounds, no_idle_decompositions, take_numbers_as_tensors
-from .graphs import find_operators
-from .state import exclude_from_partitions
+from ..upstream.torch_lowering import WeightRead, no_weight_reads
+from .graphs import exclude_from_partitions, find_operators
 
 _METHOD = "forward"  # programs are handled one by one; the name only labels messages of exir
 
@@ -177,13 +182,11 @@ class _Unlinking(Partitioner):  # type: ignore[misc]  # executorch is untyped he
         exclude_from_partitions(result.tagged_exported_program, self._state)
         return PartitionResult(
             tagged_exported_program=result.tagged_exported_program,
-            partition_tags={tag: _unlinked_spec(spec) for tag, spec in result.partition_tags.items()},
+            partition_tags={
+                tag: DelegationSpec(UNLINKED, [CompileSpec(_BACKEND_ID, spec.backend_id.encode()), *spec.compile_specs])
+                for tag, spec in result.partition_tags.items()
+            },
         )
-
-
-def _unlinked_spec(spec: DelegationSpec) -> DelegationSpec:
-    backend = CompileSpec(_BACKEND_ID, spec.backend_id.encode())
-    return DelegationSpec(UNLINKED, [backend, *spec.compile_specs])
 
 
 def split_compile_specs(specs: Sequence[CompileSpec]) -> tuple[str, list[CompileSpec]]:
@@ -206,3 +209,25 @@ def to_partitioned_program(
         spec = MethodProgramsPartitionerSpec({_METHOD: program}, {_METHOD: _Unlinking(partitioner, state)})
         program = to_backend(spec)[_METHOD]
     return program
+
+
+def transformed(
+    ref: ArtifactRef, transform: Callable[[ExportedProgram], ExportedProgram], *, kind: str, store: LocalStore
+) -> tuple[ExportedProgram | None, ArtifactRef]:
+    """Loads a program, transforms it, and stores the result as a program of a kind; of a graph, as a graph.
+
+    What fails on a graph may do with the weights, and if not its error will be the better one. So in place of a graph
+    there may be a text of the kind `REFUSED`, with the reason; there is no program then.
+    """
+    if not is_graph(ref):
+        program = transform(load_program(ref, store))
+        return program, save_program(program, kind=kind, store=store)
+    try:
+        program, absent = load_graph(ref, store)
+        with no_weight_reads(absent):
+            program = transform(program)
+        return program, save_graph(program, absent, kind=kind, store=store)
+    except (MemoryError, OSError, StoreError):  # the machine's, and gone the next time
+        raise
+    except (Exception, WeightRead) as error:  # noqa: BLE001 - see above
+        return None, store.put_artifact(REFUSED, f"{type(error).__name__}: {first_line(error)}".encode())

@@ -1,9 +1,11 @@
-"""What programs contain: operators by name, lowered modules, control flow, operators that no kernel computes."""
+"""What programs contain: operators, lowered modules, control flow, and buffers that methods change and may share."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
 
 import torch
 from executorch.exir.delegate import executorch_call_delegate
@@ -13,6 +15,7 @@ from executorch.exir.graph_module import get_control_flow_submodules
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch._inductor.decomposition import decompositions
 from torch.export import ExportedProgram
+from torch.fx import Graph, Node
 
 from ...errors import SourceError, TargetError
 from .embeddings import hide_tables, restore_tables
@@ -21,8 +24,7 @@ from .embeddings import hide_tables, restore_tables
 def find_operators(names: Sequence[str]) -> list[torch._ops.OpOverload]:
     """Resolves names such as ``aten.hardswish.default``; an overload left out means ``default``.
 
-    Raises:
-        TargetError: no such operator is registered.
+    Raises TargetError if no such operator is registered.
     """
     return [_find_operator(name) for name in names]
 
@@ -61,10 +63,8 @@ def check_operators(named: Iterable[tuple[str, str]]) -> None:
 def check_control_flow(method: str, program: ExportedProgram) -> None:
     """Checks that a program, delegates linked, has no loop that would have to be emitted.
 
-    The emitter of executorch 1.5.1 knows cond, map and scan (exir/emit/_emitter.py, `_emit_control_flow`).
-
-    Raises:
-        SourceError: there is a ``while_loop``.
+    The emitter of executorch 1.5.1 knows cond, map and scan (exir/emit/_emitter.py, `_emit_control_flow`). Raises
+    SourceError if there is a ``while_loop``.
     """
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
@@ -99,6 +99,10 @@ def why_nothing_to_quantize(program: ExportedProgram) -> str:
 
 
 _CONTROL = {getattr(torch.ops.higher_order, name) for name in ("cond", "map_impl", "scan", "while_loop")}
+
+
+def calls_of(graph: Graph) -> Iterator[Node]:
+    return (node for node in graph.nodes if node.op == "call_function")
 
 
 def graph_modules(graph_module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
@@ -146,3 +150,94 @@ def check_no_affine(method: str, program: ExportedProgram) -> None:
             f"method {method!r}: no backend took all of {', '.join(left)}, and ExecuTorch has no kernels for them; "
             "quantize those layers in a way that the target knows, or leave them out of source_transforms"
         )
+
+
+def state_names(program: ExportedProgram) -> set[str]:
+    """Names of the buffers that a program in the edge dialect changes."""
+    return set(program.graph_signature.buffers_to_mutate.values())
+
+
+def exclude_from_partitions(program: ExportedProgram, state: Collection[str]) -> None:
+    """Removes buffers that other methods change from a tagged program's partitions: delegates take them as inputs.
+
+    To partitioners, a buffer that a method only reads is a constant, though another method may change it.
+    """
+    for node in _placeholders(program, state):
+        node.meta.pop("delegation_tag", None)
+
+
+def _placeholders(program: ExportedProgram, names: Collection[str]) -> Iterator[Node]:
+    """The inputs of a program that are buffers with these names."""
+    buffers = program.graph_signature.inputs_to_buffers
+    return (node for node in program.graph.nodes if node.op == "placeholder" and buffers.get(node.name) in names)
+
+
+def keep_initial_state(program: ExportedProgram, names: Collection[str] | None = None) -> None:
+    """Stores the initial values of buffers in the file; without them buffers are uninitialized memory.
+
+    Relies on the mark that exir.passes.init_mutable_pass.InitializedMutableBufferPass sets; the pass itself finds
+    buffers by parts of their names. The file grows by the size of the state. Without `names`, takes all buffers that
+    the program changes.
+    """
+    for node in _placeholders(program, state_names(program) if names is None else names):
+        node.meta["et_init_buffer"] = True
+
+
+def keep_shared_initial_state(programs: Mapping[str, ExportedProgram], order: Sequence[str]) -> None:
+    """As `keep_initial_state`, for methods that share their state: the first method that has a buffer sets it.
+
+    Loading a method writes its initial values, so if all methods had them, one that is loaded late would undo what
+    others have done. Raises SourceError if buffers of one name differ in shape, type or value, so that they cannot be
+    one.
+    """
+    owners: dict[str, tuple[str, torch.Tensor]] = {}
+    state = set().union(*map(state_names, programs.values()))
+    for method in order:
+        program = programs[method]
+        for name in sorted(state & set(program.graph_signature.inputs_to_buffers.values())):
+            value = _value(program, name)
+            owner, theirs = owners.setdefault(name, (method, value))
+            if theirs.dtype != value.dtype or not torch.equal(theirs, value):
+                raise SourceError(
+                    f"the buffer {name!r} of {method!r} is not that of {owner!r}: shape, type or value differ, so they "
+                    "cannot be one state; give them different names, or leave compile.share_mutable_buffers out"
+                )
+        for node in _placeholders(program, state):
+            node.meta[SHARED] = True
+        keep_initial_state(program, {name for name, (owner, _) in owners.items() if owner == method})
+
+
+def _value(program: ExportedProgram, name: str) -> torch.Tensor:
+    found: torch.Tensor = program.state_dict[name] if name in program.state_dict else program.constants[name]
+    return found
+
+
+SHARED = "pteforge_shared_state"
+"""Marks placeholders of state that methods share, also in methods that only read it."""
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_TORCH = re.compile(r"[/\\]torch[/\\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an operator comes from."""
+
+    module: str = ""  # path of the module that calls it, empty for the model itself
+    line: str = ""  # ``file.py:12 in forward``, the innermost line that is not torch's own; empty where it is not known
+
+
+def origin_of(node: Node) -> Origin:
+    """Where a node of an exported program comes from."""
+    frames = [frame for frame in _FRAME.findall(node.meta.get("stack_trace") or "") if not _TORCH.search(frame[0])]
+    if not frames:
+        return Origin(module_path(node))
+    file, line, function = frames[-1]
+    return Origin(module_path(node), f"{PurePath(file).name}:{line} in {function}")
+
+
+def module_path(node: Node) -> str:
+    """The path of the module that calls an operator; empty for the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""

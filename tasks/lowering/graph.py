@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +20,7 @@ from ..results.accuracy import Scores
 from ..results.causes import add_known_causes, is_worth_diagnosing
 from ..results.delivered import DEBUG_ROLES
 from ..results.diagnosis import Diagnosis, add_findings
-from ..results.layer_search import Attempt, FoundLayers, next_count
+from ..results.numerics import Attempt, FoundLayers, next_count
 from ..stages.aten_passes import AtenPasses
 from ..stages.baseline import Baseline
 from ..stages.bisect import Bisect
@@ -59,33 +58,13 @@ from .params import (
     report_params,
     source_transform_params,
 )
-from .parts import Exports, Payload, Prepared, ProgramsSoFar
-from .quality import Climbed, compare_programs, ladder, make_scores, prove, rank, score
-from .runs import ModelRun, RecipeRun
+from .quality import Climbed, compare_programs, count_changes, ladder, make_scores, prove, rank, score
+from .runs import Exports, MadeFile, ModelRun, Payload, Prepared, ProgramsSoFar, RecipeRun
 
 STAGES: tuple[type[Stage], ...] = (
-    Export,
-    Diagnose,
-    SourceTransform,
-    FoldBatchNorms,
-    Calibration,
-    Quantize,
-    AtenPasses,
-    Edge,
-    EdgeManagerPasses,
-    Partition,
-    Preprocess,
-    Compile,
-    Pack,
-    Serialize,
-    Ladder,
-    Bisect,
-    BisectPayload,
-    Verify,
-    Baseline,
-    Evaluate,
-    Gate,
-    Report,
+    *(Export, Diagnose, SourceTransform, FoldBatchNorms, Calibration, Quantize, AtenPasses),
+    *(Edge, EdgeManagerPasses, Partition, Preprocess, Compile),
+    *(Pack, Serialize, Ladder, Bisect, BisectPayload, Verify, Baseline, Evaluate, Gate, Report),
 )
 """Every stage, in the order in which a model goes through them; ``--until`` goes by it."""
 
@@ -122,8 +101,7 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
     recipe = await search_layers(run, exports)
     run, so_far = replace(run, plan=recipe), ProgramsSoFar()
     try:
-        prepared, payloads = await make_payloads(run, exports, so_far)
-        file = await serialize(run, exports, payloads)
+        made = await make_file(run, exports, so_far)
     except (NotCached, CutShort):
         raise
     except Exception:
@@ -131,29 +109,29 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
             await compare_programs(run, exports, so_far)  # for whoever looks for what is wrong
         raise
     proofs = {
-        "figures": verify(run, exports, prepared, so_far, file),
-        "accuracy": score(run, exports, file),
+        "figures": verify(run, exports, made),
+        "accuracy": score(run, exports, made.file),
         "numerics": compare_programs(run, exports, so_far),
     }
     proven: dict[str, Any] = await together(proofs)
-    compiled = {name if recipe.fat else "": payload.compiled for name, payload in payloads.items()}
+    compiled = {name if recipe.fat else "": payload.compiled for name, payload in made.payloads.items()}
     debugging = compiled if recipe.debugs else {}
     debug_refs: dict[str, Any] = {
         role: {payload: getattr(outputs, role) for payload, outputs in debugging.items()} for role in DEBUG_ROLES
     }
     return await run(
         Report,
-        report_params(run, payloads),
+        report_params(run, made.payloads),
         Report.Inputs(
-            file=file.file,
-            data=file.data,
+            file=made.file.file,
+            data=made.file.data,
             assets=exports.first.assets,
-            origin=file.origin,
+            origin=made.file.origin,
             examples=exports.examples,
             quantization={
                 method: last.reached
-                for method, made in prepared.items()
-                if (last := made.quantized or made.transformed) and last.reached
+                for method, prepared in made.prepared.items()
+                if (last := prepared.quantized or prepared.transformed) and last.reached
             },
             **proven,
             **debug_refs,
@@ -174,16 +152,15 @@ async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
     ranked: tuple[str, ...] = ()
     while len(attempts) < recipe.search.budget and (count := next_count(attempts, len(ranked))) is not None:
         attempt = run.attempt(recipe.without(ranked[:count]))
-        prepared, payloads = await make_payloads(attempt, exports, ProgramsSoFar())
-        file = await serialize(attempt, exports, payloads)
-        bounds, refs = await make_scores(attempt, gate, exports, file)
+        made = await make_file(attempt, exports, ProgramsSoFar())
+        bounds, refs = await make_scores(attempt, gate, exports, made.file)
         if not all(map(is_known, refs.values())):
             return recipe  # planned for a store that does not have them
         scores = {role: Scores.from_json(run.read_json(ref)) for role, ref in refs.items()}
         judged = judge(bounds, scores["scores"], scores.get("baseline"))
         attempts.append(Attempt(count, judged.worst, passes=not judged.misses()))
         if not (ranked or attempts[-1].passes):
-            ranked = await rank(attempt, exports, prepared)
+            ranked = await rank(attempt, exports, made.prepared)
     passing = [attempted.layers for attempted in attempts if attempted.passes]
     if not passing:
         best = max(attempts, key=lambda attempted: attempted.score)
@@ -197,6 +174,12 @@ async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
     blobs = {blob for program in exports.programs.values() for blob in run.store.objects_of(program)}
     size = sum(blob.size for blob in blobs)
     return replace(chosen, found=FoundLayers(layers, chosen.excluded, len(ranked), tuple(attempts), size))
+
+
+async def make_file(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> MadeFile:
+    """Makes a recipe's payloads, and its file of them."""
+    prepared, payloads = await make_payloads(run, exports, so_far)
+    return MadeFile(await serialize(run, exports, payloads), prepared, payloads, so_far)
 
 
 async def make_payloads(
@@ -481,24 +464,21 @@ async def pack(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]
     return outputs.container
 
 
-async def verify(
-    run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared], so_far: ProgramsSoFar, file: Serialize.Outputs
-) -> ArtifactRef:
+async def verify(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef:
     """The figures of the file; adds to the error of one that is refused what can be done about it."""
     try:
-        return await prove(run, exports, prepared, so_far, file)
+        return await prove(run, exports, made)
     except (StageFailed, VerificationFailed) as error:
-        if advice := await _advice(run, exports, prepared, so_far, str(error)):
+        if advice := await _advice(run, exports, made, str(error)):
             error.args = (f"{error.args[0]}; {advice}",)
         raise
 
 
-async def _advice(
-    run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared], so_far: ProgramsSoFar, problem: str
-) -> str:
+async def _advice(run: RecipeRun, exports: Exports, made: MadeFile, problem: str) -> str:
     """What probably helps against a file's failed verification; empty where that is not known."""
-    recipe = run.plan
-    if "sequence" in problem and (state := _unshared_state(run, so_far)):
+    recipe, prepared = run.plan, made.prepared
+    changed = count_changes(run, made.so_far) if "sequence" in problem else {}
+    if state := sorted(name for name, times in changed.items() if times > 1):
         return (
             f"several methods change {', '.join(map(repr, state))}, and each has a copy of its own: "
             "`compile: {share_mutable_buffers: true}` in the recipe makes that one"
@@ -548,21 +528,10 @@ _LAYERS_NAMED = 4
 
 
 async def _passes(run: RecipeRun, exports: Exports) -> bool:
-    so_far = ProgramsSoFar()
     with suppress(StageFailed, VerificationFailed):
-        prepared, payloads = await make_payloads(run, exports, so_far)
-        await prove(run, exports, prepared, so_far, await serialize(run, exports, payloads))
+        await prove(run, exports, await make_file(run, exports, ProgramsSoFar()))
         return True
     return False
-
-
-def _unshared_state(run: RecipeRun, so_far: ProgramsSoFar) -> list[str]:
-    """Buffers that several methods change, each its own copy of them."""
-    if run.plan.recipe.compile.share_mutable_buffers:
-        return []
-    edges = so_far.edges[run.plan.specializations[0].name].values()
-    changed = Counter(name for edge in edges for name in run.read_json(edge.state))
-    return sorted(name for name, times in changed.items() if times > 1)
 
 
 async def lower_to_ladder(run: ModelRun) -> dict[str, Climbed | Exception]:

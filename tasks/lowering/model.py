@@ -15,9 +15,9 @@ from ...configs.recipe import EdgeOptions, MethodOptions, Recipe
 from ...configs.sources import BuilderSource, Dataset, ProgramSource, ResolvedSource
 from ...configs.verification import AccuracyGate, VerifyBounds
 from ...errors import SourceError
-from ..engine.keys.versions import distribution_versions
+from ..engine.keys.search import distribution_versions
 from ..engine.stage import TargetParams
-from ..results.layer_search import FoundLayers
+from ..results.numerics import FoundLayers
 from ..targets import Target
 from ..targets.find import find_target_class
 from ..targets.portable import Portable
@@ -129,7 +129,8 @@ class PlannedRecipe:
 
     def calibrates(self, method: str) -> bool:
         """Whether activations of the method get fixed ranges from what quantizers observe."""
-        return self.quantizes(method) and not all(map(_scales_at_run_time, self.quantizers))
+        at_run_time = all(made.options.get("dynamic") or made.options.get("weight_only") for made in self.quantizers)
+        return self.quantizes(method) and not at_run_time
 
     def calibrated_on_examples(self, methods: Iterable[str], calibration: Container[str]) -> list[str]:
         """The methods whose activations get fixed ranges from the example inputs, for want of calibration data."""
@@ -159,10 +160,6 @@ class PlannedRecipe:
                     f"specialization {spec.name!r} of recipe {self.name!r} names the methods {unknown}; "
                     f"the model has {known}"
                 )
-
-
-def _scales_at_run_time(quantizer: TargetParams) -> bool:
-    return bool(quantizer.options.get("dynamic") or quantizer.options.get("weight_only"))
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from ...artifacts.digest import canonical_json, digest_json
 from ...configs.quantize import CallableTransform, TorchaoTransform
 from ...configs.quantize import SourceTransform as Transform
 from ...configs.sources import BuilderSource, ProgramSource
-from ..engine.keys.search import ModuleSearch
+from ..engine.keys.search import ModuleSearch, host_capability
 from ..engine.keys.source import source_fields
-from ..engine.keys.versions import host_capability
 from ..engine.runner import UserCode
 from ..engine.stage import CallableParams, TargetParams
 from ..quantize.torchao_configs import TorchaoParams, class_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,12 +11,11 @@ from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...configs.verification import AccuracyGate
 from ...errors import PteforgeError
-from ..engine.keys.versions import host_capability
+from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, together
 from ..engine.stage import is_known
 from ..results.causes import Circumstance
-from ..results.layer_search import rank_layers
-from ..results.numerics import NodeLosses
+from ..results.numerics import NodeLosses, rank_layers
 from ..stages.baseline import Baseline
 from ..stages.bisect import Bisect
 from ..stages.bisect_payload import BisectPayload
@@ -26,8 +26,7 @@ from ..stages.serialize import Serialize
 from ..stages.verify import Verify
 from .model import PlannedRecipe, params_of
 from .params import edge_params, fields_of
-from .parts import Exports, Payload, Prepared, ProgramsSoFar
-from .runs import RecipeRun
+from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun
 
 
 @dataclass(frozen=True)
@@ -40,33 +39,31 @@ class Climbed:
     payloads: Mapping[str, Payload]  # by specialization
 
 
-async def prove(
-    run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared], so_far: ProgramsSoFar, file: Serialize.Outputs
-) -> ArtifactRef:
+async def prove(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef:
     """The figures of the file, which are within the recipe's bounds."""
-    recipe = run.plan
+    recipe, prepared = run.plan, made.prepared
     on_examples = judged_on_examples(recipe, prepared)
-    samples = {method: made.samples for method, made in prepared.items() if made.samples and method in on_examples}
-    quantized = {method: made.quantized for method, made in prepared.items() if made.quantized}
-    edges = so_far.payloads[recipe.specializations[0].name].edges if recipe.may_be_unverified else {}
+    samples = {method: own.samples for method, own in prepared.items() if own.samples and method in on_examples}
+    quantized = {method: own.quantized for method, own in prepared.items() if own.quantized}
+    edges = made.payloads[recipe.specializations[0].name].edges if recipe.may_be_unverified else {}
     inputs = Verify.Inputs(
-        file=file.file,
-        data=file.data,
+        file=made.file.file,
+        data=made.file.data,
         quantized={method: outputs.program for method, outputs in quantized.items() if method in on_examples},
         examples=exports.examples,
         constants=exports.first.constants,
         edge={method: edge.program for method, edge in edges.items()},
         notes={
-            method: made.transformed.notes
-            for method, made in prepared.items()
-            if made.transformed and made.transformed.notes
+            method: own.transformed.notes
+            for method, own in prepared.items()
+            if own.transformed and own.transformed.notes
         },
         calibration={method: outputs.calibration for method, outputs in quantized.items() if recipe.calibrates(method)},
         samples=samples,
         exported={method: exports.programs[method] for method in samples},
     )
     params = Verify.Params(bounds=recipe.bounds, host=host_capability(), on_examples=on_examples)
-    return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, so_far)))).figures
+    return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, made.so_far)))).figures
 
 
 def judged_on_examples(recipe: PlannedRecipe, methods: Iterable[str]) -> tuple[str, ...]:
@@ -82,12 +79,17 @@ def _circumstances(run: RecipeRun, so_far: ProgramsSoFar) -> Iterator[Circumstan
     recipe = run.plan
     if recipe.quantizers or recipe.recipe.source_transforms:
         yield "quantized"
-    states = {method: edge.state for edges in so_far.edges.values() for method, edge in edges.items()}
-    if len(states) < 2 or recipe.recipe.compile.share_mutable_buffers:
-        return
     with suppress(PteforgeError):  # whoever needs it says so
-        if any(run.read_json(state) for state in states.values() if is_known(state)):
+        if count_changes(run, so_far):
             yield "own state"
+
+
+def count_changes(run: RecipeRun, so_far: ProgramsSoFar) -> Counter[str]:
+    """How many methods change each buffer, where there are several, and each has its own copy of what it changes."""
+    states = {method: edge.state for edges in so_far.edges.values() for method, edge in edges.items()}
+    if len(states) < 2 or run.plan.recipe.compile.share_mutable_buffers:
+        return Counter()
+    return Counter(name for state in states.values() if is_known(state) for name in run.read_json(state))
 
 
 async def rank(run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared]) -> tuple[str, ...]:

@@ -38,15 +38,12 @@ def plan_recipe(
 ) -> PlannedRecipe:
     """Checks a recipe and makes its targets.
 
-    Where the user has not chosen the bounds (`bounded`), the gate alone decides about files with other numerics.
-
-    Raises:
-        InputError: a target is unknown, or does not take its options; targets are not available, each with a line; a
-            callable or a file is missing; torchao has no such config.
+    Where the user has not chosen the bounds (`bounded`), the gate alone decides about files with other numerics. Raises
+    InputError if a target is unknown, or does not take its options; targets are not available, each with a line; a
+    callable or a file is missing; torchao has no such config.
     """
     _check_source_transforms(recipe, search, error_at)
-    _check_filters(recipe, search, error_at)
-    _check_passes(recipe, search, error_at)
+    _check_functions(recipe, search, error_at)
     planned, unavailable, refused = [], {}, []
     for position, specialization in enumerate(recipe.specializations):
         made = _find_specialization(specialization, ("specializations", position), error_at)
@@ -140,16 +137,13 @@ def _check_source_transforms(recipe: Recipe, search: ModuleSearch, error_at: Err
         check_files(transform.files, error_at, (*where, "files"))
 
 
-def _check_filters(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
+def _check_functions(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
     for position, chosen in enumerate(recipe.quantize.quantizers if recipe.quantize else ()):
         if chosen.filter_fn:
             where = "quantize", "quantizers", position
             check_callable(chosen.filter_fn, {}, search, error_at, where, "filter_fn", given=1)
-
-
-def _check_passes(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
-    for where, named, given in _passes(recipe):
-        check_callable(named.callable, named.kwargs, search, error_at, where, "callable", given=given)
+    for field, named, given in _passes(recipe):
+        check_callable(named.callable, named.kwargs, search, error_at, field, "callable", given=given)
 
 
 def _passes(recipe: Recipe) -> Iterator[tuple[FieldPath, NamedFunction, int]]:

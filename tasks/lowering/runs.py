@@ -1,10 +1,10 @@
-"""One model's run: the calls of stages, of the model and of each of its recipes, and the history of them."""
+"""One model's run: the calls of stages, of the model and of each of its recipes, their results, and their history."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
@@ -18,6 +18,12 @@ from ..engine.keys.search import ModuleSearch
 from ..engine.runner import CutShort, Done, NotCached, Runner, StageCall, StageId, UserCode
 from ..engine.stage import Params, Roles, Stage, Workspace, is_known, to_roles
 from ..results.causes import Circumstance, add_known_causes, awaits_diagnosis
+from ..stages.compile import Compile
+from ..stages.edge import Edge
+from ..stages.export import Export
+from ..stages.quantize import Quantize
+from ..stages.serialize import Serialize
+from ..stages.source_transform import SourceTransform
 from .model import PlannedModel, PlannedRecipe
 
 Outputs_co = TypeVar("Outputs_co", covariant=True)
@@ -294,3 +300,63 @@ class History:
         """The recipes that need a stage; what is made for no recipe is needed by all."""
         named = dict.fromkeys(step.recipe for step, _ in steps)
         return tuple(recipe.name for recipe in self._model.recipes) if "" in named else tuple(named)
+
+
+@dataclass(frozen=True)
+class Exports:
+    """A model, exported."""
+
+    methods: Mapping[str, Export.Outputs]  # by name, in the model's order
+    source: Mapping[str, Any]  # key fields of its code, with all that the first method's export was seen to load
+
+    @property
+    def first(self) -> Export.Outputs:
+        """The export of the first method, which is the one that constants, assets and metadata are taken from."""
+        return next(iter(self.methods.values()))
+
+    @property
+    def programs(self) -> dict[str, ArtifactRef]:
+        return {method: export.program for method, export in self.methods.items()}
+
+    @property
+    def examples(self) -> dict[str, ArtifactRef]:
+        return {method: export.examples for method, export in self.methods.items()}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A method's ATen program as all specializations take it, and what was made on the way if a recipe asks for it."""
+
+    program: ArtifactRef
+    transformed: SourceTransform.Outputs | None
+    samples: ArtifactRef | None  # that quantizers observed in place of the examples
+    quantized: Quantize.Outputs | None
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The result of a specialization: its programs by method, and the payload."""
+
+    edges: Mapping[str, Edge.Outputs]  # whole, after the recipe's own functions over all of them
+    linked: Mapping[str, ArtifactRef]  # that the payload was compiled from
+    compiled: Compile.Outputs
+
+
+@dataclass(frozen=True)
+class MadeFile:
+    """The file of a recipe, and what it was made from."""
+
+    file: Serialize.Outputs
+    prepared: Mapping[str, Prepared]  # by method
+    payloads: Mapping[str, Payload]  # by specialization
+    so_far: ProgramsSoFar
+
+
+@dataclass
+class ProgramsSoFar:
+    """Programs of a recipe, each added once it is made: if a later stage fails, the ladder still shows these."""
+
+    transformed: dict[str, ArtifactRef] = field(default_factory=dict)  # by method
+    quantized: dict[str, ArtifactRef] = field(default_factory=dict)  # by method
+    edges: dict[str, dict[str, Edge.Outputs]] = field(default_factory=dict)  # by specialization and method
+    payloads: dict[str, Payload] = field(default_factory=dict)  # by specialization

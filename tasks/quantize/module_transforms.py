@@ -26,8 +26,8 @@ from ...configs.base import did_you_mean
 from ...errors import SourceError, TargetError
 from ..engine.stage import CallableParams
 from ..export.eager import as_traced
-from ..usercode.copies import copy_module
 from ..usercode.model_source import BuiltModel, user_code_error
+from ..usercode.modules import copy_module
 from .torchao_configs import PACKAGES, TorchaoParams, snake_case
 
 
@@ -123,7 +123,8 @@ def _granularity(written: str | dict[str, Any], what: str) -> Granularity:
             f"{what} is a granularity, such as per_row or {{per_group: 32}}; {written!r} is none"
             f"{did_you_mean(name, tuple(classes))}"
         )
-    sizes = () if isinstance(written, str) else (_tuple(written[name]),)
+    sizes: tuple[Any, ...] = () if isinstance(written, str) else (written[name],)
+    sizes = tuple(tuple(size) if isinstance(size, list) else size for size in sizes)
     if any(type(size) is not int for size in (sizes[0] if sizes and isinstance(sizes[0], tuple) else sizes)):
         raise TargetError(f"{what}: {name} takes whole numbers, not {written[name]!r}")  # type: ignore[index]  # a str has no sizes
     try:
@@ -131,10 +132,6 @@ def _granularity(written: str | dict[str, Any], what: str) -> Granularity:
     except TypeError as error:
         raise TargetError(f"{what}: {error}; write it as {{{name}: NUMBER}}") from error
     return made
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _is_granularity(kind: Any) -> bool:

@@ -26,8 +26,7 @@ from ..export.sizes import dynamic_sizes, export_again, sizes_collection
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
 from ..upstream.torch_export import whole_dynamic_quantization
 from ..usercode.recipe_functions import node_filter, run_graph_passes
-from .products import write_as_linear
-from .recurrent import unroll_recurrent_layers
+from .linear_layers import unroll_recurrent_layers, write_as_linear
 
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 _PREFIX = "_integer_scalar_"
@@ -238,10 +237,8 @@ def export_for_any_batch(
 ) -> ExportedProgram:
     """Exports a method for samples of any size in the first dimension of its first tensor, and of all as long as that.
 
-    Arguments are those of `export_method`.
-
-    Raises:
-        SourceError: it cannot be exported, or not for more than one such size.
+    Arguments are those of `export_method`. Raises SourceError if it cannot be exported, or not for more than one such
+    size.
     """
     program = export_method(name, method, shapes, strict=strict, state=state)
     flat, structure = pytree.tree_flatten(method.example_inputs[0])

@@ -15,7 +15,7 @@ from torch.fx import Node
 from ..engine.stage import CallableParams, TargetParams
 from ..results.quantization import LeftWeight, Quantization
 from ..usercode.recipe_functions import node_filter
-from .products import SWAPS, TRANSPOSED
+from .linear_layers import SWAPS, TRANSPOSED
 from .pt2e import is_inside, written_buffers
 from .torchao_configs import TorchaoParams
 

@@ -29,8 +29,7 @@ def save_samples(
 ) -> ArtifactRef:
     """Stores samples one after another: never more than one is in memory.
 
-    Raises:
-        SourceError: there is none, or one cannot be an input.
+    Raises SourceError if there is none, or one cannot be an input.
     """
     try:
         ref = save_values(with_progress(samples, total, progressed), kind="samples", store=store)
@@ -44,8 +43,7 @@ def save_samples(
 def flat_samples(what: str, dataset: Iterable[Any]) -> Iterator[list[Any]]:
     """Flat inputs of a dataset's samples, each of which is a tuple of positional inputs or the only input.
 
-    Raises:
-        SourceError: the dataset raises; the message begins with `what`.
+    Raises SourceError if the dataset raises; the message begins with `what`.
     """
     with _source_errors(what):
         for sample in dataset:

@@ -75,7 +75,8 @@ def torchao_configs() -> Mapping[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for module, names in modules.items():
         for node in _statements(search.locate(module)) if names else ():
-            if isinstance(node, ast.ClassDef) and node.name in names and _derives(node):
+            bases = [base.id for base in getattr(node, "bases", ()) if isinstance(base, ast.Name)]
+            if isinstance(node, ast.ClassDef) and node.name in names and _BASE in bases:
                 fields = _fields(node)
                 if not any(_BASE in text for text in fields.values()):
                     found[node.name] = tuple(fields)
@@ -84,10 +85,6 @@ def torchao_configs() -> Mapping[str, tuple[str, ...]]:
 
 def _statements(file: Path | None) -> list[ast.stmt]:
     return parse_module(file.read_bytes(), str(file)).body if file else []
-
-
-def _derives(definition: ast.ClassDef) -> bool:
-    return any(isinstance(base, ast.Name) and base.id == _BASE for base in definition.bases)
 
 
 def _fields(definition: ast.ClassDef) -> dict[str, str]:

@@ -359,28 +359,19 @@ CAUSES: tuple[Cause, ...] = (
         ("quantize",),
         r"finds no operator.*operators of branches and loops only",
         "PT2E does not look into the branches of torch.cond and the bodies of loops, and the model's layers are there",
-        (
-            "compute the layers before the branch, and let torch.where choose between their results",
-            _FLOAT,
-        ),
+        ("compute the layers before the branch, and let torch.where choose between their results", _FLOAT),
     ),
     Cause(
         ("quantize",),
         r"finds no operator.*with weights it has aten\.embedding\Z",
         "the only weights of the model are tables of embeddings, which quantizers do not take",
-        (
-            "quantize them with the `source_transforms` of the recipe xnnpack-int8-dynamic-embedding-int8 alone",
-            _FLOAT,
-        ),
+        ("quantize them with the `source_transforms` of the recipe xnnpack-int8-dynamic-embedding-int8 alone", _FLOAT),
     ),
     Cause(
         ("quantize",),
         r"finds no operator.*with weights it has (?P<operators>[\w., ]+)",
         "of the operators with weights, the model has only those that this quantizer does not take: {operators}",
-        (
-            "write them with torch.nn.Linear or a convolution, which quantizers take",
-            _FLOAT,
-        ),
+        ("write them with torch.nn.Linear or a convolution, which quantizers take", _FLOAT),
     ),
     Cause(
         ("quantize",),

@@ -20,8 +20,7 @@ from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreA
 from .accuracy import AccuracyReport
 from .diagnosis import Finding
 from .figures import Figures
-from .layer_search import FoundLayers
-from .numerics import Ladder
+from .numerics import FoundLayers, Ladder
 from .quantization import Quantization
 
 Status = Literal["made", "cached", "failed", "not applicable"]
@@ -102,56 +101,37 @@ class MethodCalls:
 
 @dataclass(frozen=True, slots=True)
 class Delivered(Record):
-    """What came of a model and a recipe.
-
-    Attributes:
-        status: ``made`` if any of its stages ran, ``cached`` if none did; ``not applicable`` if the recipe says so.
-        path: the `.pte`, if there is one: verified, unless the recipe does not ask for it.
-        size: bytes of the `.pte` and its `.ptd`.
-        digests: SHA-256 of the files by the ending of their names; of the provenance without the run that wrote it.
-        assets: SHA-256 of files that are delivered with it, such as a tokenizer, by name.
-        parts: the same in the store, and the provenance, by role of the stage `report`.
-        backends: those that the file needs.
-        methods: its methods, sorted.
-        targets: of its specializations.
-        toolchain: distribution to version.
-        delegated: methods of a plain file, or of all payloads of a fat one, where the file has been read.
-        figures: of the verification, without its cases.
-        ladder: how far each program on the way to the file is from eager, if measured.
-        accuracy: scores of the file, if it has an accuracy gate.
-        search: the layers that stay in floating point, of a recipe that searches for them.
-        quantization: by method, of those that PT2E quantized.
-        left_out: name of a specialization that the file lacks -> reason.
-        seconds: of all its stages, including those found in the store.
-        rejected: the file that missed its accuracy gate.
-        reason: why the recipe does not apply to the model.
-        until: the stage after which it stopped, as it was asked to; empty where it did not.
-    """
+    """What came of a model and a recipe."""
 
     model: str
     recipe: str
+    # ``made`` if any of its stages ran, ``cached`` if none did; ``not applicable`` if the recipe says so
     status: Status
-    path: _Path | None = None
-    size: int = 0
+    path: _Path | None = None  # the `.pte`, if there is one: verified, unless the recipe does not ask for it
+    size: int = 0  # bytes of the `.pte` and its `.ptd`
+    # SHA-256 of the files by the ending of their names; of the provenance without the run that wrote it
     digests: Mapping[str, Digest] = field(default_factory=dict)
+    # SHA-256 of files that are delivered with it, such as a tokenizer, by name
     assets: Mapping[str, Digest] = field(default_factory=dict)
+    # the same in the store, and the provenance, by role of the stage `report`
     parts: Mapping[str, ArtifactRef] = field(default_factory=dict)
-    backends: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-    toolchain: Mapping[str, str] = field(default_factory=dict)
+    backends: tuple[str, ...] = ()  # those that the file needs
+    methods: tuple[str, ...] = ()  # its methods, sorted
+    targets: tuple[str, ...] = ()  # of its specializations
+    toolchain: Mapping[str, str] = field(default_factory=dict)  # distribution to version
+    # methods of a plain file, or of all payloads of a fat one, where the file has been read
     delegated: tuple[MethodCalls, ...] = ()
-    figures: Figures | None = None
-    ladder: Ladder | None = None
-    accuracy: AccuracyReport | None = None
-    search: FoundLayers | None = None
-    quantization: Mapping[str, Quantization] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
+    figures: Figures | None = None  # of the verification, without its cases
+    ladder: Ladder | None = None  # how far each program on the way to the file is from eager, if measured
+    accuracy: AccuracyReport | None = None  # scores of the file, if it has an accuracy gate
+    search: FoundLayers | None = None  # the layers that stay in floating point, of a recipe that searches for them
+    quantization: Mapping[str, Quantization] = field(default_factory=dict)  # by method, of those that PT2E quantized
+    left_out: Mapping[str, str] = field(default_factory=dict)  # name of a specialization that the file lacks -> reason
+    seconds: float = 0.0  # of all its stages, including those found in the store
     failure: Failure | None = None
-    rejected: _Path | None = None
-    reason: str = ""
-    until: str = ""
+    rejected: _Path | None = None  # the file that missed its accuracy gate
+    reason: str = ""  # why the recipe does not apply to the model
+    until: str = ""  # the stage after which it stopped, as it was asked to; empty where it did not
 
     @classmethod
     def of_provenance(cls, provenance: Mapping[str, Any]) -> Self:

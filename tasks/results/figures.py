@@ -23,39 +23,28 @@ WHOLE_FILE = "the file"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One output of one method on one input, against eager.
-
-    Attributes:
-        label: which input: ``example 0``, ``sample 2`` of calibration, ``drawn 1``.
-        output: position among the flat outputs.
-        max_abs_error: largest absolute difference.
-        max_relative_error: `max_abs_error` divided by the largest magnitude of eager's output.
-        sqnr_db: signal to quantization noise ratio, 10 log10(sum of squares of eager / sum of squares of the
-            difference), in dB; None if the outputs are equal.
-        payload: the payload of a fat file that ran; empty for a plain file.
-        classified: rows of an output of shape (rows, classes >= 2) of a floating type; 0 for other outputs.
-        agreeing: how many of those rows have their largest element in the same place as eager's.
-        counted: elements of an output of integers or booleans; 0 for other outputs. Its SQNR is None, except for
-            integers of 8 bits, which may be amounts, such as pixels.
-        equal: how many of those equal eager's.
-        lost_db: by how much its noise is above that of eager's own output, both against eager in float32, in dB; None
-            if that is not known or there is none.
-        rounded_to: ``float16`` or ``bfloat16`` if that is the dtype of the output, or of a value that the method
-            computes on the way; ``int8`` if it quantizes some on the way; else empty.
-    """
+    """One output of one method on one input, against eager."""
 
     method: str
-    label: str
-    output: int
-    max_abs_error: float
-    max_relative_error: float
+    label: str  # which input: ``example 0``, ``sample 2`` of calibration, ``drawn 1``
+    output: int  # position among the flat outputs
+    max_abs_error: float  # largest absolute difference
+    max_relative_error: float  # `max_abs_error` divided by the largest magnitude of eager's output
+    # signal to quantization noise ratio, 10 log10(sum of squares of eager / sum of squares of the difference), in dB;
+    # None if the outputs are equal
     sqnr_db: float | None
-    payload: str = ""
-    classified: int = 0
-    agreeing: int = 0
+    payload: str = ""  # the payload of a fat file that ran; empty for a plain file
+    classified: int = 0  # rows of an output of shape (rows, classes >= 2) of a floating type; 0 for other outputs
+    agreeing: int = 0  # how many of those rows have their largest element in the same place as eager's
+    # ``float16`` or ``bfloat16`` if that is the dtype of the output, or of a value that the method computes on the way;
+    # ``int8`` if it quantizes some on the way; else empty
     rounded_to: str = ""
+    # elements of an output of integers or booleans; 0 for other outputs. Its SQNR is None, except for integers of 8
+    # bits, which may be amounts, such as pixels.
     counted: int = 0
-    equal: int = 0
+    equal: int = 0  # how many of those equal eager's
+    # by how much its noise is above that of eager's own output, both against eager in float32, in dB; None if that is
+    # not known or there is none
     lost_db: float | None = None
 
     @property

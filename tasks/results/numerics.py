@@ -1,8 +1,11 @@
-"""The ladder of numerics (each program of a recipe against eager), losses by node, and where quality is lost."""
+"""The ladder of numerics (each program of a recipe against eager), losses by node, and where quality is lost.
+
+And the search for the layers that a quantizer has to leave out: as few as the accuracy gate lets it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -232,3 +235,55 @@ def _before(ladder: Ladder, rung: Rung) -> Rung | None:
 
 def _clipped(figures: Worst | None) -> float:
     return CLEAN_DB if figures is None or figures.sqnr_db is None else min(figures.sqnr_db, CLEAN_DB)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(Record):
+    """A file that was made and scored."""
+
+    layers: int  # how many of the ranked layers are in floating point
+    score: float  # the lowest of its payloads
+    passes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLayers(Record):
+    """The result of a search."""
+
+    layers: tuple[str, ...]  # module names, those that lose most first
+    exclude: tuple[str, ...]  # them, after the recipe's own patterns
+    ranked: int  # how many layers lose something by quantization
+    attempts: tuple[Attempt, ...]
+    float_size: int  # bytes of the exported programs, of which nearly all are weights
+
+    @property
+    def label(self) -> str:
+        """The layers in words, for example ``3 of 12 layers (head, stem, blocks.0)``."""
+        names = f" ({', '.join(self.layers)})" if self.layers else ""
+        return f"{len(self.layers)} of {self.ranked} layers{names}" if self.ranked else "no layer"
+
+
+def next_count(attempts: Sequence[Attempt], ranked: int) -> int | None:
+    """How many layers to leave out next; None if the search is over.
+
+    None, one, and then twice as many until a file passes; then halving what is between the most that do not pass and
+    the fewest that do. One ranked layer is left to quantize.
+    """
+    fails = max((attempt.layers for attempt in attempts if not attempt.passes), default=-1)
+    passes = min((attempt.layers for attempt in attempts if attempt.passes), default=None)
+    if passes is not None:
+        return None if passes - fails <= 1 else (passes + fails) // 2
+    most = max(ranked - 1, 0)
+    return None if fails >= most else min(max(2 * fails, fails + 1), most)
+
+
+def rank_layers(losses: Iterable[NodeLosses]) -> tuple[str, ...]:
+    """Names of the modules whose operators lose something by themselves, the largest loss first.
+
+    Modules with such modules inside are left out: their patterns would take those with them.
+    """
+    worst: dict[str, float] = {}
+    for node in (node for method in losses for node in method.losing if node.module):
+        worst[node.module] = min(node.order, worst.get(node.module, node.order))
+    layers = [name for name in worst if not any(other.startswith(f"{name}.") for other in worst)]
+    return tuple(sorted(layers, key=lambda name: (worst[name], name)))

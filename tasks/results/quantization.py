@@ -27,19 +27,12 @@ class LeftWeight:
 
 @dataclass(frozen=True, slots=True)
 class Quantization(Record):
-    """Weights of one method after quantization: matrices and kernels, and not biases, scales and state.
+    """Weights of one method after quantization: matrices and kernels, and not biases, scales and state."""
 
-    Attributes:
-        sizes: dtype to bytes.
-        elements: the number of the weights' elements.
-        quantized: how many of them are integers.
-        left: weights in floating point, the largest first.
-    """
-
-    sizes: Mapping[str, int]
-    elements: int
-    quantized: int
-    left: tuple[LeftWeight, ...]
+    sizes: Mapping[str, int]  # dtype to bytes
+    elements: int  # the number of the weights' elements
+    quantized: int  # how many of them are integers
+    left: tuple[LeftWeight, ...]  # weights in floating point, the largest first
 
     @property
     def share(self) -> float:

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from ...errors import SourceError
-from .kv_cache import START, KvCache, Shapes, StaticCacheLayer
+from .text_generation import START, KvCache, Shapes, StaticCacheLayer
 
 NAME = "executorch"
 """Of the attention in transformers."""

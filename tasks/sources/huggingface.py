@@ -134,7 +134,9 @@ class Model:
         with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
             processor = AutoImageProcessor.from_pretrained(**self._place)
             made = processor(images=[_picture()] * batch, return_tensors="pt")
-            required = {"pixel_values", *_required(self.model)}
+            parameters = inspect.signature(self.model.forward).parameters
+            required = {name for name, taken in parameters.items() if taken.default is inspect.Parameter.empty}
+            required |= {"pixel_values"}  # the model does without all others
             return {name: torch.as_tensor(value) for name, value in made.items() if name in required}
         config = next((part for part in _parts(self.config) if hasattr(part, "image_size")), self.config)
         size: Any = getattr(config, "image_size", 224)
@@ -265,10 +267,16 @@ def random_tokens(vocabulary: int, batch: int, length: int) -> torch.Tensor:
     return torch.randint(min(5, vocabulary - 1), vocabulary, (batch, length))
 
 
+def load_tokenizer(place: Mapping[str, Any]) -> Any:
+    """The model's tokenizer; None where it has none."""
+    with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
+        return AutoTokenizer.from_pretrained(**place)
+    return None
+
+
 def _tokenized(place: Mapping[str, Any], batch: int, length: int) -> dict[str, torch.Tensor] | None:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(**place)
-    except (OSError, ValueError, KeyError, ImportError):
+    tokenizer = load_tokenizer(place)
+    if tokenizer is None:
         return None
     made = tokenizer([TEXT] * batch, truncation=True, max_length=length, return_tensors="pt")
     return {name: made[name] for name in tokenizer.model_input_names if name in made}
@@ -279,12 +287,6 @@ def _picture() -> np.ndarray[Any, np.dtype[np.uint8]]:
     rows, columns = np.mgrid[0:480, 0:640]
     waves = [np.sin((rows + columns) / length) for length in (16, 32, 64)]
     return (127.5 + 127.5 * np.stack(waves, axis=-1)).astype(np.uint8)
-
-
-def _required(model: torch.nn.Module) -> set[str]:
-    """Inputs that the model does not do without."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    return {parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty}
 
 
 def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:

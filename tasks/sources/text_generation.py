@@ -1,22 +1,32 @@
-"""Language models with a KV cache, and their tokenizers' files, as ExecuTorch's text runner loads and calls them."""
+"""Language models with a KV cache of static size, in buffers that files keep, and their tokenizers' files.
+
+ExecuTorch's text runner loads and calls them.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import Dim
-from transformers import AutoTokenizer, PretrainedConfig
+from transformers import PretrainedConfig, cache_utils
 from transformers.utils import cached_file
 
 from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError
-from .huggingface import describe, example_tokens, load_model, positions_of, random_tokens, tokenizer_metadata
-from .kv_cache import START, KvCache, cache_shapes
+from .huggingface import (
+    describe,
+    example_tokens,
+    load_model,
+    load_tokenizer,
+    positions_of,
+    random_tokens,
+    tokenizer_metadata,
+)
 
 JSON, SENTENCE_PIECE = "tokenizer.json", "tokenizer.model"
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -62,11 +72,7 @@ def _is_bpe(content: bytes) -> bool:
 
 
 def _convert(place: Mapping[str, Any]) -> bytes | None:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(**place)
-    except (OSError, ValueError, KeyError, ImportError):
-        return None
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend = getattr(load_tokenizer(place), "backend_tokenizer", None)
     return backend.to_str(pretty=True).encode() if backend is not None else None
 
 
@@ -165,8 +171,7 @@ def _with_cache(
 ) -> CachedModel:
     """The model with a cache.
 
-    Raises:
-        ValueError: it has none that the runner can use, or does not compute with it what it computes without any.
+    Raises ValueError if it has none that the runner can use, or does not compute with it what it computes without any.
     """
     shapes = cache_shapes(loaded, prompt)
     with torch.no_grad():
@@ -214,3 +219,98 @@ def _constants(loaded: Any, text: PretrainedConfig, context: int, *, own_attenti
     if special["bos"] is not None:
         known["get_bos_id"] = special["bos"]
     return known
+
+
+START = "executorch_start"
+"""The keyword by which a model hands its attention the number of tokens in the cache, if that takes one."""
+
+Shapes = Sequence[tuple[torch.Size, torch.Size] | None]
+"""Of keys and values of each layer, [1, heads, tokens, head size]; None for layers that have none."""
+
+_KEPT = {cache_utils.StaticLayer, cache_utils.StaticSlidingWindowLayer, cache_utils.DummyLayer}
+
+
+def cache_shapes(model: Any, tokens: torch.Tensor) -> Shapes:
+    """The shapes of what a model puts into its cache for tokens [1, tokens].
+
+    Raises ValueError if it keeps other state than keys and values, or none.
+    """
+    config = model.config.get_text_config(decoder=True)
+    kinds, _ = cache_utils.get_layer_types_and_kwargs(config)
+    if others := sorted({kind for kind in kinds if cache_utils.STATIC_LAYER_TYPE_MAPPING.get(kind) not in _KEPT}):
+        raise SourceError(
+            f"layers of {config.model_type!r} keep other state than keys and values ({', '.join(others)}), which "
+            "ExecuTorch's text runner cannot go on from; with `task: feature-extraction` it is exported without a cache"
+        )
+    with torch.no_grad():
+        filled = getattr(model(input_ids=tokens, use_cache=True), "cache", None)
+    layers = filled.layers if isinstance(filled, cache_utils.DynamicCache) else None
+    if layers is None:
+        raise SourceError(
+            f"{config.model_type!r} keeps no keys and values, and ExecuTorch's text runner cannot go on from other "
+            "state; with `task: feature-extraction` it is exported without a cache"
+        )
+    return [
+        None
+        if isinstance(layer, cache_utils.DummyLayer) or not layer.is_initialized
+        else (layer.keys.shape, layer.values.shape)
+        for layer in layers
+    ]
+
+
+class KvCache(torch.nn.Module):
+    """Keys and values of every layer for all positions of the context, each [1, heads, context, head size]."""
+
+    def __init__(self, shapes: Shapes, context: int) -> None:
+        super().__init__()
+        self.context = context
+        self._stored = [shape is not None for shape in shapes]
+        for number, shape in enumerate(shapes):
+            if shape is not None:
+                self._add_layer(number, *shape)
+
+    def clear(self) -> None:
+        for buffer in self.buffers():
+            buffer.zero_()
+
+    def at(self, positions: torch.Tensor, start: int) -> cache_utils.Cache:
+        """The cache for tokens at positions [tokens], from `start` on: it has what is before them."""
+        return cache_utils.Cache(
+            [
+                self._layer(number, positions, start) if stored else cache_utils.DummyLayer()
+                for number, stored in enumerate(self._stored)
+            ]
+        )
+
+    def _add_layer(self, number: int, keys: torch.Size, values: torch.Size) -> None:
+        for what, (_, heads, _, size) in (("keys", keys), ("values", values)):
+            self.register_buffer(f"{what}_{number}", torch.zeros(1, heads, self.context, size))
+
+    def _layer(self, number: int, positions: torch.Tensor, start: int) -> StaticCacheLayer:
+        del start
+        return _Layer(self.context, positions, self.get_buffer(f"keys_{number}"), self.get_buffer(f"values_{number}"))
+
+
+class StaticCacheLayer(cache_utils.StaticLayer):
+    """One layer at certain positions. Sliding windows are masks: what they do not see is kept."""
+
+    def __init__(self, context: int, positions: torch.Tensor) -> None:
+        super().__init__(context)
+        self.cumulative_length = positions[:1]
+        self.is_initialized = True
+
+
+class _Layer(StaticCacheLayer):
+    def __init__(self, context: int, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__(context, positions)
+        self.keys, self.values = keys, values
+        self._positions = positions
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the keys and values of the tokens; returns those of all positions. Masks hide future ones."""
+        return (
+            self.keys.index_copy_(2, self._positions, key_states),
+            self.values.index_copy_(2, self._positions, value_states),
+        )

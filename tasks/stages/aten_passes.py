@@ -20,11 +20,7 @@ class AtenPasses(stage.Stage, name="aten_passes"):
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Calls the functions.
-
-        Raises:
-            SourceError: one cannot be imported, raises, or does not return a program.
-        """
+        """Calls the functions; raises SourceError if one cannot be imported, raises, or does not return a program."""
         from ..codecs.program import load_program, save_program
         from ..usercode.recipe_functions import run_aten_passes
 

@@ -42,7 +42,7 @@ def score_built(
     definition: ModelDefinition, exported: Collection[str], params: Baseline.Params, store: LocalStore
 ) -> Baseline.Outputs:
     """Scores a model that has been built; raises SourceError if the evaluator fails."""
-    from ..usercode.prepared import for_inference
+    from ..usercode.modules import for_inference
     from ..verify.scoring import eager_predict, score
 
     for name, method in definition.methods.items():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from ...artifacts.digest import Digest, canonical_json
-from ...artifacts.ref import ArtifactRef
+from ...artifacts.digest import canonical_json
 from ..engine import kinds, stage
 from ..results.numerics import NodeLosses
 
 
 class Bisect(stage.Stage, name="bisect"):
     """Finds the operators that lose quality, once `ladder` has found the rung that does."""
+
+    reads_traces = True
 
     class Params(stage.Params):
         exported_anew: bool = False  # whether the second program was exported separately, and not made from the first
@@ -27,19 +28,13 @@ class Bisect(stage.Stage, name="bisect"):
     class Outputs(stage.Roles):
         nodes: kinds.NodeLosses
 
-    @classmethod
-    def input_digest(cls, params: Params, ref: ArtifactRef) -> Digest:
-        """A program's identity excludes stack traces, which are part of the result here: its stored bytes count."""
-        del params
-        return ref.root.digest
-
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Matches the nodes of the programs, and runs both on the examples."""
         from ..codecs.program import load_program
         from ..codecs.values import load_value
-        from ..explain.node_losses import Comparison, count_operators
-        from ..lower.matching import match_nodes, match_places, origin_of
+        from ..explain.node_losses import Comparison, count_operators, match_nodes, match_places
+        from ..lower.graphs import origin_of
         from ..usercode.inputs import stored_cases
         from ..verify.running import StoredProgram
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ...artifacts.digest import Digest, canonical_json
-from ...artifacts.ref import ArtifactRef
+from ...artifacts.digest import canonical_json
 from ..engine import kinds, stage
 
 
 class BisectPayload(stage.Stage, name="bisect_payload"):
     """Looks inside of delegates, once `ladder` has found that only the payload loses quality."""
+
+    reads_traces = True
 
     class Params(stage.Params):
         method: str
@@ -32,19 +33,13 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
     class Outputs(stage.Roles):
         losses: kinds.PayloadLosses
 
-    @classmethod
-    def input_digest(cls, params: Params, ref: ArtifactRef) -> Digest:
-        """A program's identity excludes stack traces, which are part of the result here: its stored bytes count."""
-        del params
-        return ref.root.digest
-
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Lowers and runs delegates and parts of them."""
+        from ..codecs.payload import write_delivered
         from ..codecs.program import load_program
         from ..codecs.values import load_value
         from ..explain.payload_search import Bench, PayloadSearch
-        from ..lower.delivery import write_delivered
         from ..targets.find import find_target
         from ..usercode.inputs import stored_cases
         from ..verify.running import ExpectedCall, Loadable

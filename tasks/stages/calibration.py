@@ -27,8 +27,7 @@ class Calibration(stage.Stage, name="calibration"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Stores one sample after another.
 
-        Raises:
-            SourceError: the dataset cannot be imported, raises, is empty, or has a sample that cannot be an input.
+        Raises SourceError if the dataset cannot be imported, raises, is empty, or has a sample that cannot be an input.
         """
         from ..quantize.samples import flat_samples, length_of, load_dataset, save_samples
         from ..usercode.model_source import seed_everything

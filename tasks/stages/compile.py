@@ -91,9 +91,9 @@ class Compile(stage.Stage, name="compile"):
         """
         from ...formats.pte.reader import map_file
         from ..codecs.payload import save_payload
-        from ..lower.debugging import debug_artifacts
+        from ..lower.delegates import save_data
+        from ..lower.emission import debug_artifacts
         from ..lower.graphs import check_no_affine
-        from ..lower.linking import save_data
 
         manager = linked_manager(inputs, params, work.store)
         for method in sorted(manager.methods):
@@ -120,11 +120,10 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
     from ..codecs.delegates import load_delegates
     from ..codecs.program import load_program
     from ..codecs.values import load_value
+    from ..lower.delegates import check_outputs, link_delegates, rename_clashing_weights
     from ..lower.embeddings import fuse_embeddings
     from ..lower.exir import edge_config
-    from ..lower.graphs import check_control_flow
-    from ..lower.linking import check_outputs, link_delegates, rename_clashing_weights
-    from ..lower.state import keep_initial_state, keep_shared_initial_state
+    from ..lower.graphs import check_control_flow, keep_initial_state, keep_shared_initial_state
     from ..upstream.exir import declared_bounds
     from ..usercode.recipe_functions import run_manager_passes
 

@@ -44,8 +44,7 @@ def diagnose_built(
 ) -> Diagnose.Outputs:
     """Diagnoses one method of a model that has been built; files in `folders` are named relative to them.
 
-    Raises:
-        SourceError: the model has no such method, or the example inputs do not fit it.
+    Raises SourceError if the model has no such method, or the example inputs do not fit it.
     """
     from ..explain.diagnosing import diagnose_method
     from ..export.method import choose_method

@@ -70,10 +70,8 @@ class Edge(stage.Stage, name="edge"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Decomposes, goes to the edge dialect, and runs the target's passes and then the recipe's."""
         from ...artifacts.digest import canonical_json
-        from ..lower.exir import edge_config, to_edge_program
-        from ..lower.graphs import decompose_affine
-        from ..lower.state import state_names
-        from ..lower.with_or_without_weights import transformed
+        from ..lower.exir import edge_config, to_edge_program, transformed
+        from ..lower.graphs import decompose_affine, state_names
         from ..targets.find import find_target
         from ..usercode.recipe_functions import recipe_passes
 

@@ -32,13 +32,12 @@ class EdgeManagerPasses(stage.Stage, name="edge_manager_passes"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Calls the functions, and runs the passes that they return.
 
-        Raises:
-            SourceError: a function cannot be imported, raises, or does not return passes.
+        Raises SourceError if a function cannot be imported, raises, or does not return passes.
         """
         from ...artifacts.digest import canonical_json
         from ..codecs.program import load_program, save_program
         from ..codecs.values import load_value
-        from ..lower.state import state_names
+        from ..lower.graphs import state_names
         from ..usercode.recipe_functions import run_manager_passes
 
         programs = {method: load_program(ref, work.store) for method, ref in inputs.program.items()}

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from ...artifacts.digest import canonical_json
+from ..codecs.payload import write_delivered
 from ..engine import kinds, stage
-from ..lower.delivery import write_delivered
 from ..results.accuracy import Score, Scores
 
 

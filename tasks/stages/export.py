@@ -63,17 +63,15 @@ class Export(stage.Stage, name="export"):
 def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) -> Export.Outputs:
     """Exports one method of a model that has been built.
 
-    Raises:
-        SourceError: the model has no such method, or the example inputs do not fit it.
+    Raises SourceError if the model has no such method, or the example inputs do not fit it.
     """
     from ...artifacts.digest import canonical_json
     from ..codecs.assets import save_assets
     from ..codecs.program import save_program
     from ..codecs.values import save_value
     from ..export.batch_norms import foldable_norms
-    from ..export.constants import emitted_constants
     from ..export.eager import eager_examples
-    from ..export.method import choose_method, digest_weights, export_sized, with_usual_layouts
+    from ..export.method import choose_method, digest_weights, emitted_constants, export_sized, with_usual_layouts
     from ..usercode.inputs import check_bounded, input_sizes, tied_inputs
     from ..usercode.model_source import check_outputs, written_metadata
 

@@ -74,12 +74,7 @@ class Ladder(stage.Stage, name="ladder"):
 
 
 def _measured(
-    inputs: Ladder.Inputs,
-    rung: RungParams,
-    method: str,
-    stored: Mapping[str, Any],
-    drawn: int,
-    work: stage.Workspace,
+    inputs: Ladder.Inputs, rung: RungParams, method: str, stored: Mapping[str, Any], drawn: int, work: stage.Workspace
 ) -> Rung:
     from ..verify.running import run_method
 

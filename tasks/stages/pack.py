@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from ...formats.nfat.contents import Description
 from ...formats.nfat.pack import pack_v2
 from ...formats.pte.reader import map_file, read_pte
-from ..codecs.payload import save_packed, write_payload
+from ..codecs.payload import check_file, save_packed, write_payload
 from ..engine import kinds, stage
-from ..lower.delivery import check_file
 
 
 class PackedPayload(stage.Params):

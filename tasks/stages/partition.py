@@ -50,8 +50,12 @@ class Partition(stage.Stage, name="partition"):
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Runs the partitioners; raises TargetError if the backend would fail on a partition."""
-        from ..lower.exir import check_preserved_operators_found_delegates, edge_config, to_partitioned_program
-        from ..lower.with_or_without_weights import transformed
+        from ..lower.exir import (
+            check_preserved_operators_found_delegates,
+            edge_config,
+            to_partitioned_program,
+            transformed,
+        )
         from ..targets.find import find_target
 
         def partition(program: ExportedProgram) -> ExportedProgram:

@@ -32,12 +32,11 @@ class Preprocess(stage.Stage, name="preprocess"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Calls the backends.
 
-        Raises:
-            TargetError: a backend is unknown, or does not return a result for each partition.
+        Raises TargetError if a backend is unknown, or does not return a result for each partition.
         """
         from ..codecs.delegates import Delegates, save_delegates
         from ..codecs.program import load_program
-        from ..lower.backends import preprocess_all
+        from ..lower.delegates import preprocess_all
         from ..targets.find import find_target
 
         for target in params.targets:

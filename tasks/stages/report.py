@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ...artifacts.digest import canonical_json
-from ...artifacts.ref import ArtifactRef
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError
 from ...formats.nfat.fat_file import is_fat, open_fat
 from ...formats.pte.metadata import metadata_json, metadata_of
 from ...formats.pte.reader import map_file, open_pte
 from ..codecs.assets import asset_blobs
-from ..codecs.payload import payload_sha256
+from ..codecs.payload import payload_sha256, write_delivered
 from ..engine import kinds, stage
-from ..lower.delivery import write_delivered
 
 FORMAT = 1
 
@@ -90,7 +88,13 @@ class Report(stage.Stage, name="report"):
             sha256 = payload_sha256(inputs.data, work.store)
             provenance["data"] = {"sha256": sha256, "size": data_file.stat().st_size}
         if inputs.assets:
-            provenance["assets"] = _assets(inputs.assets, params.recipe, work)
+            blobs = asset_blobs(inputs.assets, work.store)
+            if clash := [name for name in blobs if name.startswith(f"{params.recipe}.")]:
+                problem = f"has the name of a file of the recipe {params.recipe!r}: rename one"
+                raise SourceError(f"the model's asset {clash[0]!r} {problem}")
+            provenance["assets"] = {
+                name: {"sha256": blob.digest, "size": blob.size} for name, blob in sorted(blobs.items())
+            }
         if params.search:
             provenance["search"] = params.search
         if inputs.quantization:
@@ -106,20 +110,8 @@ class Report(stage.Stage, name="report"):
         return Report.Outputs(provenance=made)
 
 
-def _assets(ref: ArtifactRef, recipe: str, work: stage.Workspace) -> dict[str, Any]:
-    blobs = asset_blobs(ref, work.store)
-    if clash := [name for name in blobs if name.startswith(f"{recipe}.")]:
-        raise SourceError(f"the model's asset {clash[0]!r} has the name of a file of the recipe {recipe!r}: rename one")
-    return {name: {"sha256": blob.digest, "size": blob.size} for name, blob in sorted(blobs.items())}
-
-
 def _payloads(path: Path, data_files: Sequence[Path]) -> list[dict[str, Any]]:
     return [
-        {
-            "name": payload.name,
-            "sha256": payload.sha256,
-            "size": payload.size,
-            "backends": list(payload.description.backends),
-        }
-        for payload in open_fat(path, data_files).container.payloads
+        {"name": made.name, "sha256": made.sha256, "size": made.size, "backends": list(made.description.backends)}
+        for made in open_fat(path, data_files).container.payloads
     ]

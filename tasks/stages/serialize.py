@@ -14,9 +14,8 @@ from ...configs.metadata import PROVENANCE, merged_metadata
 from ...formats.nfat.fat_file import is_fat, open_fat
 from ...formats.pte.contents import Shareable, size_entries
 from ...formats.pte.reader import map_file, open_pte
-from ..codecs.payload import load_packed, payload_sha256, save_data_file, save_payload, write_payload
+from ..codecs.payload import check_file, load_packed, payload_sha256, save_data_file, save_payload, write_payload
 from ..engine import kinds, stage
-from ..lower.delivery import check_file
 
 
 class MetadataParams(stage.Params):
@@ -72,15 +71,14 @@ class Serialize(stage.Stage, name="serialize"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Writes the file.
 
-        Raises:
-            PteforgeError: the file lacks a method, or needs a backend that its target does not name.
+        Raises PteforgeError if the file lacks a method, or needs a backend that its target does not name.
         """
         path, data_path = work.scratch / "model.pte", None
         shareable: Shareable = {}
         if params.form == "plain":
             write_payload(inputs.payload, work.store, path)
         else:
-            from ..lower.fat_program import write_fat
+            from ..lower.file_programs import write_fat
 
             assert inputs.container is not None  # noqa: S101 - the fat form has one
             packed = load_packed(inputs.container, work.store, work.scratch)
@@ -100,16 +98,12 @@ class Serialize(stage.Stage, name="serialize"):
 
 
 def _described(
-    path: Path,
-    data_path: Path | None,
-    params: MetadataParams | None,
-    inputs: Serialize.Inputs,
-    work: stage.Workspace,
+    path: Path, data_path: Path | None, params: MetadataParams | None, inputs: Serialize.Inputs, work: stage.Workspace
 ) -> tuple[Path, ArtifactRef | None]:
     """The file with its metadata, or the file as it is if it has none; and what the digest in the metadata is of."""
     if params is None:
         return path, None
-    from ..lower.file_metadata import write_metadata
+    from ..lower.file_programs import write_metadata
 
     of_source = json.loads(work.store.read_artifact(inputs.metadata)) if inputs.metadata else {}
     metadata = merged_metadata(params.written, of_source)

@@ -77,7 +77,7 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     from ..quantize.module_transforms import check_all_match, layers_used_otherwise, transformed
     from ..quantize.pt2e import export_for_any_batch
     from ..quantize.reached import Asked, quantization_of
-    from ..usercode.prepared import is_prepared
+    from ..usercode.modules import is_prepared
 
     name = choose_method(model, params.method, params.dynamic_shapes)
     if model.program is not None:

@@ -10,8 +10,8 @@ from ...artifacts.digest import canonical_json
 from ...configs.verification import VerifyBounds
 from ...errors import VerificationFailed
 from ...formats.pte.reader import open_pte
+from ..codecs.payload import write_delivered
 from ..engine import kinds, stage
-from ..lower.delivery import write_delivered
 
 
 class Verify(stage.Stage, name="verify"):
@@ -47,9 +47,15 @@ class Verify(stage.Stage, name="verify"):
             VerificationFailed: an output is outside the bounds; nothing is recorded, so a repaired run verifies again.
         """
         from ..codecs.values import load_value, load_values
-        from ..export.constants import check_constants
         from ..verify.running import missing_backends
-        from ..verify.verification import as_quantized, check_sizes, verify_file, verify_programs, with_samples
+        from ..verify.verification import (
+            as_quantized,
+            check_constants,
+            check_sizes,
+            verify_file,
+            verify_programs,
+            with_samples,
+        )
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         pte = open_pte(path)

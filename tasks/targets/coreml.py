@@ -23,29 +23,22 @@ DeploymentTarget = Literal[
 
 
 class CoreMlOptions(TargetOptions):
-    """Options of the Core ML partitioner and converter.
+    """Options of the Core ML partitioner and converter."""
 
-    Attributes:
-        minimum_deployment_target: oldest system for the model. None: the oldest that has all of its operators.
-        compute_unit: the processors that it may use; ``ne`` is the Neural Engine.
-        compute_precision: of floating point operators within the delegate; inputs and outputs stay as they are.
-        model_type: the device compiles a ``model`` when it first loads the file; a ``compiled_model`` is compiled ahead
-            of time, which only a Mac can do.
-        lower_full_graph: fail on unsupported operators instead of leaving them to the CPU.
-        take_over_mutable_buffers: keep a model's state in Core ML, where `minimum_deployment_target` is iOS18, macOS15
-            or later. Otherwise delegates take the state as an input and return what it becomes.
-        share_weights: methods with equally many partitions share their weights. Otherwise each has its own.
-        skip_operators: operators to leave to the CPU, such as ``aten.add.Tensor``.
-    """
-
+    # oldest system for the model. None: the oldest that has all of its operators.
     minimum_deployment_target: DeploymentTarget | None = None
-    compute_unit: ComputeUnit = "all"
+    compute_unit: ComputeUnit = "all"  # the processors that it may use; ``ne`` is the Neural Engine
+    # of floating point operators within the delegate; inputs and outputs stay as they are
     compute_precision: Literal["float16", "float32"] = "float16"
+    # the device compiles a ``model`` when it first loads the file; a ``compiled_model`` is compiled ahead of time,
+    # which only a Mac can do
     model_type: Literal["model", "compiled_model"] = "model"
-    lower_full_graph: bool = False
+    lower_full_graph: bool = False  # fail on unsupported operators instead of leaving them to the CPU
+    # keep a model's state in Core ML, where `minimum_deployment_target` is iOS18, macOS15 or later. Otherwise delegates
+    # take the state as an input and return what it becomes.
     take_over_mutable_buffers: bool = True
-    share_weights: bool = True
-    skip_operators: tuple[str, ...] = ()
+    share_weights: bool = True  # methods with equally many partitions share their weights. Otherwise each has its own.
+    skip_operators: tuple[str, ...] = ()  # operators to leave to the CPU, such as ``aten.add.Tensor``
 
     @field_validator("model_type")
     @classmethod
@@ -56,16 +49,11 @@ class CoreMlOptions(TargetOptions):
 
 
 class CoreMlQuantizerOptions(TargetOptions):
-    """Options of Core ML's quantizer: int8 weights and uint8 activations, for which a device needs iOS17 or macOS14.
+    """Options of Core ML's quantizer: int8 weights and uint8 activations, for which a device needs iOS17 or macOS14."""
 
-    Attributes:
-        weight_only: activations stay floating point; nothing is calibrated.
-        per_channel: weights have a scale for each output channel instead of one for all.
-        scheme: ``affine`` lets the zero point of weights and activations be anywhere.
-    """
-
-    weight_only: bool = False
-    per_channel: bool = True
+    weight_only: bool = False  # activations stay floating point; nothing is calibrated
+    per_channel: bool = True  # weights have a scale for each output channel instead of one for all
+    # ``affine`` lets the zero point of weights and activations be anywhere
     scheme: Literal["symmetric", "affine"] = "symmetric"
 
 
@@ -123,19 +111,19 @@ class CoreMl(Target):
         decompose_circular_padding()
         remove_coreml_temporary_files()
         options = self.options
+        # on the oldest system; a graph that must be lowered whole cannot go without
+        keeps_state = options.lower_full_graph or options.minimum_deployment_target in _WITH_STATE
         return [
             CoreMLPartitioner(
                 skip_ops_for_coreml_delegation=[name for skipped in options.skip_operators for name in _names(skipped)],
                 compile_specs=_compile_specs(options),
-                take_over_mutable_buffer=options.take_over_mutable_buffers and _keeps_state(options),
+                take_over_mutable_buffer=options.take_over_mutable_buffers and keeps_state,
                 lower_full_graph=options.lower_full_graph,
             )
         ]
 
 
-def _keeps_state(options: CoreMlOptions) -> bool:
-    """Whether Core ML can keep state on the oldest system; a graph that must be lowered whole cannot go without."""
-    return options.lower_full_graph or options.minimum_deployment_target in ("iOS18", "iOS26", "macOS15", "macOS26")
+_WITH_STATE = ("iOS18", "iOS26", "macOS15", "macOS26")  # systems on which Core ML can keep state
 
 
 def _compile_specs(options: CoreMlOptions) -> list[CompileSpec]:

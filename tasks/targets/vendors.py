@@ -20,19 +20,12 @@ if TYPE_CHECKING:
 
 
 class VendorTarget(Target):
-    """A target with requirements that PyPI does not have.
+    """A target with requirements that PyPI does not have."""
 
-    Attributes:
-        modules: top-level modules of the compiler.
-        get: how to get them.
-        system: the only `sys.platform` that can lower; None for any.
-        programs: commands that must be on the path.
-    """
-
-    modules: ClassVar[tuple[str, ...]] = ()
-    get: ClassVar[str]
-    system: ClassVar[str | None] = None
-    programs: ClassVar[tuple[str, ...]] = ()
+    modules: ClassVar[tuple[str, ...]] = ()  # top-level modules of the compiler
+    get: ClassVar[str]  # how to get them
+    system: ClassVar[str | None] = None  # the only `sys.platform` that can lower; None for any
+    programs: ClassVar[tuple[str, ...]] = ()  # commands that must be on the path
     reproducible: ClassVar[bool] = False
 
     @classmethod
@@ -67,15 +60,10 @@ class Qnn(VendorTarget):
 
 
 class NxpOptions(TargetOptions):
-    """Options of the Neutron compiler.
+    """Options of the Neutron compiler."""
 
-    Attributes:
-        platform: the SDK's name of the system with the NPU.
-        fetch_constants_to_sram: copy weights to fast memory for use.
-    """
-
-    platform: str = "imxrt700"
-    fetch_constants_to_sram: bool = False
+    platform: str = "imxrt700"  # the SDK's name of the system with the NPU
+    fetch_constants_to_sram: bool = False  # copy weights to fast memory for use
 
 
 class Nxp(VendorTarget):
@@ -102,13 +90,9 @@ class Nxp(VendorTarget):
 
 
 class MediaTekOptions(TargetOptions):
-    """Options of the NeuroPilot compiler.
+    """Options of the NeuroPilot compiler."""
 
-    Attributes:
-        platform: the system on chip: Dimensity 9300, 9400 or 9500.
-    """
-
-    platform: Literal["mt6989", "mt6991", "mt6993"] = "mt6989"
+    platform: Literal["mt6989", "mt6991", "mt6993"] = "mt6989"  # the system on chip: Dimensity 9300, 9400 or 9500
 
 
 class MediaTek(VendorTarget):
@@ -131,13 +115,9 @@ class MediaTek(VendorTarget):
 
 
 class SamsungOptions(TargetOptions):
-    """Options of the ENN compiler.
+    """Options of the ENN compiler."""
 
-    Attributes:
-        chipset: the Exynos.
-    """
-
-    chipset: Literal["E9955", "E9965"] = "E9955"
+    chipset: Literal["E9955", "E9965"] = "E9955"  # the Exynos
 
 
 class Samsung(VendorTarget):

@@ -13,13 +13,9 @@ if TYPE_CHECKING:
 
 
 class WebGpuOptions(VulkanOptions):
-    """Options of the WebGPU partitioner: those of Vulkan, whose compiler and format it uses.
+    """Options of the WebGPU partitioner: those of Vulkan, whose compiler and format it uses."""
 
-    Attributes:
-        skip_bool_tensors: as Vulkan's, but on by default: WebGPU has no 8-bit buffers.
-    """
-
-    skip_bool_tensors: bool = True
+    skip_bool_tensors: bool = True  # as Vulkan's, but on by default: WebGPU has no 8-bit buffers
 
 
 class WebGpu(Vulkan):

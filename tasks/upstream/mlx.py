@@ -138,7 +138,9 @@ def generated_package(wheel: Path, cache: Path) -> Path:
         OSError: nothing can be written there.
         TargetError: others could have written there, or the generator failed.
     """
-    folder = cache / f"mlx-{version('executorch')}-{_inputs_digest(wheel)[:16]}"
+    sources = [*sorted(path for path in _package(wheel).iterdir() if path.is_file()), _flatc(wheel)]
+    digest = digest_json([[path.name, digest_file(path)] for path in sources])
+    folder = cache / f"mlx-{version('executorch')}-{digest[:16]}"
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_trust(cache)
     if _is_sound(folder):
@@ -171,11 +173,6 @@ def _package(wheel: Path) -> Path:
 
 def _flatc(wheel: Path) -> Path:
     return wheel / "data" / "bin" / "flatc"
-
-
-def _inputs_digest(wheel: Path) -> str:
-    sources = sorted(path for path in _package(wheel).iterdir() if path.is_file())
-    return digest_json([[path.name, digest_file(path)] for path in [*sources, _flatc(wheel)]])
 
 
 def _check_trust(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""torch, torchvision and torchao while models are built, exported and quantized.
+"""torch, torchvision and torchao while models are built, exported and quantized, and what their graphs say of layers.
 
 Part of the keys of `export`, `source_transform`, `quantize` and all other stages that run the user's code.
 """
@@ -15,7 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.fx import Node
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
 from torch.nn.modules import transformer
 
 
@@ -89,3 +90,16 @@ def whole_dynamic_quantization() -> AbstractContextManager[object]:
         return quantizes(node) and all(given.op == "get_attr" for given in node.all_input_nodes[1:])
 
     return patch.object(quantize_pt2e, "_quant_node_constraint", is_folded)
+
+
+STEPS = "pteforge_steps"
+"""Key of a node's metadata: linear layers with one value here are the steps of one layer, with one weight."""
+
+
+def call_operator(graph: Graph, operator: OpOverload, *args: Any) -> Node:
+    """A node that calls an operator, with its value in its metadata; the first argument is a node."""
+    node = graph.call_function(operator, args)
+    values = [argument.meta["val"] if isinstance(argument, Node) else argument for argument in args]
+    with values[0].fake_mode:
+        node.meta["val"] = operator(*values)
+    return node

@@ -146,7 +146,9 @@ def one_registry_scan() -> Iterator[None]:
     def scan_once() -> set[_ops.OperatorBase]:
         nonlocal found
         if found is None or found[0] != _registered():
-            operators = _scan(scan)
+            utils._materialize_cpp_cia_ops()  # noqa: SLF001 - see above
+            with patch.object(utils, "_materialize_cpp_cia_ops", lambda: None):  # so that C++ is asked once
+                operators = scan()
             found = _registered(), operators  # asked again: the scan itself creates namespaces
         return set(found[1])
 
@@ -162,13 +164,6 @@ def _registered() -> Any:
     """What C++ has registered, and the namespaces that Python knows."""
     registered = torch._C._dispatch_get_registrations_for_dispatch_key(_COMPOSITE.name)  # noqa: SLF001 - as torch does
     return list(registered), list(torch.ops._dir)  # noqa: SLF001 - as torch does
-
-
-def _scan(scan: Callable[[], set[_ops.OperatorBase]]) -> set[_ops.OperatorBase]:
-    """A scan that asks C++ for its registrations once."""
-    utils._materialize_cpp_cia_ops()  # noqa: SLF001 - see `one_registry_scan`
-    with patch.object(utils, "_materialize_cpp_cia_ops", lambda: None):
-        return scan()
 
 
 def shared_ancestors() -> AbstractContextManager[object]:

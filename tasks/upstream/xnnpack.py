@@ -58,8 +58,7 @@ from torch.fx.passes.operator_support import create_op_support
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQuantizationSpec
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from ..quantize.products import call_operator
-from ..quantize.recurrent import STEPS
+from .torch_export import STEPS, call_operator
 from .xnnpack_passes import is_approximate
 
 _ATEN = torch.ops.aten

@@ -93,9 +93,8 @@ def input_shapes(program: ExportedProgram) -> list[Shape | None]:
 def check_fits(program: ExportedProgram, flat: Sequence[Any], what: str) -> None:
     """Checks that a program can be called with flat inputs.
 
-    Raises:
-        SourceError: the number of inputs differs, ExecuTorch does not take a value, or the program was not exported
-            for a dtype or size.
+    Raises SourceError if the number of inputs differs, ExecuTorch does not take a value, or the program was not
+    exported for a dtype or size.
     """
     traced = _traced_inputs(program)
     shapes = [_shape(value) for value in traced]

@@ -1,7 +1,11 @@
-"""Building a model from its source, inside the worker: the user's code runs here and nowhere else."""
+"""Building a model from its source, inside the worker: the user's code runs here and nowhere else.
+
+Keyword example inputs become positional here, since ExecuTorch's runtime takes inputs by position.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
 import pkgutil
 import random
@@ -9,7 +13,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from ...artifacts.ref import ArtifactRef
 from ...configs.base import NAME_PATTERN, describe_errors
-from ...configs.definition import MethodDefinition, ModelDefinition
+from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
 from ...configs.metadata import Metadata
 from ...errors import SourceError
 from ..engine.keys.inputs import Recorder, recording
@@ -31,7 +35,6 @@ from ..engine.keys.source import loaded_files, observed_distributions, observed_
 from ..engine.stage import Workspace
 from ..upstream.torch_export import mapping_heard
 from .inputs import own_tensors
-from .keyword_inputs import by_position
 
 _OWN_CODE = Path(__file__).parents[1]
 
@@ -116,8 +119,7 @@ def seed_everything(seed: int) -> None:
 def build_model(source: Mapping[str, Any], seed: int, work: Workspace) -> BuiltModel:
     """Builds a model in the zoo file's folder, everything seeded.
 
-    Raises:
-        SourceError: the builder fails, or the `.pt2` file cannot be read.
+    Raises SourceError if the builder fails, or the `.pt2` file cannot be read.
     """
     os.chdir(work.folder)
     seed_everything(seed)
@@ -127,8 +129,7 @@ def build_model(source: Mapping[str, Any], seed: int, work: Workspace) -> BuiltM
 def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
     """Calls a builder: ``pkg.mod:name`` of a callable, or of a class with get_eager_model and get_example_inputs.
 
-    Raises:
-        SourceError: it cannot be imported, raises, or does not return a model definition.
+    Raises SourceError if it cannot be imported, raises, or does not return a model definition.
     """
     try:
         made = pkgutil.resolve_name(builder)(**arguments)
@@ -303,8 +304,111 @@ def _check_method(what: str, name: str, method: MethodDefinition) -> None:
         raise SourceError(f"{what}: method {name!r} has a {type(method.module).__name__} as its module")
     _check_first_mistakes(f"{what}: ", name, method)
     examples: Any = method.example_inputs
-    if not all(isinstance(example, tuple) for example in examples) or not (examples or method.example_kwarg_inputs):
+    if not all(isinstance(example, tuple) for example in examples):
         raise SourceError(f"{what}: example_inputs of {name!r} must be a list of tuples, at least one")
     keywords: Any = method.example_kwarg_inputs
     if not isinstance(keywords, list | tuple) or not all(isinstance(each, Mapping) for each in keywords):
         raise SourceError(f"{what}: example_kwarg_inputs of {name!r} must be a list of mappings, one for each example")
+
+
+def by_position(what: str, definition: ModelDefinition) -> ModelDefinition:
+    """The definition with all inputs by position: keywords follow, in the order of a method's first example.
+
+    Modules that take keywords are replaced by shallow copies, which share weights, buffers and submodules with them.
+    Raises SourceError if examples of one method have different keywords, or a call in a sequence has others than they.
+    """
+    methods = {name: _by_position(f"{what}: method {name!r}", each) for name, each in definition.methods.items()}
+    names = {name: keyword_names(each) for name, each in definition.methods.items()}
+    sequences = [
+        [_positional_call(f"{what}: sequence {number}", call, names.get(call.method, ())) for call in calls]
+        for number, calls in enumerate(definition.sequences)
+    ]
+    return replace(definition, methods=methods, sequences=sequences)
+
+
+def keyword_names(method: MethodDefinition) -> tuple[str, ...]:
+    """Names of the inputs that a method takes by keyword."""
+    return tuple(method.example_kwarg_inputs[0]) if method.example_kwarg_inputs else ()
+
+
+def by_name(entries: Mapping[str, Any], method: MethodDefinition, what: str) -> list[Any]:
+    """One entry per input of the first example, from those that parameters of ``forward`` are named in.
+
+    Raises SourceError if a name is not that of an input.
+    """
+    names = _names_of(method.module.forward, len(method.example_inputs[0]))
+    if unknown := [name for name in entries if name not in names]:
+        raise SourceError(f"{what} names {unknown[0]!r}; the inputs of the first example are {names}")
+    return [entries.get(name) for name in names]
+
+
+def _by_position(what: str, method: MethodDefinition) -> MethodDefinition:
+    names = keyword_names(method)
+    if not names:
+        return replace(method, example_kwarg_inputs=())
+    examples = method.example_inputs or [()] * len(method.example_kwarg_inputs)
+    if len(examples) != len(method.example_kwarg_inputs):
+        raise SourceError(
+            f"{what} has {len(examples)} example_inputs and {len(method.example_kwarg_inputs)} example_kwarg_inputs; "
+            "give one mapping of keywords for each example"
+        )
+    positional = [
+        (*args, *_ordered(f"{what}: example {number}", kwargs, names))
+        for number, (args, kwargs) in enumerate(zip(examples, method.example_kwarg_inputs, strict=True))
+    ]
+    module = _taking_all_by_position(what, method.module, examples[0], names)
+    return replace(method, module=module, example_inputs=positional, example_kwarg_inputs=())
+
+
+def _ordered(what: str, kwargs: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    if set(kwargs) != set(names):
+        raise SourceError(f"{what} has the keywords {list(kwargs)}, and the first example of the method {list(names)}")
+    return [kwargs[name] for name in names]
+
+
+def _positional_call(what: str, call: MethodCall, names: Sequence[str]) -> MethodCall:
+    if not call.kwargs:
+        return call
+    return MethodCall(call.method, (*call.inputs, *_ordered(f"{what}: {call.method!r}", call.kwargs, names)))
+
+
+def _taking_all_by_position(
+    what: str, module: torch.nn.Module, example: Sequence[Any], names: Sequence[str]
+) -> torch.nn.Module:
+    """A shallow copy whose ``forward`` takes the example's inputs, and then those of the names, by position."""
+    forward = _plain_forward(module)
+    first = _names_of(module.forward, len(example))
+    if twice := sorted(set(first) & set(names)):
+        raise SourceError(f"{what} has {twice[0]!r} by position and by keyword")
+
+    def positional(self: torch.nn.Module, *inputs: Any) -> Any:
+        return forward(self, *inputs[: len(example)], **dict(zip(names, inputs[len(example) :], strict=True)))
+
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *first, *names)]
+    positional.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    kind = type(module)
+    # Graphs name the classes of their modules: it stays that of the user.
+    described = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    copied: torch.nn.Module = object.__new__(type(kind.__name__, (kind,), {**described, "forward": positional}))
+    copied.__dict__.update({name: value for name, value in vars(module).items() if name != "forward"})
+    return copied
+
+
+def _plain_forward(module: torch.nn.Module) -> Callable[..., Any]:
+    """``forward`` as a function of the module and its inputs, also where the instance has one of its own."""
+    own = vars(module).get("forward")
+    if own is None:
+        forward: Callable[..., Any] = type(module).forward
+        return forward
+    return lambda _self, *args, **kwargs: own(*args, **kwargs)
+
+
+def _names_of(forward: Callable[..., Any], count: int) -> list[str]:
+    """Names of the first inputs that are given by position; those of ``*args`` are numbered."""
+    names: list[str] = []
+    for parameter in inspect.signature(forward).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}_{number}" for number in range(count - len(names))]
+        elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return names[:count]

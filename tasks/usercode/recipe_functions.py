@@ -26,8 +26,7 @@ def run_graph_passes(named: Mapping[str, Sequence[CallableParams]], field: str, 
 
     `named` has them by field.
 
-    Raises:
-        SourceError: a function cannot be imported, raises, or does not return a module.
+    Raises SourceError if a function cannot be imported, raises, or does not return a module.
     """
     for position, own in enumerate(named.get(field, ())):
         where = f"quantize.{field}[{position}] {own.source['builder']}"
@@ -50,10 +49,8 @@ def run_manager_passes(
     """All methods' Edge programs after the passes that functions return, given the manager of these programs.
 
     Each function comes with whether it takes a method's program. Those that do come one after another before any of
-    their passes runs, as in `EdgeProgramManagerTransformStage` (executorch/export/stages.py).
-
-    Raises:
-        SourceError: a function cannot be imported, raises, or does not return passes.
+    their passes runs, as in `EdgeProgramManagerTransformStage` (executorch/export/stages.py). Raises SourceError if a
+    function cannot be imported, raises, or does not return passes.
     """
     if not named:
         return dict(programs)
@@ -114,10 +111,8 @@ def _checked(made: Any, where: str) -> list[PassType | ExportedProgramPassBase]:
 def emission_passes(named: Sequence[tuple[CallableParams, bool]]) -> list[PassType]:
     """The passes before emission: callables that are passes, and those that callables make.
 
-    Each comes with whether it takes a graph module, and so is a pass itself.
-
-    Raises:
-        SourceError: a callable cannot be imported, raises, or does not return passes; or later, a pass raises.
+    Each comes with whether it takes a graph module, and so is a pass itself. Raises SourceError if a callable cannot be
+    imported, raises, or does not return passes; or later, a pass raises.
     """
     passes: list[PassType] = []
     for position, (params, takes_module) in enumerate(named):
@@ -131,8 +126,7 @@ def recipe_passes(
 ) -> list[PassType | ExportedProgramPassBase]:
     """The passes that callables make, each given a method's name and its program, or nothing where the name is None.
 
-    Raises:
-        SourceError: a callable cannot be imported, raises, or does not return passes.
+    Raises SourceError if a callable cannot be imported, raises, or does not return passes.
     """
     passes: list[PassType | ExportedProgramPassBase] = []
     for position, (params, method) in enumerate(named):
@@ -144,8 +138,7 @@ def recipe_passes(
 def run_aten_passes(named: Sequence[CallableParams], method: str, program: ExportedProgram) -> ExportedProgram:
     """The program after functions of a method's name and its ATen program, each of which returns a program.
 
-    Raises:
-        SourceError: a function cannot be imported, raises, or does not return a program.
+    Raises SourceError if a function cannot be imported, raises, or does not return a program.
     """
     for position, params in enumerate(named):
         where = f"aten_passes[{position}] {params.source['builder']}"

@@ -21,8 +21,7 @@ _SILENT_DB = -300.0  # stands for minus infinity: eager returns zeros and the ru
 def compare_all(outputs: Sequence[Any], stored: StoredCase, *, method: str, rounding: str = "") -> Iterator[Case]:
     """Figures of all outputs of one execution, against eager's; `rounding` is that of the program.
 
-    Raises:
-        VerificationFailed: their number is not that of eager's, or one cannot be compared.
+    Raises VerificationFailed if their number is not that of eager's, or one cannot be compared.
     """
     label, references = stored.label, stored.expected
     if len(outputs) != len(references):
@@ -32,7 +31,7 @@ def compare_all(outputs: Sequence[Any], stored: StoredCase, *, method: str, roun
     exact = stored.exact if stored.exact and len(stored.exact) == len(outputs) else [None] * len(outputs)
     for position, (output, reference, wide) in enumerate(zip(outputs, references, exact, strict=True)):
         case = compare(output, reference, method=method, label=label, output_position=position)
-        rounded_to = _coarser(case.rounded_to, rounding)
+        rounded_to = next((name for name in _ORDER if name in (case.rounded_to, rounding)), "")
         lost = _lost(output, reference, wide) if rounded_to in _COARSE.values() else None
         yield replace(case, rounded_to=rounded_to, lost_db=lost)
 
@@ -52,15 +51,10 @@ def _lost(output: Any, reference: Any, exact: Any) -> float | None:
     return 10 * math.log10(noise / eager_noise)
 
 
-def _coarser(*names: str) -> str:
-    return next((name for name in _ORDER if name in names), "")
-
-
 def compare(output: Any, reference: Any, *, method: str, label: str, output_position: int) -> Case:
     """Figures of one output.
 
-    Raises:
-        VerificationFailed: their types, shapes or dtypes differ, or NaN and infinity are in other places.
+    Raises VerificationFailed if their types, shapes or dtypes differ, or NaN and infinity are in other places.
     """
     case = Case(method, label, output_position, 0.0, 0.0, None)
     where = case.where

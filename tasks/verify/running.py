@@ -48,8 +48,7 @@ class Runnable(Protocol):
     def run(self, calls: Sequence[ExpectedCall]) -> Iterator[Sequence[Any]]:
         """Flat outputs of each call. All are made on one loaded program: a method sees the state that others left.
 
-        Raises:
-            VerificationFailed: it cannot be loaded or run.
+        Raises VerificationFailed if it cannot be loaded or run.
         """
 
 
@@ -70,8 +69,10 @@ class Loadable:
 
     def run(self, calls: Sequence[ExpectedCall]) -> Iterator[Sequence[Any]]:
         """As `Runnable`."""
-        loaded = _load_methods(self, (*_sharing_state(self), *(call.method for call in calls)))
         signatures = self.signatures()
+        # those that share their state, which has a memory arena of its own
+        sharing = [name for name, method in signatures.items() if len(method.planned_memory) > 1]
+        loaded = _load_methods(self, (*sharing, *(call.method for call in calls)))
         for call in calls:
             yield _execute(loaded, call._replace(inputs=signatures[call.method].lay_out(call.inputs)))
 
@@ -94,8 +95,7 @@ def missing_kernels(methods: Iterable[Method]) -> tuple[str, ...]:
 def run_method(program: Runnable, method: str, stored: Mapping[str, Any], drawn: int) -> Iterator[Case]:
     """Runs a method on its examples. Each starts from the initial state.
 
-    Raises:
-        VerificationFailed: it cannot be run, or an output cannot be compared with eager's.
+    Raises VerificationFailed if it cannot be run, or an output cannot be compared with eager's.
     """
     for case in stored_cases(stored, drawn):
         call = ExpectedCall(method, case.inputs, case.expected, case.label, case.exact)
@@ -125,8 +125,7 @@ def _compared(program: Runnable, calls: Sequence[ExpectedCall], rounding: Mappin
 def _load_methods(payload: Loadable, methods: Sequence[str]) -> Mapping[str, Any]:
     """A file's methods, all loaded before any runs, since loading sets the initial values of shared state.
 
-    Raises:
-        VerificationFailed: the runtime cannot load one.
+    Raises VerificationFailed if the runtime cannot load one.
     """
     loaded: dict[str, Any] = {}
     program = payload.load()
@@ -187,11 +186,6 @@ def _execute(loaded: Mapping[str, Any], call: ExpectedCall) -> Sequence[Any]:
             f"{reasons}method {call.method!r} fails on {call.label}, with inputs of {shapes}: {error}"
         ) from error
     return outputs
-
-
-def _sharing_state(payload: Loadable) -> tuple[str, ...]:
-    """Methods of a file that share their state, which has a memory arena of its own."""
-    return tuple(method.name for method in open_pte(payload.program).methods if len(method.planned_memory) > 1)
 
 
 def runnable_payloads(

@@ -79,8 +79,7 @@ def _imported(name: str) -> Callable[..., Any]:
 def loaded_predict(payload: Loadable, what: str) -> Predict:
     """Runs a payload, each method loaded once, as on a device.
 
-    Raises:
-        PteforgeError: the runtime cannot load it; `predict` raises it where the runtime cannot run it.
+    Raises PteforgeError if the runtime cannot load it; `predict` raises it where the runtime cannot run it.
     """
     try:
         program = payload.load()

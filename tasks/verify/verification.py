@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import torch
+from executorch.runtime import Runtime
+from torch.utils import _pytree as pytree
 
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
@@ -91,6 +96,33 @@ def check_sizes(pte: PteFile, examples: Mapping[str, Mapping[str, Any]]) -> None
                     shape = [*spec.shape[: sizes.dimension], size, *spec.shape[sizes.dimension + 1 :]]
                     if shape_problem(spec, shape) is None:
                         raise VerificationFailed(f"{where}: the file takes the shape {shape}, which it is not for")
+
+
+def check_constants(path: Path, constants: Mapping[str, Any]) -> None:
+    """Checks that a `.pte` file, plain or fat, returns its constants, as `emitted_constants` returns them.
+
+    Raises VerificationFailed if a constant method is missing, or returns something else.
+    """
+    if not constants:
+        return
+    program = Runtime.get().load_program(path)
+    for name, tree in constants.items():
+        try:
+            returned = program.load_method(name).execute([])
+        except (KeyError, RuntimeError) as error:
+            raise VerificationFailed(f"the runtime cannot run the constant method {name!r}: {error}") from error
+        wanted = pytree.tree_leaves(tree)
+        if len(returned) != len(wanted) or not all(map(_equal, returned, wanted)):
+            raise VerificationFailed(f"the constant method {name!r} returns {returned!r}, which should be {wanted!r}")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        same = one.dtype == other.dtype and one.shape == other.shape
+        return bool(same and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(other):
+        return math.isnan(one)
+    return type(one) is type(other) and bool(one == other)
 
 
 def verify_programs(

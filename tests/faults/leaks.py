@@ -23,7 +23,7 @@ from typing import NoReturn
 from unittest import mock
 
 import psutil
-from pteforge.tasks.engine.keys.key import StageKey
+from pteforge.tasks.engine.keys.code import StageKey
 from pteforge.tasks.engine.runner import Done, Observer, StageCall
 from pteforge.tasks.engine.workers import Workers
 from pteforge.tests.conftest import isolate

@@ -10,7 +10,7 @@ from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError
 from pteforge.flows.cli.summary import print_summary
 from pteforge.flows.run.select import select_models
-from pteforge.tasks.results.layer_search import FoundLayers
+from pteforge.tasks.results.numerics import FoundLayers
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -28,7 +28,7 @@ from pteforge.flows.run.select import select_models
 from pteforge.flows.run.session import Session
 from pteforge.flows.run.zoo import find_models
 from pteforge.tasks.engine.executor import Executor
-from pteforge.tasks.engine.keys.key import StageKey
+from pteforge.tasks.engine.keys.code import StageKey
 from pteforge.tasks.engine.runner import Done, StageCall, StageId
 from pteforge.tasks.engine.stage import TargetParams
 from pteforge.tasks.engine.workers import Workers

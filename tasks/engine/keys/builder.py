@@ -18,23 +18,8 @@ from .code import imported_module, parsed
 from .search import FoundModule, ModuleSearch, Origin
 
 
-@dataclass(frozen=True, slots=True)
-class BuilderLocation:
-    """The place of a builder.
-
-    Attributes:
-        qualname: its name within the module, dotted for a class's method.
-        line: the line, counted from 1, that binds its first name; None where the source does not show it.
-    """
-
-    module: str
-    qualname: str
-    path: Path
-    line: int | None
-
-
-def find_builder(builder: str, search: ModuleSearch) -> BuilderLocation:
-    """Finds ``package.module:name`` or ``package.module:Class.method``; SourceError if it cannot exist."""
+def find_builder(builder: str, search: ModuleSearch) -> Path:
+    """The file of ``package.module:name`` or ``package.module:Class.method``; SourceError if it cannot exist."""
     module, colon, qualname = builder.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module.split("."), *qualname.split(".")]):
         raise SourceError(f"builder {builder!r} is not written as package.module:name")
@@ -49,8 +34,9 @@ def find_builder(builder: str, search: ModuleSearch) -> BuilderLocation:
         raise SourceError(
             f"builder {builder!r}: {found.path} is never imported, since {hides} has the same name; rename it"
         )
-    line = _bound_line(builder, qualname, found.path) if found.path.suffix == ".py" else None
-    return BuilderLocation(module, qualname, found.path, line)
+    if found.path.suffix == ".py":
+        _check_bound(builder, qualname, found.path)
+    return found.path
 
 
 def _loaded_before(name: str) -> str:
@@ -62,29 +48,9 @@ def _loaded_before(name: str) -> str:
 
 LOADED_PACKAGES = frozenset(
     {
-        "annotated_types",
-        "colorama",
-        "executorch",
-        "filelock",
-        "flatbuffers",
-        "functorch",
-        "mpmath",
-        "networkx",
-        "numpy",
-        "psutil",
-        "pteforge",
-        "pydantic",
-        "pydantic_core",
-        "ruamel",
-        "sympy",
-        "tabulate",
-        "torch",
-        "torchao",
-        "torchgen",
-        "tqdm",
-        "typing_extensions",
-        "typing_inspection",
-        "yaml",
+        *("annotated_types", "colorama", "executorch", "filelock", "flatbuffers", "functorch", "mpmath", "networkx"),
+        *("numpy", "psutil", "pteforge", "pydantic", "pydantic_core", "ruamel", "sympy", "tabulate", "torch"),
+        *("torchao", "torchgen", "tqdm", "typing_extensions", "typing_inspection", "yaml"),
     }
 )
 """Top-level modules of other distributions than Python that a worker loads: a user's file cannot have their names."""
@@ -92,12 +58,16 @@ LOADED_PACKAGES = frozenset(
 
 @lru_cache(maxsize=1024)
 def bound_names(scope: ast.Module | ast.ClassDef) -> Counter[str] | None:
-    """How often each name is bound in a scope; None where more may be bound than the source shows."""
-    names = Counter(name for name, _ in _bindings(scope.body))
+    """How often each name is bound in a scope; None where more may be bound than the source shows.
+
+    A star import or the use of something like ``globals()`` may bind more.
+    """
+    names = Counter(_bindings(scope.body))
     return None if "*" in names or any(_binds_unseen(node) for node in ast.walk(scope)) else names
 
 
-def _bound_line(builder: str, qualname: str, path: Path) -> int | None:
+def _check_bound(builder: str, qualname: str, path: Path) -> None:
+    """Raises SourceError if a module cannot bind a name, or a class in it has no such attribute."""
     try:
         tree = parsed(path.read_bytes(), str(path))
     except SyntaxError as error:
@@ -106,83 +76,55 @@ def _bound_line(builder: str, qualname: str, path: Path) -> int | None:
     except (OSError, ValueError) as error:
         raise SourceError(f"builder {builder!r}: {path} cannot be read: {error}") from error
     name, _, member = qualname.partition(".")
-    bindings = _module_bindings(tree)
-    bindings.require(name, f"builder {builder!r}: {path} binds no {name!r} at its top level")
+    names = bound_names(tree)
+    if names is None or "__getattr__" in names:
+        return
+    if name not in names:
+        problem = f"builder {builder!r}: {path} binds no {name!r} at its top level"
+        raise SourceError(problem + _suggestion(name, names))
     definitions = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    if member and len(definitions) == 1 and bindings.complete:
-        attribute = member.partition(".")[0]
-        where = Location(str(path), definitions[0].lineno)
-        problem = f"builder {builder!r}: {where}: class {name} has no {attribute!r}"
-        _class_bindings(definitions[0]).require(attribute, problem)
-    return bindings.lines.get(name)
-
-
-@dataclass(frozen=True, slots=True)
-class _Bindings:
-    """The names that a body of statements binds in its own scope.
-
-    Attributes:
-        lines: name to the first line that binds it.
-        complete: whether no other name can be bound. A star import, a ``__getattr__`` or the use of something like
-            ``globals()`` may bind more.
-    """
-
-    lines: Mapping[str, int]
-    complete: bool
-
-    def require(self, name: str, problem: str) -> None:
-        if self.complete and name not in self.lines:
-            raise SourceError(problem + _suggestion(name, self.lines))
+    if member and len(definitions) == 1:
+        definition, attribute = definitions[0], member.partition(".")[0]
+        attributes = set(_bindings(definition.body))
+        open_ended = _inherits(definition) or definition.keywords or definition.decorator_list
+        if not open_ended and attribute not in attributes:
+            where = Location(str(path), definition.lineno)
+            problem = f"builder {builder!r}: {where}: class {name} has no {attribute!r}"
+            raise SourceError(problem + _suggestion(attribute, attributes))
 
 
 _BINDS_UNSEEN = frozenset({"exec", "globals", "locals", "setattr", "vars"})
 
 
-@lru_cache(maxsize=256)
-def _module_bindings(tree: ast.Module) -> _Bindings:
-    lines = _bound_names(tree.body)
-    unseen = "*" in lines or "__getattr__" in lines or any(_binds_unseen(node) for node in ast.walk(tree))
-    return _Bindings(lines, not unseen)
-
-
-def _class_bindings(definition: ast.ClassDef) -> _Bindings:
-    # An explicit `object` is the only base that adds no callable worth naming.
-    bases = [base for base in definition.bases if not (isinstance(base, ast.Name) and base.id == "object")]
-    open_ended = bases or definition.keywords or definition.decorator_list
-    return _Bindings(_bound_names(definition.body), not open_ended)
+def _inherits(definition: ast.ClassDef) -> bool:
+    """Whether a class has a base: an explicit `object` is the only one that adds no callable worth naming."""
+    return any(not (isinstance(base, ast.Name) and base.id == "object") for base in definition.bases)
 
 
 def _binds_unseen(node: ast.AST) -> bool:
     return isinstance(node, ast.Global) or (isinstance(node, ast.Name) and node.id in _BINDS_UNSEEN)
 
 
-def _bound_names(body: Sequence[ast.stmt]) -> dict[str, int]:
-    lines: dict[str, int] = {}
-    for name, line in _bindings(body):
-        lines[name] = min(line, lines.get(name, line))
-    return lines
-
-
-def _bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, int]]:
+def _bindings(body: Sequence[ast.stmt]) -> Iterator[str]:
     stack: list[ast.AST] = list(body)
     while stack:
         node = stack.pop()
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                yield node.name, node.lineno
+                yield node.name
                 continue
             case ast.Lambda() | ast.AnnAssign(value=None):
                 continue
             case ast.Import():
-                yield from ((alias.asname or alias.name.partition(".")[0], alias.lineno) for alias in node.names)
+                yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
             case ast.ImportFrom():
-                yield from ((alias.asname or alias.name, alias.lineno) for alias in node.names)
+                yield from (alias.asname or alias.name for alias in node.names)
             case ast.Name(ctx=ast.Store()):
-                yield node.id, node.lineno
+                yield node.id
             case ast.MatchAs(name=str() as name) | ast.MatchStar(name=str() as name):
-                yield name, node.lineno
+                yield name
             case ast.MatchMapping(rest=str() as name):
-                yield name, node.lineno
+                yield name
         stack.extend(ast.iter_child_nodes(node))
 
 
@@ -215,19 +157,12 @@ _MAX_IMPORTS = 8  # from module to module
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a call may pass.
+    """What a call may pass."""
 
-    Attributes:
-        positional: names that can be passed by position, in order.
-        keywords: names that can be passed by keyword.
-        required: those without a default.
-        any_keyword: whether it takes any other keyword, too.
-    """
-
-    positional: tuple[str, ...]
-    keywords: frozenset[str]
-    required: frozenset[str]
-    any_keyword: bool
+    positional: tuple[str, ...]  # names that can be passed by position, in order
+    keywords: frozenset[str]  # names that can be passed by keyword
+    required: frozenset[str]  # those without a default
+    any_keyword: bool  # whether it takes any other keyword, too
 
     def problems(self, builder: str, kwargs: Mapping[str, Any], given: int = 0) -> Iterator[tuple[str | None, str]]:
         """What is wrong with a call: the keyword, or None where one is missing, and the problem.
@@ -318,8 +253,7 @@ def _of_class(definition: ast.ClassDef) -> Signature | None:
     if "__init__" in bound:
         constructor = _method(definition, "__init__")
         return _of_arguments(constructor.args, skip=1) if constructor and not constructor.decorator_list else None
-    inherits = [base for base in definition.bases if not (isinstance(base, ast.Name) and base.id == "object")]
-    return None if inherits else Signature((), frozenset(), frozenset(), any_keyword=False)
+    return None if _inherits(definition) else Signature((), frozenset(), frozenset(), any_keyword=False)
 
 
 def _of_method(definition: ast.ClassDef, name: str) -> Signature | None:

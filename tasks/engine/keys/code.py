@@ -1,31 +1,24 @@
-"""Digests of Python code by what it means: of one module, and of a module with everything it imports."""
+"""Digests of Python code by what it means, of one module or with what it imports; and stage keys, which have them."""
 
 from __future__ import annotations
 
 import ast
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
-from ....artifacts.digest import Digest, digest_bytes
+from ....artifacts.digest import Digest, digest_bytes, digest_json
 from .search import FoundModule, ModuleSearch, Origin
 
 PTEFORGE = __name__.partition(".")[0]
 """The top-level package that this code is part of."""
 
-CARRIERS = (
-    "errors",
-    "configs",
-    "artifacts",
-    "flows",
-    "api",
-    "tasks.engine",
-    "tasks.stages",
-)
+CARRIERS = ("errors", "configs", "artifacts", "flows", "api", "tasks.engine", "tasks.stages")
 """Modules and packages below pteforge that only carry: values from users to stages, bytes to the store, errors back.
 
 Their code is no part of any key. What they pass on is, by value: a stage's params, and the digests of its inputs. The
@@ -66,31 +59,18 @@ def parsed(content: bytes, filename: str) -> ast.Module:
     return parse_module(content, filename)
 
 
-def ast_digest(source: str | bytes, filename: str) -> Digest:
-    """Digest of a module that only edits of comments, layout, docstrings and ``pass`` leave unchanged.
-
-    Type annotations count: dataclasses and pydantic models are made from them.
-    """
-    return _tree_digest(parse_module(source, filename))
-
-
 def file_digest(path: Path) -> Digest:
-    """`ast_digest` of a Python file outside of any search path; of its bytes where it cannot be parsed."""
+    """Digest of a Python file outside of any search path; of its bytes where it cannot be parsed."""
     return _analyse(path.read_bytes(), path.suffix, "").digest
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleCode:
-    """One module's code.
+    """One module's code."""
 
-    Attributes:
-        digest: of its meaning, or of its bytes where it cannot be parsed.
-        modules: absolute dotted names in its imports that must be modules.
-        members: ``package.name`` for each ``from package import name``: a submodule, or anything else.
-    """
-
-    digest: Digest
-    modules: frozenset[str] = frozenset()
+    digest: Digest  # of its meaning, or of its bytes where it cannot be parsed
+    modules: frozenset[str] = frozenset()  # absolute dotted names in its imports that must be modules
+    # ``package.name`` for each ``from package import name``: a submodule, or anything else
     members: frozenset[str] = frozenset()
 
 
@@ -102,17 +82,12 @@ def read_module(found: FoundModule) -> ModuleCode:
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """The code that a module brings with it.
+    """The code that a module brings with it."""
 
-    Attributes:
-        modules: name to digest of each module that was followed, parent packages included.
-        distributions: sorted top-level names of modules that are imported but not followed, without Python's own.
-        unresolved: sorted names of imported modules that do not exist here (often inside ``try:``).
-    """
-
-    modules: Mapping[str, Digest]
+    modules: Mapping[str, Digest]  # name to digest of each module that was followed, parent packages included
+    # sorted top-level names of modules that are imported but not followed, without Python's own
     distributions: tuple[str, ...]
-    unresolved: tuple[str, ...]
+    unresolved: tuple[str, ...]  # sorted names of imported modules that do not exist here (often inside ``try:``)
 
 
 def only_carries(name: str, module: str) -> bool:
@@ -144,16 +119,12 @@ def module_closure(module: str, search: ModuleSearch, watched: Iterable[str] = (
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which modules a closure consists of.
-
-    Attributes:
-        tops: top-level names to look at; None for all.
-        idle_parents: top-level names whose packages' ``__init__`` does nothing that a submodule could depend on: it
-            counts only where something is imported from it.
-    """
+    """Which modules a closure consists of."""
 
     follow: Callable[[FoundModule], bool]
-    tops: frozenset[str] | None = None
+    tops: frozenset[str] | None = None  # top-level names to look at; None for all
+    # top-level names whose packages' ``__init__`` does nothing that a submodule could depend on: it counts only where
+    # something is imported from it
     idle_parents: frozenset[str] = frozenset()
     read: Callable[[FoundModule], ModuleCode] = read_module
 
@@ -169,8 +140,9 @@ def walk_imports(roots: Iterable[str], search: ModuleSearch, scope: Scope) -> Cl
         top = name.partition(".")[0]
         if scope.tops is not None and top not in scope.tops:
             continue
-        for prefix in _with_parents(name):
-            found = search.find(prefix)
+        parts = name.split(".")
+        for length in range(len(parts)):  # importing a module imports its parents first
+            found = search.find(prefix := ".".join(parts[: length + 1]))
             if found is None:
                 # `from package import name` may mean a submodule or anything else bound there.
                 unresolved.update([name] if required else [])
@@ -190,12 +162,6 @@ def walk_imports(roots: Iterable[str], search: ModuleSearch, scope: Scope) -> Cl
     return Closure(dict(sorted(modules.items())), tuple(sorted(outside)), tuple(sorted(unresolved)))
 
 
-def _with_parents(name: str) -> Iterable[str]:
-    """`a`, `a.b`, `a.b.c` for `a.b.c`: importing a module imports its parents first."""
-    parts = name.split(".")
-    return (".".join(parts[: length + 1]) for length in range(len(parts)))
-
-
 # Each model of a zoo reads the same helpers. They are the same by content, not by modification time.
 @lru_cache(maxsize=16384)
 def _analyse(content: bytes, suffix: str, package: str) -> ModuleCode:
@@ -213,7 +179,7 @@ def _analyse(content: bytes, suffix: str, package: str) -> ModuleCode:
         elif (base := imported_module(node, package)) is not None:
             modules.add(base)
             members.update(f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
-    return ModuleCode(_tree_digest(tree), frozenset(modules), frozenset(members))
+    return ModuleCode(tree_digest(tree), frozenset(modules), frozenset(members))
 
 
 def imported_module(node: ast.ImportFrom, package: str) -> str | None:
@@ -249,7 +215,11 @@ def _is_type_checking(test: ast.expr) -> bool:
     return name == "TYPE_CHECKING"
 
 
-def _tree_digest(tree: ast.Module) -> Digest:
+def tree_digest(tree: ast.Module) -> Digest:
+    """Digest of a module that only edits of comments, layout, docstrings and ``pass`` leave unchanged.
+
+    Type annotations count: dataclasses and pydantic models are made from them.
+    """
     # Written out as tokens: each node's class, then its fields; child nodes follow in the order of the stack (a list,
     # since sums of a thousand terms nest deeper than Python recurses). A class has a fixed number of fields, and lists
     # state their length, so no two trees have the same tokens. Three times as fast as `ast.dump`.
@@ -289,3 +259,68 @@ def _is_idle(node: ast.AST) -> bool:
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     return isinstance(node, ast.Pass)
+
+
+_LOCK = threading.Lock()  # so that threads that need the same modules read and parse them once
+
+
+def stage_code_digest(module: str) -> Digest:
+    """Digest of a stage's (or target's) module and of what it imports from pteforge and from its own package.
+
+    What it imports from elsewhere counts by version; `CARRIERS` do not count. The ``__init__`` of a
+    pteforge package counts where something is imported from it, but not just because a module is within: those files
+    define and re-export, no more, and a new version number is no reason to lower everything again. Remembered for the
+    life of the process, as the loaded code is. Raises ValueError if there is no such module.
+    """
+    with _LOCK:
+        return _code_digest(module)
+
+
+@cache
+def _code_digest(module: str) -> Digest:
+    def decides(found: FoundModule) -> bool:
+        return found.path is not None and not only_carries(found.name, module)
+
+    packages = frozenset({PTEFORGE, module.partition(".")[0]})
+    scope = Scope(decides, packages, idle_parents=frozenset({PTEFORGE}), read=_read)
+    closure = walk_imports([module], _search(), scope)
+    if module not in closure.modules:
+        raise ValueError(f"no module {module} to make a key of")
+    return digest_json(closure.modules)
+
+
+# Stages have most of their modules in common.
+_read = cache(read_module)
+_search = cache(ModuleSearch)
+
+
+JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None
+"""A JSON value."""
+
+
+@dataclass(frozen=True)
+class StageKey:
+    """Everything that decides the output of a stage. Equal keys mean equal outputs."""
+
+    stage: str
+    code: Digest  # digest of the code it runs (`stage_code_digest`)
+    versions: Mapping[str, str]  # by distribution, or by whatever else has one
+    inputs: Mapping[str, Digest]  # identity of each input artifact, by role
+    params: JSON  # everything that it reads besides its inputs
+
+    def fields(self) -> dict[str, JSON]:
+        """The key as JSON: kept with its digest, so that two keys can be compared field by field."""
+        return {
+            "stage": self.stage,
+            "code": self.code,
+            "versions": dict(self.versions),
+            "inputs": dict(self.inputs),
+            "params": self.params,
+        }
+
+    def digest(self) -> Digest:
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> Digest:
+        return digest_json(self.fields())

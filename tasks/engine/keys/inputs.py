@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from ....artifacts.digest import Digest, digest_bytes, digest_file, digest_json
 from ....artifacts.records import Record
-from .key import JSON
+from .code import JSON
 from .search import SITE_FOLDERS, ModuleSearch, Origin
 
 ALL_VARIABLES = "os.environ"
@@ -37,17 +37,11 @@ WORKER_VARIABLES: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "PYTHONHASHS
 
 @dataclass(frozen=True, slots=True)
 class Observed(Record):
-    """What the user's code was seen to load and to read.
+    """What the user's code was seen to load and to read."""
 
-    Attributes:
-        modules: local modules by name or path, and distributions.
-        inputs: by name, the digest of what was read; None where there was nothing.
-        unwatched: absolute paths of files that are read and not watched, and maybe `ALL_VARIABLES`.
-    """
-
-    modules: tuple[str, ...]
-    inputs: Mapping[str, Digest | None]
-    unwatched: tuple[str, ...]
+    modules: tuple[str, ...]  # local modules by name or path, and distributions
+    inputs: Mapping[str, Digest | None]  # by name, the digest of what was read; None where there was nothing
+    unwatched: tuple[str, ...]  # absolute paths of files that are read and not watched, and maybe `ALL_VARIABLES`
 
 
 def is_input(watched: str) -> bool:
@@ -259,12 +253,9 @@ class Recorder:
         if "__pycache__" in path or folder.startswith(self._ignored):
             return False
         root = next((root for root in self._roots if folder.startswith(root)), "")
-        if not root and not self._is_named(path):
+        if not root and not any(path == named or path.startswith(f"{named}{os.sep}") for named in self._named):
             return False
         return not folder.startswith(self._pythons) and SITE_FOLDERS.isdisjoint(Path(path[len(root) :]).parts)
-
-    def _is_named(self, path: str) -> bool:
-        return any(path == named or path.startswith(f"{named}{os.sep}") for named in self._named)
 
     def _is_told(self, path: str) -> bool:
         """Whether a file elsewhere is to be told: it was there before, and is read on behalf of the user's code."""

@@ -13,11 +13,9 @@ from types import MappingProxyType
 from ....artifacts.digest import Digest, digest_file, digest_json
 from ....configs.sources import BuilderSource, ProgramSource
 from ....errors import SourceError
-from .code import PTEFORGE, file_digest, module_closure
+from .code import JSON, PTEFORGE, file_digest, module_closure
 from .inputs import input_fields, is_input
-from .key import JSON
-from .search import ModuleSearch, Origin
-from .versions import distribution_versions
+from .search import ModuleSearch, Origin, distribution_versions
 
 # torch/csrc/export/pt2_archive_constants.h. All members are in one folder, named after the file as it was written.
 _FORMAT_NAME = "archive_format"

@@ -6,13 +6,14 @@ Calls of one chain may share a process, one after another; every other call has 
 torch, and only the server imports `preload`.
 """
 
-from .pool import CallChain, InProcess, StageRunner, Workers, as_in_a_process, memory_for_calls
+from .pool import CallChain, InProcess, StageRunner, WorkerCall, Workers, as_in_a_process, memory_for_calls
 from .protocol import WorkerLimits, WorkerReport
 
 __all__ = [
     "CallChain",
     "InProcess",
     "StageRunner",
+    "WorkerCall",
     "WorkerLimits",
     "WorkerReport",
     "Workers",

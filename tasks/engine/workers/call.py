@@ -188,10 +188,7 @@ class RunningCall:
             raise self._with_log(StageCrashed(f"exited with code {code} without an answer"))
         if answer.error is not None:
             failed = StageFailed(
-                answer.error,
-                bad_input=answer.bad_input,
-                user_code=answer.user_code,
-                lost_object=answer.lost_object,
+                answer.error, bad_input=answer.bad_input, user_code=answer.user_code, lost_object=answer.lost_object
             )
             raise self._with_log(failed)
         return WorkerReport(

@@ -20,21 +20,26 @@ from .protocol import CallRequest, WorkerLimits, WorkerReport
 from .warm_server import Server, SharedServer, WarmServer
 
 
-def ignore_start() -> None:
-    """Does nothing when a call starts."""
+@dataclass(frozen=True)
+class CallChain:
+    """Calls that may run in one process after another, since none leaves anything behind that alters a later one."""
+
+    name: str  # the same for all of them. Their `python_path` is the same, too.
+    goes_on: bool  # whether another call probably follows soon, so that the process waits for it
 
 
 @dataclass(frozen=True)
-class CallChain:
-    """Calls that may run in one process after another, since none leaves anything behind that alters a later one.
+class WorkerCall:
+    """A call of a function, by its name ``package.module:name``, from JSON to JSON. The caller never imports it."""
 
-    Attributes:
-        name: the same for all of them. Their `python_path` is the same, too.
-        goes_on: whether another call probably follows soon, so that the process waits for it.
-    """
-
-    name: str
-    goes_on: bool
+    function: str
+    argument: Any  # its only one
+    limits: WorkerLimits  # past which it is killed
+    memory: int | None = None  # bytes that it will probably need, for which it waits; None: its limit
+    python_path: tuple[str, ...] = ()  # folders that come first on ``sys.path``
+    chain: CallChain | None = None
+    started: Callable[[], None] = lambda: None  # called in the caller's thread when the wait is over
+    progressed: Progressed = no_progress  # called there with its progress (see `tasks.engine.stage.reporter`)
 
 
 _LINGER = 10.0  # seconds that a process waits for the next call of its chain
@@ -101,29 +106,8 @@ class Workers:
         """Starts the server in the background, unless it runs; raises StageCrashed after `stop`."""
         self._running_server(shared=shared)
 
-    def run(
-        self,
-        function: str,
-        argument: Any,
-        limits: WorkerLimits,
-        *,
-        memory: int | None = None,
-        python_path: tuple[str, ...] = (),
-        chain: CallChain | None = None,
-        started: Callable[[], None] = ignore_start,
-        progressed: Progressed = no_progress,
-    ) -> WorkerReport:
-        """Calls a function, by its name ``package.module:name``, from JSON to JSON. It is never imported here.
-
-        Args:
-            function: the name.
-            argument: its only argument.
-            limits: past which it is killed.
-            memory: how many bytes it will probably need, by default its limit: it waits until they are free.
-            python_path: folders that come first on ``sys.path``.
-            chain: calls of one chain may share a process, one after another.
-            started: called in this thread when the wait is over.
-            progressed: called in this thread with the function's progress (see `tasks.engine.stage.reporter`).
+    def run(self, call: WorkerCall) -> WorkerReport:
+        """Calls a function.
 
         Raises:
             StageFailed: the function raised, or the server's warm-up did.
@@ -132,26 +116,29 @@ class Workers:
             StageOutOfMemory: killed at `limits.memory`, or by the kernel.
             ValueError: the function's name has another form.
         """
-        module, _, name = function.partition(":")
+        module, _, name = call.function.partition(":")
         if not (module and name):
-            raise ValueError(f"function is {function!r}, must be 'package.module:name'")
-        request = CallRequest(function, argument, python_path, _LINGER if chain and chain.goes_on else 0.0)
-        needed = limits.memory if memory is None else memory
+            raise ValueError(f"function is {call.function!r}, must be 'package.module:name'")
+        chain, linger = call.chain, _LINGER if call.chain and call.chain.goes_on else 0.0
+        request = CallRequest(call.function, call.argument, call.python_path, linger)
+        needed = call.limits.memory if call.memory is None else call.memory
         try:
             with self._admission.place(needed, first=self.awaits(chain)) as grow:
                 server = self._running_server()
                 server.wait_until_ready()
                 with self._lock:
                     self._calls += 1
-                started()
+                call.started()
                 waiting = self._take_waiting(chain, server)
-                with running_call(server, request, limits, progressed, grow, waiting) as call:
-                    call.wait(lingers=request.linger > 0)
-                    report = call.report(server)
+                with running_call(server, request, call.limits, call.progressed, grow, waiting) as running:
+                    running.wait(lingers=linger > 0)
+                    report = running.report(server)
         except AdmissionClosed:
             raise StageCrashed("stopped") from None
-        if chain and call.answered:
-            self._keep_waiting(chain, call.process)
+        if chain and running.answered:
+            with self._lock:
+                self._waiting.append((chain.name, running.process))
+            self._close_waiting(0 if self._stopped else self.jobs)
         return report
 
     def awaits(self, chain: CallChain | None) -> bool:
@@ -175,11 +162,6 @@ class Workers:
                 if chain and name == chain.name and process.server is server:
                     return self._waiting.pop(place)[1]
         return None
-
-    def _keep_waiting(self, chain: CallChain, process: HeldProcess) -> None:
-        with self._lock:
-            self._waiting.append((chain.name, process))
-        self._close_waiting(0 if self._stopped else self.jobs)
 
     def _close_waiting(self, bound: int) -> None:
         """Ends the processes that have waited longest, except for so many."""
@@ -208,28 +190,18 @@ class Workers:
 class InProcess:
     """Calls functions as `Workers` does, but in this process, and in one thread at a time: torch allows no more."""
 
-    def run(
-        self,
-        function: str,
-        argument: Any,
-        limits: WorkerLimits,
-        *,
-        memory: int | None = None,
-        python_path: tuple[str, ...] = (),
-        chain: CallChain | None = None,
-        started: Callable[[], None] = ignore_start,
-        progressed: Progressed = no_progress,
-    ) -> WorkerReport:
-        """Calls a function; raises StageFailed, with the cause. Global torch state is the function's to set."""
-        del limits, memory  # there is one call at a time, and no process to kill
-        del chain, python_path  # what the caller can import is what its own `sys.path` says
-        module, _, name = function.partition(":")
+    def run(self, call: WorkerCall) -> WorkerReport:
+        """Calls a function; raises StageFailed, with the cause. Global torch state is the function's to set.
+
+        There is one call at a time, and no process to kill. What it can import is what this process's `sys.path` says.
+        """
+        module, _, name = call.function.partition(":")
         body = getattr(importlib.import_module(module), name)
-        started()
-        token, began = reporter.set(progressed), time.perf_counter()
+        call.started()
+        token, began = reporter.set(call.progressed), time.perf_counter()
         try:
             with _failing_as_a_stage():
-                result = body(argument)
+                result = body(call.argument)
         finally:
             reporter.reset(token)
         return WorkerReport(result, time.perf_counter() - began, peak_memory=0, log=b"")

@@ -24,7 +24,7 @@ import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ....errors import printable
 from ..stage import Progressed
@@ -32,16 +32,11 @@ from ..stage import Progressed
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """Bounds of one call; past either of them it is killed, with all processes that it started.
+    """Bounds of one call; past either of them it is killed, with all processes that it started."""
 
-    Attributes:
-        timeout: wall-clock seconds of the call itself, without the wait for a free place or for the warm-up.
-        memory: bytes of anonymous memory that the call and its descendants may hold beyond those inherited from the
-            warm server, or kept from earlier calls of its chain. Sampled: an excess of some ten milliseconds may go
-            unnoticed.
-    """
-
-    timeout: float
+    timeout: float  # wall-clock seconds of the call itself, without the wait for a free place or for the warm-up
+    # bytes of anonymous memory that the call and its descendants may hold beyond those inherited from the warm server,
+    # or kept from earlier calls of its chain. Sampled: an excess of some ten milliseconds may go unnoticed.
     memory: int
 
     def __post_init__(self) -> None:
@@ -53,19 +48,12 @@ class WorkerLimits:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """A call that returned.
+    """A call that returned."""
 
-    Attributes:
-        result: the JSON value that the body returned.
-        seconds: wall-clock time from the fork to the end of the process, or of the call in a process of a chain.
-        peak_memory: largest sampled memory in bytes, counted as `WorkerLimits.memory` counts it.
-        log: stdout and stderr of the body; only the head and the tail of a very long one.
-    """
-
-    result: Any
-    seconds: float
-    peak_memory: int
-    log: bytes
+    result: Any  # the JSON value that the body returned
+    seconds: float  # wall-clock time from the fork to the end of the process, or of the call in a process of a chain
+    peak_memory: int  # largest sampled memory in bytes, counted as `WorkerLimits.memory` counts it
+    log: bytes  # stdout and stderr of the body; only the head and the tail of a very long one
 
 
 CALL_FDS = 4
@@ -74,8 +62,19 @@ READY = b"R"
 CALL = b"C"
 
 
+class _Message:
+    """Base of dataclasses that are sent as JSON."""
+
+    def encode(self) -> bytes:
+        return json.dumps(vars(self)).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        return cls(**json.loads(content))
+
+
 @dataclass(frozen=True)
-class CallRequest:
+class CallRequest(_Message):
     """The function to run, as ``package.module:name``, with folders to put in front of ``sys.path``.
 
     `linger` is for how many seconds the process waits for another call once the function has returned; 0 ends it.
@@ -86,51 +85,24 @@ class CallRequest:
     python_path: Sequence[str]
     linger: float = 0.0
 
-    def encode(self) -> bytes:
-        return json.dumps(vars(self)).encode()
-
-    @classmethod
-    def decode(cls, content: bytes) -> CallRequest:
-        return cls(**json.loads(content))
-
 
 @dataclass(frozen=True)
-class Answer:
-    """The result of a body, or the error it raised.
+class Answer(_Message):
+    """The result of a body, or the error it raised."""
 
-    Attributes:
-        result: JSON value; None with an error.
-        error: ``ExceptionType: message``; None with a result.
-        lost_object: the error is that an object of the store was missing or damaged.
-        user_code: the error is an exception that the user's code raised.
-        memory: bytes of anonymous memory that the process held at its end.
-    """
-
-    result: Any
-    error: str | None
+    result: Any  # JSON value; None with an error
+    error: str | None  # ``ExceptionType: message``; None with a result
     bad_input: bool
-    memory: int
-    lost_object: bool = False
-    user_code: bool = False
-
-    def encode(self) -> bytes:
-        return json.dumps(vars(self)).encode()
-
-    @classmethod
-    def decode(cls, content: bytes) -> Answer:
-        return cls(**json.loads(content))
+    memory: int  # bytes of anonymous memory that the process held at its end
+    lost_object: bool = False  # the error is that an object of the store was missing or damaged
+    user_code: bool = False  # the error is an exception that the user's code raised
 
 
 class Started(NamedTuple):
-    """The process was forked, or has taken a further call.
+    """The process was forked, or has taken a further call."""
 
-    Attributes:
-        pid: of the process, or minus the errno with which the fork failed.
-        baseline: bytes of anonymous memory that the process inherited, or has kept from its earlier calls.
-    """
-
-    pid: int
-    baseline: int
+    pid: int  # of the process, or minus the errno with which the fork failed
+    baseline: int  # bytes of anonymous memory that the process inherited, or has kept from its earlier calls
 
     def encode(self) -> bytes:
         return _STARTED.pack(*self)
@@ -164,7 +136,7 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def tail_lines(log: bytes, lines: int = 40) -> str:
+def tail_lines(log: bytes) -> str:
     """The last lines of a log, safe to print: unprintable characters are escaped, bad UTF-8 is replaced.
 
     Tracebacks that end it do not count: they have as many lines of their own, without calls between functions of
@@ -174,7 +146,7 @@ def tail_lines(log: bytes, lines: int = 40) -> str:
     text = log[-(256 << 10) :].decode("utf-8", errors="replace")
     kept = _without_inner_calls(_without_noise(text.rstrip().splitlines()))
     first = next((number for number, line in enumerate(kept) if line.startswith(TRACEBACK)), len(kept))
-    tail = [*kept[:first][-lines:], *kept[first : first + 1], *kept[first + 1 :][-lines:]]
+    tail = [*kept[:first][-_LINES:], *kept[first : first + 1], *kept[first + 1 :][-_LINES:]]
     return "\n".join(printable(line, keep="\t") for line in tail)
 
 
@@ -205,6 +177,7 @@ def _without_inner_calls(lines: Iterable[str]) -> list[str]:
 
 
 TRACEBACK = "Traceback (most recent call last)"
+_LINES = 40  # of a log
 _NOISE = re.compile(r"\[cpuinfo_utils\.cpp:|W\d{4} \S+ \d+ torch/utils/_pytree\.py:")
 _DEPRECATED = re.compile(r"/\S+/lib/python3\.\d+/\S+:\d+: (Future|Deprecation|PendingDeprecation)Warning: ")
 _PACKAGES = f"{os.sep}site-packages{os.sep}"

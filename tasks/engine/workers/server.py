@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import traceback
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -274,7 +273,7 @@ class _Server:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the pool's process may have blocked some
         signal.set_wakeup_fd(self._wakeup_end.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
-        signal.signal(signal.SIGTERM, _exit_on_signal)
+        signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))
         self._selector.register(self._control, selectors.EVENT_READ)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         if self._listener:
@@ -415,7 +414,3 @@ class _Server:
         listeners = [listener] if listener else []
         for shared in (*self._controls, *listeners, self._wakeup, self._wakeup_end, *links):
             shared.close()
-
-
-def _exit_on_signal(signum: int, _frame: types.FrameType | None) -> None:
-    sys.exit(128 + signum)

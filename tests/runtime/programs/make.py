@@ -21,7 +21,7 @@ from pteforge.formats.nfat.contents import Description
 from pteforge.formats.nfat.pack import PackedContainer, pack_sections, pack_v2
 from pteforge.formats.nfat.sharing import sections
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.lower.fat_program import write_fat
+from pteforge.tasks.lower.file_programs import write_fat
 from pteforge.tests.mutations import damage_inline
 from torch.export import Dim, ExportedProgram, export
 

@@ -16,8 +16,8 @@ with warnings.catch_warnings():
     import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401
 
 from pteforge.artifacts.local_store import LocalStore
-from pteforge.tasks.codecs.canonical import program_digest
 from pteforge.tasks.codecs.program import load_program, save_program
+from pteforge.tests.lowering import program_digest
 from torch.export import ExportedProgram
 
 

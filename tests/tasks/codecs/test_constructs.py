@@ -24,8 +24,8 @@ from executorch.exir.tensor import TensorSpec
 from executorch.exir.verification.verifier import EXIRATenDialectVerifier
 from pteforge.errors import StoreError
 from pteforge.tasks.codecs import restore
-from pteforge.tasks.codecs.canonical import program_digest
 from pteforge.tasks.codecs.program import save_program
+from pteforge.tests.lowering import program_digest
 from pteforge.tests.zoo.networks import Function
 from torch import Tensor, nn
 from torch._export.verifier import Verifier

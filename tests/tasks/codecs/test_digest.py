@@ -17,7 +17,7 @@ from executorch.exir import EdgeCompileConfig, to_edge
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.dialects._ops import ops as exir_ops
 from executorch.exir.schema import TensorShapeDynamism
-from pteforge.tasks.codecs.canonical import program_digest
+from pteforge.tests.lowering import program_digest
 from pteforge.tests.zoo.networks import Cache, ConvNet, Function, Head, Reader, Write
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.ref import ArtifactRef
-from pteforge.tasks.codecs.canonical import program_digest
 from pteforge.tasks.codecs.program import load_program
+from pteforge.tests.lowering import program_digest
 
 NETWORKS = Path(__file__).parents[2] / "zoo" / "networks.py"
 

@@ -14,7 +14,7 @@ from pteforge.configs.model import Limits
 from pteforge.configs.sources import BuilderSource, ProgramSource
 from pteforge.errors import ObjectDamaged, SourceError, StageFailed
 from pteforge.tasks.engine.executor import Executor, StageWork
-from pteforge.tasks.engine.keys.key import StageKey
+from pteforge.tasks.engine.keys.code import StageKey
 from pteforge.tasks.engine.runner import (
     CutShort,
     DepthFirst,

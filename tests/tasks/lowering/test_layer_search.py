@@ -6,8 +6,7 @@ import math
 
 import pytest
 from pteforge.tasks.results.figures import Worst
-from pteforge.tasks.results.layer_search import Attempt, FoundLayers, next_count, rank_layers
-from pteforge.tasks.results.numerics import NodeLoss, NodeLosses
+from pteforge.tasks.results.numerics import Attempt, FoundLayers, NodeLoss, NodeLosses, next_count, rank_layers
 
 
 def search(needed, ranked):

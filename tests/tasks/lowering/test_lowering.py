@@ -14,7 +14,7 @@ from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.configs.verification import resolve_gate
 from pteforge.errors import ConfigError, InputError, SourceError, StageFailed
-from pteforge.tasks.engine.keys.key import StageKey
+from pteforge.tasks.engine.keys.code import StageKey
 from pteforge.tasks.engine.keys.search import ModuleSearch
 from pteforge.tasks.engine.runner import CutShort, Done, run_without_loop
 from pteforge.tasks.engine.stage import unknown_roles

@@ -13,8 +13,7 @@ from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Finding
 from pteforge.tasks.results.figures import Figures, Worst
-from pteforge.tasks.results.layer_search import Attempt, FoundLayers
-from pteforge.tasks.results.numerics import Ladder, Rung
+from pteforge.tasks.results.numerics import Attempt, FoundLayers, Ladder, Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 
 BLOB = BlobRef(digest_bytes(b""), 0)

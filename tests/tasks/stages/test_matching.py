@@ -24,7 +24,7 @@ def graphs(zoo):
 
 def matched(before, after, renamed=None):
     """Sources and the operator that computes each value."""
-    from pteforge.tasks.lower.matching import match_nodes
+    from pteforge.tasks.explain.node_losses import match_nodes
 
     found = match_nodes(before, after, renamed or {})
     return [(match.sources, str(match.computing.target)) for match in found if match.after.op == "call_function"]
@@ -34,7 +34,7 @@ def test_several_values(graphs):
     """Values of an operator that has several are told apart by who uses them."""
     import torch
     from networks import Function
-    from pteforge.tasks.lower.matching import match_nodes
+    from pteforge.tasks.explain.node_losses import match_nodes
 
     def heads(values):
         first, second, _ = values.chunk(3, dim=1)
@@ -55,7 +55,7 @@ def test_decomposed_and_merged(graphs):
     An operator that is gone counts with the one before it, whose value is that of both.
     """
     from networks import Function, Square
-    from pteforge.tasks.lower.matching import root_of
+    from pteforge.tasks.explain.node_losses import root_of
     from torch.nn.functional import dropout
 
     decomposed = matched(*graphs(Square(), 3, 3))
@@ -73,7 +73,7 @@ def test_separate_exports(graphs):
     All of a layer that was one operator stands for it; operators of the model itself follow each other.
     """
     from networks import Layers, Rounded
-    from pteforge.tasks.lower.matching import match_places
+    from pteforge.tasks.explain.node_losses import match_places
 
     module = Layers()
     before, _ = graphs(module, 1, 4)
@@ -91,7 +91,7 @@ def test_separate_exports(graphs):
 def test_origin(graphs):
     """A node knows the path of its module, and the line of the model's own code, not of torch's."""
     import networks
-    from pteforge.tasks.lower.matching import Origin, origin_of
+    from pteforge.tasks.lower.graphs import Origin, origin_of
 
     before, _ = graphs(networks.Square(), 3, 3)
     (linear,) = (node for node in before.nodes if node.name == "linear")

@@ -115,7 +115,7 @@ def test_constants_of_every_type(lower, tmp_path):
     """
     import torch
     from executorch.runtime import Runtime
-    from pteforge.tasks.export.constants import check_constants
+    from pteforge.tasks.verify.verification import check_constants
 
     path = tmp_path / "model.pte"
     path.write_bytes(lower("builders:constants", PORTABLE).file)

@@ -132,7 +132,7 @@ def test_a_file_without_weights(lower):
 def test_data_stays_inside_where_it_is_not_asked_for():
     """What a backend has put into a file of its own is in the `.pte` unless the recipe says otherwise: none is lost."""
     from executorch.exir._serialize._named_data_store import NamedDataStore
-    from pteforge.tasks.lower.linking import TAG, place_named_data
+    from pteforge.tasks.lower.delegates import TAG, place_named_data
 
     store = NamedDataStore()
     store.add_named_data("inside", b"one", alignment=16)

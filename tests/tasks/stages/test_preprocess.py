@@ -75,8 +75,8 @@ def test_shared_data_is_in_the_payload_once(preprocess, recording):
 def test_delegates_are_linked_where_they_belong(preprocess):
     """Each partition gets what the backend made of it, and not of another: payload, specs, handles and notes."""
     from pteforge.tasks.codecs.delegates import load_delegates
+    from pteforge.tasks.lower.delegates import link_delegates
     from pteforge.tasks.lower.graphs import lowered_modules
-    from pteforge.tasks.lower.linking import link_delegates
 
     lowered = preprocess(cosines=True)
     program = lowered.program("partition/forward")

@@ -9,7 +9,7 @@ from pteforge.artifacts.digest import Digest, canonical_json, digest_bytes, dige
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.configs.recipe import CompileOptions
 from pteforge.configs.verification import VerifyBounds
-from pteforge.tasks.engine.keys.key import StageKey
+from pteforge.tasks.engine.keys.code import StageKey
 from pteforge.tasks.engine.stage import CallableParams, TargetParams, to_roles
 from pteforge.tasks.quantize.torchao_configs import TorchaoParams
 from pteforge.tasks.stages.compile import Compile

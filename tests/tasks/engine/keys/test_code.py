@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pteforge.tasks.engine.keys.code import _is_idle, ast_digest, file_digest, module_closure
+from pteforge.tasks.engine.keys.code import _is_idle, file_digest, module_closure, parse_module, tree_digest
 from pteforge.tasks.engine.keys.search import ModuleSearch
 
 SOURCES = {
@@ -18,6 +18,10 @@ SOURCES = {
     for name in ["argparse", "ast", "bisect", "copy", "dataclasses", "heapq", "inspect", "textwrap", "typing"]
 }
 """Modules of the standard library."""
+
+
+def ast_digest(source, filename):
+    return tree_digest(parse_module(source, filename))
 
 
 @pytest.mark.parametrize("name", SOURCES)

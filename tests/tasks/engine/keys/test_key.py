@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.artifacts.digest import digest_bytes
-from pteforge.tasks.engine.keys.code import CARRIERS
-from pteforge.tasks.engine.keys.key import StageKey, stage_code_digest
+from pteforge.tasks.engine.keys.code import CARRIERS, StageKey, stage_code_digest
 
 KEY = StageKey(
     stage="edge",
@@ -83,7 +82,7 @@ STAGES = frozenset(path.stem for path in (ROOT / "tasks" / "stages").glob("*.py"
 CODES = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from pteforge.tasks.engine.keys.key import stage_code_digest
+from pteforge.tasks.engine.keys.code import stage_code_digest
 import pteforge
 codes = {name: stage_code_digest(name) for name in sys.argv[2:]}
 print(json.dumps([codes, pteforge.__file__, sorted({"torch", "executorch"} & set(sys.modules))]))
@@ -123,7 +122,7 @@ EDITS = (
     Edit("tasks/stages/edge.py", r"( +)(return Edge\.Outputs)", r"\1del config\n\1\2", frozenset({"edge"})),
     Edit("tasks/stages/verify.py", r'( +)(host: str = "".*\n)', NEW_FIELD, frozenset({"verify"})),
     Edit("tasks/stages/report.py", r"( +)(model: str\n)", NEW_FIELD, frozenset({"report"})),
-    Edit("tasks/lower/matching.py", *MORE_CODE, frozenset({"bisect", "bisect_payload", "compile"})),
+    Edit("tasks/explain/node_losses.py", *MORE_CODE, frozenset({"bisect", "bisect_payload"})),
     Edit(
         "tasks/results/figures.py",
         *MORE_CODE,

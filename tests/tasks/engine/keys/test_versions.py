@@ -3,8 +3,8 @@
 import importlib.metadata
 
 import pytest
-from pteforge.tasks.engine.keys import versions
-from pteforge.tasks.engine.keys.versions import distribution_versions
+from pteforge.tasks.engine.keys import search
+from pteforge.tasks.engine.keys.search import distribution_versions
 
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
@@ -49,7 +49,7 @@ def test_build_digest_is_of_the_wheel_and_not_of_its_installation(write_tree, si
         folder = write_tree(
             {"METADATA": METADATA.format(name="torch", version="9"), "RECORD": record}, site_folder / case
         )
-        found[case] = versions._wheel_digest(folder)
+        found[case] = search._wheel_digest(folder)
     assert found["plain"] == found["installed"] != found["rebuilt"]
     for name in ("torch", "executorch"):
         version, _, build = distribution_versions([name])[name].partition(" ")
@@ -86,7 +86,7 @@ def test_modules_belong_to_the_distributions_that_installed_them(write_tree, sit
 def test_host_capability_is_what_torch_chooses(run_python):
     """Without torch, the same answer as torch's own; also with the environment variable that overrides it."""
     program = (
-        "import json, torch; from pteforge.tasks.engine.keys.versions import host_capability; "
+        "import json, torch; from pteforge.tasks.engine.keys.search import host_capability; "
         "print(json.dumps([host_capability(), torch.backends.cpu.get_cpu_capability()]))"
     )
     for environment in ({}, {"ATEN_CPU_CAPABILITY": "default"}):
@@ -98,7 +98,7 @@ def test_host_capability_is_what_torch_chooses(run_python):
 def test_host_capability_needs_no_torch(run_python):
     """It names machine and instructions, and imports nothing heavy."""
     program = (
-        "import json, sys; from pteforge.tasks.engine.keys.versions import host_capability; "
+        "import json, sys; from pteforge.tasks.engine.keys.search import host_capability; "
         "print(json.dumps([host_capability(), 'torch' in sys.modules]))"
     )
     capability, torch_loaded = run_python(program)
@@ -115,4 +115,4 @@ def test_host_capability_needs_no_torch(run_python):
 )
 def test_vector_instructions(flags, expected):
     """A level needs all of its instruction sets."""
-    assert versions._vector_instructions(frozenset(flags.split())) == expected
+    assert search._vector_instructions(frozenset(flags.split())) == expected

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pteforge.tasks.engine.workers import WorkerLimits, WorkerReport, Workers
+from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, WorkerReport, Workers
 
 BODIES = Path(__file__).parent / "bodies"
 
@@ -30,7 +30,9 @@ def run(shared_workers: Workers) -> Callable[..., WorkerReport]:
         name: str, argument: object = None, *, timeout: float = 60, memory: int = 1 << 30, **options: Any
     ) -> WorkerReport:
         limits = WorkerLimits(timeout, memory)
-        return shared_workers.run(f"worker_bodies:{name}", argument, limits, python_path=(str(BODIES),), **options)
+        return shared_workers.run(
+            WorkerCall(f"worker_bodies:{name}", argument, limits, python_path=(str(BODIES),), **options)
+        )
 
     return run_body
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.errors import StageCrashed, StageFailed, StageOutOfMemory, StageTimedOut
-from pteforge.tasks.engine.workers import WorkerLimits, Workers
+from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers
 from pteforge.tasks.engine.workers.call import CappedLog
 
 
@@ -79,7 +79,7 @@ def test_malformed_function_is_refused(shared_workers):
     """A name without a colon is a mistake of the caller, found before a process is forked."""
     before = shared_workers.calls
     with pytest.raises(ValueError, match=r"must be 'package\.module:name'"):
-        shared_workers.run("os.getpid", None, WorkerLimits(60, 1 << 30))
+        shared_workers.run(WorkerCall("os.getpid", None, WorkerLimits(60, 1 << 30)))
     assert shared_workers.calls == before
 
 
@@ -142,9 +142,11 @@ def test_no_descriptors_leak(bodies):
         def call(number: int) -> None:
             if number % 10 == 0:
                 with pytest.raises(StageCrashed):
-                    pool.run("worker_bodies:leave", 1, limits, python_path=(bodies,))
+                    pool.run(WorkerCall("worker_bodies:leave", 1, limits, python_path=(bodies,)))
             else:
-                assert pool.run("worker_bodies:echo", number, limits, python_path=(bodies,)).result == number
+                assert (
+                    pool.run(WorkerCall("worker_bodies:echo", number, limits, python_path=(bodies,))).result == number
+                )
 
         call(0)
         server = pool._server.pid

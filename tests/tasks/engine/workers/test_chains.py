@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pteforge.errors import StageCrashed, StageFailed, StageOutOfMemory, StageTimedOut
-from pteforge.tasks.engine.workers import CallChain, WorkerLimits, Workers
+from pteforge.tasks.engine.workers import CallChain, WorkerCall, WorkerLimits, Workers
 
 CHAIN = CallChain("net/xnnpack", goes_on=True)
 END = CallChain("net/xnnpack", goes_on=False)
@@ -117,7 +117,9 @@ def test_how_many_processes_wait(bodies, ends):
 
     def call(pool: Workers, name: str) -> int:
         chain = CallChain(name, goes_on=True)
-        return pool.run("worker_bodies:environment", None, LIMITS, python_path=(bodies,), chain=chain).result["pid"]
+        return pool.run(
+            WorkerCall("worker_bodies:environment", None, LIMITS, python_path=(bodies,), chain=chain)
+        ).result["pid"]
 
     with Workers(jobs=2, preload=()) as pool:
         first, *others = [call(pool, name) for name in "abc"]
@@ -133,7 +135,7 @@ def test_calls_of_one_chain_at_once(bodies, announcement):
         options = {"python_path": (bodies,), "chain": CHAIN}
         running = threads.submit(pool.run, "worker_bodies:announce_and_wait", str(announcement), LIMITS, **options)
         assert announcement.read_text() == "begun"
-        assert pool.run("worker_bodies:echo", 2, LIMITS, **options).result == 2
+        assert pool.run(WorkerCall("worker_bodies:echo", 2, LIMITS, **options)).result == 2
         announcement.write_text("go on")
         assert running.result().result == "go on"
 
@@ -144,7 +146,9 @@ def test_processes_of_a_shared_server(bodies, ends):
         owner.start(shared=True)
         with Workers(jobs=1, preload=("no_such_module",), address=owner.address) as borrower:
             pids = [
-                pool.run("worker_bodies:environment", None, LIMITS, python_path=(bodies,), chain=CHAIN).result["pid"]
+                pool.run(
+                    WorkerCall("worker_bodies:environment", None, LIMITS, python_path=(bodies,), chain=CHAIN)
+                ).result["pid"]
                 for pool in (owner, borrower, owner, borrower)
             ]
         assert pids[:2] == pids[2:]
@@ -155,11 +159,11 @@ def test_processes_of_a_shared_server(bodies, ends):
 
 MAIN = """\
 import os, signal, sys
-from pteforge.tasks.engine.workers import CallChain, Workers, WorkerLimits
+from pteforge.tasks.engine.workers import CallChain, Workers, WorkerCall, WorkerLimits
 pool = Workers(jobs=2, preload=())
 limits = WorkerLimits(600, 1 << 30)
 chain = CallChain("net", goes_on=True)
-report = pool.run("worker_bodies:environment", None, limits, python_path=(sys.argv[1],), chain=chain)
+report = pool.run(WorkerCall("worker_bodies:environment", None, limits, python_path=(sys.argv[1],), chain=chain))
 print(report.result["pid"], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

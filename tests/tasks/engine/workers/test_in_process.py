@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pteforge.errors import SourceError, StageCrashed, StageFailed
-from pteforge.tasks.engine.workers import InProcess, WorkerLimits, as_in_a_process
+from pteforge.tasks.engine.workers import InProcess, WorkerCall, WorkerLimits, as_in_a_process
 
 LIMITS = WorkerLimits(timeout=1, memory=1)
 
@@ -26,7 +26,7 @@ def run(tmp_path, monkeypatch):
         "    return torch._subclasses.FakeTensorMode.cache_info().size\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    return lambda name, argument=None: InProcess().run(f"in_process_bodies:{name}", argument, LIMITS)
+    return lambda name, argument=None: InProcess().run(WorkerCall(f"in_process_bodies:{name}", argument, LIMITS))
 
 
 def state(folder):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pteforge.errors import StageCrashed
-from pteforge.tasks.engine.workers import WorkerLimits, Workers
+from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers
 
 
 def test_surroundings(run, bodies):
@@ -40,10 +40,11 @@ def test_only_its_own_descriptors_are_open(run, announcement):
 
 MAIN = """
 import sys
-from pteforge.tasks.engine.workers import Workers, WorkerLimits
+from pteforge.tasks.engine.workers import Workers, WorkerCall, WorkerLimits
 print("main runs")
 with Workers(jobs=1, preload=()) as pool:
-    report = pool.run("worker_bodies:environment", None, WorkerLimits(60, 1 << 30), python_path=(sys.argv[1],))
+    limits = WorkerLimits(60, 1 << 30)
+    report = pool.run(WorkerCall("worker_bodies:environment", None, limits, python_path=(sys.argv[1],)))
 print(report.result["main"], report.log, sorted({"torch", "executorch", "prefect", "numpy"} & set(sys.modules)))
 """
 
@@ -64,7 +65,7 @@ def test_modules_that_are_found(shared_workers, monkeypatch, tmp_path):
     for name in ("early", "late"):
         (tmp_path / f"{name}.py").write_text(f"def name(_): return {name!r}")
         limits = WorkerLimits(60, 1 << 30)
-        assert shared_workers.run(f"{name}:name", None, limits, python_path=(str(tmp_path),)).result == name
+        assert shared_workers.run(WorkerCall(f"{name}:name", None, limits, python_path=(str(tmp_path),))).result == name
     monkeypatch.syspath_prepend(str(tmp_path))
     with Workers(jobs=1, preload=("early",)) as pool:
-        assert pool.run("early:name", None, limits).result == "early"
+        assert pool.run(WorkerCall("early:name", None, limits)).result == "early"

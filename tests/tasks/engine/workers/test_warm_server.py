@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 from pteforge.errors import StageCrashed, StageFailed
-from pteforge.tasks.engine.workers import WorkerLimits, Workers
+from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers
 
 LIMITS = WorkerLimits(60, 1 << 30)
 MAIN = """\
 import sys, threading
-from pteforge.tasks.engine.workers import Workers, WorkerLimits
+from pteforge.tasks.engine.workers import Workers, WorkerCall, WorkerLimits
 pool = Workers(jobs=2, preload=tuple(sys.argv[3:]))
 pool.start()
 limits = WorkerLimits(600, 1 << 30)
-pool.run("worker_bodies:hang_beside_daemon", [sys.argv[1], 1], limits, python_path=(sys.argv[2],))
+pool.run(WorkerCall("worker_bodies:hang_beside_daemon", [sys.argv[1], 1], limits, python_path=(sys.argv[2],)))
 """
 
 
@@ -43,7 +43,7 @@ def test_failing_preload_fails_all_calls(module, reason):
         waiting = [threads.submit(pool.run, "worker_bodies:echo", 1, LIMITS) for _ in range(4)]
         errors = [call.exception() for call in waiting]
         with pytest.raises(StageFailed, match="failed in its warm-up") as later:
-            pool.run("worker_bodies:echo", 1, LIMITS)
+            pool.run(WorkerCall("worker_bodies:echo", 1, LIMITS))
         assert all(isinstance(error, StageFailed) and reason in error.log_tail for error in [*errors, later.value])
         assert pool.calls == 0
 
@@ -74,7 +74,7 @@ def test_machine_without_processes_is_a_crash_of_the_call():
     with Workers(jobs=1, preload=("forkless_preload",)) as pool:
         for _ in range(2):
             with pytest.raises(StageCrashed, match=r"^no process could be forked for it: .*unavailable"):
-                pool.run("worker_bodies:echo", 1, LIMITS)
+                pool.run(WorkerCall("worker_bodies:echo", 1, LIMITS))
 
 
 @pytest.fixture
@@ -118,12 +118,12 @@ def test_start_and_stop():
     thread.start()
     thread.join()
     server = pool._server.pid
-    assert pool.run("json:dumps", 2, LIMITS).result == "2"
+    assert pool.run(WorkerCall("json:dumps", 2, LIMITS)).result == "2"
     assert pool._server.pid == server
     pool.stop()
     pool.stop()
     with pytest.raises(StageCrashed, match="stopped"):
-        pool.run("json:dumps", 1, LIMITS)
+        pool.run(WorkerCall("json:dumps", 1, LIMITS))
     with pytest.raises(StageCrashed, match="stopped"):
         pool.start()
 
@@ -138,7 +138,7 @@ def test_lost_server_fails_its_calls_and_is_replaced(hang, ends, signum):
         if signum == signal.SIGKILL:
             assert str(running.exception()) == "the worker server ended (killed by SIGKILL)"
         assert all(ends(pid) for pid in pids)
-        assert pool.run("json:dumps", 1, LIMITS).result == "1"
+        assert pool.run(WorkerCall("json:dumps", 1, LIMITS)).result == "1"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
@@ -192,12 +192,16 @@ def test_interrupted_call_is_killed(bodies, announcement, ends):
         thread = threading.Thread(target=interrupt)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            pool.run("worker_bodies:announce_grandchild_and_hang", str(announcement), LIMITS, python_path=(bodies,))
+            pool.run(
+                WorkerCall(
+                    "worker_bodies:announce_grandchild_and_hang", str(announcement), LIMITS, python_path=(bodies,)
+                )
+            )
         thread.join()
         own, _, grandchild = pids
         assert ends(own)
         assert ends(grandchild)
-        assert pool.run("json:dumps", 1, LIMITS).result == "1"
+        assert pool.run(WorkerCall("json:dumps", 1, LIMITS)).result == "1"
 
 
 def _processes_with(variable: str) -> list[int]:
@@ -213,10 +217,11 @@ def _processes_with(variable: str) -> list[int]:
 
 BORROWER = """\
 import sys
-from pteforge.tasks.engine.workers import Workers, WorkerLimits
+from pteforge.tasks.engine.workers import Workers, WorkerCall, WorkerLimits
 limits = WorkerLimits(600, 1 << 30)
 borrower = Workers(jobs=1, preload=("no_such_module",), address=sys.argv[1])
-borrower.run("worker_bodies:announce_grandchild_and_hang", sys.argv[2], limits, python_path=(sys.argv[3],))
+call = WorkerCall("worker_bodies:announce_grandchild_and_hang", sys.argv[2], limits, python_path=(sys.argv[3],))
+borrower.run(call)
 """
 
 
@@ -243,7 +248,7 @@ def test_shared_server_ends_with_neither_borrower(bodies, announcement, hang, en
         borrower.stop()
         assert str(stopped.exception()) == "stopped"
         assert all(ends(pid) for pid in (pids[0], pids[2]))
-        assert owner.run("json:dumps", 1, LIMITS).result == "1"
+        assert owner.run(WorkerCall("json:dumps", 1, LIMITS)).result == "1"
     assert not Path(address).parent.exists()
 
 
@@ -299,9 +304,9 @@ def test_lost_shared_server_is_replaced(hang, ends, signum):
         os.kill(pids[1], signum)
         assert str(running.exception()) == "the worker server ended"
         assert all(ends(pid) for pid in pids)
-        assert borrower.run("json:dumps", 1, LIMITS).result == "1"
+        assert borrower.run(WorkerCall("json:dumps", 1, LIMITS)).result == "1"
         with Workers(jobs=1, preload=(), address="/nowhere/server") as alone:
-            assert alone.run("json:dumps", 1, LIMITS).result == "1"
+            assert alone.run(WorkerCall("json:dumps", 1, LIMITS)).result == "1"
 
 
 @pytest.mark.usefixtures("preloads")
@@ -312,6 +317,6 @@ def test_shared_server_that_fails_its_warm_up():
         Workers(jobs=1, preload=("failing_preload",), address=shared_address(owner)) as borrower,
     ):
         with pytest.raises(StageCrashed, match="the worker server ended"):
-            borrower.run("worker_bodies:echo", 1, LIMITS)
+            borrower.run(WorkerCall("worker_bodies:echo", 1, LIMITS))
         with pytest.raises(StageFailed, match="failed in its warm-up"):
-            borrower.run("worker_bodies:echo", 1, LIMITS)
+            borrower.run(WorkerCall("worker_bodies:echo", 1, LIMITS))
