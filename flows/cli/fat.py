@@ -12,8 +12,7 @@ import typer
 from ...errors import FileFormatError, InputError, convert_os_errors, printable
 from ..reports.figures_text import format_size
 from . import completion
-from .options import AS_JSON, DATA, DATA_OUT, OUT
-from .pte_files import check_output, data_files, open_fat_file, split_names
+from .options import AS_JSON, DATA, DATA_OUT, OUT, check_output, data_files, open_fat_file, split_names
 from .terminal import print_json, quiet
 
 if TYPE_CHECKING:

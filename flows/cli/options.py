@@ -1,8 +1,8 @@
-"""Options that several commands take."""
+"""Options that several commands take, and checks of the files that they name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -16,6 +16,8 @@ from . import completion
 
 if TYPE_CHECKING:
     from ...artifacts.store import Store
+    from ...formats.nfat.fat_file import FatFile
+
 
 FOLDER = Annotated[Path, typer.Option("--out", metavar="DIR", help=describe("out"))]
 
@@ -103,3 +105,64 @@ def open_existing_store(url: str | None) -> Store:
     if url and "://" not in url and not Path(url).exists():
         raise InputError(f"there is no store at {url}")
     return open_store(url)
+
+
+def check_digest(file: Path, data: Path, sha256: str) -> None:
+    """Checks that `data` is the `.ptd` that a file was made with; raises InputError if it is not, or is missing."""
+    from ...artifacts.digest import digest_file
+
+    try:
+        found = digest_file(data)
+    except OSError as error:
+        raise InputError(f"{data}, which has the weights of {file}, cannot be read: {error.strerror}") from error
+    if found != sha256:
+        raise InputError(
+            f"{data} is not the one that was made with {file}: its SHA-256 is {found}, and should be {sha256}"
+        )
+
+
+def check_found(file: Path, found: Sequence[Path]) -> None:
+    """Checks the `.ptd` found next to a file against the file's provenance, if there is one; raises as `check_digest`.
+
+    Kernels look weights up by name, so those of another model with equal sizes would be accepted.
+    """
+    from ...tasks.results.delivered import Delivered
+
+    made = Delivered.next_to(file) if found else None
+    if made and "ptd" in made.digests:
+        check_digest(file, found[0], made.digests["ptd"])
+
+
+def data_files(file: Path, named: Sequence[Path] | None) -> tuple[Path, ...]:
+    """The `.ptd` files to read with a file: those named, or else the sibling file."""
+    from ...formats.nfat.fat_file import is_fat
+    from ...formats.pte.ptd import may_have_external_weights
+    from ...formats.pte.reader import open_pte
+
+    if named:
+        return tuple(named)
+    sibling = file.with_suffix(".ptd")
+    if not sibling.is_file():
+        return ()
+    pte = open_pte(file)
+    return (sibling,) if is_fat(pte) or may_have_external_weights(file, pte) else ()
+
+
+def open_fat_file(file: Path, named: Sequence[Path] | None) -> FatFile:
+    """A fat file with its external weights; raises as `open_fat`."""
+    from ...formats.nfat.fat_file import open_fat
+
+    return open_fat(file, data_files(file, named))
+
+
+def split_names(options: Iterable[str] | None) -> tuple[str, ...]:
+    """The names in options like ``--keep xnnpack,portable``, without repeats."""
+    names = (name.strip() for option in options or () for name in option.split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def check_output(*paths: Path | None) -> None:
+    """Raises InputError, before any work, if a file cannot be written."""
+    for path in filter(None, paths):
+        if path.is_dir() or not path.parent.is_dir():
+            raise InputError(f"output cannot be written to {path}: name a file in an existing folder")

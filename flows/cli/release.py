@@ -68,7 +68,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
     from ...configs.load import load_zoo
     from ..releases.contents import find_results, find_results_of, merge_results, read_contents
     from ..releases.publish import Publication
-    from .summary import print_published
+    from .progress import print_published
 
     zoos = {path: load_zoo(path) for path in results if not path.is_dir()}
     given = {"url": to, "channel": channel, "keep": keep, "gates": gate, "sign": sign}

@@ -12,8 +12,7 @@ import typer
 
 from ...errors import InputError, convert_os_errors, first_line, printable
 from . import completion
-from .options import AS_JSON, DATA
-from .pte_files import check_found, check_output, data_files, split_names
+from .options import AS_JSON, DATA, check_found, check_output, data_files, split_names
 from .terminal import print_json, quiet
 
 if TYPE_CHECKING:

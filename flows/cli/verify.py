@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError, ObjectMissing, PteforgeError
-from .options import AS_JSON, STORE, open_existing_store
-from .pte_files import check_digest
+from .options import AS_JSON, STORE, check_digest, open_existing_store
 from .terminal import print_json, quiet
 
 if TYPE_CHECKING:

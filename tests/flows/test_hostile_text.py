@@ -19,7 +19,7 @@ from pteforge.artifacts.store import open_store
 from pteforge.errors import printable
 from pteforge.flows.cli.doctor import _print as print_diagnoses
 from pteforge.flows.cli.main import app
-from pteforge.flows.cli.summary import Failures, print_failures, print_summary
+from pteforge.flows.cli.progress import Failures, print_failures, print_summary
 from pteforge.flows.cli.terminal import guarded_streams, open_console
 from pteforge.flows.prefect.pages import _diagnosis, _summary
 from pteforge.flows.reports.page import NAME
