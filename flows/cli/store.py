@@ -123,7 +123,7 @@ def pull(
 
 
 def _transfer(source: Store, target: Store, *, as_json: bool) -> None:
-    from ...artifacts.transfer import transfer
+    from ...artifacts.store import transfer
 
     if source.url == target.url:
         raise InputError(f"{source.url} is the store itself; give another one")
