@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.pte.reader import read_pte
 
 ZOO = Path(__file__).parents[1] / "examples" / "digits" / "digits.yaml"

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.pte.reader import read_pte
 
 ZOO = Path(__file__).with_name("fat_size.yaml")

@@ -18,8 +18,8 @@ from typing import Any
 from flatbuffers import number_types  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
 
 from ..errors import FileFormatError
+from .nfat.container import FatFile
 from .nfat.contents import Manifest, Payload, Source
-from .nfat.fat_file import FatFile
 from .pte.contents import ConstantTensor, Method, PteFile, TensorSpec, ValueSpec
 from .pte.ptd import check_external_weights, external_weights, ptd_extents
 from .pte.reader import map_file

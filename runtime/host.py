@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import InputError, PteforgeError
-from ..formats.nfat.container import V1
+from ..formats.nfat.container import V1, FatFile, is_fat, open_fat
 from ..formats.nfat.contents import BACKEND_ID
-from ..formats.nfat.fat_file import FatFile, is_fat, open_fat
 from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec, shape_problem
 from ..formats.pte.metadata import MetadataValue, read_metadata
 from ..formats.pte.ptd import check_external_weights, may_have_external_weights

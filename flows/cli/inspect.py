@@ -35,7 +35,7 @@ def inspect_file(
 ) -> None:
     """Show the contents of a .pte file: metadata, methods, operators, delegates, named data; payloads if it is fat."""
     from ...formats.describe import describe, describe_container, describe_external, weight_bytes
-    from ...formats.nfat.fat_file import is_fat
+    from ...formats.nfat.container import is_fat
     from ...formats.pte.contents import SIZES
     from ...formats.pte.metadata import metadata_json, read_metadata, returning_methods
     from ...formats.pte.reader import map_file, open_pte

@@ -16,7 +16,7 @@ from . import completion
 
 if TYPE_CHECKING:
     from ...artifacts.store import Store
-    from ...formats.nfat.fat_file import FatFile
+    from ...formats.nfat.container import FatFile
 
 
 FOLDER = Annotated[Path, typer.Option("--out", metavar="DIR", help=describe("out"))]
@@ -135,7 +135,7 @@ def check_found(file: Path, found: Sequence[Path]) -> None:
 
 def data_files(file: Path, named: Sequence[Path] | None) -> tuple[Path, ...]:
     """The `.ptd` files to read with a file: those named, or else the sibling file."""
-    from ...formats.nfat.fat_file import is_fat
+    from ...formats.nfat.container import is_fat
     from ...formats.pte.ptd import may_have_external_weights
     from ...formats.pte.reader import open_pte
 
@@ -150,7 +150,7 @@ def data_files(file: Path, named: Sequence[Path] | None) -> tuple[Path, ...]:
 
 def open_fat_file(file: Path, named: Sequence[Path] | None) -> FatFile:
     """A fat file with its external weights; raises as `open_fat`."""
-    from ...formats.nfat.fat_file import open_fat
+    from ...formats.nfat.container import open_fat
 
     return open_fat(file, data_files(file, named))
 

@@ -54,7 +54,7 @@ def run_file(  # noqa: PLR0913 - one parameter per option
     as_json: AS_JSON = False,
 ) -> None:
     """Run a method of a .pte file on this machine's ExecuTorch runtime; for a fat file, the first payload that fits."""
-    from ...formats.nfat.fat_file import is_fat
+    from ...formats.nfat.container import is_fat
     from ...formats.pte.reader import open_pte
     from ...runtime import load
 

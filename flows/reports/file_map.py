@@ -12,9 +12,8 @@ from typing import Any
 
 from ...errors import FileFormatError
 from ...formats.describe import describe
-from ...formats.nfat.container import Container
+from ...formats.nfat.container import Container, is_fat, open_fat, payload_program
 from ...formats.nfat.contents import Payload
-from ...formats.nfat.fat_file import is_fat, open_fat, payload_program
 from ...formats.pte.contents import PteFile
 from ...formats.pte.reader import naming, open_pte
 

@@ -13,7 +13,7 @@ from torch.export import Dim
 from transformers import AutoTokenizer, PretrainedConfig
 from transformers.utils import cached_file
 
-from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
+from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from .huggingface import describe, example_tokens, load_model, positions_of, random_tokens, tokenizer_metadata
 from .kv_cache import START, KvCache, cache_shapes

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
+from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError
 
 

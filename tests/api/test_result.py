@@ -11,7 +11,7 @@ import pytest
 import torch
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.store import open_store
-from pteforge.configs.definition import MethodDefinition, ModelDefinition
+from pteforge.configs.model import MethodDefinition, ModelDefinition
 from pteforge.errors import InputError, SourceError, StoreUnusable
 
 
