@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...tasks.results.numerics import LosingPart, NodeLoss
-    from ..run.bisect import Bisection
+    from ..run.examine import Bisection
 
 _NODES = 10
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def bisect_recipe(
     Only stages that are not cached run. Verification is skipped, so bisect also works on a file that fails it.
     """
     from ...tasks.results.numerics import DROP_DB
-    from ..run.bisect import bisect, check_plot, write_plot
+    from ..run.examine import bisect, check_plot, write_plot
     from ..run.session import open_session
     from .progress import observe
 
@@ -80,7 +80,7 @@ def bisect_recipe(
 
 def _publish(found: Bisection) -> None:
     """Adds the result to Prefect's artifacts; only logs a failure, since the terminal shows the result anyway."""
-    from ..run.bisect import draw
+    from ..run.examine import draw
 
     if not _log.isEnabledFor(logging.INFO):
         quiet_console()

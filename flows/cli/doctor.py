@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ...tasks.results.diagnosis import Diagnosis, Finding
-    from ..run.doctor import ModelDiagnosis
+    from ..run.examine import ModelDiagnosis
 
 
 @takes_request("recipes", "out", "until", "debug", "on", "publish", optional=True)
@@ -41,7 +41,7 @@ def doctor(
     if request is None:
         _check_server(as_json=as_json)
         return
-    from ..run.doctor import examine
+    from ..run.examine import examine
     from ..run.session import open_session
     from .progress import observe
 

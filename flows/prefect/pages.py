@@ -26,7 +26,7 @@ from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.results.diagnosis import as_text
 from ...tasks.results.numerics import PayloadLosses
 from ..reports.figures_text import cells, figures_row, markdown, markdown_table, model_tables, rung_row
-from ..run.bisect import Bisection
+from ..run.examine import Bisection
 from ..run.outcome import ModelOutcome, ZooOutcome
 from ..run.session import Session
 from .settings import local_run, send_what_is_queued

@@ -8,7 +8,7 @@ from pteforge.configs.load import load_zoo
 from pteforge.flows.cli.progress import Failures, print_failures
 from pteforge.flows.prefect.pages import _diagnosis
 from pteforge.flows.reports.page import NAME
-from pteforge.flows.run.doctor import examine
+from pteforge.flows.run.examine import examine
 from pteforge.flows.run.request import ExportRequest
 from pteforge.flows.run.select import select_models
 from pteforge.flows.run.session import Session

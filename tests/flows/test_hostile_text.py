@@ -23,7 +23,7 @@ from pteforge.flows.cli.progress import Failures, print_failures, print_summary
 from pteforge.flows.cli.terminal import guarded_streams, open_console
 from pteforge.flows.prefect.pages import _diagnosis, _summary
 from pteforge.flows.reports.page import NAME
-from pteforge.flows.run.doctor import ModelDiagnosis
+from pteforge.flows.run.examine import ModelDiagnosis
 from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
 from pteforge.tasks.results.delivered import Delivered, Failure
 from pteforge.tasks.results.diagnosis import Attempt, Diagnosis, Finding
