@@ -121,12 +121,7 @@ def compare_all(folder: Path, outcome: dict[str, Any]) -> Iterator[Pair]:
                 file = Path(made["file"])
                 work = Work.of(loaded.zoo.models[model], json.loads(file.with_suffix(".json").read_text()), store)
                 ours, peer = file.read_bytes(), lower(work, RECIPE_TYPES[recipe])
-                yield Pair(
-                    model,
-                    recipe,
-                    Side(measure(ours, work), len(ours)),
-                    Side(measure(peer, work), len(peer)),
-                )
+                yield Pair(model, recipe, Side(measure(ours, work), len(ours)), Side(measure(peer, work), len(peer)))
 
 
 HEADER = f"{'SQNR in dB':<52}{'pteforge':>10}{'peer':>10}{'diff':>8}{'max diff':>9}{'size':>8}"

@@ -26,11 +26,7 @@ _CONTEXT = "get_max_context_len"
 
 
 def load(
-    path: str | Path,
-    *,
-    prefer: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    data_files: Iterable[str | Path] = (),
+    path: str | Path, *, prefer: Iterable[str] = (), exclude: Iterable[str] = (), data_files: Iterable[str | Path] = ()
 ) -> LoadedProgram:
     """Loads a `.pte` file into ExecuTorch's Python runtime.
 

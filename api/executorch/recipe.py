@@ -202,12 +202,7 @@ _SAME_NAMES = (
     "run_reinplace_pass",
     "enable_non_cpu_memory_planning",
 )
-_PLANNING = (
-    "allow_lifetime_and_storage_overlap",
-    "alloc_graph_input",
-    "alloc_graph_output",
-    "alloc_mutable_buffers",
-)
+_PLANNING = ("allow_lifetime_and_storage_overlap", "alloc_graph_input", "alloc_graph_output", "alloc_mutable_buffers")
 _DEVICES = ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs")
 _SYM_SHAPE_EVAL: dict[type, Any] = {made: name for name, made in SYM_SHAPE_EVAL.items()}
 _NOT_OURS = {

@@ -210,9 +210,7 @@ def _sizes(value: dict[str, int]) -> str:
 
 
 def show_metadata(
-    file: Annotated[Path, typer.Argument(help="A .pte file.", show_default=False)],
-    *,
-    as_json: AS_JSON = False,
+    file: Annotated[Path, typer.Argument(help="A .pte file.", show_default=False)], *, as_json: AS_JSON = False
 ) -> None:
     """Show what a .pte file says about its model: labels, preprocessing, licence, where it comes from.
 

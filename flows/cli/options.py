@@ -39,8 +39,7 @@ DATA = Annotated[
 ]
 
 DATA_OUT = Annotated[
-    Path | None,
-    typer.Option(metavar="OUT.ptd", help="Put the weights there.", show_default="inside the file"),
+    Path | None, typer.Option(metavar="OUT.ptd", help="Put the weights there.", show_default="inside the file")
 ]
 
 

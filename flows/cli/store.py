@@ -95,12 +95,7 @@ OTHER = Annotated[str, typer.Argument(metavar="URL", help="Folder or URL of the 
 
 
 @app.command()
-def push(
-    url: OTHER,
-    *,
-    store: STORE = None,
-    as_json: AS_JSON = False,
-) -> None:
+def push(url: OTHER, *, store: STORE = None, as_json: AS_JSON = False) -> None:
     """Copy finished stages to another store, those that it lacks."""
     from ...artifacts.store import open_store
 
@@ -109,12 +104,7 @@ def push(
 
 
 @app.command()
-def pull(
-    url: OTHER,
-    *,
-    store: STORE = None,
-    as_json: AS_JSON = False,
-) -> None:
+def pull(url: OTHER, *, store: STORE = None, as_json: AS_JSON = False) -> None:
     """Copy finished stages from another store, those that this one lacks."""
     from ...artifacts.store import open_store
 

@@ -51,9 +51,7 @@ class File:
                 return Snapshot.of_file(releases.fetch_file(released, Path(folder) / "file.pte"))
 
         return cls(
-            read,
-            lambda: tuple(content.sha256 for content in released.contents),
-            lambda: Snapshot.of(released.made),
+            read, lambda: tuple(content.sha256 for content in released.contents), lambda: Snapshot.of(released.made)
         )
 
     def outline(self) -> Snapshot:
