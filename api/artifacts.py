@@ -84,10 +84,6 @@ def _read_json(ref: ArtifactRef, store: LocalStore) -> Any:
     return json.loads(store.read_artifact(ref))
 
 
-def _read_bytes(ref: ArtifactRef, store: LocalStore) -> bytes:
-    return store.read_artifact(ref)
-
-
 _LOADERS: dict[str, Callable[[ArtifactRef, LocalStore], Any]] = {
     "program": load_program,
     "program/state": _read_json,
@@ -100,5 +96,5 @@ _LOADERS: dict[str, Callable[[ArtifactRef, LocalStore], Any]] = {
     "model": _read_json,
     "report": _read_json,
     "debug": _read_json,
-    "debug/etrecord": _read_bytes,
+    "debug/etrecord": lambda ref, store: store.read_artifact(ref),
 }

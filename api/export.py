@@ -116,8 +116,9 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         strict=found.strict if strict is None else strict,
         metadata=described,
     )
+    url = os.environ.get("PTEFORGE_STORE") if store is None else str(store)
     with one_at_a_time:
-        run = ModelRun(LiveRunner(_open_store(store), source, observed.samples), plan)
+        run = ModelRun(LiveRunner(open_store(url or None), source, observed.samples), plan)
         began, started = datetime.now(UTC), time.monotonic()
         try:
             outcome = run_without_loop(lower_model(run))[planned.name]
@@ -161,11 +162,6 @@ def _result(
         assert isinstance(outcome, Exception)  # noqa: S101 - the gate raised it
         raise AccuracyMissed(str(outcome.__cause__ or outcome), rejected=result) from outcome
     return result
-
-
-def _open_store(store: str | Path | None) -> Store:
-    url = os.environ.get("PTEFORGE_STORE") if store is None else str(store)
-    return open_store(url or None)
 
 
 one_at_a_time = threading.Lock()  # torch and ExecuTorch cannot trace or lower in two threads at once

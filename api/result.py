@@ -184,7 +184,9 @@ class Exported:
         Raises:
             InputError: there is no such output, or the arguments are ambiguous.
         """
-        return self._load(output_of(self._result(stage, method, specialization), role))
+        ref = output_of(self._result(stage, method, specialization), role)
+        self._store.fetch(ref)
+        return load_artifact(ref, self._store.local)
 
     def exported_program(self, method: str = "forward") -> ExportedProgram:
         """The ATen program of a method."""
@@ -327,10 +329,6 @@ class Exported:
         """The verified file, or its external weights; raises InputError if the run stopped earlier."""
         reader = Evaluate.name if self.rejected else Report.name  # a rejected file has no report
         return self._result(reader).call.inputs.get(role)
-
-    def _load(self, ref: ArtifactRef) -> Any:
-        self._store.fetch(ref)
-        return load_artifact(ref, self._store.local)
 
 
 def _line(stage: StageOutcome) -> str:

@@ -229,7 +229,8 @@ def compile_options(given: ExecutorchBackendConfig | None) -> CompileOptions:
         **_of_passes(given, None),
         share_mutable_buffers=_shares_buffers(given.memory_planning_pass),
         ignore_to_out_var_failure=given.to_out_var_pass.ignore_to_out_var_failure,
-        reinplace_extra_ops=tuple(sorted(map(_operator, given.reinplace_extra_ops or ()))),
+        # of an edge operator, the ATen one that it stands for
+        reinplace_extra_ops=tuple(sorted(str(own._op) for own in given.reinplace_extra_ops or ())),  # noqa: SLF001
     )
 
 
@@ -332,7 +333,3 @@ def _planning(given: Any) -> dict[str, Any]:
         "memory_planning_algo": algorithms[0].__name__,
         "tensor_alignment": given.alignment,
     }
-
-
-def _operator(given: Any) -> str:
-    return str(given._op)  # noqa: SLF001 - of an edge operator, the ATen one that it stands for

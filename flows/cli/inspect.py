@@ -189,8 +189,10 @@ def _print_named_data(console: Console, description: dict[str, Any]) -> None:
 
 def _value(value: dict[str, Any]) -> str:
     """A tensor's dtype, shape, and order in memory if it is another one, or the kind and value of a scalar."""
+    from ...formats.pte.contents import DimensionSizes
+
     if "shape" in value:
-        said = [f"dimension {sizes['dimension']}: {_sizes(sizes)}" for sizes in value["sizes"]]
+        said = [f"dimension {sizes['dimension']}: {DimensionSizes(**sizes)}" for sizes in value["sizes"]]
         bounds = "" if value["dynamism"] == "static" else f" ({', '.join(said) or value['dynamism']})"
         order = value["dim_order"]
         memory = "" if order == sorted(order) else f", in memory by dimensions {order}"
@@ -201,12 +203,6 @@ def _value(value: dict[str, Any]) -> str:
     if isinstance(content, str) and value["kind"] == "string":
         return f'string "{printable(content)}"'
     return f"{kind} {content}"
-
-
-def _sizes(value: dict[str, int]) -> str:
-    from ...formats.pte.contents import DimensionSizes
-
-    return str(DimensionSizes(**value))
 
 
 def show_metadata(
@@ -236,15 +232,12 @@ def metadata_lines(metadata: Mapping[str, MetadataValue], limit: int | None = No
     """A line for each entry, cut at `limit` characters of its value."""
     width = max(map(len, metadata), default=0)
     for key, value in metadata.items():
-        text = ", ".join(map(str, value)) if isinstance(value, tuple) else _metadata_text(value)
+        text = f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
+        text = ", ".join(map(str, value)) if isinstance(value, tuple) else text
         if limit is not None and len(text) > limit:
             count = f" ({len(value)} in all)" if isinstance(value, tuple) else ""
             text = f"{text[:limit]}...{count}"
         yield f"{printable(key):{width}}  {printable(text)}"
-
-
-def _metadata_text(value: Any) -> str:
-    return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
 
 
 def _origin(file: Path, digest: object) -> Any | None:

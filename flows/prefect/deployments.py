@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -165,7 +165,9 @@ def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
 
 def _apply(client: SyncPrefectClient, full_name: str, wanted: dict[str, Any]) -> Deployed:
     flow, _, name = full_name.partition("/")
-    before = _read(client, full_name)
+    before = None
+    with suppress(ObjectNotFound):
+        before = client.read_deployment_by_name(full_name)
     limited = before is not None and before.global_concurrency_limit is not None
     if before and not limited and _comparable({name: getattr(before, name) for name in wanted}) == _comparable(wanted):
         change = "unchanged"
@@ -219,13 +221,6 @@ def _check_pool(client: SyncPrefectClient, pool: str) -> WorkPool:
         raise InputError(
             f"there is no work pool {pool!r} (there: {known}); make it with: prefect work-pool create {pool} -t process"
         ) from error
-
-
-def _read(client: SyncPrefectClient, full_name: str) -> DeploymentResponse | None:
-    try:
-        return client.read_deployment_by_name(full_name)
-    except ObjectNotFound:
-        return None
 
 
 def _comparable(settings: Mapping[str, Any]) -> Mapping[str, Any]:
