@@ -149,7 +149,7 @@ def test_what_is_on_record(exported, store):
     assert exported.left_out == {}
     assert repr(exported) == "Exported(model='net', recipe='xnnpack-fp32', methods=('forward',))"
     with open_store(str(store)) as opened:
-        run = next(iter(opened.runs))
+        run = next(run for run in opened.runs if exported.model in run.models)
     assert run.zoo == "pteforge.export"
     assert [stage.stage for stage in run.models["net"]][:3] == ["export", "fold_batch_norms", "edge"]
 

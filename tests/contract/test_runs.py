@@ -30,7 +30,7 @@ def _run(number: int, *models: str) -> RunRecord:
 
 
 def test_latest_run(place):
-    """The latest run, on any host, is the one that started last; a model's latest run is the last one with it."""
+    """Runs of any host come in the order in which they started, the latest first."""
     with place.open("a") as store, place.open("b") as writer:
         assert list(store.runs) == []
         for number, model in ((2, "lstm"), (0, "resnet8"), (1, "resnet8")):

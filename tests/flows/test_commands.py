@@ -378,9 +378,8 @@ def test_why(own, pteforge, lower):
 def test_lost_runs(own, pteforge):
     """A run that does not hold its lease is lost, on whatever machine it was."""
     with open_store(str(own.store)) as store:
-        begun = replace(
-            next(iter(store.runs)), status="running", started=datetime.now(UTC).isoformat(), pid=os.getpid()
-        )
+        now = datetime.now(UTC).isoformat()
+        begun = replace(next(iter(store.runs)), status="running", started=now, pid=os.getpid())
         for name, changes in {"going-on": {}, "gone": {}, "elsewhere": {"host": "another"}}.items():
             store.runs.write(replace(begun, id=name, **changes))
         with store.leases.hold(run_lease("going-on")):
