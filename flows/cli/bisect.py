@@ -14,7 +14,7 @@ from ..prefect.settings import quiet_console, server_configured
 from ..run.interrupt import leave_interrupted
 from ..run.request import ExportRequest
 from . import completion
-from .options import AS_JSON, takes_request
+from .options import AS_JSON, argument, option, takes_request
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
@@ -30,12 +30,7 @@ _log = logging.getLogger(__name__)
 @takes_request("models", "recipes", "out", "until", "debug", "on", "publish", "refresh")
 def bisect_recipe(
     request: ExportRequest,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL/RECIPE", show_default=False, help="What to bisect.", autocompletion=completion.files
-        ),
-    ],
+    name: Annotated[str, argument("What to bisect.", "MODEL/RECIPE", complete=completion.files)],
     *,
     drop: Annotated[
         float | None,
@@ -43,9 +38,7 @@ def bisect_recipe(
             metavar="DB", min=0.1, help="A rung loses quality if its SQNR drops by more than this.", show_default="6"
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Plot SQNR by rung, and the worst operators.")
-    ] = None,
+    plot: Annotated[Path | None, option("Plot SQNR by rung, and the worst operators.", "FILE.png")] = None,
     as_json: AS_JSON = False,
 ) -> None:
     """Find where a recipe loses quality: in which program on the way to the file, and at which of its operators.

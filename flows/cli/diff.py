@@ -14,7 +14,7 @@ import typer
 from ...errors import InputError, printable
 from ..reports.figures_text import format_size, markdown, markdown_table
 from . import completion
-from .options import AS_JSON, STORE, open_existing_store
+from .options import AS_JSON, STORE, argument, open_existing_store, option
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
@@ -34,22 +34,12 @@ _STYLES = {"added": "green", "removed": "bold red", "changed": "yellow"}
 
 
 def diff(
-    before: Annotated[
-        str, typer.Argument(metavar="A", help=_SIDE, show_default=False, autocompletion=completion.begun_runs)
-    ],
-    after: Annotated[
-        str,
-        typer.Argument(
-            metavar="B", help="What to compare with it.", show_default=False, autocompletion=completion.begun_runs
-        ),
-    ],
+    before: Annotated[str, argument(_SIDE, "A", complete=completion.begun_runs)],
+    after: Annotated[str, argument("What to compare with it.", "B", complete=completion.begun_runs)],
     *,
     fail_on: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIMITS",
-            help="Exit with 1 if B is worse than such limits: growth=2%,sqnr=1dB,score=0.5%,delegation.",
-        ),
+        option("Exit with 1 if B is worse than such limits: growth=2%,sqnr=1dB,score=0.5%,delegation.", "LIMITS"),
     ] = None,
     store: STORE = None,
     as_json: AS_JSON = False,

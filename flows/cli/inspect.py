@@ -12,7 +12,7 @@ import typer
 
 from ...errors import InputError, printable
 from ..reports.figures_text import format_size, open_table
-from .options import AS_JSON, DATA, data_files, open_fat_file
+from .options import AS_JSON, DATA, argument, data_files, open_fat_file
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ _MAX_LENGTH = 80
 
 
 def inspect_file(
-    file: Annotated[Path, typer.Argument(help="A .pte file.", show_default=False)],
-    *,
-    data: DATA = None,
-    as_json: AS_JSON = False,
+    file: Annotated[Path, argument("A .pte file.")], *, data: DATA = None, as_json: AS_JSON = False
 ) -> None:
     """Show the contents of a .pte file: metadata, methods, operators, delegates, named data; payloads if it is fat."""
     from ...formats.describe import describe, describe_container, describe_external, weight_bytes
@@ -205,9 +202,7 @@ def _value(value: dict[str, Any]) -> str:
     return f"{kind} {content}"
 
 
-def show_metadata(
-    file: Annotated[Path, typer.Argument(help="A .pte file.", show_default=False)], *, as_json: AS_JSON = False
-) -> None:
+def show_metadata(file: Annotated[Path, argument("A .pte file.")], *, as_json: AS_JSON = False) -> None:
     """Show what a .pte file says about its model: labels, preprocessing, licence, where it comes from.
 
     The digest of its provenance is checked against the file next to it, FILE.json, if there is one.

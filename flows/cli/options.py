@@ -19,7 +19,20 @@ if TYPE_CHECKING:
     from ...formats.nfat.container import FatFile
 
 
-FOLDER = Annotated[Path, typer.Option("--out", metavar="DIR", help=describe("out"))]
+def option(
+    text: str, metavar: str, default: bool | str = True, *, name: str = "", complete: completion.Completer | None = None
+) -> Any:
+    """An option with a value: its help, and what that shows in place of the value and as its default."""
+    names = [name] if name else []
+    return typer.Option(*names, metavar=metavar, help=text, show_default=default, autocompletion=complete)
+
+
+def argument(text: str, metavar: str | None = None, *, complete: completion.Completer | None = None) -> Any:
+    """An argument that has to be given."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False, autocompletion=complete)
+
+
+FOLDER = Annotated[Path, option(describe("out"), "DIR", name="--out")]
 
 STORE = Annotated[str | None, typer.Option(metavar="URL", envvar="PTEFORGE_STORE", help=describe("store"))]
 
@@ -30,37 +43,26 @@ OUT = Annotated[Path, typer.Option("--out", "-o", metavar="OUT.pte", help="The f
 JOBS = Annotated[int | None, typer.Option(min=1, help=describe("jobs"))]
 
 DATA = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="FILE.ptd",
-        help="External weights of the file; may be repeated.",
-        show_default="the .ptd next to the file",
-    ),
+    list[Path] | None, option("External weights of the file; may be repeated.", "FILE.ptd", "the .ptd next to the file")
 ]
 
-DATA_OUT = Annotated[
-    Path | None, typer.Option(metavar="OUT.ptd", help="Put the weights there.", show_default="inside the file")
-]
+DATA_OUT = Annotated[Path | None, option("Put the weights there.", "OUT.ptd", "inside the file")]
 
 
 _OF_FIELDS: dict[str, Any] = {
-    "zoo": Annotated[Path | None, typer.Argument(metavar="ZOO", help=describe("zoo"), show_default=False)],
+    "zoo": Annotated[Path | None, argument(describe("zoo"), "ZOO")],
     "models": Annotated[
-        list[str] | None,
-        typer.Option("--model", metavar="GLOB", help=describe("models"), autocompletion=completion.models),
+        list[str] | None, option(describe("models"), "GLOB", name="--model", complete=completion.models)
     ],
     "recipes": Annotated[
-        list[str] | None,
-        typer.Option("--recipe", metavar="GLOB", help=describe("recipes"), autocompletion=completion.recipes),
+        list[str] | None, option(describe("recipes"), "GLOB", name="--recipe", complete=completion.recipes)
     ],
     "store": STORE,
     "out": FOLDER,
-    "overrides": Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=describe("overrides"))],
+    "overrides": Annotated[list[str] | None, option(describe("overrides"), "KEY=VALUE", name="--set")],
     "jobs": JOBS,
-    "until": Annotated[
-        str | None, typer.Option(metavar="STAGE", help=describe("until"), autocompletion=completion.stages)
-    ],
-    "publish": Annotated[str | None, typer.Option(metavar="URL", help=describe("publish"))],
+    "until": Annotated[str | None, option(describe("until"), "STAGE", complete=completion.stages)],
+    "publish": Annotated[str | None, option(describe("publish"), "URL")],
 }
 """How fields of a request are written, apart from those that are simply ``--NAME VALUE``."""
 

@@ -60,7 +60,7 @@ def print_summary(outcome: ZooOutcome, page: Path | None = None) -> None:
     others = failed + (f", {skipped} not applicable" if skipped else "")
     console.print(
         f"{outcome.summary}{where}{others}; {outcome.ran} stages run, {outcome.cached} cached, "
-        f"{outcome.seconds:.1f} s" + (f"; see {relative(page)}" if page else ""),
+        f"{outcome.seconds:.1f} s" + (f"; see {relative(page)}" if page else "")
     )
 
 

@@ -13,7 +13,7 @@ from ..reports.figures_text import format_size, open_table
 from ..run.interrupt import leave_interrupted
 from . import completion
 from .diff import print_differences
-from .options import AS_JSON, FOLDER, JOBS, STORE, open_existing_store
+from .options import AS_JSON, FOLDER, JOBS, STORE, argument, open_existing_store, option
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
@@ -22,44 +22,30 @@ if TYPE_CHECKING:
     from ..releases.releases import Releases
 
 
-CHANNEL = Annotated[str, typer.Option(metavar="NAME", help="The channel.", autocompletion=completion.channels)]
-VERIFY = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="KEY", help="Public key: the release must be signed by its owner.", show_default="not checked"
-    ),
-]
-URL = Annotated[str, typer.Argument(metavar="URL", help="Folder or URL of the releases.", show_default=False)]
+CHANNEL = Annotated[str, option("The channel.", "NAME", complete=completion.channels)]
+VERIFY = Annotated[Path | None, option("Public key: the release must be signed by its owner.", "KEY", "not checked")]
+URL = Annotated[str, argument("Folder or URL of the releases.", "URL")]
 
 app = typer.Typer(help="List releases, move channels, and fetch files.", no_args_is_help=True)
 
 
 def publish(  # noqa: PLR0913 - one parameter per option
-    results: Annotated[
-        list[Path],
-        typer.Argument(metavar="OUT_OR_ZOO...", help="Folders of results, or zoo files.", show_default=False),
-    ],
+    results: Annotated[list[Path], argument("Folders of results, or zoo files.", "OUT_OR_ZOO...")],
     *,
-    to: Annotated[
-        str | None, typer.Option(metavar="URL", help="Folder or URL of the releases.", show_default="as the zoo says")
-    ] = None,
-    channel: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The channel to move.", show_default="latest")
-    ] = None,
+    to: Annotated[str | None, option("Folder or URL of the releases.", "URL", "as the zoo says")] = None,
+    channel: Annotated[str | None, option("The channel to move.", "NAME", "latest")] = None,
     keep: Annotated[
         int | None, typer.Option(min=1, help="Releases to keep, besides those of channels.", show_default="30")
     ] = None,
     gate: Annotated[
         str | None,
-        typer.Option(
-            metavar="GATES",
-            help="How much worse than the present release a file may be, such as growth=2%,sqnr=1dB,delegation.",
-            show_default="none",
+        option(
+            "How much worse than the present release a file may be, such as growth=2%,sqnr=1dB,delegation.",
+            "GATES",
+            "none",
         ),
     ] = None,
-    sign: Annotated[
-        Path | None, typer.Option(metavar="KEY", help="Private key to sign with.", show_default="not signed")
-    ] = None,
+    sign: Annotated[Path | None, option("Private key to sign with.", "KEY", "not signed")] = None,
     out: FOLDER = Path("out"),
     store: STORE = None,
     as_json: AS_JSON = False,
@@ -148,15 +134,7 @@ def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
 @app.command()
 def promote(
     url: URL,
-    release: Annotated[
-        str,
-        typer.Argument(
-            metavar="RELEASE",
-            help="Name, part of a name, or a channel.",
-            show_default=False,
-            autocompletion=completion.releases,
-        ),
-    ],
+    release: Annotated[str, argument("Name, part of a name, or a channel.", "RELEASE", complete=completion.releases)],
     *,
     channel: CHANNEL = "stable",
 ) -> None:
@@ -182,19 +160,12 @@ def rollback(url: URL, *, channel: CHANNEL = "latest") -> None:
 @app.command()
 def fetch(
     url: URL,
-    name: Annotated[
-        str, typer.Argument(metavar="MODEL/RECIPE", help="A file, or a glob such as 'resnet*/*'.", show_default=False)
-    ],
+    name: Annotated[str, argument("A file, or a glob such as 'resnet*/*'.", "MODEL/RECIPE")],
     *,
     channel: CHANNEL = "latest",
     release: Annotated[
         str | None,
-        typer.Option(
-            metavar="RELEASE",
-            help="A release instead of a channel's.",
-            show_default="the channel's",
-            autocompletion=completion.releases,
-        ),
+        option("A release instead of a channel's.", "RELEASE", "the channel's", complete=completion.releases),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")
@@ -215,21 +186,16 @@ def _open(url: str) -> Releases:
 
 def reproduce_file(
     manifest: Annotated[
-        str,
-        typer.Argument(
-            metavar="RELEASE",
-            help="URL#RELEASE, URL#CHANNEL, URL for its channel latest, or the address of a manifest.",
-            show_default=False,
-        ),
+        str, argument("URL#RELEASE, URL#CHANNEL, URL for its channel latest, or the address of a manifest.", "RELEASE")
     ],
-    name: Annotated[str, typer.Argument(metavar="MODEL/RECIPE", help="The file.", show_default=False)],
+    name: Annotated[str, argument("The file.", "MODEL/RECIPE")],
     *,
     source: Annotated[
         Path,
-        typer.Option(
-            metavar="DIR",
-            help="A folder in the checkout of the repository that the zoo was in; without git, the zoo's folder.",
-            show_default="the current folder",
+        option(
+            "A folder in the checkout of the repository that the zoo was in; without git, the zoo's folder.",
+            "DIR",
+            "the current folder",
         ),
     ] = Path(),
     verify: VERIFY = None,

@@ -12,7 +12,7 @@ import typer
 
 from ...errors import InputError, convert_os_errors, first_line, printable
 from . import completion
-from .options import AS_JSON, DATA, check_found, check_output, data_files, split_names
+from .options import AS_JSON, DATA, argument, check_found, check_output, data_files, option, split_names
 from .terminal import print_json, quiet
 
 if TYPE_CHECKING:
@@ -21,34 +21,21 @@ if TYPE_CHECKING:
 
 
 def run_file(  # noqa: PLR0913 - one parameter per option
-    file: Annotated[Path, typer.Argument(help="A .pte file.", show_default=False)],
+    file: Annotated[Path, argument("A .pte file.")],
     *,
     method: Annotated[str, typer.Option(help="Which method to run.", autocompletion=completion.methods)] = "forward",
     inputs: Annotated[
         Path | None,
-        typer.Option(
-            "--input", metavar="FILE.npz", help="Inputs in order, as numpy.savez writes them; random if left out."
-        ),
+        option("Inputs in order, as numpy.savez writes them; random if left out.", "FILE.npz", name="--input"),
     ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Write the outputs, in order.")] = None,
+    output: Annotated[Path | None, option("Write the outputs, in order.", "FILE.npz")] = None,
     seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
     prefer: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Payloads of a fat file to try first.",
-            show_default="by priority",
-            autocompletion=completion.payloads,
-        ),
+        option("Payloads of a fat file to try first.", "NAME,...", "by priority", complete=completion.payloads),
     ] = None,
     exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Payloads of a fat file not to try.",
-            show_default="none",
-            autocompletion=completion.payloads,
-        ),
+        list[str] | None, option("Payloads of a fat file not to try.", "NAME,...", "none", complete=completion.payloads)
     ] = None,
     data: DATA = None,
     as_json: AS_JSON = False,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError, ObjectMissing, PteforgeError
-from .options import AS_JSON, STORE, check_digest, open_existing_store
+from .options import AS_JSON, STORE, check_digest, open_existing_store, option
 from .terminal import print_json, quiet
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ def verify_files(
     *,
     device: Annotated[
         str,
-        typer.Option(
-            help="Run them elsewhere: a command that takes the arguments of nfat_run, and does there what it does.",
-            metavar="COMMAND",
-            show_default=False,
+        option(
+            "Run them elsewhere: a command that takes the arguments of nfat_run, and does there what it does.",
+            "COMMAND",
+            False,
         ),
     ] = "",
     store: STORE = None,

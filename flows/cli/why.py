@@ -15,7 +15,7 @@ import typer
 from ...errors import InputError, StoreError, first_line, printable
 from ..reports.figures_text import format_size
 from . import completion
-from .options import AS_JSON, STORE, open_existing_store
+from .options import AS_JSON, STORE, argument, open_existing_store, option
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
@@ -30,22 +30,11 @@ _LIMIT = 60
 
 
 def why(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL[/RECIPE]", show_default=False, help="What to explain.", autocompletion=completion.recorded
-        ),
-    ],
+    name: Annotated[str, argument("What to explain.", "MODEL[/RECIPE]", complete=completion.recorded)],
     *,
     run_id: Annotated[
         str | None,
-        typer.Option(
-            "--run",
-            metavar="ID",
-            help="A run that `pteforge runs` lists.",
-            show_default="the last",
-            autocompletion=completion.runs,
-        ),
+        option("A run that `pteforge runs` lists.", "ID", "the last", name="--run", complete=completion.runs),
     ] = None,
     store: STORE = None,
     as_json: AS_JSON = False,
