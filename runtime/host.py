@@ -103,12 +103,7 @@ class LoadedProgram:
         return self.timed_run(method, inputs).outputs
 
     def timed_run(self, method: str, inputs: Sequence[Any] = ()) -> TimedRun:
-        """Runs a method as `run` does, and takes the time of its two parts.
-
-        Raises:
-            InputError: there is no such method, or the inputs do not match its signature.
-            PteforgeError: the runtime fails, or the payload's signature is not that of the fat file.
-        """
+        """Runs a method as `run` does, and takes the time of its two parts; raises as `run`."""
         if method not in self._programs:
             raise InputError(f"{self._file} has no method {method!r}; it has {', '.join(map(repr, self.methods))}")
         if method in self._mismatches:

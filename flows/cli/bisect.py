@@ -86,19 +86,17 @@ def _publish(found: Bisection) -> None:
 
 
 def _print(console: Console, found: Bisection) -> None:
-    from rich.text import Text
-
     from ..reports.figures_text import rungs_table
 
     console.print(rungs_table(found.ladder))
     for step, problem in found.not_made.items():
-        console.print(Text(f"not made: {step}: {problem}", "yellow"), soft_wrap=True)
+        console.print(f"not made: {step}: {problem}", style="yellow", soft_wrap=True)
     loss = found.loss
     if loss is None:
         console.print(f"{found.name} loses no quality on the way.")
         return
     method = "" if loss.rung.method == "forward" else f", method {loss.rung.method},"
-    console.print(Text(f"{loss.rung.label}{method} {loss.reason}.", "bold"), soft_wrap=True)
+    console.print(f"{loss.rung.label}{method} {loss.reason}.", style="bold", soft_wrap=True)
     if loss.rung.name == "payload":
         _print_payload(console, found)
     elif found.nodes is None:
@@ -151,16 +149,14 @@ def _print_payload(console: Console, found: Bisection) -> None:
 
 
 def _print_part(console: Console, part: LosingPart, where: str) -> None:
-    from rich.text import Text
-
     from ..reports.figures_text import format_sqnr
 
     reached = format_sqnr(part.own) if part.own else part.problem
-    console.print(Text(f"\n{where}, {reached}:", "bold"), soft_wrap=True)
+    console.print(f"\n{where}, {reached}:", style="bold", soft_wrap=True)
     for operator in part.operators:
         place = ", ".join(filter(None, (operator.module, operator.line.partition(" ")[0])))
         text = f"  {operator.node} = {operator.operator}({', '.join(operator.inputs)}) -> {operator.output}"
-        console.print(Text(f"{text}  {place}".rstrip()), soft_wrap=True)
+        console.print(f"{text}  {place}".rstrip(), soft_wrap=True)
 
 
 def _cells(node: NodeLoss) -> tuple[str, str, str]:

@@ -83,14 +83,14 @@ def print_differences(console: Console, files: Sequence[FileDifference]) -> None
         status = (file.status, _STYLES.get(file.status, ""))
         console.print(Text.assemble((printable(file.name), "bold"), ": ", status, size), soft_wrap=True)
         for note in file.notes:
-            console.print(Text(f"  {printable(note)}", "dim"))
+            console.print(f"  {printable(note)}", style="dim")
         if file.changes:
             table = open_table(("", ""))
             for side in ("before", "after"):
                 table.add_column(side, justify="right", overflow="fold")
             table.add_column("", justify="right", no_wrap=True)
             for row in _rows(file.changes):
-                table.add_row(*map(Text, map(printable, row)))
+                table.add_row(*map(printable, row))
             console.print(table)
     for side in ("added", "removed"):
         for model in _models(files, side):

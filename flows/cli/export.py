@@ -157,7 +157,7 @@ def _print_plan(console: Console, found: int, will_run: list[Due], may_run: list
         for change in due.changes or ():
             console.print(Text.assemble("         ", format_change(change)), soft_wrap=True)
     for model, count in Counter(call.model for call in may_run).items():
-        console.print(Text(f"may run  {printable(model)}: {count} later stages, where outputs change", "dim"))
+        console.print(f"may run  {printable(model)}: {count} later stages, where outputs change", style="dim")
     summary = f"{found} stages cached, {len(will_run)} will run, {len(may_run)} may run"
     console.print(summary if will_run else f"nothing to do: {found} stages cached")
 

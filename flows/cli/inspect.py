@@ -55,21 +55,19 @@ def inspect_file(
     if as_json:
         print_json(description)
         return
-    from rich.text import Text
-
     console = open_console()
     if fat:
         for line in _lines(file, description):
-            console.print(Text(line), soft_wrap=True)
+            console.print(line, soft_wrap=True)
         console.print(_table(description["container"]["payloads"]))
     else:
         _print_file(console, file, description)
     for method, share in reached.items():
         of_method = f"method {method}: " if len(reached) > 1 else ""
-        console.print(Text(printable(f"{of_method}{share}")), soft_wrap=True)
+        console.print(printable(f"{of_method}{share}"), soft_wrap=True)
     told = {key: value for key, value in metadata.items() if not key.startswith(SIZES)}  # inputs have those
     for line in metadata_lines(told, limit=_MAX_LENGTH):
-        console.print(Text(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
     returning = returning_methods(pte, metadata)
     for method in description["methods"]:
         if method["name"] not in returning:
@@ -105,8 +103,6 @@ def _count(number: int, noun: str) -> str:
 
 
 def _table(payloads: list[dict[str, Any]]) -> Table:
-    from rich.text import Text
-
     table = open_table(("", "payload", "needs"), ("methods", "size", "adds", "shared"))
     table.add_column("ExecuTorch", overflow="fold")
     table.add_column("SHA-256", no_wrap=True)
@@ -114,28 +110,26 @@ def _table(payloads: list[dict[str, Any]]) -> Table:
         needs = ["a newer runtime"] if payload["unknown_features"] else payload["backends"]
         table.add_row(
             str(priority),
-            Text(payload["name"]),
-            Text(", ".join(needs) or "nothing"),
+            payload["name"],
+            ", ".join(needs) or "nothing",
             str(len(payload["methods"]) or ""),
             *(format_size(payload[size]) for size in ("size", "adds", "shared")),
-            Text(payload["executorch_version"]),
+            payload["executorch_version"],
             (payload["sha256"] or "")[:_SHORT_DIGEST],
         )
     return table
 
 
 def _print_file(console: Console, file: Path, description: dict[str, Any]) -> None:
-    from rich.text import Text
-
     backends = printable(", ".join(description["backends"])) or "none"
     constants = description["constants"]
     line = f"{printable(str(file))}: {format_size(description['size'])}, delegates to: {backends}"
-    console.print(Text(line), soft_wrap=True)
+    console.print(line, soft_wrap=True)
     kernels = printable(", ".join(description["kernels"])) or "none"
-    console.print(Text(f"kernels to link: {kernels}"), soft_wrap=True)
+    console.print(f"kernels to link: {kernels}", soft_wrap=True)
     console.print(f"{constants['tensors']} constant tensors, {format_size(constants['bytes'])}")
     if line := _weights(**description["weights"]):
-        console.print(Text(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _weights(sizes: dict[str, int], unread: Sequence[str]) -> str:
@@ -155,19 +149,19 @@ def _print_method(console: Console, method: dict[str, Any]) -> None:
         values = ", ".join(map(_value, method["outputs"]))
         console.print(Text.assemble("\n", (f"constant method {name}", "bold"), f": {values}"), soft_wrap=True)
         return
-    console.print(Text(f"\nmethod {name}", "bold"))
+    console.print(f"\nmethod {name}", style="bold")
     for direction in ("inputs", "outputs"):
         for position, value in enumerate(method[direction]):
-            console.print(Text(f"  {direction[:-1]} {position}: {_value(value)}"), soft_wrap=True)
+            console.print(f"  {direction[:-1]} {position}: {_value(value)}", soft_wrap=True)
     planned = ", ".join(format_size(size) for size in method["planned_memory"] if size)
     console.print(f"  planned memory: {planned or 'none'}")
     table = open_table(("operator or delegate",), ("calls", "size"))
     for backend in sorted({delegate["id"] for delegate in method["delegates"]}):
         sizes = [delegate["size"] for delegate in method["delegates"] if delegate["id"] == backend]
-        table.add_row(Text(f"delegate {printable(backend)}"), str(len(sizes)), format_size(sum(sizes)))
+        table.add_row(f"delegate {printable(backend)}", str(len(sizes)), format_size(sum(sizes)))
     operators = sorted(method["operators"], key=lambda operator: -operator["calls"])
     for operator in operators[:_MAX_OPERATORS]:
-        table.add_row(Text(printable(operator["name"])), str(operator["calls"]))
+        table.add_row(printable(operator["name"]), str(operator["calls"]))
     if len(operators) > _MAX_OPERATORS:
         table.add_row(f"and {len(operators) - _MAX_OPERATORS} more operators (--json shows all)")
     if table.row_count:

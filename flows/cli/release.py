@@ -93,8 +93,6 @@ def _settings(zoos: Sequence[LoadedZoo], given: Mapping[str, Any]) -> PublishCon
 @app.command("list")
 def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
     """Show all releases, the newest first, and the channels that name them."""
-    from rich.text import Text
-
     from ..releases.records import digest_files
 
     releases = _open(url)
@@ -127,7 +125,7 @@ def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
         named += [f"rolled back from {channel}" for channel in withdrawn[name]]
         signature = "yes" if name in signed else ""
         cells = [name, manifest.zoo, commit[:12] + dirty, ", ".join(named), signature]
-        table.add_row(*map(Text, cells), str(sum(1 for _ in manifest.files)), format_size(manifest.size))
+        table.add_row(*cells, str(sum(1 for _ in manifest.files)), format_size(manifest.size))
     open_console().print(table)
 
 
@@ -206,8 +204,6 @@ def reproduce_file(
 
     Nothing is taken from your store. Versions and a git commit that differ are reported before any work.
     """
-    from rich.text import Text
-
     from ..releases.releases import open_release
     from ..releases.reproduction import reproduce
     from .progress import observe
@@ -233,6 +229,6 @@ def reproduce_file(
         console = open_console()
         print_differences(console, [found.difference])
         for note in found.notes:
-            console.print(Text(printable(note)), soft_wrap=True)
-        console.print(Text(f"{found.name} of {found.release} is not reproduced", "bold red"), soft_wrap=True)
+            console.print(printable(note), soft_wrap=True)
+        console.print(f"{found.name} of {found.release} is not reproduced", style="bold red", soft_wrap=True)
     raise typer.Exit(1 if found.difference else 0)
