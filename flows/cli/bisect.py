@@ -58,20 +58,20 @@ def bisect_recipe(
     request = request.model_copy(update={"models": model, "recipes": recipe})
     try:
         with open_session(request, writes=False) as session, observe(session, quiet=as_json):
-            found = bisect(session, drop or DROP_DB)
+            bisection = bisect(session, drop or DROP_DB)
     except KeyboardInterrupt:
         leave_interrupted()
     if plot:
-        write_plot(found, plot)
+        write_plot(bisection, plot)
     if server_configured():
-        _publish(found)
+        _publish(bisection)
     if as_json:
-        print_json(found.to_json())
+        print_json(bisection.to_json())
     else:
-        _print(open_console(), found)
+        _print(open_console(), bisection)
 
 
-def _publish(found: Bisection) -> None:
+def _publish(bisection: Bisection) -> None:
     """Adds the result to Prefect's artifacts; only logs a failure, since the terminal shows the result anyway."""
     from ..run.examine import draw
 
@@ -80,40 +80,40 @@ def _publish(found: Bisection) -> None:
     try:
         from ..prefect.pages import show_bisection
 
-        show_bisection(found, draw(found) if find_spec("matplotlib") else None)
+        show_bisection(bisection, draw(bisection) if find_spec("matplotlib") else None)
     except Exception as error:  # noqa: BLE001 - whatever Prefect raises
         _log.warning("Prefect could not take the result (is its server there?): %s: %s", type(error).__name__, error)
 
 
-def _print(console: Console, found: Bisection) -> None:
+def _print(console: Console, bisection: Bisection) -> None:
     from ..reports.figures_text import rungs_table
 
-    console.print(rungs_table(found.ladder))
-    for step, problem in found.not_made.items():
+    console.print(rungs_table(bisection.ladder))
+    for step, problem in bisection.not_made.items():
         console.print(f"not made: {step}: {problem}", style="yellow", soft_wrap=True)
-    loss = found.loss
+    loss = bisection.loss
     if loss is None:
-        console.print(f"{found.name} loses no quality on the way.")
+        console.print(f"{bisection.name} loses no quality on the way.")
         return
     method = "" if loss.rung.method == "forward" else f", method {loss.rung.method},"
     console.print(f"{loss.rung.label}{method} {loss.reason}.", style="bold", soft_wrap=True)
     if loss.rung.name == "payload":
-        _print_payload(console, found)
-    elif found.nodes is None:
+        _print_payload(console, bisection)
+    elif bisection.nodes is None:
         console.print("There is no program before it to compare with.")
     else:
-        _print_nodes(console, found)
+        _print_nodes(console, bisection)
 
 
-def _print_nodes(console: Console, found: Bisection) -> None:
+def _print_nodes(console: Console, bisection: Bisection) -> None:
     from ..reports.figures_text import open_table
 
-    assert found.loss  # noqa: S101 - nodes imply a loss
-    assert found.nodes  # noqa: S101 - checked by the caller
-    assert found.loss.before  # noqa: S101 - as above
-    losing = found.nodes.losing
-    console.print(f"The operators of {found.loss.rung.label} that lose most, and what they were made from:")
-    programs = found.loss.before.label, found.loss.rung.label
+    assert bisection.loss  # noqa: S101 - nodes imply a loss
+    assert bisection.nodes  # noqa: S101 - checked by the caller
+    assert bisection.loss.before  # noqa: S101 - as above
+    losing = bisection.nodes.losing
+    console.print(f"The operators of {bisection.loss.rung.label} that lose most, and what they were made from:")
+    programs = bisection.loss.before.label, bisection.loss.rung.label
     table = open_table(programs, ("own SQNR", "max abs error", "SQNR so far"))
     table.add_column("where", overflow="fold")
     for node in losing[:_NODES]:
@@ -122,16 +122,16 @@ def _print_nodes(console: Console, found: Bisection) -> None:
     console.print(table)
     more = f", {len(losing) - _NODES} more lose something" if len(losing) > _NODES else ""
     console.print(
-        f"{found.nodes.compared} values compared of {found.nodes.operators} operators{more}. Own: with inputs as they "
-        f"are in {found.loss.before.label}.",
+        f"{bisection.nodes.compared} values compared of {bisection.nodes.operators} operators{more}. Own: with inputs "
+        f"as they are in {bisection.loss.before.label}.",
         soft_wrap=True,
     )
 
 
-def _print_payload(console: Console, found: Bisection) -> None:
+def _print_payload(console: Console, bisection: Bisection) -> None:
     from ..reports.figures_text import format_sqnr, open_table
 
-    losses = found.payload
+    losses = bisection.payload
     if losses is None:
         return
     if losses.delegates:

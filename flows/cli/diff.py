@@ -47,14 +47,14 @@ def diff(
 ) -> None:
     """Show what differs between two files, folders of results, runs or releases: contents, figures, toolchain."""
     from ..releases.difference import compare, find_side
-    from ..reports.comparison import parse_gates
+    from ..reports.comparison import parse_limits
 
     if as_json and markdown:
         raise InputError("--json and --markdown exclude each other; give one of them")
-    gates = () if fail_on is None else parse_gates(fail_on)
+    limits = () if fail_on is None else parse_limits(fail_on)
     with ExitStack() as stack:
         opened = cache(lambda: stack.enter_context(open_existing_store(store)))
-        files = list(compare(find_side(before, opened), find_side(after, opened), gates))
+        files = list(compare(find_side(before, opened), find_side(after, opened), limits))
     exceeded = [sentence for file in files for sentence in file.regressions]
     if as_json:
         shown = [file.to_json() for file in files]
@@ -129,10 +129,10 @@ def _total(files: Sequence[FileDifference]) -> str:
 
 def _models(files: Sequence[FileDifference], status: str) -> Iterator[str]:
     """Models of which all files are only on one side."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    statuses_of: defaultdict[str, set[str]] = defaultdict(set)
     for file in files:
-        found[file.name.rpartition("/")[0]].add(file.status)
-    return (name for name, statuses in found.items() if name and statuses == {status})
+        statuses_of[file.name.rpartition("/")[0]].add(file.status)
+    return (name for name, statuses in statuses_of.items() if name and statuses == {status})
 
 
 def _either(file: FileDifference) -> Delivered:

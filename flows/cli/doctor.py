@@ -47,14 +47,14 @@ def doctor(
 
     try:
         with open_session(request, writes=False) as session, observe(session, quiet=as_json):
-            found = examine(session)
+            diagnoses = examine(session)
     except KeyboardInterrupt:
         leave_interrupted()
-    well = all(each.well for each in found)
+    well = all(each.well for each in diagnoses)
     if as_json:
-        print_json({"zoo": session.zoo, "well": well, "models": {each.model: each.to_json() for each in found}})
+        print_json({"zoo": session.zoo, "well": well, "models": {each.model: each.to_json() for each in diagnoses}})
     else:
-        _print(open_console(), found)
+        _print(open_console(), diagnoses)
     raise typer.Exit(0 if well else 1)
 
 
@@ -75,29 +75,29 @@ def _check_server(*, as_json: bool) -> None:
     raise typer.Exit(0 if all(check.well for check in checks) else 1)
 
 
-def _print(console: Console, found: Sequence[ModelDiagnosis]) -> None:
+def _print(console: Console, diagnoses: Sequence[ModelDiagnosis]) -> None:
     from rich.text import Text
 
     from ...tasks.results.diagnosis import Diagnosis
     from ..reports.figures_text import open_table
 
     table = open_table(("model", "method", "strict", "without strict mode", "in strict mode", "draft export"))
-    for each in found:
+    for each in diagnoses:
         for method, diagnosis in each.methods.items():
             cells = _cells(diagnosis) if isinstance(diagnosis, Diagnosis) else ("", Text("not built", "bold red"))
             table.add_row(each.model, method, *cells)
     console.print(table)
-    for each in found:
+    for each in diagnoses:
         for method, diagnosis in each.methods.items():
             name = printable(f"{each.model} {method}".rstrip())
             if isinstance(diagnosis, Diagnosis):
                 _print_findings(console, name, diagnosis)
             else:
                 console.print(f"{name} {diagnosis.step}: {diagnosis.problem}\n", style="bold red", soft_wrap=True)
-    methods = [diagnosis for each in found for diagnosis in each.methods.values()]
+    methods = [diagnosis for each in diagnoses for diagnosis in each.methods.values()]
     ill = sum(not (isinstance(diagnosis, Diagnosis) and diagnosis.well) for diagnosis in methods)
     console.print(
-        f"{len(methods)} method{'s' * (len(methods) != 1)} of {len(found)} model{'s' * (len(found) != 1)}: "
+        f"{len(methods)} method{'s' * (len(methods) != 1)} of {len(diagnoses)} model{'s' * (len(diagnoses) != 1)}: "
         + (f"{ill} not well" if ill else "all well")
     )
 

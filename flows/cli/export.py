@@ -104,13 +104,13 @@ def show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
     from ..run.session import open_session
 
     with open_session(request, writes=False) as session:
-        found, will_run, may_run = _plan(session)
+        cached, will_run, may_run = _plan(session)
     if as_json:
         stages = [_due_json(due) for due in will_run]
         stages += [{"stage": call.title, "runs": "maybe"} for call in may_run]
-        print_json({"zoo": session.zoo, "cached": found, "stages": stages})
+        print_json({"zoo": session.zoo, "cached": cached, "stages": stages})
     else:
-        _print_plan(open_console(), found, will_run, may_run)
+        _print_plan(open_console(), cached, will_run, may_run)
     raise typer.Exit(3 if will_run else 0)
 
 
@@ -137,17 +137,17 @@ def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
         slot = ledger.last(call.slot)
         changes = differing_fields(slot.fields, session.executor.key(call).fields()) if slot else None
         will_run.append(Due(call, changes, ledger.last_run(call.slot), predict_memory(call, session.store)))
-    found = {done.key.digest(): done for done in runner.found}
+    cached = {done.key.digest(): done for done in runner.found}
     if refresh:
         again = [
             Due(done.call, (), ledger.lookup(key), predict_memory(done.call, session.store), asked=True)
-            for key, done in found.items()
+            for key, done in cached.items()
         ]
         return 0, [*again, *will_run], runner.may_run
-    return len(found.keys() | whole), will_run, runner.may_run
+    return len(cached.keys() | whole), will_run, runner.may_run
 
 
-def _print_plan(console: Console, found: int, will_run: list[Due], may_run: list[StageCall]) -> None:
+def _print_plan(console: Console, cached: int, will_run: list[Due], may_run: list[StageCall]) -> None:
     from rich.text import Text
 
     for due in will_run:
@@ -158,8 +158,8 @@ def _print_plan(console: Console, found: int, will_run: list[Due], may_run: list
             console.print(Text.assemble("         ", format_change(change)), soft_wrap=True)
     for model, count in Counter(call.model for call in may_run).items():
         console.print(f"may run  {printable(model)}: {count} later stages, where outputs change", style="dim")
-    summary = f"{found} stages cached, {len(will_run)} will run, {len(may_run)} may run"
-    console.print(summary if will_run else f"nothing to do: {found} stages cached")
+    summary = f"{cached} stages cached, {len(will_run)} will run, {len(may_run)} may run"
+    console.print(summary if will_run else f"nothing to do: {cached} stages cached")
 
 
 def _needs(due: Due) -> str:

@@ -41,8 +41,8 @@ def inspect_file(
     pte = open_pte(file)
     fat = open_fat_file(file, data) if is_fat(pte) else None
     metadata = read_metadata(file)
-    made = Delivered.next_to(file)
-    reached = made.quantization if made else {}
+    delivered = Delivered.next_to(file)
+    reached = delivered.quantization if delivered else {}
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),

@@ -113,25 +113,25 @@ def check_digest(file: Path, data: Path, sha256: str) -> None:
     from ...artifacts.digest import digest_file
 
     try:
-        found = digest_file(data)
+        present = digest_file(data)
     except OSError as error:
         raise InputError(f"{data}, which has the weights of {file}, cannot be read: {error.strerror}") from error
-    if found != sha256:
+    if present != sha256:
         raise InputError(
-            f"{data} is not the one that was made with {file}: its SHA-256 is {found}, and should be {sha256}"
+            f"{data} is not the one that was made with {file}: its SHA-256 is {present}, and should be {sha256}"
         )
 
 
-def check_found(file: Path, found: Sequence[Path]) -> None:
+def check_found(file: Path, weights: Sequence[Path]) -> None:
     """Checks the `.ptd` found next to a file against the file's provenance, if there is one; raises as `check_digest`.
 
     Kernels look weights up by name, so those of another model with equal sizes would be accepted.
     """
     from ...tasks.results.delivered import Delivered
 
-    made = Delivered.next_to(file) if found else None
-    if made and "ptd" in made.digests:
-        check_digest(file, found[0], made.digests["ptd"])
+    delivered = Delivered.next_to(file) if weights else None
+    if delivered and "ptd" in delivered.digests:
+        check_digest(file, weights[0], delivered.digests["ptd"])
 
 
 def data_files(file: Path, named: Sequence[Path] | None) -> tuple[Path, ...]:

@@ -61,12 +61,12 @@ def publish(  # noqa: PLR0913 - one parameter per option
     publication = Publication.of(
         _settings(list(zoos.values()), {name: v for name, v in given.items() if v is not None})
     )
-    found = merge_results(
+    results_of = merge_results(
         [find_results_of(zoos[path], out) if path in zoos else find_results(path) for path in results]
     )
     name = next(iter(zoos.values())).zoo.name if zoos else results[0].absolute().name
     with open_existing_store(store) as opened:
-        contents = read_contents(name, found, opened.runs)
+        contents = read_contents(name, results_of, opened.runs)
     published = publication.publish(contents)
     if as_json:
         print_json(published.to_json())
@@ -97,10 +97,10 @@ def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
 
     releases = _open(url)
     channels, signed = releases.channels(), set(releases.signed())
-    found = {name: releases.manifest(name) for name in reversed(releases.names())}
+    manifests = {name: releases.manifest(name) for name in reversed(releases.names())}
     withdrawn = {
         name: [label for label, of in channels.items() if of.withdrew(name, digest_files(manifest.models))]
-        for name, manifest in found.items()
+        for name, manifest in manifests.items()
     }
     if as_json:
         listed = [
@@ -114,12 +114,12 @@ def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
                 "signed": name in signed,
                 "withdrawn": withdrawn[name],
             }
-            for name, manifest in found.items()
+            for name, manifest in manifests.items()
         ]
         print_json({"channels": {name: channel.to_json() for name, channel in channels.items()}, "releases": listed})
         return
     table = open_table(("release", "zoo", "commit", "channels", "signed"), ("files", "size"))
-    for name, manifest in found.items():
+    for name, manifest in manifests.items():
         commit, dirty, _ = manifest.run.get("commit", "").partition("-dirty")
         named = [channel for channel, of in channels.items() if of.release == name]
         named += [f"rolled back from {channel}" for channel in withdrawn[name]]
@@ -210,7 +210,7 @@ def reproduce_file(
 
     releases, release = open_release(manifest)
     try:
-        found = reproduce(
+        reproduction = reproduce(
             releases,
             release,
             name,
@@ -222,13 +222,14 @@ def reproduce_file(
     except KeyboardInterrupt:
         leave_interrupted()
     if as_json:
-        print_json(found.to_json())
-    elif found.difference is None:
-        typer.echo(f"reproduced {found.name} of {found.release}: SHA-256 {found.sha256}")
+        print_json(reproduction.to_json())
+    elif reproduction.difference is None:
+        typer.echo(f"reproduced {reproduction.name} of {reproduction.release}: SHA-256 {reproduction.sha256}")
     else:
         console = open_console()
-        print_differences(console, [found.difference])
-        for note in found.notes:
+        print_differences(console, [reproduction.difference])
+        for note in reproduction.notes:
             console.print(printable(note), soft_wrap=True)
-        console.print(f"{found.name} of {found.release} is not reproduced", style="bold red", soft_wrap=True)
-    raise typer.Exit(1 if found.difference else 0)
+        title = f"{reproduction.name} of {reproduction.release}"
+        console.print(f"{title} is not reproduced", style="bold red", soft_wrap=True)
+    raise typer.Exit(1 if reproduction.difference else 0)

@@ -47,18 +47,18 @@ def run_file(  # noqa: PLR0913 - one parameter per option
 
     pte = open_pte(file)
     check_output(output)
-    found = next((candidate for candidate in pte.methods if candidate.name == method), None)
-    if found is None:
+    called = next((candidate for candidate in pte.methods if candidate.name == method), None)
+    if called is None:
         raise InputError(f"{file} has no method {method!r}; it has {', '.join(m.name for m in pte.methods)}")
-    found_data = data_files(file, data)
+    weights = data_files(file, data)
     if not data and not is_fat(pte):  # containers have the digests of a fat file's weights
-        check_found(file, found_data)
+        check_found(file, weights)
     with quiet():
-        values = _read(inputs, found) if inputs else _random_inputs(found, seed)
+        values = _read(inputs, called) if inputs else _random_inputs(called, seed)
         import executorch.runtime  # noqa: F401 - takes seconds that are not the file's
 
         began = time.perf_counter()
-        loaded = load(file, prefer=split_names(prefer), exclude=split_names(exclude), data_files=found_data)
+        loaded = load(file, prefer=split_names(prefer), exclude=split_names(exclude), data_files=weights)
         load_seconds = time.perf_counter() - began
         done = loaded.timed_run(method, values)
     outputs = done.outputs

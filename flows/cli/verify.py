@@ -91,13 +91,13 @@ def _verify_all(
 
 def _expanded(paths: Sequence[Path]) -> list[Path]:
     """Files, and the `.pte` files of folders in the order of their names; raises InputError if one has none."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         inside = sorted(path.rglob("*.pte")) if path.is_dir() else [path]
         if not inside:
             raise InputError(f"there is no .pte file in {path}")
-        found += inside
-    return list(dict.fromkeys(found))
+        files += inside
+    return list(dict.fromkeys(files))
 
 
 def _words(command: str) -> list[str]:

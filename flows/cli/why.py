@@ -69,12 +69,12 @@ def runs(
     from rich.table import Table
 
     with open_existing_store(store) as opened:
-        known = list(islice(opened.runs, limit))
-        statuses = _statuses(opened, known)
+        shown_runs = list(islice(opened.runs, limit))
+        statuses = _statuses(opened, shown_runs)
     if as_json:
         shown = [
             {**run.to_json(), "status": statuses[run.id], "models": _counts(run), "files": _described(run)}
-            for run in known
+            for run in shown_runs
         ]
         print_json({"runs": shown})
         return
@@ -83,7 +83,7 @@ def runs(
         table.add_column(column, no_wrap=column != "zoo")
     for column in ("seconds", "ran", "cached", "failed"):
         table.add_column(column, justify="right")
-    for run in known:
+    for run in shown_runs:
         total = Counter(dict.fromkeys(_STYLES, 0))
         for count in _counts(run).values():
             total.update(count)
@@ -92,7 +92,7 @@ def runs(
         table.add_row(*map(printable, cells), *(str(total[status]) for status in _STYLES))
     console = open_console()
     console.print(table)
-    for run in known:
+    for run in shown_runs:
         if run.release and run.release.reasons:
             console.print(printable(f"{run.id[:8]}: {run.release.describe()}"), soft_wrap=True)
 
@@ -101,12 +101,12 @@ def _statuses(store: Store, known: Sequence[RunRecord]) -> dict[str, str]:
     """How runs ended, by id; `lost` if one was killed, which leaves its record as it was the last time."""
     from ...artifacts.gc import lives
 
-    found = {run.id: run.ending for run in known}
-    if "running" in found.values():
+    statuses = {run.id: run.ending for run in known}
+    if "running" in statuses.values():
         with suppress(StoreError):  # a store that cannot be written does not tell
             held = store.leases.held(store.clock())
-            found |= {run.id: "lost" for run in known if run.status == "running" and not lives(run, held)}
-    return found
+            statuses |= {run.id: "lost" for run in known if run.status == "running" and not lives(run, held)}
+    return statuses
 
 
 def _described(run: RunRecord) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _stages_of(run: RunRecord, model: str, recipe: str) -> Sequence[StageOutcome
     if not stages:
         raise InputError(f"no stage of {model!r} ran or was found in its last run")
     if not selected:
-        known = sorted({name for stage in stages for name in stage.recipes})
-        raise InputError(f"the last run of {model!r} had no recipe {recipe!r}; it had {', '.join(known)}")
+        names = sorted({name for stage in stages for name in stage.recipes})
+        raise InputError(f"the last run of {model!r} had no recipe {recipe!r}; it had {', '.join(names)}")
     return selected
 
 

@@ -160,36 +160,37 @@ def _merged(blocks: list[Block]) -> tuple[Block, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
-    """A limit on how much worse a file may become.
+class Limit:
+    """How much worse a file may become: at most by a fraction of its size, dB of SQNR, or a drop of the score.
 
-    Attributes:
-        limit: allowed growth as a fraction, loss of SQNR in dB, or drop of the score; 0 for ``delegation``.
+    It is 0 for ``delegation``.
     """
 
     kind: Literal["growth", "sqnr", "score", "delegation"]
-    limit: float = 0.0
+    most: float = 0.0
 
 
-GATES = "growth=2%, sqnr=1dB, score=0.5% (or score=0.005), delegation"
-"""The forms of gates, for help texts and messages."""
+LIMITS = "growth=2%, sqnr=1dB, score=0.5% (or score=0.005), delegation"
+"""Their forms, for messages."""
 
 
-def parse_gates(text: str) -> tuple[Gate, ...]:
-    """Parses gates such as ``growth=2%,sqnr=1dB,score=0.5%,delegation``; raises InputError that names a wrong part."""
-    gates = [_parse_gate(part.strip()) for part in text.split(",")]
-    kinds = [gate.kind for gate in gates]
+def parse_limits(text: str) -> tuple[Limit, ...]:
+    """Parses limits such as ``growth=2%,sqnr=1dB,score=0.5%,delegation``; raises InputError that names a wrong part."""
+    limits = [_parse_limit(part.strip()) for part in text.split(",")]
+    kinds = [limit.kind for limit in limits]
     if repeated := [kind for kind in dict.fromkeys(kinds) if kinds.count(kind) > 1]:
         raise InputError(f"the limit {repeated[0]!r} is given more than once in {text!r}; give it once")
-    return tuple(gates)
+    return tuple(limits)
 
 
-def regressions(before: Delivered, after: Delivered, gates: Sequence[Gate]) -> list[str]:
+def regressions(before: Delivered, after: Delivered, limits: Sequence[Limit]) -> list[str]:
     """A sentence for each limit that `after` exceeds. A limit that cannot be checked counts as exceeded.
 
     A score is compared if there was one before, and the methods of a payload if both files have them.
     """
-    return [f"{after.name}: {problem}" for gate in gates for problem in _CHECKS[gate.kind](before, after, gate.limit)]
+    return [
+        f"{after.name}: {problem}" for limit in limits for problem in _CHECKS[limit.kind](before, after, limit.most)
+    ]
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
@@ -206,15 +207,15 @@ _FORMS = {
 }
 
 
-def _parse_gate(part: str) -> Gate:
+def _parse_limit(part: str) -> Limit:
     name, equals, value = (piece.strip() for piece in part.partition("="))
     if part == "delegation":
-        return Gate("delegation")
+        return Limit("delegation")
     if (form := _FORMS.get(name)) and equals and (found := form.fullmatch(value)):
         number, percent = found.groups()
         kind = cast("Literal['growth', 'sqnr', 'score']", name)
-        return Gate(kind, float(number) / 100 if percent else float(number))
-    raise InputError(f"{part!r} is not a limit; write one or more of {GATES}, separated by commas")
+        return Limit(kind, float(number) / 100 if percent else float(number))
+    raise InputError(f"{part!r} is not a limit; write one or more of {LIMITS}, separated by commas")
 
 
 def _growth(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:

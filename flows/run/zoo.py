@@ -206,8 +206,8 @@ def _conclude_recipe(
 def _unwatched(run: ModelRun, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
     """What stages that ran have read and is not watched."""
     ran = {stage.key for stage in stages if stage.status == "ran"}
-    made = [done for each in run.all() for done in each.done.values()]
-    observed = {done.roles["observed"] for done in made if done.key.digest() in ran and "observed" in done.roles}
+    finished = [done for each in run.all() for done in each.done.values()]
+    observed = {done.roles["observed"] for done in finished if done.key.digest() in ran and "observed" in done.roles}
     return tuple(sorted({name for ref in observed for name in run.read_json(ref)["unwatched"]}))
 
 
