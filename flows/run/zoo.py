@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import RunRecord, StageOutcome
@@ -154,18 +155,18 @@ def _failed_elsewhere(session: Session, run: ModelRun, recipe: str, there: Deliv
         failure = Failure(run.model.name, problem, "", bad_input=False)
         return Delivered(run.model.name, recipe, "failed", failure=failure)
     failure, rejected = there.failure, None
-    made = run.recipes[recipe].find(Serialize.name) if recipe in run.recipes else None
-    if there.rejected and made:
-        rejected = keep_rejected(
-            session.store,
-            made.outputs.file,
-            made.outputs.data,
-            session.out / run.model.name,
-            recipe,
-            session.known_files,
-        )
+    if there.rejected and recipe in run.recipes and (rejected := _keep_rejected(session, run.recipes[recipe], recipe)):
         failure = replace(failure, problem=failure.problem.replace(str(there.rejected), str(rejected)))
     return replace(there, failure=failure, rejected=rejected)
+
+
+def _keep_rejected(session: Session, run: StageCalls, recipe: str) -> Path | None:
+    """Writes the file of a recipe, to inspect; returns its path, or None where the run made none."""
+    serialized = run.find(Serialize.name)
+    if serialized is None:
+        return None
+    made, folder = serialized.outputs, session.out / run.model.name
+    return keep_rejected(session.store, made.file, made.data, folder, recipe, session.known_files)
 
 
 def _add(
@@ -225,16 +226,10 @@ def _publish(session: Session, model: PlannedModel, recipe: PlannedRecipe, repor
 
 def _failed(session: Session, run: StageCalls, recipe: str, error: Exception) -> Delivered:
     """What came of a failed recipe. A file that only missed its accuracy gate is kept, to inspect."""
-    failure, serialized = Failure.of(run.step_of(error), error), run.find(Serialize.name)
-    failed = Delivered(run.model.name, recipe, "failed", failure=failure, ladder=ladder_of(run))
+    failure, climbed = Failure.of(run.step_of(error), error), run.find(LadderStage.name)
+    ladder = Ladder.from_json(run.read_json(climbed.outputs.numerics)) if climbed else None
+    failed = Delivered(run.model.name, recipe, "failed", failure=failure, ladder=ladder)
     at_gate = error in [raised for step, raised in run.failed.items() if step.stage == Gate.name]
-    if serialized is None or not at_gate:
+    if not at_gate or (path := _keep_rejected(session, run, recipe)) is None:
         return failed
-    file, data, folder = serialized.outputs.file, serialized.outputs.data, session.out / run.model.name
-    path = keep_rejected(session.store, file, data, folder, recipe, session.known_files)
     return replace(failed, failure=replace(failure, problem=f"{failure.problem}{KEPT_AS}{path}"), rejected=path)
-
-
-def ladder_of(run: StageCalls) -> Ladder | None:
-    made = run.find(LadderStage.name)
-    return Ladder.from_json(run.read_json(made.outputs.numerics)) if made else None
