@@ -25,8 +25,7 @@ _MAIN_ROLES = ("program", "file", "payload")
 def find_step(run: RecipeRun, first_method: str, stage: str, method: str, specialization: str) -> Done:
     """The result of one of a recipe's stage calls; an empty `method` or `specialization` matches all of them.
 
-    Raises:
-        InputError: no call matches, or several do, or the call failed.
+    Raises InputError if no call matches, or several do, or the call failed.
     """
     check_stage(stage)
     steps = [*run.done, *run.failed]

@@ -126,8 +126,7 @@ class Exported:
     def save(self, path: str | Path) -> Path:
         """Writes the `.pte` file; next to it external weights, as a `.ptd`, and the model's assets. Returns the path.
 
-        Raises:
-            StoreUnusable: a file cannot be written.
+        Raises StoreUnusable if a file cannot be written.
         """
         path = Path(path)
         with convert_os_errors(StoreUnusable, f"cannot write {path}"):

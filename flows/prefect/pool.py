@@ -47,12 +47,9 @@ def model_deployment(pool: str) -> str:
 async def lower_in_pool(session: Session) -> None:
     """Has the models that have no outcome yet lowered by runs on the session's work pool, and publishes their files.
 
-    Unfinished runs that a dead run of the zoo started are adopted or cancelled. A run that
-    crashes, by itself or with its machine, is started once more. One that crashes again, or is cancelled, fails its
-    model only. If Prefect fails, or no worker takes runs, models are left without an outcome.
-
-    Raises:
-        InputError: the pool has no deployment for models.
+    Unfinished runs that a dead run of the zoo started are adopted or cancelled. A run that crashes, by itself or with
+    its machine, is started once more. One that crashes again, or is cancelled, fails its model only. If Prefect fails,
+    or no worker takes runs, models are left without an outcome. Raises InputError for a pool without a deployment.
     """
     rest = [model for model in session.models if model.name not in session.outcomes]
     if not rest:

@@ -178,14 +178,7 @@ def _lasting(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str = "") -> str:
-    """The page as HTML.
-
-    Args:
-        record: the run.
-        earlier: earlier runs of the zoo, newest first.
-        out: folder of the files.
-        mark: an HTML element for the page's head.
-    """
+    """The page as HTML. Earlier runs of the zoo come newest first; `mark` is an element for the page's head."""
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - slow import that a cached run does not need
     from markupsafe import Markup  # noqa: PLC0415 - as above
 

@@ -54,8 +54,7 @@ class Bisection:
 def bisect(session: Session, drop_db: float) -> Bisection:
     """Finds where the only recipe of a session's only model loses quality. Runs only stages that are not cached.
 
-    Raises:
-        PteforgeError: a stage that the ladder needs failed.
+    Raises PteforgeError if a stage that the ladder needs failed.
     """
     try:
         return run_without_loop(_bisect(session, LedgerRunner(session.executor), drop_db))

@@ -126,11 +126,7 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
 def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord | None, problem: str) -> None:
     """Publishes what another run made of a model, from the ledger that it shares with this one.
 
-    Args:
-        session: this run.
-        model: the model that the other run was to lower.
-        record: the other run's; it says why recipes failed.
-        problem: why a recipe failed that the record says nothing of.
+    The other run's `record` says why recipes failed; `problem` is why one failed that it says nothing of.
     """
     run = ModelRun(LedgerRunner(session.executor), model)
     try:

@@ -106,8 +106,7 @@ def metadata_of(pte: PteFile, content: memoryview) -> dict[str, MetadataValue]:
 def read_metadata(path: Path) -> dict[str, MetadataValue]:
     """The metadata of the file at `path`, plain or fat, as `metadata_of` returns it; empty if it has none.
 
-    Raises:
-        InputError: the file cannot be read; as FileFormatError if it, or a value, is damaged.
+    Raises InputError if the file cannot be read, as FileFormatError if it, or a value, is damaged.
     """
     view = map_file(path)
     with naming(path):
