@@ -191,17 +191,10 @@ def _lowers(stages: Sequence[StageType]) -> bool:
 
 _FIELD = "executorch_backend_config"
 _SAME_NAMES = (
-    "emit_stacktrace",
-    "extract_delegate_segments",
-    "segment_alignment",
-    "constant_tensor_alignment",
-    "delegate_alignment",
-    "remove_view_copy",
-    "emit_mutable_buffer_names",
-    "do_quant_fusion_and_const_prop",
-    "run_reinplace_pass",
-    "enable_non_cpu_memory_planning",
-)
+    "emit_stacktrace", "extract_delegate_segments", "segment_alignment", "constant_tensor_alignment",
+    "delegate_alignment", "remove_view_copy", "emit_mutable_buffer_names", "do_quant_fusion_and_const_prop",
+    "run_reinplace_pass", "enable_non_cpu_memory_planning",
+)  # fmt: skip
 _PLANNING = ("allow_lifetime_and_storage_overlap", "alloc_graph_input", "alloc_graph_output", "alloc_mutable_buffers")
 _DEVICES = ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs")
 _SYM_SHAPE_EVAL: dict[type, Any] = {made: name for name, made in SYM_SHAPE_EVAL.items()}

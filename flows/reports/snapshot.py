@@ -53,18 +53,9 @@ class Item(NamedTuple):
 
 
 AREAS = (
-    "file",
-    "payloads",
-    "methods",
-    "operators",
-    "delegates",
-    "constants",
-    "memory",
-    "metadata",
-    "numerics",
-    "accuracy",
-    "toolchain",
-)
+    "file", "payloads", "methods", "operators", "delegates", "constants", "memory", "metadata", "numerics",
+    "accuracy", "toolchain",
+)  # fmt: skip
 """All areas, in the order in which they are shown."""
 
 

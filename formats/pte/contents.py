@@ -109,17 +109,9 @@ class TensorSpec:
 
 
 ScalarKind = Literal[
-    "none",
-    "int",
-    "bool",
-    "double",
-    "string",
-    "int_list",
-    "double_list",
-    "bool_list",
-    "tensor_list",
+    "none", "int", "bool", "double", "string", "int_list", "double_list", "bool_list", "tensor_list",
     "optional_tensor_list",
-]
+]  # fmt: skip
 
 Plain = int | float | str | tuple[int, ...] | tuple[float, ...] | None
 
