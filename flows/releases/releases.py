@@ -108,8 +108,8 @@ class Releases:
         if len(matching) == 1:
             return matching[0]
         if matching:
-            names = ", ".join(matching)
-            raise InputError(f"{text!r} is part of {len(matching)} releases' names at {self.url}: {names}")
+            several = ", ".join(matching)
+            raise InputError(f"{text!r} is part of {len(matching)} releases' names at {self.url}: {several}")
         channels = ", ".join(self.channels()) or "none"
         raise InputError(
             f"there is no channel or release {text!r} at {self.url} (channels: {channels}); "
