@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .api.export import export
     from .api.recipes import recipe_from_executorch
     from .api.result import Exported
-    from .configs.definition import MethodCall, MethodDefinition, ModelDefinition
+    from .configs.model import MethodCall, MethodDefinition, ModelDefinition
     from .flows.prefect.blocks import PteforgeStore
 
 __version__ = "0.1.0.dev0"
@@ -32,9 +32,9 @@ __all__ = [
 
 _LAZY = {
     "Exported": "api.result",
-    "MethodCall": "configs.definition",
-    "MethodDefinition": "configs.definition",
-    "ModelDefinition": "configs.definition",
+    "MethodCall": "configs.model",
+    "MethodDefinition": "configs.model",
+    "ModelDefinition": "configs.model",
     "PteforgeStore": "flows.prefect.blocks",
     "export": "api.export",
     "recipe_from_executorch": "api.recipes",

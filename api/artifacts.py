@@ -25,8 +25,7 @@ _MAIN_ROLES = ("program", "file", "payload")
 def find_step(run: RecipeRun, first_method: str, stage: str, method: str, specialization: str) -> Done:
     """The result of one of a recipe's stage calls; an empty `method` or `specialization` matches all of them.
 
-    Raises:
-        InputError: no call matches, or several do, or the call failed.
+    Raises InputError if no call matches, or several do, or the call failed.
     """
     check_stage(stage)
     steps = [*run.done, *run.failed]
@@ -84,10 +83,6 @@ def _read_json(ref: ArtifactRef, store: LocalStore) -> Any:
     return json.loads(store.read_artifact(ref))
 
 
-def _read_bytes(ref: ArtifactRef, store: LocalStore) -> bytes:
-    return store.read_artifact(ref)
-
-
 _LOADERS: dict[str, Callable[[ArtifactRef, LocalStore], Any]] = {
     "program": load_program,
     "program/state": _read_json,
@@ -100,5 +95,5 @@ _LOADERS: dict[str, Callable[[ArtifactRef, LocalStore], Any]] = {
     "model": _read_json,
     "report": _read_json,
     "debug": _read_json,
-    "debug/etrecord": _read_bytes,
+    "debug/etrecord": lambda ref, store: store.read_artifact(ref),
 }

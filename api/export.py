@@ -1,12 +1,13 @@
-"""`pteforge.export`: lowers one model in this process."""
+"""`pteforge.export`: lowers one model in this process, in the caller's memory."""
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,18 +17,29 @@ import torch
 from pydantic import ValidationError
 from torch.export import ExportedProgram
 
+from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store, open_store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
-from ..errors import AccuracyMissed, InputError
-from ..tasks.engine.runner import CutShort, run_without_loop
+from ..errors import AccuracyMissed, InputError, PteforgeError, StageFailed
+from ..tasks.codecs.program import load_program
+from ..tasks.codecs.values import count_values
+from ..tasks.engine.executor import Executor
+from ..tasks.engine.runner import CutShort, Done, EngineRunner, StageCall, run_without_loop
+from ..tasks.engine.stage import Params, to_roles
+from ..tasks.engine.workers import InProcess, as_in_a_process
 from ..tasks.lowering.graph import check_stage, lower_model
 from ..tasks.lowering.model import PlannedModel, for_debugging
 from ..tasks.lowering.runs import History, ModelRun
+from ..tasks.quantize.samples import checked_samples, flat_samples, save_samples
+from ..tasks.stages.baseline import Baseline, score_built
+from ..tasks.stages.calibration import Calibration
+from ..tasks.stages.diagnose import Diagnose, diagnose_built
+from ..tasks.stages.export import Export, export_built
 from ..tasks.stages.gate import Gate
 from ..tasks.stages.report import Report
-from .live_runner import LiveRunner, one_at_a_time
+from ..tasks.stages.source_transform import SourceTransform, transform_built
 from .recipes import RecipeLike, find_recipe
 from .result import Exported
 from .source import Inputs, Keywords, LiveSource, Model, Samples, live_source, read_calibration
@@ -104,8 +116,9 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         strict=found.strict if strict is None else strict,
         metadata=described,
     )
+    url = os.environ.get("PTEFORGE_STORE") if store is None else str(store)
     with one_at_a_time:
-        run = ModelRun(LiveRunner(_open_store(store), source, observed.samples), plan)
+        run = ModelRun(LiveRunner(open_store(url or None), source, observed.samples), plan)
         began, started = datetime.now(UTC), time.monotonic()
         try:
             outcome = run_without_loop(lower_model(run))[planned.name]
@@ -151,6 +164,118 @@ def _result(
     return result
 
 
-def _open_store(store: str | Path | None) -> Store:
-    url = os.environ.get("PTEFORGE_STORE") if store is None else str(store)
-    return open_store(url or None)
+one_at_a_time = threading.Lock()  # torch and ExecuTorch cannot trace or lower in two threads at once
+
+Outputs = Mapping[str, ArtifactRef]
+
+_EACH_TIME = "nothing changed; a model in memory is exported each time"
+
+
+class LiveRunner(EngineRunner):
+    """Runs calls that need the model with the model in memory; finds or runs all others as usual.
+
+    A stage that needs the model itself has no source code for its key. It runs each time, and its key consists of the
+    identities of its outputs. Later keys contain those identities and nothing else of the model, so a model that is
+    both in a zoo and in memory is lowered once.
+
+    Stages run one after another in the calling thread, where Ctrl-C ends them at once. Needs no event loop.
+    """
+
+    def __init__(self, store: Store, source: LiveSource, samples: Mapping[str, Iterable[Any]]) -> None:
+        """A runner for one model; `samples` is calibration data by method: tuples of inputs, or single inputs."""
+        super().__init__(Executor(store, InProcess()))
+        self._source = source
+        self._samples = samples
+        self._exports: dict[str, Outputs] = {}
+        self._observed: dict[str, ArtifactRef] = {}  # method name to the program that quantizers observe
+
+    async def __call__(self, call: StageCall) -> Done:
+        """Runs the stage here.
+
+        Raises:
+            SourceError: the example inputs, samples or dynamic shapes do not fit the model.
+            StageFailed: a stage failed; the cause is what it raised.
+        """
+        match call.stage.name:
+            case Export.name:
+                return self._export(call)
+            case Diagnose.name:
+                return self._trace(call, diagnose_built)[0]
+            case SourceTransform.name:
+                return self._transform(call)
+            case Calibration.name if call.id.method in self._samples:
+                return self._take_samples(call)
+            case Baseline.name:
+                return self._score(call)
+        return self.engine.run(call)
+
+    def _export(self, call: StageCall) -> Done:
+        done, method = self._trace(call, export_built)
+        self._exports[method] = done.roles
+        self._observed[method] = done.roles["program"]
+        return done
+
+    def _trace(self, call: StageCall, body: Callable[..., Any]) -> tuple[Done, str]:
+        """Runs a body that traces a method, which is the first one if the call names none; returns its name, too."""
+        method = call.id.method or next(iter(self._source.definition.methods))
+        outputs, seconds = self._build(method, body, call.params.model_copy(update={"method": method}))
+        return self._adopt(call, {"live": _identities(outputs)}, outputs, seconds), method
+
+    def _transform(self, call: StageCall) -> Done:
+        method, source = call.id.method, {"live": _identities(self._exports[call.id.method])}
+        outputs, seconds = self._build(method, transform_built, call.params.model_copy(update={"source": source}))
+        self._observed[method] = outputs["program"]
+        return self._adopt(call, source, outputs, seconds)
+
+    def _build(self, method: str, body: Callable[..., Any], params: Params) -> tuple[Outputs, float]:
+        try:
+            return _unwrapped(lambda: to_roles(body(self._source.built(method), params, self.store.local)))
+        except StageFailed as error:
+            raise StageFailed(f"method {method!r} cannot be exported: {error}") from error.__cause__
+
+    def _take_samples(self, call: StageCall) -> Done:
+        method, local = call.id.method, self.store.local
+        name = f"calibration of method {method!r}"
+
+        def take() -> Outputs:
+            program = load_program(self._observed[method], local)
+            samples = checked_samples(program, flat_samples(name, self._samples[method]))
+            return {"samples": save_samples(name, samples, local)}
+
+        outputs, seconds = _unwrapped(take)
+        ref = outputs["samples"]
+        params = Calibration.Params(
+            source={"live": {"samples": ref.identity}}, seed=0, samples=count_values(ref, local)
+        )
+        return self.engine.adopt(replace(call, params=params), outputs, seconds, reason=_EACH_TIME)
+
+    def _score(self, call: StageCall) -> Done:
+        source = {"live": {method: _identities(outputs) for method, outputs in self._exports.items()}}
+        params = call.params.model_copy(update={"source": source})
+        call = replace(call, params=params)
+        if found := self.engine.find(call):
+            return found
+        model, began = self._source, time.perf_counter()
+        with as_in_a_process():
+            outputs = to_roles(score_built(model.fresh(), model.programs, params, self.store.local))
+        return self.engine.adopt(call, outputs, time.perf_counter() - began)
+
+    def _adopt(self, call: StageCall, source: Mapping[str, Any], outputs: Outputs, seconds: float) -> Done:
+        params = call.params.model_copy(update={"source": source})
+        return self.engine.adopt(replace(call, params=params), outputs, seconds, reason=_EACH_TIME)
+
+
+def _identities(outputs: Outputs) -> dict[str, str]:
+    return {role: ref.identity for role, ref in sorted(outputs.items())}
+
+
+def _unwrapped(body: Callable[[], Outputs]) -> tuple[Outputs, float]:
+    """Calls a body; errors of ours are raised as they are, since the caller gave what they are about."""
+    began = time.perf_counter()
+    try:
+        with as_in_a_process():
+            return body(), time.perf_counter() - began
+    except StageFailed as error:
+        if isinstance(error.__cause__, PteforgeError):
+            raise error.__cause__ from None
+        raise

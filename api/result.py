@@ -126,8 +126,7 @@ class Exported:
     def save(self, path: str | Path) -> Path:
         """Writes the `.pte` file; next to it external weights, as a `.ptd`, and the model's assets. Returns the path.
 
-        Raises:
-            StoreUnusable: a file cannot be written.
+        Raises StoreUnusable if a file cannot be written.
         """
         path = Path(path)
         with convert_os_errors(StoreUnusable, f"cannot write {path}"):
@@ -184,7 +183,9 @@ class Exported:
         Raises:
             InputError: there is no such output, or the arguments are ambiguous.
         """
-        return self._load(output_of(self._result(stage, method, specialization), role))
+        ref = output_of(self._result(stage, method, specialization), role)
+        self._store.fetch(ref)
+        return load_artifact(ref, self._store.local)
 
     def exported_program(self, method: str = "forward") -> ExportedProgram:
         """The ATen program of a method."""
@@ -327,10 +328,6 @@ class Exported:
         """The verified file, or its external weights; raises InputError if the run stopped earlier."""
         reader = Evaluate.name if self.rejected else Report.name  # a rejected file has no report
         return self._result(reader).call.inputs.get(role)
-
-    def _load(self, ref: ArtifactRef) -> Any:
-        self._store.fetch(ref)
-        return load_artifact(ref, self._store.local)
 
 
 def _line(stage: StageOutcome) -> str:

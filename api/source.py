@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.export import ExportedProgram
 
-from ..configs.definition import MethodDefinition, ModelDefinition
+from ..configs.model import MethodDefinition, ModelDefinition
 from ..configs.sources import Dataset
 from ..errors import InputError, SourceError
 from ..tasks.engine.keys.builder import find_builder

@@ -69,10 +69,6 @@ class Leases(ABC):
         `now` is the time on that clock; by default, this machine's is taken for it.
         """
 
-    def oldest(self) -> float | None:
-        """When the oldest current lease was taken; None if there is none."""
-        return min(self.held().values(), default=None)
-
 
 class LocalLeases(Leases):
     """Leases between threads and processes of one host: file locks, which the kernel drops when a holder dies."""

@@ -273,8 +273,7 @@ class Rekeyed:
 def rekey(files: RemoteFiles, old: str, new: str) -> Rekeyed:
     """Signs a store's records with another key. If it is interrupted, call it again: until then, no key fits.
 
-    Raises:
-        StoreUnusable: the store is not signed with the old key, or is being given yet another one.
+    Raises StoreUnusable if the store is not signed with the old key, or is being given yet another one.
     """
     if files.read("version", _KEY_LIMIT) is None:
         raise StoreUnusable(f"there is no store at {files.url}")

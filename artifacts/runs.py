@@ -181,7 +181,8 @@ class Runs:
         self._records = RecordFiles(files, seal or Seal(None))
 
     def write(self, record: RunRecord) -> None:
-        name = _file(record)
+        started = datetime.fromisoformat(record.started).astimezone(UTC)
+        name = f"runs/{started:%Y%m%dT%H%M%S.%f}-{_tag(record)}-{record.id}.json"  # names sort by time
         self._records.write(name, name, record.encode())
         of_zoo = _tag(record)[:_DIGITS]
         for old in [each for each in self._files.names("runs") if _tag_in(each)[:_DIGITS] == of_zoo][:-RETAINED]:
@@ -201,9 +202,6 @@ class Runs:
             if tag[:_DIGITS] == own[:_DIGITS] and tag != own and tag not in seen and (run := self._read(name)):
                 seen.add(tag)
                 yield run
-
-    def latest(self, model: str | None = None) -> RunRecord | None:
-        return next((run for run in self if model is None or model in run.models), None)
 
     def take(self, run: str) -> RunRecord | None:
         """Removes the records of a run, one for each of its attempts; returns the last one."""
@@ -237,12 +235,6 @@ def differing_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tup
         elif (name in before) != (name in after) or canonical_json(old) != canonical_json(new):
             changes.append(FieldChange(name, old, new))
     return tuple(changes)
-
-
-def _file(record: RunRecord) -> str:
-    """Names sort by time."""
-    started = datetime.fromisoformat(record.started).astimezone(UTC)
-    return f"runs/{started:%Y%m%dT%H%M%S.%f}-{_tag(record)}-{record.id}.json"
 
 
 _DIGITS = 8

@@ -1,12 +1,14 @@
-"""The interface of stores, the store in a local folder, and opening the store that a path or URL names."""
+"""The interface of stores, the store in a local folder, opening what a path or URL names, and copies of stages."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +20,7 @@ from .digest import Digest, digest_bytes
 from .files import LocalFiles, staging_file, write_errors
 from .known_files import KnownFiles
 from .lease import Leases, LocalLeases
-from .ledger import Ledger
+from .ledger import Ledger, StageRecord
 from .local_store import LocalStore
 from .object_folder import StoredObject
 from .records import Seal
@@ -251,3 +253,71 @@ def cache_folder() -> Path:
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared).absolute() / "pteforge"
     return Path.home() / ".cache" / "pteforge"
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """What a transfer did.
+
+    Attributes:
+        stages: records that were copied, with everything that they need.
+        present: records that the other side had already.
+        lost: records with outputs that are gone or damaged; they were not copied, and those stages will run again.
+    """
+
+    stages: int
+    present: int
+    lost: int
+
+
+def transfer(source: Store, target: Store, progress: Callable[[int, int], None] | None = None) -> Transferred:
+    """Copies finished stages that `target` lacks: their objects first, then the record. What is there stays.
+
+    Both sides can be in use. Watch lists and the last keys of slots are copied too where the target has none, since the
+    keys of the next run depend on the former.
+    """
+    records = list(source.ledger)
+    copied = present = lost = 0
+    for done, record in enumerate(records, 1):
+        known = target.ledger.lookup(record.key)
+        if known and all(map(target.has, known.outputs.values())):
+            present += 1
+        elif _copy_record(source, target, record):
+            copied += 1
+        else:
+            lost += 1
+        if progress:
+            progress(done, len(records))
+    _copy_lists(source.ledger, target.ledger)
+    return Transferred(copied, present, lost)
+
+
+def _copy_record(source: Store, target: Store, record: StageRecord) -> bool:
+    """Whether everything that a record needs was there to copy."""
+    try:
+        log = [ArtifactRef("log", record.log, record.log.digest)] if record.log else []
+        for ref in (*record.outputs.values(), *log):
+            _copy(source, target, ref)
+    except (ObjectMissing, ObjectDamaged):
+        return False
+    target.ledger.commit(record)
+    return True
+
+
+def _copy_lists(source: Ledger, target: Ledger) -> None:
+    for listed in source.watch_lists():
+        if not target.watched(listed.source):  # a longer list would change the keys of what is there
+            target.watch(listed.source, listed.modules)
+    for slot in source.slots():
+        if target.last(slot.slot) is None:
+            target.remember(slot.slot, slot.key, slot.fields)
+
+
+def _copy(source: Store, target: Store, ref: ArtifactRef) -> None:
+    source.fetch(ref)
+    for blob in source.objects_of(ref):
+        if not target.local.objects.refresh(blob):
+            with target.local.scratch() as folder:
+                shutil.copyfile(source.local.path(blob), folder / "object")
+                target.local.put_scratch(folder / "object")
+    target.publish(ref)

@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from functools import partial
@@ -244,13 +244,14 @@ def build(source: Mapping[str, Any]) -> Any:
 
 
 class Record:
-    """Results of one column, in a file."""
+    """Results of one column, in a file: the problem by name, empty for what is `right`."""
 
-    def __init__(self, folder: Path, column: str, *, retry: bool) -> None:
+    def __init__(self, folder: Path, column: str, again: Callable[[str], object], right: str = "verified") -> None:
+        """Forgets the problems that are to be tried again."""
         self.folder = folder
-        self._path = folder / f"{column}.json"
+        self._path, self._right = folder / f"{column}.json", right
         known: dict[str, str] = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
-        self.problems = {name: problem for name, problem in known.items() if not (retry and problem)}
+        self.problems = {name: problem for name, problem in known.items() if not (problem and again(problem))}
 
     def add(self, problems: Mapping[str, str]) -> None:
         self.problems |= problems
@@ -258,7 +259,7 @@ class Record:
         temporary.write_text(json.dumps(self.problems, indent=1), encoding="utf-8")
         temporary.replace(self._path)
         for name, problem in problems.items():
-            print(f"{self._path.stem}: {name}: {problem.partition(chr(10))[0][:200] or 'verified'}", flush=True)
+            print(f"{self._path.stem}: {name}: {problem.partition(chr(10))[0][:200] or self._right}", flush=True)
 
 
 def measure(models: Mapping[str, Any], recipe: str, side: str, record: Record) -> None:
@@ -302,6 +303,13 @@ def failures(side: str, problems: Mapping[str, str], kinds: Mapping[str, str]) -
     return "".join(lines)
 
 
+def write_section(file: Path, name: str, text: str) -> None:
+    """Puts text into a page, between its marks of that name."""
+    begin, end = (f"<!-- {name}: {mark} -->\n" for mark in ("begin", "end"))
+    before, _, rest = file.read_text(encoding="utf-8").partition(begin)
+    file.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
+
 def main() -> None:
     """Lowers everything that is not in the folder yet, and prints a table and the failures for each recipe."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -319,7 +327,8 @@ def main() -> None:
         known = [source for source in sources(options.only, recipe) if source[0] in options.kinds.split(",")]
         kinds = {name: kind for kind, name, _ in known}
         records = {
-            side: Record(options.folder, f"{recipe}, {side}", retry=options.retry) for side in options.sides.split(",")
+            side: Record(options.folder, f"{recipe}, {side}", lambda _: options.retry)
+            for side in options.sides.split(",")
         }
         for first in range(0, len(known), BATCH):
             batch = {name: source for _, name, source in known[first : first + BATCH]}
@@ -328,10 +337,7 @@ def main() -> None:
         text = section(recipe, kinds, {side: record.problems for side, record in records.items()})
         print(text)
         if options.write:
-            begin, end = (f"<!-- benchmarks/breadth.py --write: {recipe}: {mark} -->\n" for mark in ("begin", "end"))
-            page = PAGE.read_text(encoding="utf-8")
-            before, _, rest = page.partition(begin)
-            PAGE.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+            write_section(PAGE, f"benchmarks/breadth.py --write: {recipe}", text)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from typing import Literal, get_args
 
+import psutil
 from zoos import ZOOS
 
 HERE = Path(__file__).parent
@@ -102,6 +104,57 @@ def prepare_database(folder: Path, environment: dict[str, str]) -> Seconds:
     return run([prefect, "server", "database", "upgrade", "--yes"], environment, folder / "database.log")
 
 
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A temporary folder, which is removed also if this process is told to end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def prepared_folder() -> Iterator[tuple[Path, dict[str, str]]]:
+    """A temporary folder, and an environment with a Prefect home in it that has its database already."""
+    with temporary_folder() as folder:
+        environment = environment_of(folder, "prepared")
+        prepare_database(folder, environment)
+        yield folder, environment
+
+
+def export(zoo: Path, folder: Path, *options: str) -> str:
+    """Lowers a zoo from nothing, in a folder; returns standard output. If that fails, prints all output and exits."""
+    pteforge = Path(sys.executable).with_name("pteforge")
+    done = subprocess.run(
+        [pteforge, "export", zoo, "--store", folder / "store", "--out", folder / "out", *options],
+        env=os.environ | {"PTEFORGE_CACHE": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"{done.stdout}\n{done.stderr}\n{zoo.name} could not be lowered as it should be")
+    return done.stdout
+
+
+def peak_of(process: psutil.Popen) -> int:
+    """Peak of a process's own resident bytes, when it has ended."""
+    peak = 0
+    while process.poll() is None:
+        try:
+            peak = max(peak, process.memory_info().rss)
+            process.wait(0.05)
+        except (psutil.TimeoutExpired, psutil.NoSuchProcess):
+            continue
+    return peak
+
+
+def arguments_of(documentation: str | None) -> argparse.ArgumentParser:
+    """A parser for a benchmark that prints a table or, with ``--json``, one document."""
+    parser = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
 def measure_seconds(zoo: str, folder: Path, environment: dict[str, str], *, peer_first: bool) -> Run:
     """One run of each side, in new folders under `folder`."""
     pteforge = Path(sys.executable).with_name("pteforge")
@@ -176,7 +229,7 @@ def show(zoo: str, runs: int, medians: Run, size: Bytes, machine: Machine, datab
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments_of(__doc__)
     parser.add_argument("--zoo", choices=list(ZOOS), default="starter", help="which one (%(default)s)")
     parser.add_argument(
         "--repeat", type=int, default=3, metavar="N", help="runs of each side; medians count (%(default)s)"
@@ -188,7 +241,6 @@ def main() -> None:
         help="prepared: create Prefect's database before the runs; fresh: in each run; user: use this account's "
         "(%(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
     machine = Machine(
         cpus=len(os.sched_getaffinity(0)),
@@ -198,10 +250,8 @@ def main() -> None:
         prefect=version("prefect"),
         prefect_home=arguments.prefect_home,
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
     runs = []
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
-        folder = Path(temporary)
+    with temporary_folder() as folder:
         environment = environment_of(folder, arguments.prefect_home)
         # Read every library from disk once, so that neither side pays for the other.
         run([sys.executable, "-c", "import executorch.exir, prefect"], environment, folder / "import.log")

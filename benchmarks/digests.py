@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import signal
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cold import environment_of, prepare_database, run
+from cold import arguments_of, prepared_folder, run
 from zoos import ZOOS
 
 LIMIT = 0.02
@@ -83,16 +80,12 @@ def measure(zoo: str, folder: Path, environment: dict[str, str]) -> Digests:
 
 def main() -> int:
     """Measures and prints; 1 if digests take more than they may."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments_of(__doc__)
     parser.add_argument("--zoo", choices=list(ZOOS), default="starter", help="which one (%(default)s)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; the median counts (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
-        environment = environment_of(Path(temporary), "prepared")
-        prepare_database(Path(temporary), environment)
-        runs = [measure(arguments.zoo, Path(temporary, str(number)), environment) for number in range(arguments.repeat)]
+    with prepared_folder() as (folder, environment):
+        runs = [measure(arguments.zoo, folder / str(number), environment) for number in range(arguments.repeat)]
     middle = sorted(runs, key=lambda each: each.share)[len(runs) // 2]
     if arguments.json:
         print(json.dumps({"runs": [asdict(each) for each in runs], "share": middle.share}, indent=2))

@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pteforge.formats.nfat.fat_file import open_fat
+from cold import arguments_of, export, temporary_folder
+from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.pte.reader import read_pte
 
 ZOO = Path(__file__).parents[1] / "examples" / "digits" / "digits.yaml"
@@ -62,17 +58,7 @@ class Digits:
 
 def lower(folder: Path) -> dict[str, Any]:
     """Lowers the example from nothing; returns the outcome of each recipe, as `--json` prints it."""
-    pteforge = Path(sys.executable).with_name("pteforge")
-    done = subprocess.run(
-        [pteforge, "export", ZOO, "--store", folder / "store", "--out", folder / "out", "--json"],
-        env=os.environ | {"PTEFORGE_CACHE": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(f"{done.stdout}\n{done.stderr}\nthe example could not be lowered, or lost too much accuracy")
-    recipes: dict[str, Any] = json.loads(done.stdout)["models"]["digits"]
+    recipes: dict[str, Any] = json.loads(export(ZOO, folder, "--json"))["models"]["digits"]
     return recipes
 
 
@@ -110,11 +96,9 @@ def _payloads(file: Path) -> dict[str, bytes | memoryview]:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
-        digits = measure(lower(Path(folder)))
+    arguments = arguments_of(__doc__).parse_args()
+    with temporary_folder() as folder:
+        digits = measure(lower(folder))
     if arguments.json:
         print(json.dumps(asdict(digits), indent=2))
         return

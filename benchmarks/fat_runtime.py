@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from cold import arguments_of, temporary_folder
 from fat_models import FatModel, small, transposed, weights
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
@@ -154,14 +152,11 @@ def show(costs: Sequence[Cost], repeat: int) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments_of(__doc__)
     parser.add_argument("--repeat", type=int, default=15, metavar="N", help="pairs of processes (%(default)s)")
     parser.add_argument("--host", type=Path, metavar="FILE", help="nfat_run of a release build (default: build it)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
-        folder = Path(temporary)
+    with temporary_folder() as folder:
         host = arguments.host or build_host(folder / "build")
         costs = [measure(host, fat, 5, arguments.repeat) for fat in weights(folder)]
         costs += [measure(host, fat, 5, arguments.repeat) for fat in transposed(folder)]

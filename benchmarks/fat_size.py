@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pteforge.formats.nfat.fat_file import open_fat
+from cold import arguments_of, export, temporary_folder
+from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.pte.reader import read_pte
 
 ZOO = Path(__file__).with_name("fat_size.yaml")
@@ -48,17 +44,7 @@ class Sizes:
 
 def make(folder: Path) -> list[Path]:
     """Lowers the zoo; returns the fat files."""
-    pteforge = Path(sys.executable).with_name("pteforge")
-    environment = os.environ | {"PTEFORGE_CACHE": str(folder / "cache")}
-    done = subprocess.run(
-        [pteforge, "export", ZOO, "--store", folder / "store", "--out", folder / "out"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(f"{done.stdout}\n{done.stderr}\nthe zoo could not be lowered")
+    export(ZOO, folder)
     return sorted((folder / "out").glob("*/*.pte"))
 
 
@@ -81,11 +67,9 @@ def measure(file: Path) -> Sizes:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
-        sizes = {file.parent.name: measure(file) for file in make(Path(folder))}
+    arguments = arguments_of(__doc__).parse_args()
+    with temporary_folder() as folder:
+        sizes = {file.parent.name: measure(file) for file in make(folder)}
     if arguments.json:
         derived = {name: {"sum": size.sum, "largest": size.largest} for name, size in sizes.items()}
         print(json.dumps({name: asdict(size) | derived[name] for name, size in sizes.items()}, indent=2))

@@ -5,19 +5,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-from cold import environment_of, prepare_database, size_of
+from cold import arguments_of, peak_of, prepared_folder, size_of
 from networks import LLAMAS
 from pteforge.artifacts.store import open_store
 
@@ -73,15 +70,9 @@ def measure(model: str, recipes: list[str], folder: Path, environment: dict[str,
     """Lowers a model from nothing, one stage at a time."""
     command = [str(Path(sys.executable).with_name("pteforge")), "export", str(write_zoo(folder, model, recipes))]
     command += ["--store", str(folder / "store"), "--out", str(folder / "out"), "--jobs", "1"]
-    resident = 0
     with (folder / "log").open("wb") as log:
         process = psutil.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        while process.poll() is None:
-            try:
-                resident = max(resident, process.memory_info().rss)
-                process.wait(0.1)
-            except (psutil.TimeoutExpired, psutil.NoSuchProcess):
-                continue
+        resident = peak_of(process)
     if process.returncode:
         sys.exit(f"{(folder / 'log').read_text()}\npteforge ended with {process.returncode}")
     stages = {}
@@ -95,16 +86,12 @@ def measure(model: str, recipes: list[str], folder: Path, environment: dict[str,
 
 def main() -> None:
     """Prints a table; exits with 1 if a worker used more than its limit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments_of(__doc__)
     parser.add_argument("--model", default="135M", choices=list(LLAMAS), help="its size (%(default)s)")
     parser.add_argument("--recipe", action="append", choices=RECIPES, help="one or more (all)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
-    with tempfile.TemporaryDirectory(prefix="pteforge-memory-") as folder:
-        environment = environment_of(Path(folder), "prepared")
-        prepare_database(Path(folder), environment)
-        peaks = measure(chosen.model, chosen.recipe or list(RECIPES), Path(folder), environment)
+    with prepared_folder() as (folder, environment):
+        peaks = measure(chosen.model, chosen.recipe or list(RECIPES), folder, environment)
     if chosen.json:
         print(json.dumps(asdict(peaks), indent=2))
     else:

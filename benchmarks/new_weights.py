@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cold import Seconds, environment_of, prepare_database, run
+from cold import Seconds, prepared_folder, run
 from pteforge.artifacts.store import open_store
 from pteforge.tasks.upstream import SWITCH
 
@@ -62,11 +61,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--plain", action="store_true", help="also the first run without our patches of ExecuTorch")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
-        folder = Path(temporary)
-        environment = environment_of(folder, "prepared")
-        prepare_database(folder, environment)
+    with prepared_folder() as (folder, environment):
         print(f"{'recipe':<16}{'nothing cached, CPU s':>24}{'new weights, CPU s':>22}{'ratio':>8}")
         ratios: dict[str, list[float]] = {recipe: [] for recipe in RECIPES}
         to_plain: dict[str, list[float]] = {recipe: [] for recipe in RECIPES}

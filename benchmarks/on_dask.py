@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import signal
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from cold import Seconds, environment_of, prepare_database, run
+from cold import Seconds, arguments_of, prepared_folder, run
 from generated import write_zoo
 
 SIDES: dict[str, list[str]] = {"local": [], "dask": ["--on", "dask", "--set", "run.workers=2"]}
@@ -41,14 +38,11 @@ def check_same_files(pair: Path) -> None:
 def measure_pairs(zoo: Path | None, models: int, count: int) -> list[dict[str, Seconds]]:
     """So many pairs of runs, whose sides take turns in going first, of a zoo or of so many generated models."""
     pairs = []
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
-        folder = Path(temporary)
+    with prepared_folder() as (folder, environment):
         zoo = zoo or write_zoo(folder / "zoo", models)
-        environment = environment_of(folder, "prepared")
         # Read every library from disk once, so that neither side pays for the other.
         libraries = "import distributed, executorch.exir, prefect_dask"
         run([sys.executable, "-c", libraries], environment, folder / "import.log")
-        prepare_database(folder, environment)
         for number in range(count):
             pair = folder / str(number)
             order = list(SIDES) if number % 2 == 0 else list(reversed(SIDES))
@@ -59,13 +53,11 @@ def measure_pairs(zoo: Path | None, models: int, count: int) -> list[dict[str, S
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments_of(__doc__)
     parser.add_argument("zoo", nargs="?", type=Path, help="a zoo file; by default, models are generated")
     parser.add_argument("--models", type=int, default=20, metavar="N", help="how many are generated (%(default)s)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="pairs of runs (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
     pairs = measure_pairs(arguments.zoo and arguments.zoo.resolve(), arguments.models, arguments.repeat)
     ratio = median(pair["dask"].wall / pair["local"].wall for pair in pairs)
     if arguments.json:

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from cold import environment_of, prepare_database
+from cold import arguments_of, prepared_folder
 from generated import write_zoo
 from pteforge.artifacts.store import open_store
 
@@ -131,22 +128,18 @@ def print_profile(few: tuple[Overhead, Mapping[str, float]], many: tuple[Overhea
 
 def main() -> None:
     """Measures both zoos, and prints seconds by kind of process, and what each further stage costs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments_of(__doc__)
     parser.add_argument("--models", type=int, nargs=2, default=(2, 10), metavar=("FEW", "MANY"), help="%(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="of which the median is taken (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it, stacked, as .png or .svg")
     parser.add_argument("--profile", action="store_true", help="what the command spends, by part; needs py-spy")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
-        environment = environment_of(Path(temporary), "prepared")
-        prepare_database(Path(temporary), environment)
+    with prepared_folder() as (folder, environment):
         if arguments.profile:
-            print_profile(*(profile(Path(temporary) / str(models), models, environment) for models in arguments.models))
+            print_profile(*(profile(folder / str(models), models, environment) for models in arguments.models))
             return
         rounds = [
-            [measure(Path(temporary) / f"{number}-{models}", models, environment) for models in arguments.models]
+            [measure(folder / f"{number}-{models}", models, environment) for models in arguments.models]
             for number in range(arguments.rounds)
         ]
         runs = [sorted(each, key=_outside)[len(each) // 2] for each in zip(*rounds, strict=True)]

@@ -5,20 +5,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from cold import arguments_of, export, temporary_folder
 
 ZOO = Path(__file__).parents[1] / "examples" / "zoo" / "quantized.yaml"
 
@@ -90,18 +87,7 @@ def _difference(ours: float | None, peer: float | None) -> float:
 
 def lower_zoo(folder: Path, models: str, recipes: str) -> dict[str, Any]:
     """Lowers the zoo with pteforge; returns the outcome that `pteforge export --json` prints."""
-    pteforge = Path(sys.executable).with_name("pteforge")
-    choice = ["--model", models, "--recipe", recipes]
-    done = subprocess.run(
-        [pteforge, "export", ZOO, *choice, "--store", folder / "store", "--out", folder / "out", "--json"],
-        env=os.environ | {"PTEFORGE_CACHE": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(f"{done.stdout}\n{done.stderr}\nthe zoo could not be lowered")
-    outcome: dict[str, Any] = json.loads(done.stdout)
+    outcome: dict[str, Any] = json.loads(export(ZOO, folder, "--model", models, "--recipe", recipes, "--json"))
     return outcome
 
 
@@ -121,12 +107,7 @@ def compare_all(folder: Path, outcome: dict[str, Any]) -> Iterator[Pair]:
                 file = Path(made["file"])
                 work = Work.of(loaded.zoo.models[model], json.loads(file.with_suffix(".json").read_text()), store)
                 ours, peer = file.read_bytes(), lower(work, RECIPE_TYPES[recipe])
-                yield Pair(
-                    model,
-                    recipe,
-                    Side(measure(ours, work), len(ours)),
-                    Side(measure(peer, work), len(peer)),
-                )
+                yield Pair(model, recipe, Side(measure(ours, work), len(ours)), Side(measure(peer, work), len(peer)))
 
 
 HEADER = f"{'SQNR in dB':<52}{'pteforge':>10}{'peer':>10}{'diff':>8}{'max diff':>9}{'size':>8}"
@@ -151,20 +132,18 @@ def left_out(outcome: dict[str, Any]) -> Iterator[str]:
 
 def main() -> None:
     """Measures and prints; exits with 1 if the sides differ too much."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments_of(__doc__)
     parser.add_argument("--model", default="*", metavar="GLOB", help="only these models, separated by commas")
     parser.add_argument("--recipe", default="*", metavar="GLOB", help="only these recipes, separated by commas")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
     logging.disable(logging.WARNING)  # lowering is chatty
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
-        outcome = lower_zoo(Path(folder), arguments.model, arguments.recipe)
+    with temporary_folder() as folder:
+        outcome = lower_zoo(folder, arguments.model, arguments.recipe)
         pairs = []
         if not arguments.json:
             print(*left_out(outcome), HEADER, sep="\n", flush=True)
-        for pair in compare_all(Path(folder), outcome):
+        for pair in compare_all(folder, outcome):
             pairs.append(pair)
             if not arguments.json:
                 print(row(pair), flush=True)

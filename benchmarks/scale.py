@@ -5,19 +5,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-from cold import environment_of, prepare_database, run
+from cold import arguments_of, peak_of, prepared_folder, run
 from generated import write_zoo
 
 SIZES = (10, 100)
@@ -57,30 +54,19 @@ def measure(models: int, folder: Path, environment: dict[str, str], store: str |
 def export(zoo: str, store: str, out: str, memory: str) -> int:
     """Runs the command, and writes the peak of its own process's resident bytes to a file."""
     command = [Path(sys.executable).with_name("pteforge"), "export", zoo, "--store", store, "--out", out]
-    process, peak = psutil.Popen(command), 0
-    while process.poll() is None:
-        try:
-            peak = max(peak, process.memory_info().rss)
-            process.wait(0.05)
-        except (psutil.TimeoutExpired, psutil.NoSuchProcess):
-            continue
-    Path(memory).write_text(str(peak))
+    process = psutil.Popen(command)
+    Path(memory).write_text(str(peak_of(process)))
     return int(process.returncode)
 
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments_of(__doc__)
     parser.add_argument("models", nargs="*", type=int, default=SIZES, help="how many models (10 and 100)")
     parser.add_argument("--store", help="folder or URL of an empty store; a temporary folder by default")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # removes the temporary folder then too
     runs = []
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as temporary:
-        folder = Path(temporary)
-        environment = environment_of(folder, "prepared")
-        prepare_database(folder, environment)
+    with prepared_folder() as (folder, environment):
         for models in arguments.models:
             store = arguments.store and f"{arguments.store.rstrip('/')}/{models}"
             (folder / str(models)).mkdir()

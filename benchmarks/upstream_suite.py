@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import itertools
-import json
 import logging
 import multiprocessing
 import os
@@ -31,6 +30,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 from unittest import SkipTest
+
+from breadth import Record, write_section
 
 PAGE = Path(__file__).parents[1] / "docs" / "upstream.md"
 SUITE = "executorch.backends.test.suite"
@@ -264,22 +265,6 @@ def compare(found: Sequence[Any], wanted: Any, bound: float) -> None:
             raise ValueError(f"wrong output: {sqnr:.1f} dB from eager; the bound is {bound:.0f}")
 
 
-class Record:
-    """Problems of one side of a flow by case, in a file."""
-
-    def __init__(self, folder: Path, column: str, *, retry: bool) -> None:
-        self._path = folder / f"{column}.json"
-        known: dict[str, str] = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
-        self.problems = {name: text for name, text in known.items() if not (retry and text and NOTHING not in text)}
-
-    def add(self, case: Case, problem: str) -> None:
-        self.problems[str(case)] = problem
-        temporary = self._path.with_suffix(".new")
-        temporary.write_text(json.dumps(self.problems, indent=1), encoding="utf-8")
-        temporary.replace(self._path)
-        print(f"{self._path.stem}: {case}: {problem.partition(chr(10))[0][:200] or 'right'}", flush=True)
-
-
 def measure(cases: Sequence[Case], flow: str, records: Mapping[str, Record], jobs: int) -> None:
     """Adds what the records do not have; where ours finds nothing to quantize, the other side is not run."""
     idle = SimpleQueue[Worker]()
@@ -302,7 +287,7 @@ def measure(cases: Sequence[Case], flow: str, records: Mapping[str, Record], job
     with ThreadPoolExecutor(jobs) as pool:
         for case, problems in zip(left, pool.map(problems_of, left), strict=True):
             for side, problem in problems.items():
-                records[side].add(case, problem)
+                records[side].add({str(case): problem})
     for worker in workers:
         worker.stop()
 
@@ -371,10 +356,14 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into docs/upstream.md")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+
+    def again(problem: str) -> bool:
+        return options.retry and NOTHING not in problem
+
     results = {}
     for flow in options.flows.split(","):
         cases = list_cases(operators(options.only), FLOWS[flow], options.cases)
-        records = {side: Record(options.folder, f"{flow}, {side}", retry=options.retry) for side in SIDES}
+        records = {side: Record(options.folder, f"{flow}, {side}", again, "right") for side in SIDES}
         if not options.table:
             measure(cases, flow, records, options.jobs)
         results[flow] = (cases, records)
@@ -383,10 +372,7 @@ def main() -> None:
     text = section(results, sample)
     print(text)
     if options.write:
-        begin, end = (f"<!-- benchmarks/upstream_suite.py --write: {mark} -->\n" for mark in ("begin", "end"))
-        page = PAGE.read_text(encoding="utf-8")
-        before, _, rest = page.partition(begin)
-        PAGE.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+        write_section(PAGE, "benchmarks/upstream_suite.py --write", text)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,17 @@
 """What a user writes: models, recipes and zoos, and how they are read from YAML."""
 
-from .definition import MethodCall, MethodDefinition, ModelDefinition
 from .load import LoadedZoo, load_zoo
 from .metadata import Metadata
-from .model import DimRange, DynamicShapes, InputShape, Limits, ModelConfig
+from .model import (
+    DimRange,
+    DynamicShapes,
+    InputShape,
+    Limits,
+    MethodCall,
+    MethodDefinition,
+    ModelConfig,
+    ModelDefinition,
+)
 from .nodes import Locations
 from .presets import preset_names
 from .quantize import Quantize, QuantizerChoice

@@ -369,13 +369,9 @@ def load_source(folder: Path, source: str, recipes: Sequence[str], overrides: Se
 
 
 def zoo_text(builder: str, recipes: Sequence[str], arguments: Sequence[str] = (), needed: Sequence[str] = ()) -> str:
-    """A zoo file with one model, and comments that say how to go on.
+    """A zoo file with one model, any that `expand_source` knows, and comments that say how to go on.
 
-    Args:
-        builder: ``package.module:name``, the name of a model, such as ``hf:org/name``, or the path of a program.
-        recipes: names of shipped recipes.
-        arguments: what the builder takes and need not get.
-        needed: what it has to get.
+    A builder has to get the arguments that are `needed`, and takes the other `arguments`, too.
     """
     kwargs = "".join(f"        {name}: null # has no default: write a value\n" for name in needed)
     kwargs = f"      kwargs:\n{kwargs}" if kwargs else ""

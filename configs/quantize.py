@@ -14,11 +14,9 @@ _QUANTIZER = "Name of the target whose quantizer annotates the program."
 _OPTIONS = "The quantizer's own options, such as per_channel or dynamic for xnnpack; checked before any work starts."
 
 
-def _in_tuple(written: object) -> object:
-    return (written,) if isinstance(written, str) else written
-
-
-Patterns = Annotated[tuple[str, ...], BeforeValidator(_in_tuple)]
+Patterns = Annotated[
+    tuple[str, ...], BeforeValidator(lambda written: (written,) if isinstance(written, str) else written)
+]
 """Shell patterns (`fnmatch`) of fully qualified module names; text is short for a list of one."""
 
 

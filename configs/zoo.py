@@ -158,15 +158,8 @@ def zoo_schema() -> dict[str, Any]:
     """
     _, schema = models_json_schema([(ZooFile, "validation"), (ModelConfig, "validation"), (Recipe, "validation")])
     parts: dict[str, Any] = schema["$defs"]
-    for partial in (
-        "ModelConfig",
-        "Recipe",
-        "BuilderSource",
-        "ProgramSource",
-        "HuggingFaceSource",
-        "TimmSource",
-        "TorchvisionSource",
-    ):
+    sources = ("BuilderSource", "ProgramSource", "HuggingFaceSource", "TimmSource", "TorchvisionSource")
+    for partial in ("ModelConfig", "Recipe", *sources):
         parts[partial].pop("required", None)
     parts["Recipe"]["properties"] |= _WRITTEN_IN_RECIPES
     parts["Recipe"]["properties"]["extends"] |= _recipe_name()

@@ -18,8 +18,8 @@ from typing import Any
 from flatbuffers import number_types  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
 
 from ..errors import FileFormatError
+from .nfat.container import FatFile
 from .nfat.contents import Manifest, Payload, Source
-from .nfat.fat_file import FatFile
 from .pte.contents import ConstantTensor, Method, PteFile, TensorSpec, ValueSpec
 from .pte.ptd import check_external_weights, external_weights, ptd_extents
 from .pte.reader import map_file
@@ -91,12 +91,7 @@ def _method(method: Method) -> dict[str, Any]:
             {"name": name, "calls": calls} for name, calls in zip(method.operators, method.operator_calls, strict=True)
         ],
         "delegates": [
-            {
-                "id": delegate.id,
-                "location": delegate.location,
-                "segment": delegate.segment,
-                **asdict(delegate.extent),
-            }
+            {"id": delegate.id, "location": delegate.location, "segment": delegate.segment, **asdict(delegate.extent)}
             for delegate in method.delegates
         ],
         "planned_memory": list(method.planned_memory),
@@ -227,30 +222,12 @@ _I16 = number_types.Int16Flags
 _DTYPES = {1: "float32", 2: "float16", 3: "int8", 4: "uint8", 6: "int8", 8: "int4", 10: "int4", 14: "bfloat16"}
 """By number of `XNNDatatype`: those of weights."""
 
-
-class _Graph(IntEnum):
-    VALUES = 2
-    CONSTANTS = 8
-
-
-class _Value(IntEnum):
-    KIND = 0
-    VALUE = 1
-
-
-class _Tensor(IntEnum):
-    DTYPE = 0
-    SIZES = 2
-    CONSTANT = 3
-
-
-class _Quantized(IntEnum):
-    TENSOR = 0
-
-
-class _Constant(IntEnum):
-    SIZE = 1
-    KEY = 2
+# slots of the tables of that format
+_Graph = IntEnum("_Graph", {"VALUES": 2, "CONSTANTS": 8})
+_Value = IntEnum("_Value", {"KIND": 0, "VALUE": 1})
+_Tensor = IntEnum("_Tensor", {"DTYPE": 0, "SIZES": 2, "CONSTANT": 3})
+_Quantized = IntEnum("_Quantized", {"TENSOR": 0})
+_Constant = IntEnum("_Constant", {"SIZE": 1, "KEY": 2})
 
 
 @dataclass(frozen=True, slots=True)

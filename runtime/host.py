@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import InputError, PteforgeError
-from ..formats.nfat.container import V1
+from ..formats.nfat.container import V1, FatFile, is_fat, open_fat
 from ..formats.nfat.contents import BACKEND_ID
-from ..formats.nfat.fat_file import FatFile, is_fat, open_fat
 from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec, shape_problem
 from ..formats.pte.metadata import MetadataValue, read_metadata
 from ..formats.pte.ptd import check_external_weights, may_have_external_weights
@@ -27,11 +26,7 @@ _CONTEXT = "get_max_context_len"
 
 
 def load(
-    path: str | Path,
-    *,
-    prefer: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    data_files: Iterable[str | Path] = (),
+    path: str | Path, *, prefer: Iterable[str] = (), exclude: Iterable[str] = (), data_files: Iterable[str | Path] = ()
 ) -> LoadedProgram:
     """Loads a `.pte` file into ExecuTorch's Python runtime.
 
@@ -108,12 +103,7 @@ class LoadedProgram:
         return self.timed_run(method, inputs).outputs
 
     def timed_run(self, method: str, inputs: Sequence[Any] = ()) -> TimedRun:
-        """Runs a method as `run` does, and takes the time of its two parts.
-
-        Raises:
-            InputError: there is no such method, or the inputs do not match its signature.
-            PteforgeError: the runtime fails, or the payload's signature is not that of the fat file.
-        """
+        """Runs a method as `run` does, and takes the time of its two parts; raises as `run`."""
         if method not in self._programs:
             raise InputError(f"{self._file} has no method {method!r}; it has {', '.join(map(repr, self.methods))}")
         if method in self._mismatches:

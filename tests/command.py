@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pteforge.flows.cli.crashes import exit_code
-from pteforge.flows.cli.main import app
+from pteforge.flows.cli.main import app, exit_code
 from pteforge.flows.cli.terminal import guarded_streams
 
 

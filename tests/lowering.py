@@ -226,7 +226,7 @@ def lower_upstream(builder: str, recipe: Mapping[str, Any]) -> Any:
 
 def _export_upstream(builder: str) -> tuple[dict[str, Any], dict[str, Any]]:
     import torch
-    from pteforge.configs.definition import ModelDefinition
+    from pteforge.configs.model import ModelDefinition
 
     torch.manual_seed(0)
     module, _, name = builder.partition(":")

@@ -127,7 +127,7 @@ def _target_of(given: Partitioner, field: str) -> Specialization:
         if type(given) not in _classes(name):
             continue
         (own,) = (own for own in find_target(name).partitioners() if type(own) is type(given))
-        differing = [key for key, value in _public(given).items() if not _equal(value, _public(own).get(key))]
+        differing = [key for key, value in _public(given).items() if not bool(value == _public(own).get(key))]
         if "delegation_spec" in vars(own) and not differing:
             return Specialization(target=name)
         attribute = f".{differing[0]}" if differing else ""
@@ -149,10 +149,6 @@ def _classes(name: str) -> set[type]:
     """The classes of a target's partitioners; empty if the target is not available here."""
     target = find_target(name, {})
     return set() if target.available() else {type(own) for own in target.partitioners()}
-
-
-def _equal(given: Any, own: Any) -> bool:
-    return bool(given == own)
 
 
 def _public(partitioner: Partitioner) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from ..prefect.settings import quiet_console, server_configured
 from ..run.interrupt import leave_interrupted
 from ..run.request import ExportRequest
 from . import completion
-from .options import AS_JSON, takes_request
+from .options import AS_JSON, argument, option, takes_request
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ...tasks.results.numerics import LosingPart, NodeLoss
-    from ..run.bisect import Bisection
+    from ..run.examine import Bisection
 
 _NODES = 10
 _log = logging.getLogger(__name__)
@@ -30,12 +30,7 @@ _log = logging.getLogger(__name__)
 @takes_request("models", "recipes", "out", "until", "debug", "on", "publish", "refresh")
 def bisect_recipe(
     request: ExportRequest,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL/RECIPE", show_default=False, help="What to bisect.", autocompletion=completion.files
-        ),
-    ],
+    name: Annotated[str, argument("What to bisect.", "MODEL/RECIPE", complete=completion.files)],
     *,
     drop: Annotated[
         float | None,
@@ -43,9 +38,7 @@ def bisect_recipe(
             metavar="DB", min=0.1, help="A rung loses quality if its SQNR drops by more than this.", show_default="6"
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Plot SQNR by rung, and the worst operators.")
-    ] = None,
+    plot: Annotated[Path | None, option("Plot SQNR by rung, and the worst operators.", "FILE.png")] = None,
     as_json: AS_JSON = False,
 ) -> None:
     """Find where a recipe loses quality: in which program on the way to the file, and at which of its operators.
@@ -53,7 +46,7 @@ def bisect_recipe(
     Only stages that are not cached run. Verification is skipped, so bisect also works on a file that fails it.
     """
     from ...tasks.results.numerics import DROP_DB
-    from ..run.bisect import bisect, check_plot, write_plot
+    from ..run.examine import bisect, check_plot, write_plot
     from ..run.session import open_session
     from .progress import observe
 
@@ -65,64 +58,62 @@ def bisect_recipe(
     request = request.model_copy(update={"models": model, "recipes": recipe})
     try:
         with open_session(request, writes=False) as session, observe(session, quiet=as_json):
-            found = bisect(session, drop or DROP_DB)
+            bisection = bisect(session, drop or DROP_DB)
     except KeyboardInterrupt:
         leave_interrupted()
     if plot:
-        write_plot(found, plot)
+        write_plot(bisection, plot)
     if server_configured():
-        _publish(found)
+        _publish(bisection)
     if as_json:
-        print_json(found.to_json())
+        print_json(bisection.to_json())
     else:
-        _print(open_console(), found)
+        _print(open_console(), bisection)
 
 
-def _publish(found: Bisection) -> None:
+def _publish(bisection: Bisection) -> None:
     """Adds the result to Prefect's artifacts; only logs a failure, since the terminal shows the result anyway."""
-    from ..run.bisect import draw
+    from ..run.examine import draw
 
     if not _log.isEnabledFor(logging.INFO):
         quiet_console()
     try:
         from ..prefect.pages import show_bisection
 
-        show_bisection(found, draw(found) if find_spec("matplotlib") else None)
+        show_bisection(bisection, draw(bisection) if find_spec("matplotlib") else None)
     except Exception as error:  # noqa: BLE001 - whatever Prefect raises
         _log.warning("Prefect could not take the result (is its server there?): %s: %s", type(error).__name__, error)
 
 
-def _print(console: Console, found: Bisection) -> None:
-    from rich.text import Text
-
+def _print(console: Console, bisection: Bisection) -> None:
     from ..reports.figures_text import rungs_table
 
-    console.print(rungs_table(found.ladder))
-    for step, problem in found.not_made.items():
-        console.print(Text(f"not made: {step}: {problem}", "yellow"), soft_wrap=True)
-    loss = found.loss
+    console.print(rungs_table(bisection.ladder))
+    for step, problem in bisection.not_made.items():
+        console.print(f"not made: {step}: {problem}", style="yellow", soft_wrap=True)
+    loss = bisection.loss
     if loss is None:
-        console.print(f"{found.name} loses no quality on the way.")
+        console.print(f"{bisection.name} loses no quality on the way.")
         return
     method = "" if loss.rung.method == "forward" else f", method {loss.rung.method},"
-    console.print(Text(f"{loss.rung.label}{method} {loss.reason}.", "bold"), soft_wrap=True)
+    console.print(f"{loss.rung.label}{method} {loss.reason}.", style="bold", soft_wrap=True)
     if loss.rung.name == "payload":
-        _print_payload(console, found)
-    elif found.nodes is None:
+        _print_payload(console, bisection)
+    elif bisection.nodes is None:
         console.print("There is no program before it to compare with.")
     else:
-        _print_nodes(console, found)
+        _print_nodes(console, bisection)
 
 
-def _print_nodes(console: Console, found: Bisection) -> None:
+def _print_nodes(console: Console, bisection: Bisection) -> None:
     from ..reports.figures_text import open_table
 
-    assert found.loss  # noqa: S101 - nodes imply a loss
-    assert found.nodes  # noqa: S101 - checked by the caller
-    assert found.loss.before  # noqa: S101 - as above
-    losing = found.nodes.losing
-    console.print(f"The operators of {found.loss.rung.label} that lose most, and what they were made from:")
-    programs = found.loss.before.label, found.loss.rung.label
+    assert bisection.loss  # noqa: S101 - nodes imply a loss
+    assert bisection.nodes  # noqa: S101 - checked by the caller
+    assert bisection.loss.before  # noqa: S101 - as above
+    losing = bisection.nodes.losing
+    console.print(f"The operators of {bisection.loss.rung.label} that lose most, and what they were made from:")
+    programs = bisection.loss.before.label, bisection.loss.rung.label
     table = open_table(programs, ("own SQNR", "max abs error", "SQNR so far"))
     table.add_column("where", overflow="fold")
     for node in losing[:_NODES]:
@@ -131,16 +122,16 @@ def _print_nodes(console: Console, found: Bisection) -> None:
     console.print(table)
     more = f", {len(losing) - _NODES} more lose something" if len(losing) > _NODES else ""
     console.print(
-        f"{found.nodes.compared} values compared of {found.nodes.operators} operators{more}. Own: with inputs as they "
-        f"are in {found.loss.before.label}.",
+        f"{bisection.nodes.compared} values compared of {bisection.nodes.operators} operators{more}. Own: with inputs "
+        f"as they are in {bisection.loss.before.label}.",
         soft_wrap=True,
     )
 
 
-def _print_payload(console: Console, found: Bisection) -> None:
+def _print_payload(console: Console, bisection: Bisection) -> None:
     from ..reports.figures_text import format_sqnr, open_table
 
-    losses = found.payload
+    losses = bisection.payload
     if losses is None:
         return
     if losses.delegates:
@@ -158,16 +149,14 @@ def _print_payload(console: Console, found: Bisection) -> None:
 
 
 def _print_part(console: Console, part: LosingPart, where: str) -> None:
-    from rich.text import Text
-
     from ..reports.figures_text import format_sqnr
 
     reached = format_sqnr(part.own) if part.own else part.problem
-    console.print(Text(f"\n{where}, {reached}:", "bold"), soft_wrap=True)
+    console.print(f"\n{where}, {reached}:", style="bold", soft_wrap=True)
     for operator in part.operators:
         place = ", ".join(filter(None, (operator.module, operator.line.partition(" ")[0])))
         text = f"  {operator.node} = {operator.operator}({', '.join(operator.inputs)}) -> {operator.output}"
-        console.print(Text(f"{text}  {place}".rstrip()), soft_wrap=True)
+        console.print(f"{text}  {place}".rstrip(), soft_wrap=True)
 
 
 def _cells(node: NodeLoss) -> tuple[str, str, str]:

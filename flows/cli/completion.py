@@ -96,7 +96,7 @@ def begun_runs(ctx: typer.Context, incomplete: str) -> list[str]:
 @completer
 def payloads(ctx: typer.Context) -> Iterable[str]:
     """The payloads of a fat file."""
-    from .pte_files import open_fat_file
+    from .options import open_fat_file
 
     return (payload.name for payload in open_fat_file(_first_argument(ctx), ctx.params["data"]).container.payloads)
 
@@ -129,12 +129,12 @@ def _first_argument(ctx: typer.Context) -> Path:
 
 def _recipes_of_models(ctx: typer.Context) -> dict[str, Sequence[str]]:
     """The zoo's models, with the names of their recipes."""
-    found: dict[str, Sequence[str]] = {}
-    _read_zoo(_first_argument(ctx).absolute(), (), found, set())
-    return found
+    recipes_of: dict[str, Sequence[str]] = {}
+    _read_zoo(_first_argument(ctx).absolute(), (), recipes_of, set())
+    return recipes_of
 
 
-def _read_zoo(path: Path, inherited: Sequence[str], found: dict[str, Sequence[str]], seen: set[Path]) -> None:
+def _read_zoo(path: Path, inherited: Sequence[str], recipes_of: dict[str, Sequence[str]], seen: set[Path]) -> None:
     """Adds the models of a file and of those that it includes, which inherit its default recipes."""
     import yaml
 
@@ -144,10 +144,10 @@ def _read_zoo(path: Path, inherited: Sequence[str], found: dict[str, Sequence[st
     with open_input(path) as file:
         zoo = yaml.load(file.read(_ZOO_LIMIT), Loader=yaml.CSafeLoader)
     defaults = (zoo.get("defaults") or {}).get("recipes") or inherited
-    found.update({name: model.get("recipes") or defaults for name, model in (zoo.get("models") or {}).items()})
+    recipes_of.update({name: model.get("recipes") or defaults for name, model in (zoo.get("models") or {}).items()})
     for included in (path.parent / name for name in zoo.get("include") or ()):
         if included.resolve() not in seen:
-            _read_zoo(included.resolve(), defaults, found, seen)
+            _read_zoo(included.resolve(), defaults, recipes_of, seen)
 
 
 def _shipped_recipes() -> list[str]:

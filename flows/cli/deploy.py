@@ -9,33 +9,31 @@ import typer
 from ...errors import InputError
 from ..prefect.settings import quiet_console, server_configured
 from ..run.request import ExportRequest
-from .options import takes_request
+from .options import option, takes_request
 
 if TYPE_CHECKING:
     from ..prefect.deployments import ZooDeployment
 
-NAME = Annotated[str, typer.Option(metavar="NAME", help="Name of the deployment.")]
-CRON = Annotated[
-    str | None, typer.Option(metavar="CRON", help='When to run, such as "0 2 * * *".', show_default="no schedule")
-]
-TIMEZONE = Annotated[str | None, typer.Option(metavar="ZONE", help="Time zone of the schedule.", show_default="UTC")]
+NAME = Annotated[str, option("Name of the deployment.", "NAME")]
+CRON = Annotated[str | None, option('When to run, such as "0 2 * * *".', "CRON", "no schedule")]
+TIMEZONE = Annotated[str | None, option("Time zone of the schedule.", "ZONE", "UTC")]
 
 
 @takes_request()
 def deploy(
     request: ExportRequest,
     *,
-    pool: Annotated[str, typer.Option(metavar="POOL", help="Work pool whose workers run it.", show_default=False)],
+    pool: Annotated[str, option("Work pool whose workers run it.", "POOL", False)],
     name: NAME = "nightly",
     cron: CRON = None,
     timezone: TIMEZONE = None,
     alerts: Annotated[
         str | None,
-        typer.Option(
-            metavar="TYPE/NAME",
-            help="Notification block of Prefect that reports failed, crashed and missing runs, and releases that were "
+        option(
+            "Notification block of Prefect that reports failed, crashed and missing runs, and releases that were "
             "held back, such as slack-webhook/nights.",
-            show_default="no alerts",
+            "TYPE/NAME",
+            "no alerts",
         ),
     ] = None,
 ) -> None:

@@ -14,7 +14,7 @@ import typer
 from ...errors import InputError, printable
 from ..reports.figures_text import format_size, markdown, markdown_table
 from . import completion
-from .options import AS_JSON, STORE, open_existing_store
+from .options import AS_JSON, STORE, argument, open_existing_store, option
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
@@ -34,22 +34,12 @@ _STYLES = {"added": "green", "removed": "bold red", "changed": "yellow"}
 
 
 def diff(
-    before: Annotated[
-        str, typer.Argument(metavar="A", help=_SIDE, show_default=False, autocompletion=completion.begun_runs)
-    ],
-    after: Annotated[
-        str,
-        typer.Argument(
-            metavar="B", help="What to compare with it.", show_default=False, autocompletion=completion.begun_runs
-        ),
-    ],
+    before: Annotated[str, argument(_SIDE, "A", complete=completion.begun_runs)],
+    after: Annotated[str, argument("What to compare with it.", "B", complete=completion.begun_runs)],
     *,
     fail_on: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIMITS",
-            help="Exit with 1 if B is worse than such limits: growth=2%,sqnr=1dB,score=0.5%,delegation.",
-        ),
+        option("Exit with 1 if B is worse than such limits: growth=2%,sqnr=1dB,score=0.5%,delegation.", "LIMITS"),
     ] = None,
     store: STORE = None,
     as_json: AS_JSON = False,
@@ -57,14 +47,14 @@ def diff(
 ) -> None:
     """Show what differs between two files, folders of results, runs or releases: contents, figures, toolchain."""
     from ..releases.difference import compare, find_side
-    from ..reports.comparison import parse_gates
+    from ..reports.comparison import parse_limits
 
     if as_json and markdown:
         raise InputError("--json and --markdown exclude each other; give one of them")
-    gates = () if fail_on is None else parse_gates(fail_on)
+    limits = () if fail_on is None else parse_limits(fail_on)
     with ExitStack() as stack:
         opened = cache(lambda: stack.enter_context(open_existing_store(store)))
-        files = list(compare(find_side(before, opened), find_side(after, opened), gates))
+        files = list(compare(find_side(before, opened), find_side(after, opened), limits))
     exceeded = [sentence for file in files for sentence in file.regressions]
     if as_json:
         shown = [file.to_json() for file in files]
@@ -93,14 +83,14 @@ def print_differences(console: Console, files: Sequence[FileDifference]) -> None
         status = (file.status, _STYLES.get(file.status, ""))
         console.print(Text.assemble((printable(file.name), "bold"), ": ", status, size), soft_wrap=True)
         for note in file.notes:
-            console.print(Text(f"  {printable(note)}", "dim"))
+            console.print(f"  {printable(note)}", style="dim")
         if file.changes:
             table = open_table(("", ""))
             for side in ("before", "after"):
                 table.add_column(side, justify="right", overflow="fold")
             table.add_column("", justify="right", no_wrap=True)
             for row in _rows(file.changes):
-                table.add_row(*map(Text, map(printable, row)))
+                table.add_row(*map(printable, row))
             console.print(table)
     for side in ("added", "removed"):
         for model in _models(files, side):
@@ -139,10 +129,10 @@ def _total(files: Sequence[FileDifference]) -> str:
 
 def _models(files: Sequence[FileDifference], status: str) -> Iterator[str]:
     """Models of which all files are only on one side."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    statuses_of: defaultdict[str, set[str]] = defaultdict(set)
     for file in files:
-        found[file.name.rpartition("/")[0]].add(file.status)
-    return (name for name, statuses in found.items() if name and statuses == {status})
+        statuses_of[file.name.rpartition("/")[0]].add(file.status)
+    return (name for name, statuses in statuses_of.items() if name and statuses == {status})
 
 
 def _either(file: FileDifference) -> Delivered:

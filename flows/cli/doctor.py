@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ...tasks.results.diagnosis import Diagnosis, Finding
-    from ..run.doctor import ModelDiagnosis
+    from ..run.examine import ModelDiagnosis
 
 
 @takes_request("recipes", "out", "until", "debug", "on", "publish", optional=True)
@@ -41,27 +41,25 @@ def doctor(
     if request is None:
         _check_server(as_json=as_json)
         return
-    from ..run.doctor import examine
+    from ..run.examine import examine
     from ..run.session import open_session
     from .progress import observe
 
     try:
         with open_session(request, writes=False) as session, observe(session, quiet=as_json):
-            found = examine(session)
+            diagnoses = examine(session)
     except KeyboardInterrupt:
         leave_interrupted()
-    well = all(each.well for each in found)
+    well = all(each.well for each in diagnoses)
     if as_json:
-        print_json({"zoo": session.zoo, "well": well, "models": {each.model: each.to_json() for each in found}})
+        print_json({"zoo": session.zoo, "well": well, "models": {each.model: each.to_json() for each in diagnoses}})
     else:
-        _print(open_console(), found)
+        _print(open_console(), diagnoses)
     raise typer.Exit(0 if well else 1)
 
 
 def _check_server(*, as_json: bool) -> None:
     """Looks at the configured server; exits with 1 if something is wrong."""
-    from rich.text import Text
-
     if not server_configured():
         raise InputError("there is no Prefect server to look at; set PREFECT_API_URL")
     quiet_console()
@@ -73,33 +71,33 @@ def _check_server(*, as_json: bool) -> None:
     else:
         for check in checks:
             style = "green" if check.well else "bold red"
-            open_console().print(Text(printable(f"{check.name}: {check.found}"), style), soft_wrap=True)
+            open_console().print(printable(f"{check.name}: {check.found}"), style=style, soft_wrap=True)
     raise typer.Exit(0 if all(check.well for check in checks) else 1)
 
 
-def _print(console: Console, found: Sequence[ModelDiagnosis]) -> None:
+def _print(console: Console, diagnoses: Sequence[ModelDiagnosis]) -> None:
     from rich.text import Text
 
     from ...tasks.results.diagnosis import Diagnosis
     from ..reports.figures_text import open_table
 
     table = open_table(("model", "method", "strict", "without strict mode", "in strict mode", "draft export"))
-    for each in found:
+    for each in diagnoses:
         for method, diagnosis in each.methods.items():
             cells = _cells(diagnosis) if isinstance(diagnosis, Diagnosis) else ("", Text("not built", "bold red"))
             table.add_row(each.model, method, *cells)
     console.print(table)
-    for each in found:
+    for each in diagnoses:
         for method, diagnosis in each.methods.items():
             name = printable(f"{each.model} {method}".rstrip())
             if isinstance(diagnosis, Diagnosis):
                 _print_findings(console, name, diagnosis)
             else:
-                console.print(Text(f"{name} {diagnosis.step}: {diagnosis.problem}\n", "bold red"), soft_wrap=True)
-    methods = [diagnosis for each in found for diagnosis in each.methods.values()]
+                console.print(f"{name} {diagnosis.step}: {diagnosis.problem}\n", style="bold red", soft_wrap=True)
+    methods = [diagnosis for each in diagnoses for diagnosis in each.methods.values()]
     ill = sum(not (isinstance(diagnosis, Diagnosis) and diagnosis.well) for diagnosis in methods)
     console.print(
-        f"{len(methods)} method{'s' * (len(methods) != 1)} of {len(found)} model{'s' * (len(found) != 1)}: "
+        f"{len(methods)} method{'s' * (len(methods) != 1)} of {len(diagnoses)} model{'s' * (len(diagnoses) != 1)}: "
         + (f"{ill} not well" if ill else "all well")
     )
 
@@ -116,27 +114,23 @@ def _cells(diagnosis: Diagnosis) -> Iterator[str | Text]:
 
 
 def _print_findings(console: Console, name: str, diagnosis: Diagnosis) -> None:
-    from rich.text import Text
-
     others = [finding for finding in diagnosis.findings if finding not in diagnosis.relevant]
     if not diagnosis.attempt.exported:
         problem = first_line(diagnosis.attempt.problem)
-        console.print(Text(f"{name} is refused: {problem}", "bold red"), soft_wrap=True)
+        console.print(f"{name} is refused: {problem}", style="bold red", soft_wrap=True)
     elif diagnosis.relevant:
-        console.print(Text(f"{name} is exported, but the program may be wrong:", "bold red"), soft_wrap=True)
+        console.print(f"{name} is exported, but the program may be wrong:", style="bold red", soft_wrap=True)
     _print_text(console, diagnosis.relevant, "yellow")
     if others:
         other = "without strict mode" if diagnosis.strict else "in strict mode"
-        console.print(Text(f"{name} {other}, which is not what is set:", "dim"), soft_wrap=True)
+        console.print(f"{name} {other}, which is not what is set:", style="dim", soft_wrap=True)
         _print_text(console, others, "dim")
     if diagnosis.findings or not diagnosis.attempt.exported:
         console.print()
 
 
 def _print_text(console: Console, findings: Sequence[Finding], style: str) -> None:
-    from rich.text import Text
-
     from ...tasks.results.diagnosis import as_text
 
     if findings:
-        console.print(Text(as_text(findings), style), soft_wrap=True)
+        console.print(as_text(findings), style=style, soft_wrap=True)

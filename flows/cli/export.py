@@ -1,19 +1,30 @@
-"""`pteforge export`."""
+"""`pteforge export` and `plan`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from ...errors import PteforgeError
+from ...errors import PteforgeError, printable
 from ..prefect.settings import server_configured
+from ..reports.figures_text import format_size
 from ..run.interrupt import leave, leave_interrupted
 from ..run.request import ExportRequest
 from .options import AS_JSON, takes_request
-from .plan import show_plan
-from .terminal import print_json
+from .terminal import open_console, print_json
+from .why import format_change
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...artifacts.ledger import StageRecord
+    from ...artifacts.runs import FieldChange
+    from ...tasks.engine.runner import StageCall
+    from ..run.session import Session
 
 
 @takes_request()
@@ -29,8 +40,7 @@ def export(
     from ..reports.page import NAME
     from ..run.session import open_session
     from ..run.zoo import find_models
-    from .progress import observe
-    from .summary import Failures, print_failures, print_published, print_summary
+    from .progress import Failures, observe, print_failures, print_published, print_summary
 
     if dry_run:
         show_plan(request, as_json=as_json)
@@ -61,3 +71,110 @@ def export(
     if session.server_lost:
         leave(exit_code)
     raise typer.Exit(exit_code)
+
+
+@dataclass(frozen=True)
+class Due:
+    """A call of a stage that an export would run."""
+
+    call: StageCall
+    # fields of its key that differ from its last run; None without an earlier run
+    changes: tuple[FieldChange, ...] | None
+    last: StageRecord | None  # its last run, for what it took
+    predicted_memory: int  # bytes that it waits for before it starts
+    asked: bool = False  # whether it runs only because it is asked for
+
+    @property
+    def reason(self) -> str:
+        from ...tasks.engine.executor import REFRESHED
+
+        if self.asked:
+            return REFRESHED
+        return "has not run before" if self.changes is None else "changed:" if self.changes else "its outputs are gone"
+
+
+@takes_request("out", "jobs", "on", "publish")
+def plan(request: ExportRequest, *, as_json: AS_JSON = False) -> None:
+    """Show which stages an export would run, and why. Runs nothing; exits with 3 if there is something to do."""
+    show_plan(request, as_json=as_json)
+
+
+def show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
+    """Prints the plan of a run, and exits."""
+    from ..run.session import open_session
+
+    with open_session(request, writes=False) as session:
+        cached, will_run, may_run = _plan(session)
+    if as_json:
+        stages = [_due_json(due) for due in will_run]
+        stages += [{"stage": call.title, "runs": "maybe"} for call in may_run]
+        print_json({"zoo": session.zoo, "cached": cached, "stages": stages})
+    else:
+        _print_plan(open_console(), cached, will_run, may_run)
+    raise typer.Exit(3 if will_run else 0)
+
+
+def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
+    """The number of cached stages, the stages that will run, and those that may run."""
+    from ...artifacts.runs import differing_fields
+    from ...tasks.engine.executor import predict_memory
+    from ...tasks.engine.runner import CutShort, PlanRunner, run_without_loop
+    from ...tasks.lowering.graph import lower_model
+    from ...tasks.lowering.runs import ModelRun
+
+    refresh, session.executor.refresh = bool(session.executor.refresh), ""  # what is there is known, and will run
+    runner = PlanRunner(session.executor)
+    whole = set()  # keys of the stages of models that need not be looked at
+    for model in session.models:
+        if record := None if refresh else session.whole_models.find(model):
+            whole |= {stage.key for stage in record.stages}
+            continue
+        for outcome in run_without_loop(lower_model(ModelRun(runner, model))).values():
+            if isinstance(outcome, Exception) and not isinstance(outcome, CutShort):
+                raise outcome
+    ledger, will_run = session.store.ledger, []
+    for call in runner.will_run.values():
+        slot = ledger.last(call.slot)
+        changes = differing_fields(slot.fields, session.executor.key(call).fields()) if slot else None
+        will_run.append(Due(call, changes, ledger.last_run(call.slot), predict_memory(call, session.store)))
+    cached = {done.key.digest(): done for done in runner.found}
+    if refresh:
+        again = [
+            Due(done.call, (), ledger.lookup(key), predict_memory(done.call, session.store), asked=True)
+            for key, done in cached.items()
+        ]
+        return 0, [*again, *will_run], runner.may_run
+    return len(cached.keys() | whole), will_run, runner.may_run
+
+
+def _print_plan(console: Console, cached: int, will_run: list[Due], may_run: list[StageCall]) -> None:
+    from rich.text import Text
+
+    for due in will_run:
+        needs = f"  ({_needs(due)})" if due.call.stage.runs_isolated(due.call.params) else ""
+        line = Text.assemble(("will run ", "green"), printable(due.call.title), f"  {due.reason}", (needs, "dim"))
+        console.print(line, soft_wrap=True)
+        for change in due.changes or ():
+            console.print(Text.assemble("         ", format_change(change)), soft_wrap=True)
+    for model, count in Counter(call.model for call in may_run).items():
+        console.print(f"may run  {printable(model)}: {count} later stages, where outputs change", style="dim")
+    summary = f"{cached} stages cached, {len(will_run)} will run, {len(may_run)} may run"
+    console.print(summary if will_run else f"nothing to do: {cached} stages cached")
+
+
+def _needs(due: Due) -> str:
+    if due.last:
+        return f"took {due.last.seconds:.1f} s, {format_size(due.last.peak_memory)}"
+    return f"about {format_size(due.predicted_memory)} of memory"
+
+
+def _due_json(due: Due) -> dict[str, Any]:
+    changes = due.changes
+    return {
+        "stage": due.call.title,
+        "runs": "yes",
+        "changed": None if changes is None else {change.field: [change.before, change.after] for change in changes},
+        "last_seconds": due.last and due.last.seconds,
+        "last_peak_memory": due.last and due.last.peak_memory,
+        "predicted_memory": due.predicted_memory,
+    }

@@ -12,8 +12,18 @@ import typer
 from ...errors import FileFormatError, InputError, convert_os_errors, printable
 from ..reports.figures_text import format_size
 from . import completion
-from .options import AS_JSON, DATA, DATA_OUT, OUT
-from .pte_files import check_output, data_files, open_fat_file, split_names
+from .options import (
+    AS_JSON,
+    DATA,
+    DATA_OUT,
+    OUT,
+    argument,
+    check_output,
+    data_files,
+    open_fat_file,
+    option,
+    split_names,
+)
 from .terminal import print_json, quiet
 
 if TYPE_CHECKING:
@@ -34,10 +44,8 @@ _SHARE_TRANSPOSED = Annotated[
 
 
 def extract_payload(
-    file: Annotated[Path, typer.Argument(help="A fat .pte file.", show_default=False)],
-    name: Annotated[
-        str, typer.Argument(help="The payload's name.", show_default=False, autocompletion=completion.payloads)
-    ],
+    file: Annotated[Path, argument("A fat .pte file.")],
+    name: Annotated[str, argument("The payload's name.", complete=completion.payloads)],
     *,
     out: OUT,
     data: DATA = None,
@@ -63,12 +71,7 @@ def extract_payload(
 
 def merge_files(
     files: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[NAME=]FILE.pte...",
-            help="Plain .pte files by preference; the last needs no backend.",
-            show_default=False,
-        ),
+        list[str], argument("Plain .pte files by preference; the last needs no backend.", "[NAME=]FILE.pte...")
     ],
     *,
     out: OUT,
@@ -101,16 +104,10 @@ def merge_files(
 
 
 def thin_file(
-    file: Annotated[Path, typer.Argument(help="A fat .pte file.", show_default=False)],
+    file: Annotated[Path, argument("A fat .pte file.")],
     *,
     keep: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME,...",
-            help="Payloads to keep; their order stays.",
-            show_default=False,
-            autocompletion=completion.payloads,
-        ),
+        list[str], option("Payloads to keep; their order stays.", "NAME,...", False, complete=completion.payloads)
     ],
     out: OUT,
     data: DATA = None,

@@ -10,6 +10,7 @@ import typer
 
 from ...errors import InputError, convert_os_errors
 from . import completion
+from .options import option
 
 
 def init(
@@ -18,12 +19,7 @@ def init(
     *,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A shipped recipe; may be given again.",
-            show_default="xnnpack-fp32",
-            autocompletion=completion.shipped_recipes,
-        ),
+        option("A shipped recipe; may be given again.", "NAME", "xnnpack-fp32", complete=completion.shipped_recipes),
     ] = None,
 ) -> None:
     """Write a zoo file for a builder, the name of a model or a .pt2 file, with comments that say how to go on."""

@@ -1,24 +1,25 @@
-"""`pteforge inspect`."""
+"""`pteforge inspect` and `metadata`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import printable
+from ...errors import InputError, printable
 from ..reports.figures_text import format_size, open_table
-from .metadata import metadata_lines
-from .options import AS_JSON, DATA
-from .pte_files import data_files, open_fat_file
+from .options import AS_JSON, DATA, argument, data_files, open_fat_file
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from ...formats.pte.metadata import MetadataValue
 
 
 _SHORT_DIGEST = 12
@@ -27,14 +28,11 @@ _MAX_LENGTH = 80
 
 
 def inspect_file(
-    file: Annotated[Path, typer.Argument(help="A .pte file.", show_default=False)],
-    *,
-    data: DATA = None,
-    as_json: AS_JSON = False,
+    file: Annotated[Path, argument("A .pte file.")], *, data: DATA = None, as_json: AS_JSON = False
 ) -> None:
     """Show the contents of a .pte file: metadata, methods, operators, delegates, named data; payloads if it is fat."""
     from ...formats.describe import describe, describe_container, describe_external, weight_bytes
-    from ...formats.nfat.fat_file import is_fat
+    from ...formats.nfat.container import is_fat
     from ...formats.pte.contents import SIZES
     from ...formats.pte.metadata import metadata_json, read_metadata, returning_methods
     from ...formats.pte.reader import map_file, open_pte
@@ -43,8 +41,8 @@ def inspect_file(
     pte = open_pte(file)
     fat = open_fat_file(file, data) if is_fat(pte) else None
     metadata = read_metadata(file)
-    made = Delivered.next_to(file)
-    reached = made.quantization if made else {}
+    delivered = Delivered.next_to(file)
+    reached = delivered.quantization if delivered else {}
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),
@@ -57,21 +55,19 @@ def inspect_file(
     if as_json:
         print_json(description)
         return
-    from rich.text import Text
-
     console = open_console()
     if fat:
         for line in _lines(file, description):
-            console.print(Text(line), soft_wrap=True)
+            console.print(line, soft_wrap=True)
         console.print(_table(description["container"]["payloads"]))
     else:
         _print_file(console, file, description)
     for method, share in reached.items():
         of_method = f"method {method}: " if len(reached) > 1 else ""
-        console.print(Text(printable(f"{of_method}{share}")), soft_wrap=True)
+        console.print(printable(f"{of_method}{share}"), soft_wrap=True)
     told = {key: value for key, value in metadata.items() if not key.startswith(SIZES)}  # inputs have those
     for line in metadata_lines(told, limit=_MAX_LENGTH):
-        console.print(Text(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
     returning = returning_methods(pte, metadata)
     for method in description["methods"]:
         if method["name"] not in returning:
@@ -107,8 +103,6 @@ def _count(number: int, noun: str) -> str:
 
 
 def _table(payloads: list[dict[str, Any]]) -> Table:
-    from rich.text import Text
-
     table = open_table(("", "payload", "needs"), ("methods", "size", "adds", "shared"))
     table.add_column("ExecuTorch", overflow="fold")
     table.add_column("SHA-256", no_wrap=True)
@@ -116,28 +110,26 @@ def _table(payloads: list[dict[str, Any]]) -> Table:
         needs = ["a newer runtime"] if payload["unknown_features"] else payload["backends"]
         table.add_row(
             str(priority),
-            Text(payload["name"]),
-            Text(", ".join(needs) or "nothing"),
+            payload["name"],
+            ", ".join(needs) or "nothing",
             str(len(payload["methods"]) or ""),
             *(format_size(payload[size]) for size in ("size", "adds", "shared")),
-            Text(payload["executorch_version"]),
+            payload["executorch_version"],
             (payload["sha256"] or "")[:_SHORT_DIGEST],
         )
     return table
 
 
 def _print_file(console: Console, file: Path, description: dict[str, Any]) -> None:
-    from rich.text import Text
-
     backends = printable(", ".join(description["backends"])) or "none"
     constants = description["constants"]
     line = f"{printable(str(file))}: {format_size(description['size'])}, delegates to: {backends}"
-    console.print(Text(line), soft_wrap=True)
+    console.print(line, soft_wrap=True)
     kernels = printable(", ".join(description["kernels"])) or "none"
-    console.print(Text(f"kernels to link: {kernels}"), soft_wrap=True)
+    console.print(f"kernels to link: {kernels}", soft_wrap=True)
     console.print(f"{constants['tensors']} constant tensors, {format_size(constants['bytes'])}")
     if line := _weights(**description["weights"]):
-        console.print(Text(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _weights(sizes: dict[str, int], unread: Sequence[str]) -> str:
@@ -157,19 +149,19 @@ def _print_method(console: Console, method: dict[str, Any]) -> None:
         values = ", ".join(map(_value, method["outputs"]))
         console.print(Text.assemble("\n", (f"constant method {name}", "bold"), f": {values}"), soft_wrap=True)
         return
-    console.print(Text(f"\nmethod {name}", "bold"))
+    console.print(f"\nmethod {name}", style="bold")
     for direction in ("inputs", "outputs"):
         for position, value in enumerate(method[direction]):
-            console.print(Text(f"  {direction[:-1]} {position}: {_value(value)}"), soft_wrap=True)
+            console.print(f"  {direction[:-1]} {position}: {_value(value)}", soft_wrap=True)
     planned = ", ".join(format_size(size) for size in method["planned_memory"] if size)
     console.print(f"  planned memory: {planned or 'none'}")
     table = open_table(("operator or delegate",), ("calls", "size"))
     for backend in sorted({delegate["id"] for delegate in method["delegates"]}):
         sizes = [delegate["size"] for delegate in method["delegates"] if delegate["id"] == backend]
-        table.add_row(Text(f"delegate {printable(backend)}"), str(len(sizes)), format_size(sum(sizes)))
+        table.add_row(f"delegate {printable(backend)}", str(len(sizes)), format_size(sum(sizes)))
     operators = sorted(method["operators"], key=lambda operator: -operator["calls"])
     for operator in operators[:_MAX_OPERATORS]:
-        table.add_row(Text(printable(operator["name"])), str(operator["calls"]))
+        table.add_row(printable(operator["name"]), str(operator["calls"]))
     if len(operators) > _MAX_OPERATORS:
         table.add_row(f"and {len(operators) - _MAX_OPERATORS} more operators (--json shows all)")
     if table.row_count:
@@ -188,8 +180,10 @@ def _print_named_data(console: Console, description: dict[str, Any]) -> None:
 
 def _value(value: dict[str, Any]) -> str:
     """A tensor's dtype, shape, and order in memory if it is another one, or the kind and value of a scalar."""
+    from ...formats.pte.contents import DimensionSizes
+
     if "shape" in value:
-        said = [f"dimension {sizes['dimension']}: {_sizes(sizes)}" for sizes in value["sizes"]]
+        said = [f"dimension {sizes['dimension']}: {DimensionSizes(**sizes)}" for sizes in value["sizes"]]
         bounds = "" if value["dynamism"] == "static" else f" ({', '.join(said) or value['dynamism']})"
         order = value["dim_order"]
         memory = "" if order == sorted(order) else f", in memory by dimensions {order}"
@@ -202,7 +196,63 @@ def _value(value: dict[str, Any]) -> str:
     return f"{kind} {content}"
 
 
-def _sizes(value: dict[str, int]) -> str:
-    from ...formats.pte.contents import DimensionSizes
+def show_metadata(file: Annotated[Path, argument("A .pte file.")], *, as_json: AS_JSON = False) -> None:
+    """Show what a .pte file says about its model: labels, preprocessing, licence, where it comes from.
 
-    return str(DimensionSizes(**value))
+    The digest of its provenance is checked against the file next to it, FILE.json, if there is one.
+    """
+    from ...configs.metadata import PROVENANCE
+    from ...formats.pte.metadata import metadata_json, read_metadata
+
+    metadata = read_metadata(file)
+    origin = _origin(file, metadata[PROVENANCE]) if PROVENANCE in metadata else None
+    if as_json:
+        print_json({"metadata": metadata_json(metadata), "origin": origin})
+        return
+    for line in metadata_lines(metadata):
+        typer.echo(line)
+    if not metadata:
+        typer.echo(f"{printable(str(file))} has no metadata", err=True)
+    elif origin:
+        typer.echo(f"made from: {_made_from(origin)}")
+
+
+def metadata_lines(metadata: Mapping[str, MetadataValue], limit: int | None = None) -> Iterator[str]:
+    """A line for each entry, cut at `limit` characters of its value."""
+    width = max(map(len, metadata), default=0)
+    for key, value in metadata.items():
+        text = f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
+        text = ", ".join(map(str, value)) if isinstance(value, tuple) else text
+        if limit is not None and len(text) > limit:
+            count = f" ({len(value)} in all)" if isinstance(value, tuple) else ""
+            text = f"{text[:limit]}...{count}"
+        yield f"{printable(key):{width}}  {printable(text)}"
+
+
+def _origin(file: Path, digest: object) -> Any | None:
+    """What a digest is of, as the provenance next to the file has it; None if there is none, or it is another file's.
+
+    Raises InputError if the provenance describes the file, but what it says was changed.
+    """
+    from ...artifacts.digest import digest_file, digest_json
+    from ...artifacts.files import read_sidecar
+
+    path = file.with_suffix(".json")
+    try:
+        written = json.loads(read_sidecar(path))
+        origin, sha256 = written["origin"], written["file"]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if digest_file(file) != sha256:
+        return None
+    if digest_json(origin) != digest:
+        raise InputError(
+            f"{path} was changed: the SHA-256 of its `origin` is {digest_json(origin)}, and {file} says {digest}"
+        )
+    return origin
+
+
+def _made_from(origin: Any) -> str:
+    named = {name: origin.get(name) for name in ("model", "recipe")}
+    toolchain = ", ".join(f"{name} {version}" for name, version in (origin.get("toolchain") or {}).items())
+    return printable(f"model {named['model']}, recipe {named['recipe']}, with {toolchain}")

@@ -1,8 +1,8 @@
-"""Options that several commands take."""
+"""Options that several commands take, and checks of the files that they name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -16,8 +16,23 @@ from . import completion
 
 if TYPE_CHECKING:
     from ...artifacts.store import Store
+    from ...formats.nfat.container import FatFile
 
-FOLDER = Annotated[Path, typer.Option("--out", metavar="DIR", help=describe("out"))]
+
+def option(
+    text: str, metavar: str, default: bool | str = True, *, name: str = "", complete: completion.Completer | None = None
+) -> Any:
+    """An option with a value: its help, and what that shows in place of the value and as its default."""
+    names = [name] if name else []
+    return typer.Option(*names, metavar=metavar, help=text, show_default=default, autocompletion=complete)
+
+
+def argument(text: str, metavar: str | None = None, *, complete: completion.Completer | None = None) -> Any:
+    """An argument that has to be given."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False, autocompletion=complete)
+
+
+FOLDER = Annotated[Path, option(describe("out"), "DIR", name="--out")]
 
 STORE = Annotated[str | None, typer.Option(metavar="URL", envvar="PTEFORGE_STORE", help=describe("store"))]
 
@@ -28,38 +43,26 @@ OUT = Annotated[Path, typer.Option("--out", "-o", metavar="OUT.pte", help="The f
 JOBS = Annotated[int | None, typer.Option(min=1, help=describe("jobs"))]
 
 DATA = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="FILE.ptd",
-        help="External weights of the file; may be repeated.",
-        show_default="the .ptd next to the file",
-    ),
+    list[Path] | None, option("External weights of the file; may be repeated.", "FILE.ptd", "the .ptd next to the file")
 ]
 
-DATA_OUT = Annotated[
-    Path | None,
-    typer.Option(metavar="OUT.ptd", help="Put the weights there.", show_default="inside the file"),
-]
+DATA_OUT = Annotated[Path | None, option("Put the weights there.", "OUT.ptd", "inside the file")]
 
 
 _OF_FIELDS: dict[str, Any] = {
-    "zoo": Annotated[Path | None, typer.Argument(metavar="ZOO", help=describe("zoo"), show_default=False)],
+    "zoo": Annotated[Path | None, argument(describe("zoo"), "ZOO")],
     "models": Annotated[
-        list[str] | None,
-        typer.Option("--model", metavar="GLOB", help=describe("models"), autocompletion=completion.models),
+        list[str] | None, option(describe("models"), "GLOB", name="--model", complete=completion.models)
     ],
     "recipes": Annotated[
-        list[str] | None,
-        typer.Option("--recipe", metavar="GLOB", help=describe("recipes"), autocompletion=completion.recipes),
+        list[str] | None, option(describe("recipes"), "GLOB", name="--recipe", complete=completion.recipes)
     ],
     "store": STORE,
     "out": FOLDER,
-    "overrides": Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=describe("overrides"))],
+    "overrides": Annotated[list[str] | None, option(describe("overrides"), "KEY=VALUE", name="--set")],
     "jobs": JOBS,
-    "until": Annotated[
-        str | None, typer.Option(metavar="STAGE", help=describe("until"), autocompletion=completion.stages)
-    ],
-    "publish": Annotated[str | None, typer.Option(metavar="URL", help=describe("publish"))],
+    "until": Annotated[str | None, option(describe("until"), "STAGE", complete=completion.stages)],
+    "publish": Annotated[str | None, option(describe("publish"), "URL")],
 }
 """How fields of a request are written, apart from those that are simply ``--NAME VALUE``."""
 
@@ -103,3 +106,64 @@ def open_existing_store(url: str | None) -> Store:
     if url and "://" not in url and not Path(url).exists():
         raise InputError(f"there is no store at {url}")
     return open_store(url)
+
+
+def check_digest(file: Path, data: Path, sha256: str) -> None:
+    """Checks that `data` is the `.ptd` that a file was made with; raises InputError if it is not, or is missing."""
+    from ...artifacts.digest import digest_file
+
+    try:
+        present = digest_file(data)
+    except OSError as error:
+        raise InputError(f"{data}, which has the weights of {file}, cannot be read: {error.strerror}") from error
+    if present != sha256:
+        raise InputError(
+            f"{data} is not the one that was made with {file}: its SHA-256 is {present}, and should be {sha256}"
+        )
+
+
+def check_found(file: Path, weights: Sequence[Path]) -> None:
+    """Checks the `.ptd` found next to a file against the file's provenance, if there is one; raises as `check_digest`.
+
+    Kernels look weights up by name, so those of another model with equal sizes would be accepted.
+    """
+    from ...tasks.results.delivered import Delivered
+
+    delivered = Delivered.next_to(file) if weights else None
+    if delivered and "ptd" in delivered.digests:
+        check_digest(file, weights[0], delivered.digests["ptd"])
+
+
+def data_files(file: Path, named: Sequence[Path] | None) -> tuple[Path, ...]:
+    """The `.ptd` files to read with a file: those named, or else the sibling file."""
+    from ...formats.nfat.container import is_fat
+    from ...formats.pte.ptd import may_have_external_weights
+    from ...formats.pte.reader import open_pte
+
+    if named:
+        return tuple(named)
+    sibling = file.with_suffix(".ptd")
+    if not sibling.is_file():
+        return ()
+    pte = open_pte(file)
+    return (sibling,) if is_fat(pte) or may_have_external_weights(file, pte) else ()
+
+
+def open_fat_file(file: Path, named: Sequence[Path] | None) -> FatFile:
+    """A fat file with its external weights; raises as `open_fat`."""
+    from ...formats.nfat.container import open_fat
+
+    return open_fat(file, data_files(file, named))
+
+
+def split_names(options: Iterable[str] | None) -> tuple[str, ...]:
+    """The names in options like ``--keep xnnpack,portable``, without repeats."""
+    names = (name.strip() for option in options or () for name in option.split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def check_output(*paths: Path | None) -> None:
+    """Raises InputError, before any work, if a file cannot be written."""
+    for path in filter(None, paths):
+        if path.is_dir() or not path.parent.is_dir():
+            raise InputError(f"output cannot be written to {path}: name a file in an existing folder")

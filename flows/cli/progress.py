@@ -1,29 +1,185 @@
-"""Progress of a run: a live display in a terminal, plain lines elsewhere."""
+"""What a run prints: its progress, failures as they happen, and in the end the table of its files."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from threading import Thread
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
 from ...errors import first_line, printable
+from ...tasks.engine.keys.inputs import ALL_VARIABLES
 from ...tasks.engine.runner import Done, StageCall
 from ...tasks.results.causes import awaits_diagnosis
-from ...tasks.results.delivered import Failure
-from ..run.outcome import ModelOutcome
+from ...tasks.results.delivered import Delivered, Failure
+from ...tasks.results.diagnosis import as_text, without_advice
+from ..releases.records import Published
+from ..reports.figures_text import cells, column_choices, ladders_table, notes, open_table, relative
+from ..run.outcome import KEPT_AS, ModelOutcome, ZooOutcome
 from ..run.pace import PAUSE, Pace, Throttle, samples_done
 from ..run.session import NullZooObserver, Session
-from .summary import Failures
 from .terminal import guarded_streams, open_console
+
+_LOG_LINES = 15  # of a failed step that are printed
+_ROWS = 200  # of the table; in a longer one, files that were cached are left out
+_FILES = 3  # that are not watched, of each model
+_ANY_WIDTH = 10_000
+_STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
+
+
+def print_summary(outcome: ZooOutcome, page: Path | None = None) -> None:
+    """Prints a row per file, ladders, notes and totals, with where the page about the run is."""
+    console = open_console()
+    rows = list(outcome.recipes)
+    if hidden := sum(recipe.status == "cached" for recipe in rows) if len(rows) > _ROWS else 0:
+        rows = [recipe for recipe in rows if recipe.status != "cached"]
+    if rows:
+        console.print(_table(rows, console))
+    if hidden:
+        console.print(Text(f"{hidden} files that were cached are not listed", "dim"))
+    if ladders := [(recipe.name, recipe.ladder) for recipe in rows if recipe.ladder]:
+        console.print(ladders_table(ladders))
+    for line in _notes(outcome):
+        console.print(line, soft_wrap=True)
+    files = outcome.files
+    where = f" in {relative(files[0].parent.parent)}" if files else ""
+    failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
+    skipped = sum(recipe.status == "not applicable" for recipe in outcome.recipes)
+    others = failed + (f", {skipped} not applicable" if skipped else "")
+    console.print(
+        f"{outcome.summary}{where}{others}; {outcome.ran} stages run, {outcome.cached} cached, "
+        f"{outcome.seconds:.1f} s" + (f"; see {relative(page)}" if page else "")
+    )
+
+
+def _table(rows: Sequence[Delivered], console: Console) -> Table:
+    """A row per file, without the figures that matter least where all of them would not fit."""
+    for numbers in column_choices(rows):
+        table = open_table(("model", "recipe", "status"), numbers)
+        for made in rows:
+            said = cells(made)
+            table.add_row(made.model, made.recipe, _status(made), *(said[name] for name in numbers if said))
+        if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
+            break
+    return table
+
+
+def _notes(outcome: ZooOutcome) -> Iterator[Text]:
+    """What is not watched, what comes with models, and the notes on their files, without repeats."""
+    for model in outcome.models:
+        if model.unwatched:
+            yield Text(_unwatched(model), "yellow")
+        if assets := dict.fromkeys(name for made in model.recipes for name in made.assets):
+            yield Text(f"next to the files of {model.model}: {', '.join(assets)}", "dim")
+    for note in dict.fromkeys(note for made in outcome.recipes for note in notes(made)):
+        yield Text(note.text, "yellow" if note.telling else "dim")
+
+
+def _unwatched(made: ModelOutcome) -> str:
+    """What a model has read that is not watched, and what to do about it."""
+    files = [printable(str(_homely(Path(name)))) for name in made.unwatched if name != ALL_VARIABLES]
+    named = files[:_FILES] + ([f"{len(files) - _FILES} more files"] if len(files) > _FILES else [])
+    advice = ["declare files under `files`"] if files else []
+    if ALL_VARIABLES in made.unwatched:
+        named.append("all environment variables at once")
+        advice.append("look variables up by name")
+    what = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+    return f"{made.model} read {what}, so a change there is not noticed: {', '.join(advice)}"
+
+
+def _homely(path: Path) -> Path:
+    return Path("~") / path.relative_to(Path.home()) if path.is_relative_to(Path.home()) else path
+
+
+def print_failures(outcome: ZooOutcome, failures: Failures) -> None:
+    """Prints all failures of a run that were not printed as they happened."""
+    for model in outcome.models:
+        failures.print_rest(model)
+
+
+class Failures:
+    """Prints each failure of a run once, as it happens or at the end: with causes and ways out, or lines of its log."""
+
+    def __init__(self, page: Path | None = None) -> None:
+        """`page` is where the rest of each will be; None for a run without one."""
+        self._where = relative(page) if page else Path("the output of --json")
+        self._printed: dict[tuple[str, str], list[str]] = defaultdict(list)  # problems, by model and stage
+        self._lock = threading.Lock()
+
+    def print_rest(self, outcome: ModelOutcome, console: Console | None = None) -> None:
+        """Prints the failures of a model that were not printed when they happened."""
+        for recipe in outcome.recipes:
+            if recipe.failure:
+                self.print(outcome.model, recipe.failure, console)
+
+    def print(self, model: str, failure: Failure, console: Console | None = None) -> None:
+        with self._lock:
+            problem, console = failure.problem.partition(KEPT_AS)[0], console or open_console(stderr=True)
+            printed = self._printed[model, failure.step.partition("/")[0]]
+            before = next((known for known in printed if f"{problem}; ".startswith(f"{known}; ")), None)
+            printed.insert(0, problem)
+            if before is not None:
+                if advice := problem.removeprefix(before).removeprefix("; "):  # which was found since
+                    console.print(Text(f"\n{model} {failure.step}: {advice}", "bold red"), soft_wrap=True)
+                return
+            for text in self._lines(model, failure):
+                console.print(text, soft_wrap=True)
+
+    def _lines(self, model: str, failure: Failure) -> Iterator[Text]:
+        problem = without_advice(first_line(failure.problem)) if failure.diagnosed else failure.problem
+        yield Text(f"\n{model} {failure.step}: {problem}", "bold red")
+        if failure.findings:
+            yield Text(as_text(failure.findings), "yellow")
+        if failure.diagnosed:
+            yield Text(f"... the whole message and the log are in {self._where}", "dim")
+            return
+        log = failure.log_tail
+        if failure.bad_input or failure.findings:  # they say what the traceback does
+            log = log.partition("Traceback (most recent call last)")[0]
+        lines = log.rstrip().splitlines()
+        if hidden := len(lines[:-_LOG_LINES]):
+            yield Text(f"... {hidden} earlier lines are in {self._where}", "dim")
+        if lines:
+            yield Text("\n".join(lines[-_LOG_LINES:]))
+
+
+def print_published(published: Published) -> None:
+    """Prints where the channel is now, and why, if it did not move."""
+    console, errors = open_console(), open_console(stderr=True)
+    if published.regressions:
+        errors.print(Text(f"{published.channel!r} at {published.url} stays where it is:", "bold red"), soft_wrap=True)
+        for regression in published.regressions:
+            errors.print(Text(f"  {regression}", "red"), soft_wrap=True)
+        errors.print(Text(f"to accept this: {published.acceptance}"), soft_wrap=True)
+    for name in published.missing:
+        console.print(Text(f"{name} was in {published.channel!r}, and is not in this release", "yellow"))
+    made = "released" if published.new else "nothing new to release:"
+    state = "is kept" if published.reasons else f"is {published.channel!r}{'' if published.moved else ' already'}"
+    console.print(Text(f"{made} {published.release} at {published.url}, which {state}"), soft_wrap=True)
+    if published.withdrawn:
+        rolled_back = f"{published.channel!r} stays at {published.current}: it was rolled back from these files"
+        accept = f"to release them all the same: {published.acceptance}"
+        console.print(Text(f"{rolled_back}; {accept}", "yellow"), soft_wrap=True)
+    if published.removed:
+        console.print(Text(f"{len(published.removed)} old releases are removed"))
+
+
+def _status(recipe: Delivered) -> Text:
+    at = f" at {recipe.failure.step.partition('/')[0]}" if recipe.failure else ""  # all of it is above the table
+    return Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
+
 
 _KEEPS_FILES = "gate"  # the stage whose failures are printed when the model is done, with where its file is kept
 _BAR = 14  # cells

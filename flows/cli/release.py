@@ -13,7 +13,7 @@ from ..reports.figures_text import format_size, open_table
 from ..run.interrupt import leave_interrupted
 from . import completion
 from .diff import print_differences
-from .options import AS_JSON, FOLDER, JOBS, STORE, open_existing_store
+from .options import AS_JSON, FOLDER, JOBS, STORE, argument, open_existing_store, option
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
@@ -22,44 +22,30 @@ if TYPE_CHECKING:
     from ..releases.releases import Releases
 
 
-CHANNEL = Annotated[str, typer.Option(metavar="NAME", help="The channel.", autocompletion=completion.channels)]
-VERIFY = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="KEY", help="Public key: the release must be signed by its owner.", show_default="not checked"
-    ),
-]
-URL = Annotated[str, typer.Argument(metavar="URL", help="Folder or URL of the releases.", show_default=False)]
+CHANNEL = Annotated[str, option("The channel.", "NAME", complete=completion.channels)]
+VERIFY = Annotated[Path | None, option("Public key: the release must be signed by its owner.", "KEY", "not checked")]
+URL = Annotated[str, argument("Folder or URL of the releases.", "URL")]
 
 app = typer.Typer(help="List releases, move channels, and fetch files.", no_args_is_help=True)
 
 
 def publish(  # noqa: PLR0913 - one parameter per option
-    results: Annotated[
-        list[Path],
-        typer.Argument(metavar="OUT_OR_ZOO...", help="Folders of results, or zoo files.", show_default=False),
-    ],
+    results: Annotated[list[Path], argument("Folders of results, or zoo files.", "OUT_OR_ZOO...")],
     *,
-    to: Annotated[
-        str | None, typer.Option(metavar="URL", help="Folder or URL of the releases.", show_default="as the zoo says")
-    ] = None,
-    channel: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The channel to move.", show_default="latest")
-    ] = None,
+    to: Annotated[str | None, option("Folder or URL of the releases.", "URL", "as the zoo says")] = None,
+    channel: Annotated[str | None, option("The channel to move.", "NAME", "latest")] = None,
     keep: Annotated[
         int | None, typer.Option(min=1, help="Releases to keep, besides those of channels.", show_default="30")
     ] = None,
     gate: Annotated[
         str | None,
-        typer.Option(
-            metavar="GATES",
-            help="How much worse than the present release a file may be, such as growth=2%,sqnr=1dB,delegation.",
-            show_default="none",
+        option(
+            "How much worse than the present release a file may be, such as growth=2%,sqnr=1dB,delegation.",
+            "GATES",
+            "none",
         ),
     ] = None,
-    sign: Annotated[
-        Path | None, typer.Option(metavar="KEY", help="Private key to sign with.", show_default="not signed")
-    ] = None,
+    sign: Annotated[Path | None, option("Private key to sign with.", "KEY", "not signed")] = None,
     out: FOLDER = Path("out"),
     store: STORE = None,
     as_json: AS_JSON = False,
@@ -68,19 +54,19 @@ def publish(  # noqa: PLR0913 - one parameter per option
     from ...configs.load import load_zoo
     from ..releases.contents import find_results, find_results_of, merge_results, read_contents
     from ..releases.publish import Publication
-    from .summary import print_published
+    from .progress import print_published
 
     zoos = {path: load_zoo(path) for path in results if not path.is_dir()}
     given = {"url": to, "channel": channel, "keep": keep, "gates": gate, "sign": sign}
     publication = Publication.of(
         _settings(list(zoos.values()), {name: v for name, v in given.items() if v is not None})
     )
-    found = merge_results(
+    results_of = merge_results(
         [find_results_of(zoos[path], out) if path in zoos else find_results(path) for path in results]
     )
     name = next(iter(zoos.values())).zoo.name if zoos else results[0].absolute().name
     with open_existing_store(store) as opened:
-        contents = read_contents(name, found, opened.runs)
+        contents = read_contents(name, results_of, opened.runs)
     published = publication.publish(contents)
     if as_json:
         print_json(published.to_json())
@@ -107,16 +93,14 @@ def _settings(zoos: Sequence[LoadedZoo], given: Mapping[str, Any]) -> PublishCon
 @app.command("list")
 def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
     """Show all releases, the newest first, and the channels that name them."""
-    from rich.text import Text
-
     from ..releases.records import digest_files
 
     releases = _open(url)
     channels, signed = releases.channels(), set(releases.signed())
-    found = {name: releases.manifest(name) for name in reversed(releases.names())}
+    manifests = {name: releases.manifest(name) for name in reversed(releases.names())}
     withdrawn = {
         name: [label for label, of in channels.items() if of.withdrew(name, digest_files(manifest.models))]
-        for name, manifest in found.items()
+        for name, manifest in manifests.items()
     }
     if as_json:
         listed = [
@@ -130,33 +114,25 @@ def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
                 "signed": name in signed,
                 "withdrawn": withdrawn[name],
             }
-            for name, manifest in found.items()
+            for name, manifest in manifests.items()
         ]
         print_json({"channels": {name: channel.to_json() for name, channel in channels.items()}, "releases": listed})
         return
     table = open_table(("release", "zoo", "commit", "channels", "signed"), ("files", "size"))
-    for name, manifest in found.items():
+    for name, manifest in manifests.items():
         commit, dirty, _ = manifest.run.get("commit", "").partition("-dirty")
         named = [channel for channel, of in channels.items() if of.release == name]
         named += [f"rolled back from {channel}" for channel in withdrawn[name]]
         signature = "yes" if name in signed else ""
         cells = [name, manifest.zoo, commit[:12] + dirty, ", ".join(named), signature]
-        table.add_row(*map(Text, cells), str(sum(1 for _ in manifest.files)), format_size(manifest.size))
+        table.add_row(*cells, str(sum(1 for _ in manifest.files)), format_size(manifest.size))
     open_console().print(table)
 
 
 @app.command()
 def promote(
     url: URL,
-    release: Annotated[
-        str,
-        typer.Argument(
-            metavar="RELEASE",
-            help="Name, part of a name, or a channel.",
-            show_default=False,
-            autocompletion=completion.releases,
-        ),
-    ],
+    release: Annotated[str, argument("Name, part of a name, or a channel.", "RELEASE", complete=completion.releases)],
     *,
     channel: CHANNEL = "stable",
 ) -> None:
@@ -182,19 +158,12 @@ def rollback(url: URL, *, channel: CHANNEL = "latest") -> None:
 @app.command()
 def fetch(
     url: URL,
-    name: Annotated[
-        str, typer.Argument(metavar="MODEL/RECIPE", help="A file, or a glob such as 'resnet*/*'.", show_default=False)
-    ],
+    name: Annotated[str, argument("A file, or a glob such as 'resnet*/*'.", "MODEL/RECIPE")],
     *,
     channel: CHANNEL = "latest",
     release: Annotated[
         str | None,
-        typer.Option(
-            metavar="RELEASE",
-            help="A release instead of a channel's.",
-            show_default="the channel's",
-            autocompletion=completion.releases,
-        ),
+        option("A release instead of a channel's.", "RELEASE", "the channel's", complete=completion.releases),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")
@@ -215,21 +184,16 @@ def _open(url: str) -> Releases:
 
 def reproduce_file(
     manifest: Annotated[
-        str,
-        typer.Argument(
-            metavar="RELEASE",
-            help="URL#RELEASE, URL#CHANNEL, URL for its channel latest, or the address of a manifest.",
-            show_default=False,
-        ),
+        str, argument("URL#RELEASE, URL#CHANNEL, URL for its channel latest, or the address of a manifest.", "RELEASE")
     ],
-    name: Annotated[str, typer.Argument(metavar="MODEL/RECIPE", help="The file.", show_default=False)],
+    name: Annotated[str, argument("The file.", "MODEL/RECIPE")],
     *,
     source: Annotated[
         Path,
-        typer.Option(
-            metavar="DIR",
-            help="A folder in the checkout of the repository that the zoo was in; without git, the zoo's folder.",
-            show_default="the current folder",
+        option(
+            "A folder in the checkout of the repository that the zoo was in; without git, the zoo's folder.",
+            "DIR",
+            "the current folder",
         ),
     ] = Path(),
     verify: VERIFY = None,
@@ -240,15 +204,13 @@ def reproduce_file(
 
     Nothing is taken from your store. Versions and a git commit that differ are reported before any work.
     """
-    from rich.text import Text
-
     from ..releases.releases import open_release
     from ..releases.reproduction import reproduce
     from .progress import observe
 
     releases, release = open_release(manifest)
     try:
-        found = reproduce(
+        reproduction = reproduce(
             releases,
             release,
             name,
@@ -260,13 +222,14 @@ def reproduce_file(
     except KeyboardInterrupt:
         leave_interrupted()
     if as_json:
-        print_json(found.to_json())
-    elif found.difference is None:
-        typer.echo(f"reproduced {found.name} of {found.release}: SHA-256 {found.sha256}")
+        print_json(reproduction.to_json())
+    elif reproduction.difference is None:
+        typer.echo(f"reproduced {reproduction.name} of {reproduction.release}: SHA-256 {reproduction.sha256}")
     else:
         console = open_console()
-        print_differences(console, [found.difference])
-        for note in found.notes:
-            console.print(Text(printable(note)), soft_wrap=True)
-        console.print(Text(f"{found.name} of {found.release} is not reproduced", "bold red"), soft_wrap=True)
-    raise typer.Exit(1 if found.difference else 0)
+        print_differences(console, [reproduction.difference])
+        for note in reproduction.notes:
+            console.print(printable(note), soft_wrap=True)
+        title = f"{reproduction.name} of {reproduction.release}"
+        console.print(f"{title} is not reproduced", style="bold red", soft_wrap=True)
+    raise typer.Exit(1 if reproduction.difference else 0)

@@ -12,8 +12,7 @@ import typer
 
 from ...errors import InputError, convert_os_errors, first_line, printable
 from . import completion
-from .options import AS_JSON, DATA
-from .pte_files import check_found, check_output, data_files, split_names
+from .options import AS_JSON, DATA, argument, check_found, check_output, data_files, option, split_names
 from .terminal import print_json, quiet
 
 if TYPE_CHECKING:
@@ -22,57 +21,44 @@ if TYPE_CHECKING:
 
 
 def run_file(  # noqa: PLR0913 - one parameter per option
-    file: Annotated[Path, typer.Argument(help="A .pte file.", show_default=False)],
+    file: Annotated[Path, argument("A .pte file.")],
     *,
     method: Annotated[str, typer.Option(help="Which method to run.", autocompletion=completion.methods)] = "forward",
     inputs: Annotated[
         Path | None,
-        typer.Option(
-            "--input", metavar="FILE.npz", help="Inputs in order, as numpy.savez writes them; random if left out."
-        ),
+        option("Inputs in order, as numpy.savez writes them; random if left out.", "FILE.npz", name="--input"),
     ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Write the outputs, in order.")] = None,
+    output: Annotated[Path | None, option("Write the outputs, in order.", "FILE.npz")] = None,
     seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
     prefer: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Payloads of a fat file to try first.",
-            show_default="by priority",
-            autocompletion=completion.payloads,
-        ),
+        option("Payloads of a fat file to try first.", "NAME,...", "by priority", complete=completion.payloads),
     ] = None,
     exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Payloads of a fat file not to try.",
-            show_default="none",
-            autocompletion=completion.payloads,
-        ),
+        list[str] | None, option("Payloads of a fat file not to try.", "NAME,...", "none", complete=completion.payloads)
     ] = None,
     data: DATA = None,
     as_json: AS_JSON = False,
 ) -> None:
     """Run a method of a .pte file on this machine's ExecuTorch runtime; for a fat file, the first payload that fits."""
-    from ...formats.nfat.fat_file import is_fat
+    from ...formats.nfat.container import is_fat
     from ...formats.pte.reader import open_pte
     from ...runtime import load
 
     pte = open_pte(file)
     check_output(output)
-    found = next((candidate for candidate in pte.methods if candidate.name == method), None)
-    if found is None:
+    called = next((candidate for candidate in pte.methods if candidate.name == method), None)
+    if called is None:
         raise InputError(f"{file} has no method {method!r}; it has {', '.join(m.name for m in pte.methods)}")
-    found_data = data_files(file, data)
+    weights = data_files(file, data)
     if not data and not is_fat(pte):  # containers have the digests of a fat file's weights
-        check_found(file, found_data)
+        check_found(file, weights)
     with quiet():
-        values = _read(inputs, found) if inputs else _random_inputs(found, seed)
+        values = _read(inputs, called) if inputs else _random_inputs(called, seed)
         import executorch.runtime  # noqa: F401 - takes seconds that are not the file's
 
         began = time.perf_counter()
-        loaded = load(file, prefer=split_names(prefer), exclude=split_names(exclude), data_files=found_data)
+        loaded = load(file, prefer=split_names(prefer), exclude=split_names(exclude), data_files=weights)
         load_seconds = time.perf_counter() - began
         done = loaded.timed_run(method, values)
     outputs = done.outputs

@@ -12,7 +12,7 @@ import typer
 
 from ...errors import InputError, printable
 from ..reports.figures_text import format_size
-from .options import AS_JSON, STORE, open_existing_store
+from .options import AS_JSON, STORE, argument, open_existing_store, option
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
@@ -91,16 +91,11 @@ def _open_bar() -> Progress:
     return Progress(console=console, transient=True, disable=hidden, redirect_stdout=False, redirect_stderr=False)
 
 
-OTHER = Annotated[str, typer.Argument(metavar="URL", help="Folder or URL of the other store.", show_default=False)]
+OTHER = Annotated[str, argument("Folder or URL of the other store.", "URL")]
 
 
 @app.command()
-def push(
-    url: OTHER,
-    *,
-    store: STORE = None,
-    as_json: AS_JSON = False,
-) -> None:
+def push(url: OTHER, *, store: STORE = None, as_json: AS_JSON = False) -> None:
     """Copy finished stages to another store, those that it lacks."""
     from ...artifacts.store import open_store
 
@@ -109,12 +104,7 @@ def push(
 
 
 @app.command()
-def pull(
-    url: OTHER,
-    *,
-    store: STORE = None,
-    as_json: AS_JSON = False,
-) -> None:
+def pull(url: OTHER, *, store: STORE = None, as_json: AS_JSON = False) -> None:
     """Copy finished stages from another store, those that this one lacks."""
     from ...artifacts.store import open_store
 
@@ -123,7 +113,7 @@ def pull(
 
 
 def _transfer(source: Store, target: Store, *, as_json: bool) -> None:
-    from ...artifacts.transfer import transfer
+    from ...artifacts.store import transfer
 
     if source.url == target.url:
         raise InputError(f"{source.url} is the store itself; give another one")
@@ -165,10 +155,10 @@ def collect_garbage(
     *,
     store: STORE = None,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Also forget stages that finished before this age, such as 30d.")
+        str | None, option("Also forget stages that finished before this age, such as 30d.", "AGE")
     ] = None,
     keep_newer_than: Annotated[
-        str, typer.Option(metavar="AGE", help="Never remove objects younger than this; a running job may need them.")
+        str, option("Never remove objects younger than this; a running job may need them.", "AGE")
     ] = "1d",
     keep_last: Annotated[
         int | None,
@@ -176,10 +166,10 @@ def collect_garbage(
     ] = None,
     max_bytes: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Also forget stages until the rest fits, such as 20GiB: what was not used for the longest time first, "
+        option(
+            "Also forget stages until the rest fits, such as 20GiB: what was not used for the longest time first, "
             "and nothing that --keep-last keeps.",
+            "SIZE",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError, ObjectMissing, PteforgeError
-from .options import AS_JSON, STORE, open_existing_store
-from .pte_files import check_digest
+from .options import AS_JSON, STORE, check_digest, open_existing_store, option
 from .terminal import print_json, quiet
 
 if TYPE_CHECKING:
@@ -30,10 +29,10 @@ def verify_files(
     *,
     device: Annotated[
         str,
-        typer.Option(
-            help="Run them elsewhere: a command that takes the arguments of nfat_run, and does there what it does.",
-            metavar="COMMAND",
-            show_default=False,
+        option(
+            "Run them elsewhere: a command that takes the arguments of nfat_run, and does there what it does.",
+            "COMMAND",
+            False,
         ),
     ] = "",
     store: STORE = None,
@@ -92,13 +91,13 @@ def _verify_all(
 
 def _expanded(paths: Sequence[Path]) -> list[Path]:
     """Files, and the `.pte` files of folders in the order of their names; raises InputError if one has none."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         inside = sorted(path.rglob("*.pte")) if path.is_dir() else [path]
         if not inside:
             raise InputError(f"there is no .pte file in {path}")
-        found += inside
-    return list(dict.fromkeys(found))
+        files += inside
+    return list(dict.fromkeys(files))
 
 
 def _words(command: str) -> list[str]:

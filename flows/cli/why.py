@@ -15,7 +15,7 @@ import typer
 from ...errors import InputError, StoreError, first_line, printable
 from ..reports.figures_text import format_size
 from . import completion
-from .options import AS_JSON, STORE, open_existing_store
+from .options import AS_JSON, STORE, argument, open_existing_store, option
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
@@ -30,22 +30,11 @@ _LIMIT = 60
 
 
 def why(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL[/RECIPE]", show_default=False, help="What to explain.", autocompletion=completion.recorded
-        ),
-    ],
+    name: Annotated[str, argument("What to explain.", "MODEL[/RECIPE]", complete=completion.recorded)],
     *,
     run_id: Annotated[
         str | None,
-        typer.Option(
-            "--run",
-            metavar="ID",
-            help="A run that `pteforge runs` lists.",
-            show_default="the last",
-            autocompletion=completion.runs,
-        ),
+        option("A run that `pteforge runs` lists.", "ID", "the last", name="--run", complete=completion.runs),
     ] = None,
     store: STORE = None,
     as_json: AS_JSON = False,
@@ -80,12 +69,12 @@ def runs(
     from rich.table import Table
 
     with open_existing_store(store) as opened:
-        known = list(islice(opened.runs, limit))
-        statuses = _statuses(opened, known)
+        shown_runs = list(islice(opened.runs, limit))
+        statuses = _statuses(opened, shown_runs)
     if as_json:
         shown = [
             {**run.to_json(), "status": statuses[run.id], "models": _counts(run), "files": _described(run)}
-            for run in known
+            for run in shown_runs
         ]
         print_json({"runs": shown})
         return
@@ -94,7 +83,7 @@ def runs(
         table.add_column(column, no_wrap=column != "zoo")
     for column in ("seconds", "ran", "cached", "failed"):
         table.add_column(column, justify="right")
-    for run in known:
+    for run in shown_runs:
         total = Counter(dict.fromkeys(_STYLES, 0))
         for count in _counts(run).values():
             total.update(count)
@@ -103,7 +92,7 @@ def runs(
         table.add_row(*map(printable, cells), *(str(total[status]) for status in _STYLES))
     console = open_console()
     console.print(table)
-    for run in known:
+    for run in shown_runs:
         if run.release and run.release.reasons:
             console.print(printable(f"{run.id[:8]}: {run.release.describe()}"), soft_wrap=True)
 
@@ -112,12 +101,12 @@ def _statuses(store: Store, known: Sequence[RunRecord]) -> dict[str, str]:
     """How runs ended, by id; `lost` if one was killed, which leaves its record as it was the last time."""
     from ...artifacts.gc import lives
 
-    found = {run.id: run.ending for run in known}
-    if "running" in found.values():
+    statuses = {run.id: run.ending for run in known}
+    if "running" in statuses.values():
         with suppress(StoreError):  # a store that cannot be written does not tell
             held = store.leases.held(store.clock())
-            found |= {run.id: "lost" for run in known if run.status == "running" and not lives(run, held)}
-    return found
+            statuses |= {run.id: "lost" for run in known if run.status == "running" and not lives(run, held)}
+    return statuses
 
 
 def _described(run: RunRecord) -> dict[str, Any]:
@@ -141,8 +130,8 @@ def _stages_of(run: RunRecord, model: str, recipe: str) -> Sequence[StageOutcome
     if not stages:
         raise InputError(f"no stage of {model!r} ran or was found in its last run")
     if not selected:
-        known = sorted({name for stage in stages for name in stage.recipes})
-        raise InputError(f"the last run of {model!r} had no recipe {recipe!r}; it had {', '.join(known)}")
+        names = sorted({name for stage in stages for name in stage.recipes})
+        raise InputError(f"the last run of {model!r} had no recipe {recipe!r}; it had {', '.join(names)}")
     return selected
 
 

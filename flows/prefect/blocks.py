@@ -32,8 +32,7 @@ class PteforgeStore(Block):
 def open_block(name: str) -> str:
     """The URL of the store that a block names. Its signing key is this process's, and its children's, from now on.
 
-    Raises:
-        InputError: the server does not have the block, or does not answer.
+    Raises InputError if the server does not have the block, or does not answer.
     """
     if not server_configured():
         raise InputError(f"the store block:{name} is kept by a Prefect server; set PREFECT_API_URL")

@@ -32,10 +32,7 @@ _STOP_LIMIT = 5.0
 _SQLITE_MEMORY = 16 << 20  # bytes
 _UVICORN_LOG = "uvicorn.error"
 _RAISED = re.compile(r"[\w.]+Error: ")
-_VACUUMS = {
-    "events": (vacuum_events_with_retention_overrides, vacuum_old_events),
-    "flow_runs": (vacuum_old_flow_runs,),
-}
+_VACUUMS = {"events": (vacuum_events_with_retention_overrides, vacuum_old_events), "flow_runs": (vacuum_old_flow_runs,)}
 """Prefect's functions that delete what is old, by what they are enabled as."""
 
 

@@ -31,11 +31,7 @@ _ANSWERS_WITHIN = 10.0  # seconds for a cluster to accept a connection
 
 
 def check_place(session: Session) -> None:
-    """Checks, without importing Prefect, that the place where stages are to run can be used.
-
-    Raises:
-        InputError: the package for it is not installed, its cluster does not answer, or it could not report to Prefect.
-    """
+    """Checks, without importing Prefect, that stages can run where they are to; InputError says what is missing."""
     place = session.place
     if place.on == "local" or session.complete:
         return

@@ -26,7 +26,7 @@ from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.results.diagnosis import as_text
 from ...tasks.results.numerics import PayloadLosses
 from ..reports.figures_text import cells, figures_row, markdown, markdown_table, model_tables, rung_row
-from ..run.bisect import Bisection
+from ..run.examine import Bisection
 from ..run.outcome import ModelOutcome, ZooOutcome
 from ..run.session import Session
 from .settings import local_run, send_what_is_queued
@@ -66,15 +66,15 @@ def announce(zoo: str, published: Published) -> None:
 async def show_findings(outcome: ModelOutcome) -> None:
     """Adds the causes of a model's failures, with the ways out, to the current run's log and as a page."""
     failures = {recipe.failure.step: recipe.failure for recipe in outcome.recipes if recipe.failure}
-    found = {step: failure for step, failure in failures.items() if failure.findings}
-    if not found:
+    explained = {step: failure for step, failure in failures.items() if failure.findings}
+    if not explained:
         return
     logger = get_run_logger()
-    for step, failure in found.items():
+    for step, failure in explained.items():
         logger.error("%s", printable(f"{step}:\n{as_text(failure.findings)}", keep="\n"))
     key = artifact_key("diagnosis", outcome.model)
     description = f"Why {markdown(outcome.model)} cannot be lowered, and the ways out"
-    await acreate_markdown_artifact("\n".join(_diagnosis(outcome.model, found)), key=key, description=description)
+    await acreate_markdown_artifact("\n".join(_diagnosis(outcome.model, explained)), key=key, description=description)
 
 
 async def show_tables(outcome: ModelOutcome) -> None:
@@ -85,16 +85,16 @@ async def show_tables(outcome: ModelOutcome) -> None:
             await acreate_table_artifact(rows, key=key, description=description)
 
 
-def show_bisection(found: Bisection, plot: bytes | None) -> None:
+def show_bisection(bisection: Bisection, plot: bytes | None) -> None:
     """Adds a page of tables, and the plot as an image in a data URL.
 
     Artifacts belong to runs, so a flow that does nothing else creates them.
     """
-    key, description = artifact_key("bisect", found.name), f"Where {markdown(found.name)} loses quality"
+    key, description = artifact_key("bisect", bisection.name), f"Where {markdown(bisection.name)} loses quality"
 
-    @flow(name="bisect", flow_run_name=printable(f"bisect {found.name}"), persist_result=False)
+    @flow(name="bisect", flow_run_name=printable(f"bisect {bisection.name}"), persist_result=False)
     def show() -> None:
-        create_markdown_artifact("\n".join(_page(found)), key=key, description=description)
+        create_markdown_artifact("\n".join(_page(bisection)), key=key, description=description)
         if plot:
             url = f"data:image/png;base64,{b64encode(plot).decode()}"
             create_image_artifact(url, key=f"{key}-plot", description=description)
@@ -148,13 +148,13 @@ def _cell(recipe: Delivered) -> str:
     return ", ".join((recipe.status, *(said[name] for name in ("size", "SQNR") if said)))
 
 
-def _page(found: Bisection) -> Iterator[str]:
-    loss = found.loss
-    yield f"# {markdown(found.name)}\n"
+def _page(bisection: Bisection) -> Iterator[str]:
+    loss = bisection.loss
+    yield f"# {markdown(bisection.name)}\n"
     lost = loss and f"**{markdown(loss.rung.label)}** (method {markdown(loss.rung.method)}) {markdown(loss.reason)}.\n"
     yield lost or "Loses no quality.\n"
-    yield from _table([rung_row(rung) for rung in found.ladder.rungs])
-    if found.nodes:
+    yield from _table([rung_row(rung) for rung in bisection.ladder.rungs])
+    if bisection.nodes:
         yield f"\n## Operators that lose most in {markdown(loss.rung.label)}\n" if loss else ""
         yield from _table(
             [
@@ -166,11 +166,11 @@ def _page(found: Bisection) -> Iterator[str]:
                     "line": node.line,
                     "problem": node.problem,
                 }
-                for node in found.nodes.losing[:_NODES]
+                for node in bisection.nodes.losing[:_NODES]
             ]
         )
-    if found.payload:
-        yield from _payload_page(found.payload)
+    if bisection.payload:
+        yield from _payload_page(bisection.payload)
 
 
 def _payload_page(losses: PayloadLosses) -> Iterator[str]:

@@ -47,12 +47,9 @@ def model_deployment(pool: str) -> str:
 async def lower_in_pool(session: Session) -> None:
     """Has the models that have no outcome yet lowered by runs on the session's work pool, and publishes their files.
 
-    Unfinished runs that a dead run of the zoo started are adopted or cancelled. A run that
-    crashes, by itself or with its machine, is started once more. One that crashes again, or is cancelled, fails its
-    model only. If Prefect fails, or no worker takes runs, models are left without an outcome.
-
-    Raises:
-        InputError: the pool has no deployment for models.
+    Unfinished runs that a dead run of the zoo started are adopted or cancelled. A run that crashes, by itself or with
+    its machine, is started once more. One that crashes again, or is cancelled, fails its model only. If Prefect fails,
+    or no worker takes runs, models are left without an outcome. Raises InputError for a pool without a deployment.
     """
     rest = [model for model in session.models if model.name not in session.outcomes]
     if not rest:
@@ -127,8 +124,8 @@ class _Pool:
         session = self.session
         left = self.left.get(model.name)
         run = await self._end_of(model, left)
-        again = run and (_crashed(run) or (left and not await asyncio.to_thread(find_model, session, model)))
-        if run and again:
+        crashed = run and run.state and run.state.is_crashed()
+        if run and (crashed or (left and not await asyncio.to_thread(find_model, session, model))):
             await asyncio.to_thread(session.store.runs.take, run.id.hex)  # the next run goes on from there
             run = await self._end_of(model, None)
         if run and model.name in session.outcomes:
@@ -231,10 +228,6 @@ def _deployment() -> str:
     """The deployment of the current flow run, if it has one."""
     context = FlowRunContext.get()
     return str(context.flow_run.deployment_id) if context and context.flow_run else ""
-
-
-def _crashed(run: FlowRun) -> bool:
-    return bool(run.state and run.state.is_crashed())
 
 
 async def _read(client: PrefectClient, run: FlowRun) -> FlowRun:

@@ -62,14 +62,8 @@ def server_configured() -> bool:
 
 def refresh_configured() -> bool:
     """Whether Prefect's setting asks to run again what is cached; does not import Prefect."""
-    return _configured("PREFECT_TASKS_REFRESH_CACHE", "tasks", "refresh_cache").lower() in (
-        "true",
-        "1",
-        "t",
-        "yes",
-        "y",
-        "on",
-    )
+    asked = _configured("PREFECT_TASKS_REFRESH_CACHE", "tasks", "refresh_cache")
+    return asked.lower() in ("true", "1", "t", "yes", "y", "on")
 
 
 def _configured(variable: str, *path: str) -> str:

@@ -1,4 +1,4 @@
-"""The Prefect flows: a zoo, and one model of it."""
+"""The Prefect flows: a zoo, and one model of it; how runs of a deployment take turns, and how they end."""
 
 from __future__ import annotations
 
@@ -6,36 +6,48 @@ __package__ = "pteforge.flows.prefect"  # as it is; but `prefect deploy FILE:exp
 
 import asyncio
 import inspect
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
 
 from prefect import flow, get_client, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import FlowRunPolicy
-from prefect.context import SyncClientContext
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, FlowRunPolicy, State, StateType
+from prefect.context import FlowRunContext, SyncClientContext
+from prefect.exceptions import Pause
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Completed, Failed
+from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled
 from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.types._datetime import now
 
-from ...errors import InputError, ReleaseHeldBack, StoreAway, ZooFailed, first_line, printable
+from ...artifacts.digest import Digest, digest_json
+from ...errors import InputError, ReleaseHeldBack, StoreAway, StoreError, ZooFailed, first_line, printable
 from ...tasks.lowering.model import PlannedModel
 from ..run.interrupt import prompt_termination
 from ..run.request import ExportRequest, describe, joined
 from ..run.session import Session, open_session
 from ..run.zoo import find_models, lower_one, lower_rest
-from .deployed import take_turn, wait_for_server
 from .machines import check_place, cluster_of
 from .pages import announce, progress_shown, show_findings, show_tables, show_zoo
 from .pool import lower_in_pool
 from .runner import PrefectRunner, add_tags, runner_of
 from .settings import redact_workspaces
 
+_log = logging.getLogger(__name__)
+
 _TASKS_AT_ONCE = 64  # threads that wait for workers
 _MODELS_AT_ONCE = 16  # they mostly wait; how many stages run at once is the workers' to decide
+_WATCHED = 60.0  # seconds until a lease whose holder died is free on every kind of store, with some to spare
+_LATER = timedelta(minutes=2)
+_LOOK = 2.0  # seconds between looks at a lease or a server
+_UNTIL_THE_SERVER_IS_BACK = 1800.0  # seconds
 
 
 def _asked(body: Callable[..., Any]) -> Callable[..., Any]:
@@ -246,6 +258,75 @@ def _never(_task: Any, _run: Any, _state: Any) -> bool:
     Without any retries, Prefect 3.9 logs each failed state once more, with the traceback of no exception.
     """
     return False
+
+
+def turn_lease(deployment: str) -> Digest:
+    """The lease that a run of a deployment holds in its store, by the deployment's id."""
+    return digest_json({"deployment": deployment})
+
+
+async def take_turn(session: Session, stack: AsyncExitStack) -> None:
+    """Holds the deployment's lease until `stack` is closed, so that runs of a deployment follow each other.
+
+    A run that finds another one at work gives its worker back, and is scheduled again two minutes later. Prefect's own
+    limit for deployments is not used: it ends the run that has the only slot when its server is restarted or away, and
+    if that run dies meanwhile, the slot stays taken. A run that loses this lease continues: publishing is idempotent.
+    """
+    context = FlowRunContext.get()
+    run = context and context.flow_run
+    if not run or not run.deployment_id:
+        return
+    lease = turn_lease(str(run.deployment_id))
+    with suppress(StoreError):  # a store that cannot be written can still serve what it has
+        held, since = session.store.leases.watch(lease), time.monotonic()
+        while await asyncio.to_thread(held):
+            if time.monotonic() - since > _WATCHED:
+                await _come_back_later(session, run)
+                since = time.monotonic()
+            await asyncio.sleep(_LOOK)
+        await asyncio.to_thread(stack.enter_context, session.store.leases.hold(lease, "another run of the deployment"))
+        await _report_lost_runs(session, run)
+
+
+async def _report_lost_runs(session: Session, run: FlowRun) -> None:
+    """Marks runs of the deployment that died with their machine as crashed: a live one would hold the lease."""
+    running = {"state": {"type": {"any_": [StateType.RUNNING]}}, "deployment_id": {"any_": [run.deployment_id]}}
+    lost: State[Any] = Crashed(message="its process is gone, maybe with its machine; the next run has taken its turn")
+    with session.without_prefect_if_it_fails():
+        async with get_client() as client:
+            for other in await client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(running)):
+                if other.id != run.id:
+                    await client.set_flow_run_state(other.id, lost, force=True)
+
+
+async def _come_back_later(session: Session, run: FlowRun) -> None:
+    """Schedules the flow run again, and ends this process by raising Prefect's `Pause`; returns if Prefect fails."""
+    state: State[Any] = Scheduled(
+        name="AwaitingConcurrencySlot",
+        scheduled_time=now("UTC") + _LATER,
+        message="another run of this deployment is at work",
+    )
+    with session.without_prefect_if_it_fails():
+        async with get_client() as client:
+            retries = (run.empirical_policy.retries or 0) + 1  # Prefect counts this start as one of them
+            policy = run.empirical_policy.model_copy(update={"retries": retries})
+            await client.update_flow_run(run.id, empirical_policy=policy)
+            await client.set_flow_run_state(run.id, state, force=True)
+        raise Pause(state=state)
+
+
+async def wait_for_server(_type: Any, error: BaseException | None, _traceback: Any) -> None:
+    """Returns when Prefect's server answers, unless the run was ended from outside: Prefect reports its end only once.
+
+    Until then the run would count as running, and in the end as crashed, although its files are made.
+    """
+    if error is not None and not isinstance(error, Exception):
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_UNTIL_THE_SERVER_IS_BACK), get_client() as client:
+            while problem := await client.api_healthcheck():
+                _log.warning("waiting for Prefect's server to report the end of the run: %s", problem)
+                await asyncio.sleep(_LOOK)
 
 
 # Flows and tasks have other names than their bodies, so that pickles name the bodies and do not carry them.

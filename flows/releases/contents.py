@@ -81,28 +81,28 @@ def _find_run(files: Mapping[str, Mapping[str, ReleasedFile]], runs: Iterable[Ru
 
 def find_results(out: Path) -> Found:
     """All verified files below a folder that `pteforge export` wrote to; raises InputError if there are none."""
-    found: Found = {}
+    files: Found = {}
     for path in sorted(out.glob("*/*.pte")):
         if not path.name.endswith(".rejected.pte"):
-            found.setdefault(path.parent.name, {})[path.stem] = path
-    if not found:
+            files.setdefault(path.parent.name, {})[path.stem] = path
+    if not files:
         raise InputError(
             f"there are no files in {out}, which should have MODEL/RECIPE.pte; run `pteforge export` first"
         )
-    return found
+    return files
 
 
 def find_results_of(loaded: LoadedZoo, out: Path) -> Found:
     """The files of a zoo's models and recipes below a folder; raises InputError if one is missing."""
-    found = {
+    files = {
         model.name: {recipe.name: out / model.name / f"{recipe.name}.pte" for recipe in model.recipes}
         for model in select_models(loaded)
         if model.recipes
     }
-    if missing := [str(path) for paths in found.values() for path in paths.values() if not path.is_file()]:
+    if missing := [str(path) for paths in files.values() for path in paths.values() if not path.is_file()]:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise InputError(f"there is no file {missing[0]}{more}; run `pteforge export` first, or give its --out folder")
-    return found
+    return files
 
 
 def merge_results(folders: Sequence[Found]) -> Found:
@@ -110,10 +110,10 @@ def merge_results(folders: Sequence[Found]) -> Found:
     merged: Found = {}
     for found in folders:
         for model, paths in found.items():
-            known = merged.setdefault(model, {})
-            if both := sorted(paths.keys() & known.keys()):
-                raise InputError(f"{model}/{both[0]} is given twice: {known[both[0]]} and {paths[both[0]]}")
-            known |= paths
+            merged_paths = merged.setdefault(model, {})
+            if both := sorted(paths.keys() & merged_paths.keys()):
+                raise InputError(f"{model}/{both[0]} is given twice: {merged_paths[both[0]]} and {paths[both[0]]}")
+            merged_paths |= paths
     return merged
 
 
@@ -175,14 +175,14 @@ def _read_file(path: Path) -> ReleasedFile:
 
 def _read_assets(model: str, recipes: Mapping[str, ReleasedFile], paths: Mapping[str, Path]) -> dict[Path, Content]:
     """The assets of a model, which are those of all its files; raises InputError if there are two of one name."""
-    found: dict[str, tuple[Path, Content]] = {}
+    contents: dict[str, tuple[Path, Content]] = {}
     for recipe, released in recipes.items():
         for name, digest in released.made.assets.items():
             path = paths[recipe].with_name(name)
             content = _content(path, digest)
-            if found.setdefault(name, (path, content))[1] != content:
+            if contents.setdefault(name, (path, content))[1] != content:
                 raise InputError(f"files of {model} were made with different assets {name}: export all of them again")
-    return dict(found.values())
+    return dict(contents.values())
 
 
 def _content(path: Path, digest: Digest) -> Content:

@@ -14,7 +14,7 @@ from ...artifacts.runs import RunRecord
 from ...artifacts.store import Store
 from ...errors import InputError, ObjectDamaged, ObjectMissing
 from ...tasks.results.delivered import Delivered, delivered_by
-from ..reports.comparison import Gate, compared, regressions, weight_files
+from ..reports.comparison import Limit, compared, regressions, weight_files
 from ..reports.snapshot import CONTENTS, PROVENANCE, Change, Facts, Snapshot, changes
 from .publish import known_results, publish
 from .records import ReleasedFile, names_release
@@ -51,9 +51,7 @@ class File:
                 return Snapshot.of_file(releases.fetch_file(released, Path(folder) / "file.pte"))
 
         return cls(
-            read,
-            lambda: tuple(content.sha256 for content in released.contents),
-            lambda: Snapshot.of(released.made),
+            read, lambda: tuple(content.sha256 for content in released.contents), lambda: Snapshot.of(released.made)
         )
 
     def outline(self) -> Snapshot:
@@ -93,15 +91,15 @@ def find_side(text: str, open_store: Callable[[], Store]) -> Side:
     if path.exists():
         return Side(text, {ONE_FILE: File.at(path)})
     store = open_store()
-    found = [run for run in store.runs if text and run.id.startswith(text)]
-    if not found:
+    runs = [run for run in store.runs if text and run.id.startswith(text)]
+    if not runs:
         raise InputError(
             f"there is no file or folder {text!r}, and no run with this id in the store {store.url}; "
             "`pteforge runs` lists runs; a release is URL#RELEASE"
         )
-    if len(found) > 1:
-        raise InputError(f"{text!r} begins the ids of {len(found)} runs: {', '.join(run.id for run in found)}")
-    return _run_side(text, found[0], store)
+    if len(runs) > 1:
+        raise InputError(f"{text!r} begins the ids of {len(runs)} runs: {', '.join(run.id for run in runs)}")
+    return _run_side(text, runs[0], store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ class FileDifference:
         }
 
 
-def compare(before: Side, after: Side, gates: Sequence[Gate] = ()) -> Iterator[FileDifference]:
+def compare(before: Side, after: Side, limits: Sequence[Limit] = ()) -> Iterator[FileDifference]:
     """Compares file by file, by name; raises InputError if a file cannot be read, or one side is a single file."""
     if (ONE_FILE in before.files) != (ONE_FILE in after.files):
         file, other = (before, after) if ONE_FILE in before.files else (after, before)
@@ -149,7 +147,7 @@ def compare(before: Side, after: Side, gates: Sequence[Gate] = ()) -> Iterator[F
     for name in sorted({*before.files, *after.files}):
         old, new = before.files.get(name), after.files.get(name)
         if old and new:
-            yield compare_files(name, old, new, gates)
+            yield compare_files(name, old, new, limits)
         else:
             note = (before if new else after).absent.get(name)
             yield FileDifference(
@@ -160,24 +158,24 @@ def compare(before: Side, after: Side, gates: Sequence[Gate] = ()) -> Iterator[F
             )
 
 
-def compare_files(name: str, before: File, after: File, gates: Sequence[Gate] = ()) -> FileDifference:
+def compare_files(name: str, before: File, after: File, limits: Sequence[Limit] = ()) -> FileDifference:
     """Compares two files; downloads none if both have the same bytes. Raises InputError if one cannot be read."""
     if before.same_as(after):
         old, new = (file.outline().with_contents(Facts()) for file in (before, after))
     else:
         old, new = before.read(), after.read()
-    return _compare(name, old, new, gates)
+    return _compare(name, old, new, limits)
 
 
-def _compare(name: str, old: Snapshot, new: Snapshot, gates: Sequence[Gate]) -> FileDifference:
+def _compare(name: str, old: Snapshot, new: Snapshot, limits: Sequence[Limit]) -> FileDifference:
     notes = [
         f"the {which} file {problem}"
         for which, side in (("earlier", old), ("new", new))
         for problem in _incomplete(side.facts)
     ]
-    exceeded = regressions(old.made, new.made, gates)
+    exceeded = regressions(old.made, new.made, limits)
     known = CONTENTS in old.facts.parts and CONTENTS in new.facts.parts
-    if not known and any(gate.kind == "delegation" for gate in gates):
+    if not known and any(limit.kind == "delegation" for limit in limits):
         exceeded.append(f"{new.made.name}: delegation cannot be compared: a file does not exist any more")
     title = name or " and ".join(dict.fromkeys((old.made.name, new.made.name)))
     found = changes(old.facts, new.facts)

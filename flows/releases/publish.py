@@ -31,7 +31,7 @@ from ..run.outcome import ZooOutcome
 from ..run.request import ExportRequest, absolute_place
 
 if TYPE_CHECKING:  # these import fsspec and readers of files, which runs without a release do without
-    from ..reports.comparison import Gate
+    from ..reports.comparison import Limit
     from .contents import ReleaseContents
     from .records import Published
 
@@ -211,19 +211,19 @@ class Publication:
     url: str
     channel: str = "latest"
     keep: int = 30
-    gates: tuple[Gate, ...] = ()
+    gates: tuple[Limit, ...] = ()
     key: Path | None = None
     skipped: str = ""
 
     @classmethod
     def of(cls, config: PublishConfig) -> Publication:
         """Raises InputError if the gates cannot be understood, or there is no key."""
-        from ..reports.comparison import parse_gates  # noqa: PLC0415 - see above
+        from ..reports.comparison import parse_limits  # noqa: PLC0415 - see above
         from .records import check_key  # noqa: PLC0415 - see above
 
         if config.sign:
             check_key(config.sign)
-        gates = parse_gates(config.gates) if config.gates else ()
+        gates = parse_limits(config.gates) if config.gates else ()
         return cls(config.url, config.channel, config.keep, gates, config.sign)
 
     def publish(self, contents: ReleaseContents) -> Published:
@@ -251,11 +251,11 @@ class Publication:
             return None
         from .contents import read_contents  # noqa: PLC0415 - see above
 
-        found: dict[str, dict[str, Path]] = {}
+        files: dict[str, dict[str, Path]] = {}
         for made in outcome.recipes:
             if made.path:
-                found.setdefault(made.model, {})[made.recipe] = made.path
-        return self.publish(read_contents(record.zoo, found, [record]))
+                files.setdefault(made.model, {})[made.recipe] = made.path
+        return self.publish(read_contents(record.zoo, files, [record]))
 
 
 def publication_of(loaded: LoadedZoo, request: ExportRequest) -> Publication | None:

@@ -32,7 +32,7 @@ from ...artifacts.remote_files import RemoteFiles
 from ...artifacts.store import cache_folder
 from ...configs.base import NAME_PATTERN
 from ...errors import InputError, ReleaseDamaged, StoreError, StoreUnusable, convert_os_errors
-from ..reports.comparison import Gate, regressions
+from ..reports.comparison import Limit, regressions
 from .contents import ReleaseContents
 from .records import (
     VERSION,
@@ -76,8 +76,8 @@ class Releases:
         return self._stems("signatures")
 
     def channels(self) -> dict[str, Channel]:
-        found = {name: self.channel(name) for name in self._stems("channels")}
-        return {name: channel for name, channel in found.items() if channel}
+        by_name = {name: self.channel(name) for name in self._stems("channels")}
+        return {name: channel for name, channel in by_name.items() if channel}
 
     def channel(self, name: str) -> Channel | None:
         """None if there is no such channel; raises ReleaseDamaged if it cannot be understood."""
@@ -104,11 +104,12 @@ class Releases:
         if re.fullmatch(NAME_PATTERN, text) and (channel := self.channel(text)):
             return channel.release
         names = self.names()
-        found = [name for name in names if name == text] or [name for name in names if text in name]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise InputError(f"{text!r} is part of {len(found)} releases' names at {self.url}: {', '.join(found)}")
+        matching = [name for name in names if name == text] or [name for name in names if text in name]
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            several = ", ".join(matching)
+            raise InputError(f"{text!r} is part of {len(matching)} releases' names at {self.url}: {several}")
         channels = ", ".join(self.channels()) or "none"
         raise InputError(
             f"there is no channel or release {text!r} at {self.url} (channels: {channels}); "
@@ -121,7 +122,7 @@ class Releases:
         *,
         channel: str = "latest",
         keep: int = 30,
-        gates: Sequence[Gate] = (),
+        gates: Sequence[Limit] = (),
         key: Path | None = None,
     ) -> Published:
         """Makes a release, and moves the channel to it unless gates forbid it, or it was rolled back from.
@@ -403,7 +404,7 @@ def check_channel(name: str) -> None:
         raise InputError(f"{name!r} cannot be a channel; use letters, digits, '.', '_' and '-', such as stable")
 
 
-def _regressions(before: Manifest | None, contents: ReleaseContents, gates: Sequence[Gate]) -> list[str]:
+def _regressions(before: Manifest | None, contents: ReleaseContents, gates: Sequence[Limit]) -> list[str]:
     known = dict(before.files) if before and gates else {}
     return [
         problem

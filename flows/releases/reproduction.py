@@ -77,14 +77,8 @@ def reproduce(
 ) -> Reproduction:
     """Lowers ``MODEL/RECIPE`` of a release again, with a store and a cache of its own.
 
-    Args:
-        releases: where the release is.
-        release: its name.
-        name: the file.
-        source: a folder in the checkout of the repository that the zoo was in; the zoo's folder if it was in none.
-        observe: shows the progress.
-        jobs: stages at once; None for one per core.
-        public_key: if given, the release's signature is checked first.
+    `source` is a folder in the checkout of the repository that the zoo was in; the zoo's folder if it was in none. With
+    a `public_key`, the release's signature is checked first.
 
     Raises:
         InputError: the release has no such file, or this is not what it was made with: the message names all that

@@ -1,4 +1,4 @@
-"""The figures of a produced file, and the limits on how much worse those of its successor may be."""
+"""What is read of a produced file, without torch: calls, bytes and figures; and how much worse figures may become."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ...artifacts.digest import digest_file
-from ...errors import InputError
+from ...errors import FileFormatError, InputError
+from ...formats.describe import describe
+from ...formats.nfat.container import Container, is_fat, open_fat, payload_program
+from ...formats.nfat.contents import Payload
+from ...formats.pte.contents import PteFile
+from ...formats.pte.reader import naming, open_pte
 from ...tasks.results.delivered import Delivered, MethodCalls
 from .figures_text import format_db
-from .file_map import map_of
 
 _log = logging.getLogger(__name__)
 
@@ -59,37 +63,134 @@ def compared(made: Delivered) -> dict[str, Any]:
     }
 
 
+_BLOCKS = 40  # blocks of a file that are drawn one by one
+
+
 @dataclass(frozen=True, slots=True)
-class Gate:
-    """A limit on how much worse a file may become.
+class Block:
+    """A part of a whole: its kind, such as ``constants``, what it is, and its bytes."""
+
+    kind: str
+    label: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadMap:
+    """The methods of a payload; its name is empty in a plain file.
 
     Attributes:
-        limit: allowed growth as a fraction, loss of SQNR in dB, or drop of the score; 0 for ``delegation``.
+        methods: those that compute something, as `formats.describe.describe` says.
+        problem: why the methods are not known.
+    """
+
+    name: str
+    methods: tuple[dict[str, Any], ...]
+    problem: str = ""
+
+    @classmethod
+    def of(cls, name: str, pte: PteFile) -> PayloadMap:
+        return cls(name, tuple(method for method in describe(pte)["methods"] if not method["constant"]))
+
+    @property
+    def delegated(self) -> float | None:
+        """The share of calls that go to delegates; None where nothing is called."""
+        calls = [method["instructions"] for method in self.methods]
+        delegated = sum(each["delegate_calls"] for each in calls)
+        total = delegated + sum(each["kernel_calls"] for each in calls)
+        return delegated / total if total else None
+
+
+@dataclass(frozen=True, slots=True)
+class FileMap:
+    """A `.pte` and its `.ptd`: the payloads, best first, and all bytes by what they hold."""
+
+    payloads: tuple[PayloadMap, ...]
+    blocks: tuple[Block, ...]
+
+
+def map_of(path: Path, data: Sequence[Path], *, verified: bool = False) -> FileMap:
+    """Maps a file and its `.ptd`; reads only what describes it, or else all of its payloads, to verify them.
+
+    Raises InputError if a file cannot be read, as FileFormatError if it is damaged or, with `verified`, a payload is.
+    """
+    pte = open_pte(path)
+    blocks = _merged([*_blocks(pte), *(Block("external", file.name, file.stat().st_size) for file in data)])
+    if not is_fat(pte):
+        return FileMap((PayloadMap.of("", pte),), blocks)
+    container = open_fat(path, data).container
+    if verified:
+        with naming(path):
+            for payload in container.payloads:
+                container.verify(payload)
+                payload_program(container, payload)
+    return FileMap(tuple(_payload(container, payload) for payload in container.payloads), blocks)
+
+
+def _payload(container: Container, payload: Payload) -> PayloadMap:
+    try:
+        return PayloadMap.of(payload.name, payload_program(container, payload))
+    except FileFormatError as error:
+        return PayloadMap(payload.name, (), str(error))
+
+
+def _blocks(pte: PteFile) -> Iterator[Block]:
+    """The program and each segment that is not inside of another; bytes between them are padding."""
+    described, inner = describe(pte), pte.inner_segments
+    names = {named["segment"]: named["key"] for named in described["named_data"]}
+    yield Block("program", "program", pte.program_size)
+    outer = [(index, segment) for index, segment in enumerate(described["segments"]) if index not in inner]
+    for index, segment in outer:
+        held = segment["holds"]
+        kind = held[0] if len(held) == 1 else "several" if held else "unused"
+        yield Block(kind, names.get(index, " and ".join(held).replace("_", " ") or "unused"), segment["size"])
+    rest = pte.size - pte.program_size - sum(segment["size"] for _, segment in outer)
+    if rest > 0:
+        yield Block("padding", "padding", rest)
+
+
+def _merged(blocks: list[Block]) -> tuple[Block, ...]:
+    """The largest blocks, and one for the rest of each kind."""
+    ordered = sorted(blocks, key=lambda block: -block.size)
+    rest: dict[str, list[int]] = {}
+    for block in ordered[_BLOCKS:]:
+        rest.setdefault(block.kind, []).append(block.size)
+    others = (Block(kind, f"{len(sizes)} smaller ones", sum(sizes)) for kind, sizes in rest.items())
+    return (*ordered[:_BLOCKS], *others)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much worse a file may become: at most by a fraction of its size, dB of SQNR, or a drop of the score.
+
+    It is 0 for ``delegation``.
     """
 
     kind: Literal["growth", "sqnr", "score", "delegation"]
-    limit: float = 0.0
+    most: float = 0.0
 
 
-GATES = "growth=2%, sqnr=1dB, score=0.5% (or score=0.005), delegation"
-"""The forms of gates, for help texts and messages."""
+LIMITS = "growth=2%, sqnr=1dB, score=0.5% (or score=0.005), delegation"
+"""Their forms, for messages."""
 
 
-def parse_gates(text: str) -> tuple[Gate, ...]:
-    """Parses gates such as ``growth=2%,sqnr=1dB,score=0.5%,delegation``; raises InputError that names a wrong part."""
-    gates = [_parse_gate(part.strip()) for part in text.split(",")]
-    kinds = [gate.kind for gate in gates]
+def parse_limits(text: str) -> tuple[Limit, ...]:
+    """Parses limits such as ``growth=2%,sqnr=1dB,score=0.5%,delegation``; raises InputError that names a wrong part."""
+    limits = [_parse_limit(part.strip()) for part in text.split(",")]
+    kinds = [limit.kind for limit in limits]
     if repeated := [kind for kind in dict.fromkeys(kinds) if kinds.count(kind) > 1]:
         raise InputError(f"the limit {repeated[0]!r} is given more than once in {text!r}; give it once")
-    return tuple(gates)
+    return tuple(limits)
 
 
-def regressions(before: Delivered, after: Delivered, gates: Sequence[Gate]) -> list[str]:
+def regressions(before: Delivered, after: Delivered, limits: Sequence[Limit]) -> list[str]:
     """A sentence for each limit that `after` exceeds. A limit that cannot be checked counts as exceeded.
 
     A score is compared if there was one before, and the methods of a payload if both files have them.
     """
-    return [f"{after.name}: {problem}" for gate in gates for problem in _CHECKS[gate.kind](before, after, gate.limit)]
+    return [
+        f"{after.name}: {problem}" for limit in limits for problem in _CHECKS[limit.kind](before, after, limit.most)
+    ]
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
@@ -106,15 +207,15 @@ _FORMS = {
 }
 
 
-def _parse_gate(part: str) -> Gate:
+def _parse_limit(part: str) -> Limit:
     name, equals, value = (piece.strip() for piece in part.partition("="))
     if part == "delegation":
-        return Gate("delegation")
+        return Limit("delegation")
     if (form := _FORMS.get(name)) and equals and (found := form.fullmatch(value)):
         number, percent = found.groups()
         kind = cast("Literal['growth', 'sqnr', 'score']", name)
-        return Gate(kind, float(number) / 100 if percent else float(number))
-    raise InputError(f"{part!r} is not a limit; write one or more of {GATES}, separated by commas")
+        return Limit(kind, float(number) / 100 if percent else float(number))
+    raise InputError(f"{part!r} is not a limit; write one or more of {LIMITS}, separated by commas")
 
 
 def _growth(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:

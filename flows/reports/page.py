@@ -17,8 +17,8 @@ from ...artifacts.files import open_input, replace_file
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import InputError, first_line, printable
 from ...tasks.results.delivered import Delivered, Failure, delivered_by
+from .comparison import Block, FileMap, map_of
 from .figures_text import format_db, format_size, notes
-from .file_map import Block, FileMap, Tile, map_of, sparkline, treemap
 
 NAME = "index.html"
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -37,6 +37,17 @@ class Change:
 
     text: str
     tone: Literal["better", "worse", "same"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Where a block is drawn."""
+
+    block: Block
+    x: float
+    y: float
+    width: float
+    height: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +178,7 @@ def _lasting(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str = "") -> str:
-    """The page as HTML.
-
-    Args:
-        record: the run.
-        earlier: earlier runs of the zoo, newest first.
-        out: folder of the files.
-        mark: an HTML element for the page's head.
-    """
+    """The page as HTML. Earlier runs of the zoo come newest first; `mark` is an element for the page's head."""
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - slow import that a cached run does not need
     from markupsafe import Markup  # noqa: PLC0415 - as above
 
@@ -308,3 +312,52 @@ def _short(block: Block) -> str:
 def _plain(value: object) -> object:
     """What the template shows: text without terminal colours, safe to print."""
     return printable(_COLOURS.sub("", value), keep="\n\t\u00a0") if type(value) is str else value
+
+
+def treemap(blocks: Sequence[Block], width: float, height: float) -> tuple[Tile, ...]:
+    """Fills a rectangle with tiles, largest first, whose areas are in proportion to the blocks' sizes.
+
+    Squarified (Bruls, Huizing and van Wijk, 2000): a row takes another block as long as its tiles get more square.
+    """
+    rest = sorted((block for block in blocks if block.size > 0), key=lambda block: -block.size)
+    left = sum(block.size for block in rest)
+    x = y = 0.0
+    tiles: list[Tile] = []
+    while rest:
+        side, scale = min(width, height), width * height / left
+        count = 1
+        while count < len(rest) and _worst(rest[: count + 1], side, scale) <= _worst(rest[:count], side, scale):
+            count += 1
+        row, rest = rest[:count], rest[count:]
+        total = sum(block.size for block in row)
+        left -= total
+        depth, along = total * scale / side, 0.0
+        for block in row:
+            length = side * block.size / total
+            if width >= height:
+                tiles.append(Tile(block, x, y + along, depth, length))
+            else:
+                tiles.append(Tile(block, x + along, y, length, depth))
+            along += length
+        if width >= height:
+            x, width = x + depth, width - depth
+        else:
+            y, height = y + depth, height - depth
+    return tuple(tiles)
+
+
+def _worst(row: Sequence[Block], side: float, scale: float) -> float:
+    """The largest ratio of sides of a row's tiles; 1 is a square. The row is sorted, largest first."""
+    depth = sum(block.size for block in row) * scale / side
+    lengths = row[0].size * scale / depth, row[-1].size * scale / depth
+    return max(max(length / depth, depth / length) for length in lengths)
+
+
+def sparkline(values: Sequence[float], width: float, height: float) -> tuple[tuple[float, float], ...]:
+    """Points of a line through values, from left to right; the largest value is on top."""
+    low, high = min(values), max(values)
+    step = width / max(len(values) - 1, 1)
+    return tuple(
+        (round(index * step, 1), round(height * ((high - value) / (high - low) if high > low else 0.5), 1))
+        for index, value in enumerate(values)
+    )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ...artifacts.digest import digest_bytes, digest_file, digest_json, is_digest
 from ...artifacts.records import Record
-from ...formats.nfat.fat_file import is_fat, open_fat
+from ...formats.nfat.container import is_fat, open_fat
 from ...formats.pte.contents import Extent, Method, TensorSpec, ValueSpec
 from ...formats.pte.metadata import metadata_json, metadata_of, read_metadata, returning_methods
 from ...formats.pte.ptd import ptd_extents
@@ -53,18 +53,9 @@ class Item(NamedTuple):
 
 
 AREAS = (
-    "file",
-    "payloads",
-    "methods",
-    "operators",
-    "delegates",
-    "constants",
-    "memory",
-    "metadata",
-    "numerics",
-    "accuracy",
-    "toolchain",
-)
+    "file", "payloads", "methods", "operators", "delegates", "constants", "memory", "metadata", "numerics",
+    "accuracy", "toolchain",
+)  # fmt: skip
 """All areas, in the order in which they are shown."""
 
 

@@ -151,11 +151,7 @@ class Session:
             self.workers.start(shared=True)
 
     def check_names(self) -> None:
-        """Checks recipes' torch operators and torchao configs in a worker.
-
-        Raises:
-            TargetError: an operator does not exist, or a config does not accept its values.
-        """
+        """Checks recipes' torch operators and torchao configs in a worker; raises TargetError for what it rejects."""
         if self.complete:
             return
         recipes = [recipe.recipe for model in self.models for recipe in model.recipes]

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import RunRecord, StageOutcome
@@ -125,11 +126,7 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
 def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord | None, problem: str) -> None:
     """Publishes what another run made of a model, from the ledger that it shares with this one.
 
-    Args:
-        session: this run.
-        model: the model that the other run was to lower.
-        record: the other run's; it says why recipes failed.
-        problem: why a recipe failed that the record says nothing of.
+    The other run's `record` says why recipes failed; `problem` is why one failed that it says nothing of.
     """
     run = ModelRun(LedgerRunner(session.executor), model)
     try:
@@ -154,18 +151,18 @@ def _failed_elsewhere(session: Session, run: ModelRun, recipe: str, there: Deliv
         failure = Failure(run.model.name, problem, "", bad_input=False)
         return Delivered(run.model.name, recipe, "failed", failure=failure)
     failure, rejected = there.failure, None
-    made = run.recipes[recipe].find(Serialize.name) if recipe in run.recipes else None
-    if there.rejected and made:
-        rejected = keep_rejected(
-            session.store,
-            made.outputs.file,
-            made.outputs.data,
-            session.out / run.model.name,
-            recipe,
-            session.known_files,
-        )
+    if there.rejected and recipe in run.recipes and (rejected := _keep_rejected(session, run.recipes[recipe], recipe)):
         failure = replace(failure, problem=failure.problem.replace(str(there.rejected), str(rejected)))
     return replace(there, failure=failure, rejected=rejected)
+
+
+def _keep_rejected(session: Session, run: StageCalls, recipe: str) -> Path | None:
+    """Writes the file of a recipe, to inspect; returns its path, or None where the run made none."""
+    serialized = run.find(Serialize.name)
+    if serialized is None:
+        return None
+    made, folder = serialized.outputs, session.out / run.model.name
+    return keep_rejected(session.store, made.file, made.data, folder, recipe, session.known_files)
 
 
 def _add(
@@ -206,8 +203,8 @@ def _conclude_recipe(
 def _unwatched(run: ModelRun, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
     """What stages that ran have read and is not watched."""
     ran = {stage.key for stage in stages if stage.status == "ran"}
-    made = [done for each in run.all() for done in each.done.values()]
-    observed = {done.roles["observed"] for done in made if done.key.digest() in ran and "observed" in done.roles}
+    finished = [done for each in run.all() for done in each.done.values()]
+    observed = {done.roles["observed"] for done in finished if done.key.digest() in ran and "observed" in done.roles}
     return tuple(sorted({name for ref in observed for name in run.read_json(ref)["unwatched"]}))
 
 
@@ -225,16 +222,10 @@ def _publish(session: Session, model: PlannedModel, recipe: PlannedRecipe, repor
 
 def _failed(session: Session, run: StageCalls, recipe: str, error: Exception) -> Delivered:
     """What came of a failed recipe. A file that only missed its accuracy gate is kept, to inspect."""
-    failure, serialized = Failure.of(run.step_of(error), error), run.find(Serialize.name)
-    failed = Delivered(run.model.name, recipe, "failed", failure=failure, ladder=ladder_of(run))
+    failure, climbed = Failure.of(run.step_of(error), error), run.find(LadderStage.name)
+    ladder = Ladder.from_json(run.read_json(climbed.outputs.numerics)) if climbed else None
+    failed = Delivered(run.model.name, recipe, "failed", failure=failure, ladder=ladder)
     at_gate = error in [raised for step, raised in run.failed.items() if step.stage == Gate.name]
-    if serialized is None or not at_gate:
+    if not at_gate or (path := _keep_rejected(session, run, recipe)) is None:
         return failed
-    file, data, folder = serialized.outputs.file, serialized.outputs.data, session.out / run.model.name
-    path = keep_rejected(session.store, file, data, folder, recipe, session.known_files)
     return replace(failed, failure=replace(failure, problem=f"{failure.problem}{KEPT_AS}{path}"), rejected=path)
-
-
-def ladder_of(run: StageCalls) -> Ladder | None:
-    made = run.find(LadderStage.name)
-    return Ladder.from_json(run.read_json(made.outputs.numerics)) if made else None

@@ -4,35 +4,8 @@ from enum import IntEnum
 
 IDENTIFIER = b"NFM2"
 
-
-class Manifest(IntEnum):
-    PAYLOADS = 0
-    BLOBS = 1
-    ALIGNMENT = 2
-    METADATA = 3
-
-
-class Note(IntEnum):
-    KEY = 0
-    VALUE = 1
-
-
-class Payload(IntEnum):
-    NAME = 0
-    SIZE = 1
-    SHA256 = 2
-    EXTENTS = 3
-    BACKENDS = 4
-    METHODS = 5
-    EXECUTORCH_VERSION = 6
-    FEATURES = 7
-    METADATA = 8
-    PARTS_SHA256 = 9
-    TRANSPOSES = 10
-    HALVES = 11
-
-
-class Source(IntEnum):
-    ZEROS = 0
-    INLINE = 1
-    BLOB = 2
+Manifest = IntEnum("Manifest", {"PAYLOADS": 0, "BLOBS": 1, "ALIGNMENT": 2, "METADATA": 3})
+Note = IntEnum("Note", {"KEY": 0, "VALUE": 1})
+Payload = IntEnum("Payload", {"NAME": 0, "SIZE": 1, "SHA256": 2, "EXTENTS": 3, "BACKENDS": 4, "METHODS": 5,
+    "EXECUTORCH_VERSION": 6, "FEATURES": 7, "METADATA": 8, "PARTS_SHA256": 9, "TRANSPOSES": 10, "HALVES": 11})
+Source = IntEnum("Source", {"ZEROS": 0, "INLINE": 1, "BLOB": 2})

@@ -46,30 +46,17 @@ class Dtype:
 
 
 DTYPES = {
-    ScalarType.BYTE: Dtype("uint8", 1),
-    ScalarType.CHAR: Dtype("int8", 1),
-    ScalarType.SHORT: Dtype("int16", 2),
-    ScalarType.INT: Dtype("int32", 4),
-    ScalarType.LONG: Dtype("int64", 8),
-    ScalarType.HALF: Dtype("float16", 2),
-    ScalarType.FLOAT: Dtype("float32", 4),
-    ScalarType.DOUBLE: Dtype("float64", 8),
-    ScalarType.BOOL: Dtype("bool", 1),
-    ScalarType.QINT8: Dtype("qint8", 1),
-    ScalarType.QUINT8: Dtype("quint8", 1),
-    ScalarType.QINT32: Dtype("qint32", 4),
-    ScalarType.BFLOAT16: Dtype("bfloat16", 2),
-    ScalarType.QUINT4X2: Dtype("quint4x2", 1),
-    ScalarType.QUINT2X4: Dtype("quint2x4", 1),
-    ScalarType.BITS16: Dtype("bits16", 2),
-    ScalarType.FLOAT8E5M2: Dtype("float8_e5m2", 1),
-    ScalarType.FLOAT8E4M3FN: Dtype("float8_e4m3fn", 1),
-    ScalarType.FLOAT8E5M2FNUZ: Dtype("float8_e5m2fnuz", 1),
-    ScalarType.FLOAT8E4M3FNUZ: Dtype("float8_e4m3fnuz", 1),
-    ScalarType.UINT16: Dtype("uint16", 2),
-    ScalarType.UINT32: Dtype("uint32", 4),
-    ScalarType.UINT64: Dtype("uint64", 8),
-}
+    ScalarType[member]: Dtype(name, itemsize)
+    for member, name, itemsize in (
+        ("BYTE", "uint8", 1), ("CHAR", "int8", 1), ("SHORT", "int16", 2), ("INT", "int32", 4), ("LONG", "int64", 8),
+        ("HALF", "float16", 2), ("FLOAT", "float32", 4), ("DOUBLE", "float64", 8), ("BOOL", "bool", 1),
+        ("QINT8", "qint8", 1), ("QUINT8", "quint8", 1), ("QINT32", "qint32", 4), ("BFLOAT16", "bfloat16", 2),
+        ("QUINT4X2", "quint4x2", 1), ("QUINT2X4", "quint2x4", 1), ("BITS16", "bits16", 2),
+        ("FLOAT8E5M2", "float8_e5m2", 1), ("FLOAT8E4M3FN", "float8_e4m3fn", 1),
+        ("FLOAT8E5M2FNUZ", "float8_e5m2fnuz", 1), ("FLOAT8E4M3FNUZ", "float8_e4m3fnuz", 1), ("UINT16", "uint16", 2),
+        ("UINT32", "uint32", 4), ("UINT64", "uint64", 8),
+    )
+}  # fmt: skip
 """Every element type of the schema."""
 
 
@@ -122,17 +109,9 @@ class TensorSpec:
 
 
 ScalarKind = Literal[
-    "none",
-    "int",
-    "bool",
-    "double",
-    "string",
-    "int_list",
-    "double_list",
-    "bool_list",
-    "tensor_list",
+    "none", "int", "bool", "double", "string", "int_list", "double_list", "bool_list", "tensor_list",
     "optional_tensor_list",
-]
+]  # fmt: skip
 
 Plain = int | float | str | tuple[int, ...] | tuple[float, ...] | None
 

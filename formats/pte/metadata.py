@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import FileFormatError
-from .contents import METADATA_PREFIX, Method, PteFile
+from .contents import METADATA_PREFIX, PteFile
 from .reader import map_file, naming, read_pte
 
 MetadataValue = str | int | float | bytes | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
@@ -106,8 +106,7 @@ def metadata_of(pte: PteFile, content: memoryview) -> dict[str, MetadataValue]:
 def read_metadata(path: Path) -> dict[str, MetadataValue]:
     """The metadata of the file at `path`, plain or fat, as `metadata_of` returns it; empty if it has none.
 
-    Raises:
-        InputError: the file cannot be read; as FileFormatError if it, or a value, is damaged.
+    Raises InputError if the file cannot be read, as FileFormatError if it, or a value, is damaged.
     """
     view = map_file(path)
     with naming(path):
@@ -127,15 +126,9 @@ def constant_method(key: str) -> str:
 def returning_methods(pte: PteFile, metadata: Mapping[str, MetadataValue]) -> frozenset[str]:
     """Names of the constant methods of a file that return its metadata."""
     values = {constant_method(key): value if isinstance(value, tuple) else (value,) for key, value in metadata.items()}
-    return frozenset(
-        method.name
-        for method in pte.methods
-        if method.constant and method.name in values and _returned(method) == values[method.name]
-    )
-
-
-def _returned(method: Method) -> tuple[Any, ...]:
-    return tuple(getattr(output, "value", None) for output in method.outputs)
+    constant = [method for method in pte.methods if method.constant]
+    returned = {method.name: tuple(getattr(output, "value", None) for output in method.outputs) for method in constant}
+    return frozenset(name for name, found in returned.items() if name in values and found == values[name])
 
 
 def metadata_json(metadata: Mapping[str, MetadataValue]) -> dict[str, Any]:

@@ -4,51 +4,11 @@ from enum import IntEnum
 
 IDENTIFIER = b"FT01"
 
-
-class DataSegment(IntEnum):
-    OFFSET = 0
-    SIZE = 1
-
-
-class FlatTensor(IntEnum):
-    VERSION = 0
-    SEGMENTS = 1
-    NAMED_DATA = 2
-
-
-class NamedData(IntEnum):
-    KEY = 0
-    SEGMENT_INDEX = 1
-    TENSOR_LAYOUT = 2
-
-
-class ScalarType(IntEnum):
-    BYTE = 0
-    CHAR = 1
-    SHORT = 2
-    INT = 3
-    LONG = 4
-    HALF = 5
-    FLOAT = 6
-    DOUBLE = 7
-    BOOL = 11
-    QINT8 = 12
-    QUINT8 = 13
-    QINT32 = 14
-    BFLOAT16 = 15
-    QUINT4X2 = 16
-    QUINT2X4 = 17
-    BITS16 = 22
-    FLOAT8E5M2 = 23
-    FLOAT8E4M3FN = 24
-    FLOAT8E5M2FNUZ = 25
-    FLOAT8E4M3FNUZ = 26
-    UINT16 = 27
-    UINT32 = 28
-    UINT64 = 29
-
-
-class TensorLayout(IntEnum):
-    SCALAR_TYPE = 0
-    SIZES = 1
-    DIM_ORDER = 2
+DataSegment = IntEnum("DataSegment", {"OFFSET": 0, "SIZE": 1})
+FlatTensor = IntEnum("FlatTensor", {"VERSION": 0, "SEGMENTS": 1, "NAMED_DATA": 2})
+NamedData = IntEnum("NamedData", {"KEY": 0, "SEGMENT_INDEX": 1, "TENSOR_LAYOUT": 2})
+ScalarType = IntEnum("ScalarType", {"BYTE": 0, "CHAR": 1, "SHORT": 2, "INT": 3, "LONG": 4, "HALF": 5, "FLOAT": 6,
+    "DOUBLE": 7, "BOOL": 11, "QINT8": 12, "QUINT8": 13, "QINT32": 14, "BFLOAT16": 15, "QUINT4X2": 16, "QUINT2X4": 17,
+    "BITS16": 22, "FLOAT8E5M2": 23, "FLOAT8E4M3FN": 24, "FLOAT8E5M2FNUZ": 25, "FLOAT8E4M3FNUZ": 26, "UINT16": 27,
+    "UINT32": 28, "UINT64": 29})
+TensorLayout = IntEnum("TensorLayout", {"SCALAR_TYPE": 0, "SIZES": 1, "DIM_ORDER": 2})

@@ -12,8 +12,8 @@ from pathlib import Path
 from ...artifacts.files import open_input
 from ...errors import FileFormatError, InputError
 from . import schema_generated as schema
-from .contents import METADATA_PREFIX, SIZES, Extent, NamedData, PteFile, TensorSpec, with_sizes
-from .methods import TensorData, read_constants, read_method
+from .contents import METADATA_PREFIX, SIZES, Extent, NamedData, PteFile, with_sizes
+from .methods import read_constants, read_method
 from .tables import U32, U64, Flatbuffer, TableView, pick
 
 
@@ -65,6 +65,7 @@ def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
     ]
     methods = [read_method(plan, segments, inline) for plan in program.children(schema.Program.EXECUTION_PLAN)]
     data = [data for contents in methods for data in contents.data]
+    external = {use.tensor.name: use.tensor for use in data if use.external}
     named = tuple(
         NamedData(node.text(schema.NamedData.KEY), index) for node, index in _named_segments(program, segments)
     )
@@ -82,7 +83,7 @@ def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
         ),
         segments=segments,
         constants=read_constants(program, segments, data),
-        external=_external(data),
+        external=tuple(external[name] for name in sorted(external)),
         named_data=tuple(entry for entry in named if not entry.key.startswith(METADATA_PREFIX)),
         metadata=tuple(entry for entry in named if entry.key.startswith(METADATA_PREFIX)),
     )
@@ -128,11 +129,6 @@ def _read_header(content: memoryview) -> _Header:
                 f"the file is cut short: {size} bytes, segments need {segments_size} from {segment_base} on"
             )
     return _Header(program_size, segment_base)
-
-
-def _external(data: Sequence[TensorData]) -> tuple[TensorSpec, ...]:
-    named = {use.tensor.name: use.tensor for use in data if use.external}
-    return tuple(named[name] for name in sorted(named))
 
 
 def _segments(program: TableView, header: _Header, size: int) -> Iterator[Extent]:

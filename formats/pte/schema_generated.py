@@ -4,267 +4,54 @@ from enum import IntEnum
 
 IDENTIFIER = b"ET12"
 
-
-class AllocationDetails(IntEnum):
-    MEMORY_ID = 0
-    MEMORY_OFFSET_LOW = 1
-    MEMORY_OFFSET_HIGH = 2
-
-
-class BackendDelegate(IntEnum):
-    ID = 0
-    PROCESSED = 1
-    COMPILE_SPECS = 2
-
-
-class BackendDelegateDataReference(IntEnum):
-    LOCATION = 0
-    INDEX = 1
-
-
-class BackendDelegateInlineData(IntEnum):
-    DATA = 0
-
-
-class Bool(IntEnum):
-    BOOL_VAL = 0
-
-
-class BoolList(IntEnum):
-    ITEMS = 0
-
-
-class Buffer(IntEnum):
-    STORAGE = 0
-
-
-class Chain(IntEnum):
-    INPUTS = 0
-    OUTPUTS = 1
-    INSTRUCTIONS = 2
-    STACKTRACE = 3
-
-
-class CompileSpec(IntEnum):
-    KEY = 0
-    VALUE = 1
-
-
-class ContainerMetadata(IntEnum):
-    ENCODED_INP_STR = 0
-    ENCODED_OUT_STR = 1
-
-
-class DataLocation(IntEnum):
-    INLINE = 0
-    SEGMENT = 1
-
-
-class DataSegment(IntEnum):
-    OFFSET = 0
-    SIZE = 1
-
-
-class DelegateCall(IntEnum):
-    DELEGATE_INDEX = 0
-    ARGS = 1
-
-
-class DeviceType(IntEnum):
-    CPU = 0
-    CUDA = 1
-
-
-class Double(IntEnum):
-    DOUBLE_VAL = 0
-
-
-class DoubleList(IntEnum):
-    ITEMS = 0
-
-
-class EValue(IntEnum):
-    VAL_TYPE = 0
-    VAL = 1
-
-
-class ExecutionPlan(IntEnum):
-    NAME = 0
-    CONTAINER_META_TYPE = 1
-    VALUES = 2
-    INPUTS = 3
-    OUTPUTS = 4
-    CHAINS = 5
-    OPERATORS = 6
-    DELEGATES = 7
-    NON_CONST_BUFFER_SIZES = 8
-    NON_CONST_BUFFER_DEVICE = 9
-
-
-class ExtraTensorInfo(IntEnum):
-    MUTABLE_DATA_SEGMENTS_IDX = 0
-    FULLY_QUALIFIED_NAME = 1
-    LOCATION = 2
-    DEVICE_TYPE = 3
-    DEVICE_INDEX = 4
-
-
-class Frame(IntEnum):
-    FILENAME = 0
-    LINENO = 1
-    NAME = 2
-    CONTEXT = 3
-
-
-class FrameList(IntEnum):
-    ITEMS = 0
-
-
-class FreeCall(IntEnum):
-    VALUE_INDEX = 0
-
-
-class Instruction(IntEnum):
-    INSTR_ARGS_TYPE = 0
-    INSTR_ARGS = 1
-
-
-class InstructionArguments(IntEnum):
-    NONE = 0
-    KERNELCALL = 1
-    DELEGATECALL = 2
-    MOVECALL = 3
-    JUMPFALSECALL = 4
-    FREECALL = 5
-
-
-class Int(IntEnum):
-    INT_VAL = 0
-
-
-class IntList(IntEnum):
-    ITEMS = 0
-
-
-class JumpFalseCall(IntEnum):
-    COND_VALUE_INDEX = 0
-    DESTINATION_INSTRUCTION = 1
-
-
-class KernelCall(IntEnum):
-    OP_INDEX = 0
-    ARGS = 1
-
-
-class KernelTypes(IntEnum):
-    NONE = 0
-    NULL = 1
-    INT = 2
-    BOOL = 3
-    DOUBLE = 4
-    TENSOR = 5
-    STRING = 6
-    INTLIST = 7
-    DOUBLELIST = 8
-    BOOLLIST = 9
-    TENSORLIST = 10
-    OPTIONALTENSORLIST = 11
-
-
-class MoveCall(IntEnum):
-    MOVE_FROM = 0
-    MOVE_TO = 1
-
-
-class NamedData(IntEnum):
-    KEY = 0
-    SEGMENT_INDEX = 1
-
-
-class NonConstBufferDevice(IntEnum):
-    BUFFER_IDX = 0
-    DEVICE_TYPE = 1
-    DEVICE_INDEX = 2
-
-
-class Operator(IntEnum):
-    NAME = 0
-    OVERLOAD = 1
-
-
-class OptionalTensorList(IntEnum):
-    ITEMS = 0
-
-
-class Program(IntEnum):
-    VERSION = 0
-    EXECUTION_PLAN = 1
-    CONSTANT_BUFFER = 2
-    BACKEND_DELEGATE_DATA = 3
-    SEGMENTS = 4
-    CONSTANT_SEGMENT = 5
-    MUTABLE_DATA_SEGMENTS = 6
-    NAMED_DATA = 7
-
-
-class ScalarType(IntEnum):
-    BYTE = 0
-    CHAR = 1
-    SHORT = 2
-    INT = 3
-    LONG = 4
-    HALF = 5
-    FLOAT = 6
-    DOUBLE = 7
-    BOOL = 11
-    QINT8 = 12
-    QUINT8 = 13
-    QINT32 = 14
-    BFLOAT16 = 15
-    QUINT4X2 = 16
-    QUINT2X4 = 17
-    BITS16 = 22
-    FLOAT8E5M2 = 23
-    FLOAT8E4M3FN = 24
-    FLOAT8E5M2FNUZ = 25
-    FLOAT8E4M3FNUZ = 26
-    UINT16 = 27
-    UINT32 = 28
-    UINT64 = 29
-
-
-class String(IntEnum):
-    STRING_VAL = 0
-
-
-class SubsegmentOffsets(IntEnum):
-    SEGMENT_INDEX = 0
-    OFFSETS = 1
-
-
-class Tensor(IntEnum):
-    SCALAR_TYPE = 0
-    STORAGE_OFFSET = 1
-    SIZES = 2
-    DIM_ORDER = 3
-    REQUIRES_GRAD = 4
-    DATA_BUFFER_IDX = 5
-    ALLOCATION_INFO = 6
-    LAYOUT = 7
-    SHAPE_DYNAMISM = 8
-    EXTRA_TENSOR_INFO = 9
-
-
-class TensorDataLocation(IntEnum):
-    SEGMENT = 0
-    EXTERNAL = 1
-
-
-class TensorList(IntEnum):
-    ITEMS = 0
-
-
-class TensorShapeDynamism(IntEnum):
-    STATIC = 0
-    DYNAMIC_BOUND = 1
-    DYNAMIC_UNBOUND = 2
+AllocationDetails = IntEnum("AllocationDetails", {"MEMORY_ID": 0, "MEMORY_OFFSET_LOW": 1, "MEMORY_OFFSET_HIGH": 2})
+BackendDelegate = IntEnum("BackendDelegate", {"ID": 0, "PROCESSED": 1, "COMPILE_SPECS": 2})
+BackendDelegateDataReference = IntEnum("BackendDelegateDataReference", {"LOCATION": 0, "INDEX": 1})
+BackendDelegateInlineData = IntEnum("BackendDelegateInlineData", {"DATA": 0})
+Bool = IntEnum("Bool", {"BOOL_VAL": 0})
+BoolList = IntEnum("BoolList", {"ITEMS": 0})
+Buffer = IntEnum("Buffer", {"STORAGE": 0})
+Chain = IntEnum("Chain", {"INPUTS": 0, "OUTPUTS": 1, "INSTRUCTIONS": 2, "STACKTRACE": 3})
+CompileSpec = IntEnum("CompileSpec", {"KEY": 0, "VALUE": 1})
+ContainerMetadata = IntEnum("ContainerMetadata", {"ENCODED_INP_STR": 0, "ENCODED_OUT_STR": 1})
+DataLocation = IntEnum("DataLocation", {"INLINE": 0, "SEGMENT": 1})
+DataSegment = IntEnum("DataSegment", {"OFFSET": 0, "SIZE": 1})
+DelegateCall = IntEnum("DelegateCall", {"DELEGATE_INDEX": 0, "ARGS": 1})
+DeviceType = IntEnum("DeviceType", {"CPU": 0, "CUDA": 1})
+Double = IntEnum("Double", {"DOUBLE_VAL": 0})
+DoubleList = IntEnum("DoubleList", {"ITEMS": 0})
+EValue = IntEnum("EValue", {"VAL_TYPE": 0, "VAL": 1})
+ExecutionPlan = IntEnum("ExecutionPlan", {"NAME": 0, "CONTAINER_META_TYPE": 1, "VALUES": 2, "INPUTS": 3, "OUTPUTS": 4,
+    "CHAINS": 5, "OPERATORS": 6, "DELEGATES": 7, "NON_CONST_BUFFER_SIZES": 8, "NON_CONST_BUFFER_DEVICE": 9})
+ExtraTensorInfo = IntEnum("ExtraTensorInfo", {"MUTABLE_DATA_SEGMENTS_IDX": 0, "FULLY_QUALIFIED_NAME": 1, "LOCATION": 2,
+    "DEVICE_TYPE": 3, "DEVICE_INDEX": 4})
+Frame = IntEnum("Frame", {"FILENAME": 0, "LINENO": 1, "NAME": 2, "CONTEXT": 3})
+FrameList = IntEnum("FrameList", {"ITEMS": 0})
+FreeCall = IntEnum("FreeCall", {"VALUE_INDEX": 0})
+Instruction = IntEnum("Instruction", {"INSTR_ARGS_TYPE": 0, "INSTR_ARGS": 1})
+InstructionArguments = IntEnum("InstructionArguments", {"NONE": 0, "KERNELCALL": 1, "DELEGATECALL": 2, "MOVECALL": 3,
+    "JUMPFALSECALL": 4, "FREECALL": 5})
+Int = IntEnum("Int", {"INT_VAL": 0})
+IntList = IntEnum("IntList", {"ITEMS": 0})
+JumpFalseCall = IntEnum("JumpFalseCall", {"COND_VALUE_INDEX": 0, "DESTINATION_INSTRUCTION": 1})
+KernelCall = IntEnum("KernelCall", {"OP_INDEX": 0, "ARGS": 1})
+KernelTypes = IntEnum("KernelTypes", {"NONE": 0, "NULL": 1, "INT": 2, "BOOL": 3, "DOUBLE": 4, "TENSOR": 5, "STRING": 6,
+    "INTLIST": 7, "DOUBLELIST": 8, "BOOLLIST": 9, "TENSORLIST": 10, "OPTIONALTENSORLIST": 11})
+MoveCall = IntEnum("MoveCall", {"MOVE_FROM": 0, "MOVE_TO": 1})
+NamedData = IntEnum("NamedData", {"KEY": 0, "SEGMENT_INDEX": 1})
+NonConstBufferDevice = IntEnum("NonConstBufferDevice", {"BUFFER_IDX": 0, "DEVICE_TYPE": 1, "DEVICE_INDEX": 2})
+Operator = IntEnum("Operator", {"NAME": 0, "OVERLOAD": 1})
+OptionalTensorList = IntEnum("OptionalTensorList", {"ITEMS": 0})
+Program = IntEnum("Program", {"VERSION": 0, "EXECUTION_PLAN": 1, "CONSTANT_BUFFER": 2, "BACKEND_DELEGATE_DATA": 3,
+    "SEGMENTS": 4, "CONSTANT_SEGMENT": 5, "MUTABLE_DATA_SEGMENTS": 6, "NAMED_DATA": 7})
+ScalarType = IntEnum("ScalarType", {"BYTE": 0, "CHAR": 1, "SHORT": 2, "INT": 3, "LONG": 4, "HALF": 5, "FLOAT": 6,
+    "DOUBLE": 7, "BOOL": 11, "QINT8": 12, "QUINT8": 13, "QINT32": 14, "BFLOAT16": 15, "QUINT4X2": 16, "QUINT2X4": 17,
+    "BITS16": 22, "FLOAT8E5M2": 23, "FLOAT8E4M3FN": 24, "FLOAT8E5M2FNUZ": 25, "FLOAT8E4M3FNUZ": 26, "UINT16": 27,
+    "UINT32": 28, "UINT64": 29})
+String = IntEnum("String", {"STRING_VAL": 0})
+SubsegmentOffsets = IntEnum("SubsegmentOffsets", {"SEGMENT_INDEX": 0, "OFFSETS": 1})
+Tensor = IntEnum("Tensor", {"SCALAR_TYPE": 0, "STORAGE_OFFSET": 1, "SIZES": 2, "DIM_ORDER": 3, "REQUIRES_GRAD": 4,
+    "DATA_BUFFER_IDX": 5, "ALLOCATION_INFO": 6, "LAYOUT": 7, "SHAPE_DYNAMISM": 8, "EXTRA_TENSOR_INFO": 9})
+TensorDataLocation = IntEnum("TensorDataLocation", {"SEGMENT": 0, "EXTERNAL": 1})
+TensorList = IntEnum("TensorList", {"ITEMS": 0})
+TensorShapeDynamism = IntEnum("TensorShapeDynamism", {"STATIC": 0, "DYNAMIC_BOUND": 1, "DYNAMIC_UNBOUND": 2})

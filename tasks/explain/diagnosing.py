@@ -27,7 +27,7 @@ from torch.export import Dim, ExportedProgram, _draft_export
 from torch.export._draft_export import CaptureStructuredTrace, DraftExportReport, FailureReport, FailureType
 from torch.utils import _pytree as pytree
 
-from ...configs.definition import MethodDefinition
+from ...configs.model import MethodDefinition
 from ...errors import SourceError
 from ..export.eager import run_eager
 from ..export.method import Shapes, dynamic_shapes_of, export_method, export_sized

@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from ...configs.definition import ModelDefinition
+from ...configs.model import ModelDefinition
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError
 from ..results.figures import disagreements, violations

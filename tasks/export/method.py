@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ...artifacts.digest import Digest, digest_bytes
-from ...configs.definition import MethodDefinition, ModelDefinition
+from ...configs.model import MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from ..upstream.torch_export import uncompared_masks
 from ..usercode.inputs import check_bounded

@@ -18,7 +18,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer, QuantizationAnnotation, Quantizer
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from ...configs.definition import MethodDefinition
+from ...configs.model import MethodDefinition
 from ...errors import SourceError, TargetError
 from ..engine.stage import CallableParams, TargetParams
 from ..export.method import Shapes, export_method

@@ -16,7 +16,7 @@ from torch.export import Dim
 from transformers import PretrainedConfig, cache_utils
 from transformers.utils import cached_file
 
-from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
+from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from .huggingface import (
     describe,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...artifacts.digest import canonical_json
 from ...artifacts.local_store import LocalStore
-from ...configs.definition import ModelDefinition
+from ...configs.model import ModelDefinition
 from ..engine import kinds, stage
 from ..results.accuracy import Score, Scores
 

@@ -11,7 +11,7 @@ from typing import Any
 from ...artifacts.digest import canonical_json
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError
-from ...formats.nfat.fat_file import is_fat, open_fat
+from ...formats.nfat.container import is_fat, open_fat
 from ...formats.pte.metadata import metadata_json, metadata_of
 from ...formats.pte.reader import map_file, open_pte
 from ..codecs.assets import asset_blobs

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ...artifacts.digest import canonical_json, digest_bytes
 from ...artifacts.ref import ArtifactRef
 from ...configs.metadata import PROVENANCE, merged_metadata
-from ...formats.nfat.fat_file import is_fat, open_fat
+from ...formats.nfat.container import is_fat, open_fat
 from ...formats.pte.contents import Shareable, size_entries
 from ...formats.pte.reader import map_file, open_pte
 from ..codecs.payload import check_file, load_packed, payload_sha256, save_data_file, save_payload, write_payload

@@ -27,8 +27,8 @@ from torch.utils import _pytree as pytree
 
 from ...artifacts.ref import ArtifactRef
 from ...configs.base import NAME_PATTERN, describe_errors
-from ...configs.definition import MethodCall, MethodDefinition, ModelDefinition
 from ...configs.metadata import Metadata
+from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from ..engine.keys.inputs import Recorder, recording
 from ..engine.keys.source import loaded_files, observed_distributions, observed_modules

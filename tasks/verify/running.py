@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...errors import FileFormatError, VerificationFailed, runtime_reasons
-from ...formats.nfat.fat_file import is_fat, open_fat
+from ...formats.nfat.container import is_fat, open_fat
 from ...formats.pte.contents import Method
 from ...formats.pte.ptd import check_external_weights
 from ...formats.pte.reader import open_pte

@@ -12,7 +12,7 @@ import torch
 from executorch.runtime import Method
 from torch.utils import _pytree as pytree
 
-from ...configs.definition import ModelDefinition
+from ...configs.model import ModelDefinition
 from ...errors import PteforgeError, SourceError
 from ..usercode.model_source import seed_everything, user_code_error
 

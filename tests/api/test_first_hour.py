@@ -20,7 +20,7 @@ from torch import nn
 
 BUILDERS = """
 import torch
-from pteforge.configs.definition import MethodDefinition, ModelDefinition
+from pteforge.configs.model import MethodDefinition, ModelDefinition
 
 def bare():
     return torch.nn.Linear(4, 4)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.store import open_store
-from pteforge.configs.definition import MethodDefinition, ModelDefinition
+from pteforge.configs.model import MethodDefinition, ModelDefinition
 from pteforge.errors import InputError, SourceError, StoreUnusable
 
 
@@ -149,7 +149,7 @@ def test_what_is_on_record(exported, store):
     assert exported.left_out == {}
     assert repr(exported) == "Exported(model='net', recipe='xnnpack-fp32', methods=('forward',))"
     with open_store(str(store)) as opened:
-        run = opened.runs.latest(exported.model)
+        run = next(run for run in opened.runs if exported.model in run.models)
     assert run.zoo == "pteforge.export"
     assert [stage.stage for stage in run.models["net"]][:3] == ["export", "fold_batch_norms", "edge"]
 

@@ -42,12 +42,12 @@ def test_other_keys_and_failures(place):
     """Leases of different keys do not wait for each other, and a stage that fails releases its lease."""
     with place.open() as store:
         with store.leases.hold(KEY), store.leases.hold(digest_bytes(b"another stage")):
-            assert store.leases.oldest() is not None
+            assert store.leases.held()
         with pytest.raises(ZeroDivisionError), store.leases.hold(KEY):
             raise ZeroDivisionError
-        assert store.leases.oldest() is None
+        assert not store.leases.held()
         with store.leases.hold(KEY):
-            assert store.leases.oldest() is not None
+            assert store.leases.held()
 
 
 def test_watched(place):
@@ -102,7 +102,7 @@ def test_lease_of_a_killed_holder_is_taken_over(shared_place, start):
     holder = start(_HOLDER, shared_place.url, str(shared_place.folder / "victim"))
     assert holder.stdout.readline() == "held\n"
     with _open_impatient(shared_place) as store:
-        assert store.leases.oldest() is not None
+        assert store.leases.held()
         held = store.leases.watch(KEY)
         assert held()
         holder.send_signal(signal.SIGKILL)
@@ -112,7 +112,7 @@ def test_lease_of_a_killed_holder_is_taken_over(shared_place, start):
             pass
         with store.leases.hold(KEY):  # no trace of the dead holder is left
             pass
-        assert store.leases.oldest() is None
+        assert not store.leases.held()
 
 
 def test_heartbeat_keeps_a_lease(shared_place):
@@ -173,7 +173,7 @@ def test_what_others_put_in_place_of_a_lease(place, name, content, caplog):
         files = store.leases._files
         files.write(f"leases/{KEY}/{name}", content)
         for _ in range(2):
-            assert store.leases.oldest() is None
+            assert not store.leases.held()
             assert not store.leases.watch(KEY)()
         with store.leases.hold(KEY):
             assert len(files.names("leases")) == 1

@@ -6,8 +6,7 @@ import pytest
 from pteforge.artifacts.digest import digest_json
 from pteforge.artifacts.ledger import StageRecord
 from pteforge.artifacts.ref import ArtifactManifest
-from pteforge.artifacts.store import open_store
-from pteforge.artifacts.transfer import Transferred, transfer
+from pteforge.artifacts.store import Transferred, open_store, transfer
 
 
 def commit(store, number):

@@ -11,7 +11,7 @@ from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError, StageFailed
 from pteforge.flows.cli.bisect import _print
 from pteforge.flows.cli.main import app
-from pteforge.flows.run.bisect import bisect, check_plot, draw
+from pteforge.flows.run.examine import bisect, check_plot, draw
 from pteforge.flows.run.request import ExportRequest
 from pteforge.flows.run.select import select_models
 from pteforge.flows.run.session import Session

@@ -378,7 +378,8 @@ def test_why(own, pteforge, lower):
 def test_lost_runs(own, pteforge):
     """A run that does not hold its lease is lost, on whatever machine it was."""
     with open_store(str(own.store)) as store:
-        begun = replace(store.runs.latest(), status="running", started=datetime.now(UTC).isoformat(), pid=os.getpid())
+        now = datetime.now(UTC).isoformat()
+        begun = replace(next(iter(store.runs)), status="running", started=now, pid=os.getpid())
         for name, changes in {"going-on": {}, "gone": {}, "elsewhere": {"host": "another"}}.items():
             store.runs.write(replace(begun, id=name, **changes))
         with store.leases.hold(run_lease("going-on")):
@@ -393,7 +394,7 @@ def test_gc_explains(own, pteforge):
     assert "objects" in explained
     assert "used by the newest run of zoo" in explained
     with open_store(str(own.store)) as store:
-        store.runs.write(replace(store.runs.latest(), id="gone", status="running", models={}))
+        store.runs.write(replace(next(iter(store.runs)), id="gone", status="running", models={}))
         objects = {stored.digest for stored in store.objects()}
     gc = ("store", "gc", "--keep-last", "1", "--dry-run", "--json")
     said = pteforge(own, *gc, "--explain").json

@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import os, sys
 from pteforge.errors import InputError
-from pteforge.flows.cli.crashes import exit_code, in_child
+from pteforge.flows.cli.main import exit_code, in_child
 
 def command(file):
     print("began", flush=True)
@@ -46,7 +46,7 @@ def test_crashes_are_told(file, code, told):
 
 CONVERTED = """
 import os, signal, sys
-from pteforge.flows.cli.crashes import exit_code
+from pteforge.flows.cli.main import exit_code
 
 def command():
     if "late" in sys.argv:

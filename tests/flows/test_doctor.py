@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
-from pteforge.flows.cli.summary import Failures, print_failures
+from pteforge.flows.cli.progress import Failures, print_failures
 from pteforge.flows.prefect.pages import _diagnosis
 from pteforge.flows.reports.page import NAME
-from pteforge.flows.run.doctor import examine
+from pteforge.flows.run.examine import examine
 from pteforge.flows.run.request import ExportRequest
 from pteforge.flows.run.select import select_models
 from pteforge.flows.run.session import Session

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from pteforge.errors import InputError
-from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.container import open_fat
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError
-from pteforge.flows.cli.summary import print_summary
+from pteforge.flows.cli.progress import print_summary
 from pteforge.flows.run.select import select_models
 
 pytestmark = pytest.mark.timeout(600)

@@ -19,11 +19,11 @@ from pteforge.artifacts.store import open_store
 from pteforge.errors import printable
 from pteforge.flows.cli.doctor import _print as print_diagnoses
 from pteforge.flows.cli.main import app
-from pteforge.flows.cli.summary import Failures, print_failures, print_summary
+from pteforge.flows.cli.progress import Failures, print_failures, print_summary
 from pteforge.flows.cli.terminal import guarded_streams, open_console
 from pteforge.flows.prefect.pages import _diagnosis, _summary
 from pteforge.flows.reports.page import NAME
-from pteforge.flows.run.doctor import ModelDiagnosis
+from pteforge.flows.run.examine import ModelDiagnosis
 from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
 from pteforge.tasks.results.delivered import Delivered, Failure
 from pteforge.tasks.results.diagnosis import Attempt, Diagnosis, Finding
@@ -110,7 +110,7 @@ def lowered(tmp_path_factory, make_hostile, lower):
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile((project.out / "linear/portable-fp32.pte").with_suffix(suffix), copy)
     with open_store(str(project.store)) as store:
-        record = store.runs.latest()
+        record = next(iter(store.runs))
         stages = tuple(
             replace(
                 stage,

@@ -19,8 +19,7 @@ from pteforge.artifacts.runs import StageOutcome
 from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.configs.model import Limits
-from pteforge.flows.cli.progress import Bar, Lines
-from pteforge.flows.cli.summary import Failures
+from pteforge.flows.cli.progress import Bar, Failures, Lines
 from pteforge.flows.run.outcome import ModelOutcome
 from pteforge.flows.run.pace import ExpectedStage, Pace
 from pteforge.flows.run.request import ExportRequest

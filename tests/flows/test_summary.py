@@ -9,9 +9,8 @@ import pytest
 from pteforge.artifacts.runs import StageOutcome
 from pteforge.configs.model import Limits
 from pteforge.errors import StageFailed
-from pteforge.flows.cli import summary
-from pteforge.flows.cli.progress import Lines
-from pteforge.flows.cli.summary import Failures, print_failures, print_summary
+from pteforge.flows.cli import progress
+from pteforge.flows.cli.progress import Failures, Lines, print_failures, print_summary
 from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.results.delivered import Delivered, Failure
@@ -102,7 +101,7 @@ def test_narrow_terminals(failed, capsys, tmp_path, monkeypatch):
     (model,) = outcome.models
     outcome = replace(outcome, models=(replace(model, recipes=(*model.recipes, recipe)),))
     for width, names in ((100, "size max abs error SQNR cases"), (95, "size max abs error SQNR"), (80, "size SQNR")):
-        monkeypatch.setattr(summary, "open_console", lambda width=width: Console(width=width))
+        monkeypatch.setattr(progress, "open_console", lambda width=width: Console(width=width))
         print_summary(outcome)
         out = capsys.readouterr().out
         assert out.splitlines()[1].split() == ["model", "recipe", "status", *names.split()]
@@ -117,7 +116,7 @@ def test_what_quantization_reached(quantized, style, tmp_path, monkeypatch):
     reached = {"forward": Quantization({"float32": 40, "int8": 10}, 100, quantized, left)}
     recipe = Delivered("net", "int8", "made", path=tmp_path / "file.pte", quantization=reached)
     console = Console(width=200, force_terminal=True, color_system="standard", record=True)
-    monkeypatch.setattr(summary, "open_console", lambda: console)
+    monkeypatch.setattr(progress, "open_console", lambda: console)
     print_summary(ZooOutcome("zoo", (ModelOutcome("net", (recipe,), stages(ran=1)),), 2.0))
     text = f"{quantized}% of the weights are integers; in floating point: table.weight (quantizers leave tables)"
     assert f"\x1b[{style}mnet/int8: {text}\x1b[0m" in console.export_text(styles=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.container import open_fat
 
 
 @pytest.fixture

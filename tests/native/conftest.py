@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from pteforge.formats.nfat.container import read_container
-from pteforge.formats.nfat.fat_file import pte_named_data
+from pteforge.formats.nfat.container import pte_named_data, read_container
 from pteforge.formats.pte.reader import read_pte
 from pteforge.native import NativePartitioner
 from pteforge.tests.lowering import ZOO

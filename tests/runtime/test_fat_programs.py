@@ -1,7 +1,7 @@
 """Fat programs in ExecuTorch's Python runtime, with the library as it is shipped."""
 
 import pytest
-from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.container import open_fat
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test builds
 

@@ -4,7 +4,7 @@ import json
 import subprocess
 
 import pytest
-from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.pte.reader import read_pte
 
 pytestmark = [

@@ -5,7 +5,7 @@ import random
 import subprocess
 
 import pytest
-from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.container import open_fat
 from pteforge.tests.mutations import mutate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test builds

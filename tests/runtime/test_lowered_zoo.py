@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.pte.reader import open_pte
 from pteforge.runtime import load
 

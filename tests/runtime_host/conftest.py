@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from pteforge.flows.cli.terminal import quiet
-from pteforge.formats.nfat.container import pack_v1
+from pteforge.formats.nfat.container import open_fat, pack_v1
 from pteforge.formats.nfat.contents import DEFAULT_ALIGNMENT, Description
-from pteforge.formats.nfat.fat_file import open_fat
 from pteforge.formats.nfat.pack import PackedContainer, pack_v2
 from pteforge.formats.pte.reader import read_pte
 

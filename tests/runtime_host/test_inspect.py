@@ -10,8 +10,8 @@ import pytest
 from pteforge.artifacts.digest import digest_file
 from pteforge.errors import printable
 from pteforge.formats.describe import payload_sizes
+from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.nfat.contents import MappedExtent, Source
-from pteforge.formats.nfat.fat_file import open_fat
 from pteforge.tests.mutations import mutate
 
 

@@ -4,7 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.pte.contents import InstructionCounts, Method, ScalarSpec, TensorSpec
 from pteforge.runtime import load
 from pteforge.runtime.signature import call_mismatch, signature_mismatch

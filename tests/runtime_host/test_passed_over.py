@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 from pteforge.errors import NoPayloadFits, PteforgeError
-from pteforge.formats.nfat.container import write_v2
+from pteforge.formats.nfat.container import pte_named_data, write_v2
 from pteforge.formats.nfat.contents import Description
-from pteforge.formats.nfat.fat_file import pte_named_data
 from pteforge.formats.pte.reader import read_pte
 from pteforge.runtime import load
 from pteforge.tests.mutations import damage_inline

@@ -16,7 +16,7 @@ import networks
 import numpy as np
 import torch
 from networks import Function, FunctionOfLayers
-from pteforge.configs.definition import MethodCall, MethodDefinition, ModelDefinition
+from pteforge.configs.model import MethodCall, MethodDefinition, ModelDefinition
 from torch import nn
 from torch.export import Dim
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import networks
 import torch
 from networks import Function, FunctionOfLayers
-from pteforge.configs.definition import MethodCall, MethodDefinition, ModelDefinition
+from pteforge.configs.model import MethodCall, MethodDefinition, ModelDefinition
 from torch import nn
 from torch.export import Dim
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
-from pteforge.configs.definition import MethodDefinition, ModelDefinition
+from pteforge.configs.model import MethodDefinition, ModelDefinition
 from torch import nn
 from torch.export import Dim
 from torchao.quantization.pt2e import move_exported_model_to_train

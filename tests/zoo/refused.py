@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from pteforge.configs.definition import MethodDefinition, ModelDefinition
+from pteforge.configs.model import MethodDefinition, ModelDefinition
 from torch import nn
 from torch.export import Dim
 

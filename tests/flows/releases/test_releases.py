@@ -19,7 +19,7 @@ from pteforge.artifacts.remote_files import RemoteFiles
 from pteforge.errors import InputError, ReleaseDamaged, ReleaseError, StoreUnusable
 from pteforge.flows.releases.contents import find_results, read_contents
 from pteforge.flows.releases.releases import Releases
-from pteforge.flows.reports.comparison import parse_gates
+from pteforge.flows.reports.comparison import parse_limits
 from pteforge.tests.contract.conftest import run_s3_server
 
 pytestmark = pytest.mark.timeout(600)
@@ -498,7 +498,7 @@ def test_s3(contents, tmp_path, monkeypatch):
         monkeypatch.setenv("PTEFORGE_STORE_OUTAGE", "0")
         releases = Releases("s3://zoo/releases")
         before = releases.publish(first).release
-        assert releases.publish(second, gates=parse_gates("growth=2%")).regressions
+        assert releases.publish(second, gates=parse_limits("growth=2%")).regressions
         assert releases.find("latest") == before
         assert releases.publish(second, keep=1).moved
         assert releases.roll_back("latest").release == before

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 from pteforge.errors import InputError
-from pteforge.flows.reports.comparison import Gate, parse_gates, regressions
+from pteforge.flows.reports.comparison import Limit, parse_limits, regressions
 from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
 from pteforge.tasks.results.delivered import Delivered, MethodCalls
 from pteforge.tasks.results.figures import Figures, Worst
 
 FAT = (MethodCalls("xnnpack", "forward", 1, 0), MethodCalls("portable", "forward", 0, 5))
 GOOD = Delivered("net", "fat", "made", size=1000, delegated=FAT, toolchain={"torch": "2"})
-ALL = parse_gates("growth=2%, sqnr=1dB, score=0.5%, delegation")
+ALL = parse_limits("growth=2%, sqnr=1dB, score=0.5%, delegation")
 
 
 def of(sqnr_db=40.0, score=0.985, **fields):
@@ -27,10 +27,10 @@ def of(sqnr_db=40.0, score=0.985, **fields):
 
 def test_forms_of_gates():
     """A growth is a percentage, a score a percentage or a number, and a unit may follow a blank or be left out."""
-    gates = parse_gates("growth=2%, sqnr=1dB ,score=0.5%,delegation")
-    assert gates == (Gate("growth", 0.02), Gate("sqnr", 1.0), Gate("score", 0.005), Gate("delegation"))
-    assert parse_gates("score=0.005,sqnr=0.5 db") == (Gate("score", 0.005), Gate("sqnr", 0.5))
-    assert parse_gates("sqnr=.5") == (Gate("sqnr", 0.5),)
+    gates = parse_limits("growth=2%, sqnr=1dB ,score=0.5%,delegation")
+    assert gates == (Limit("growth", 0.02), Limit("sqnr", 1.0), Limit("score", 0.005), Limit("delegation"))
+    assert parse_limits("score=0.005,sqnr=0.5 db") == (Limit("score", 0.005), Limit("sqnr", 0.5))
+    assert parse_limits("sqnr=.5") == (Limit("sqnr", 0.5),)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_forms_of_gates():
 def test_wrong_gates(part):
     """A part that is not a limit is named, with the accepted forms."""
     with pytest.raises(InputError) as refused:
-        parse_gates(f"sqnr=1dB,{part}")
+        parse_limits(f"sqnr=1dB,{part}")
     assert str(refused.value).startswith(f"{part!r} is not a limit")
     assert "growth=2%" in str(refused.value)
 
@@ -47,7 +47,7 @@ def test_wrong_gates(part):
 def test_repeated_gate():
     """Which of two limits counts would be a guess."""
     with pytest.raises(InputError, match="'sqnr' is given more than once"):
-        parse_gates("sqnr=1dB,delegation,sqnr=2dB")
+        parse_limits("sqnr=1dB,delegation,sqnr=2dB")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from pteforge.configs.definition import MethodDefinition, ModelDefinition
+from pteforge.configs.model import MethodDefinition, ModelDefinition
 
 
 def net(words: str) -> ModelDefinition:

@@ -84,7 +84,7 @@ def test_methods(stages):
 def test_random_numbers(function, drawing):
     """Operators that draw numbers are known, unless they do so in training only."""
     import torch
-    from pteforge.configs.definition import MethodDefinition, ModelDefinition
+    from pteforge.configs.model import MethodDefinition, ModelDefinition
     from pteforge.tasks.export.eager import eager_examples
     from pteforge.tasks.usercode.model_source import BuiltModel
     from pteforge.tests.zoo.networks import Function
@@ -281,7 +281,7 @@ def test_weights_with_channels_last(lower, made):
     """They are laid out as usual in the file, also one that two layers share; the module keeps them as they are."""
     import builders
     import torch
-    from pteforge.configs.definition import MethodDefinition
+    from pteforge.configs.model import MethodDefinition
     from pteforge.tasks.export.method import export_method
 
     assert lower("builders:channels_last_weights", made).figures["overall"]["sqnr_db"] > 100

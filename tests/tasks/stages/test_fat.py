@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.nfat.pack import pack_v2
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.codecs.payload import write_payload

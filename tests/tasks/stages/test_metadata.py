@@ -7,7 +7,7 @@ import json
 import pytest
 from pteforge.artifacts.digest import canonical_json, digest_bytes
 from pteforge.errors import SourceError
-from pteforge.formats.nfat.fat_file import open_fat
+from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.pte.metadata import returning_methods
 from pteforge.formats.pte.reader import open_pte
 from pteforge.runtime import load, metadata

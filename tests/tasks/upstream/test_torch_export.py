@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 import torch
-from pteforge.configs.definition import MethodDefinition
+from pteforge.configs.model import MethodDefinition
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.export.method import export_method
 from pteforge.tasks.upstream.torch_export import mapping_heard

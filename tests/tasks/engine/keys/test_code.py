@@ -241,7 +241,7 @@ def test_what_is_outside(write_tree):
     folder = write_tree(
         {
             "model.py": "import torch.nn.functional as F, os.path, nowhere.sub\nfrom yaml import x\n"
-            "import pytest, pkg.no\nfrom pteforge.configs.definition import ModelDefinition",
+            "import pytest, pkg.no\nfrom pteforge.configs.model import ModelDefinition",
             "plugin.py": "import helper, yaml",
             **dict.fromkeys(("pkg/__init__.py", "helper.py"), ""),
         }

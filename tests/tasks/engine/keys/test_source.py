@@ -259,7 +259,7 @@ def build():
     sys.modules['lazy'] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules['lazy'])
 """
-INSTALLED = "import colorsys, pluggy, pteforge.configs.definition, pteforge.artifacts.ref\ndef build(): ..."
+INSTALLED = "import colorsys, pluggy, pteforge.configs.model, pteforge.artifacts.ref\ndef build(): ..."
 
 
 @pytest.mark.parametrize(
