@@ -132,8 +132,9 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
         _share_scales_of_steps(model)
         padded = False
         for node in model.graph.nodes:
-            if not _is_floating_point(node):
-                node.meta.pop(Q_ANNOTATION_KEY, None)
+            annotation = node.meta.get(Q_ANNOTATION_KEY)
+            if annotation and not all(map(_is_floating_point, (node, *annotation.input_qspec_map))):
+                del node.meta[Q_ANNOTATION_KEY]
             if node.target in _PADS and _pads_with_zeros(node):
                 padded |= _keep_scale(node)
         if padded:
@@ -174,7 +175,7 @@ def _is_power_of_one_or_more(node: Node) -> bool:
 
 
 def _is_floating_point(node: Node) -> bool:
-    """Or no tensor. Upstream takes concatenations of integers, too ("histogram_cpu" not implemented for 'Long')."""
+    """Or no tensor. Upstream takes integers, too ("histogram_cpu" not implemented for 'Long'), and products with them."""
     value = node.meta.get("val")
     return not isinstance(value, torch.Tensor) or value.is_floating_point()
 

@@ -366,13 +366,19 @@ def test_values_of_others_stay_in_floating_point(monkeypatch, function, cannot_b
         assert worst_sqnr(content, *network) < 1
 
 
-def test_concatenated_integers_stay_integers():
-    """ExecuTorch's own quantizer observes them, as of LongT5, which fails."""
+WITH_INTEGERS = {
+    "concatenated": lambda y, torch: y[:, torch.cat([torch.arange(4), y.flatten()[:2].long() * 0])],
+    "multiplied": lambda y, torch: y * torch.arange(16),
+    "added": lambda y, torch: torch.arange(16) + y,
+}
+
+
+@pytest.mark.parametrize("function", WITH_INTEGERS.values(), ids=WITH_INTEGERS)
+def test_integers_stay_integers(function):
+    """ExecuTorch's own quantizer observes them, as of LongT5 and FLAVA, which fails."""
     import torch
 
-    network, x = _calibrated(
-        lambda net, x: net.conv(x)[:, torch.cat([torch.arange(4), x.flatten()[:2].long() * 0])], 1.0
-    )
+    network, x = _calibrated(lambda net, x: function(net.conv(x), torch), 1.0)
     assert worst_sqnr(lower_quantized(network, x), network, x) > 30
 
 
