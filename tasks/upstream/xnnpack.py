@@ -175,7 +175,7 @@ def _is_power_of_one_or_more(node: Node) -> bool:
 
 
 def _is_floating_point(node: Node) -> bool:
-    """Or no tensor. Upstream takes integers, too ("histogram_cpu" not implemented for 'Long'), and products with them."""
+    """Or no tensor. Upstream takes integers, too ("histogram_cpu" not implemented for 'Long'), also with numbers."""
     value = node.meta.get("val")
     return not isinstance(value, torch.Tensor) or value.is_floating_point()
 
