@@ -1,7 +1,5 @@
 """Embeddings by judged pairs: the order counts, as scipy computes it."""
 
-from __future__ import annotations
-
 import pytest
 from pteforge.errors import SourceError
 from pteforge.evaluators import embedding_similarity, triplet_accuracy

@@ -1,7 +1,5 @@
 """What NfatBackend makes from a partition, and what it refuses."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What NativePartitioner claims, preserves and refuses, and what its README shows."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

@@ -1,7 +1,5 @@
 """Programs lowered by NativePartitioner, run with the C++ library and compared with eager."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

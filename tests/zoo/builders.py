@@ -1,7 +1,5 @@
 """Builders of models that lower. A test names one as a zoo file does: `builders:NAME`."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

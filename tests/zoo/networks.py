@@ -1,7 +1,5 @@
 """Small networks, in plain PyTorch. `builders` makes models of them; tests also use them directly."""
 
-from __future__ import annotations
-
 import torch
 from functorch.experimental.control_flow import map as map_rows
 from torch import nn

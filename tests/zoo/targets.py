@@ -1,7 +1,5 @@
 """Targets with backends that exist only here: one records its calls, two differ in what delegates share."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Version 1 is upstream's proposal, byte for byte."""
 
-import struct
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,15 +7,6 @@ from pteforge.errors import InputError
 from pteforge.formats.nfat.container import pack_v1, read_container
 
 _IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=32)
-
-
-def test_multiple():
-    """Several payloads follow each other in the order of the table, without gaps."""
-    container = pack_v1([("A", b"aaa"), ("B", b"bbbb"), ("C", b"cc")])
-    table = [struct.unpack_from("<32sQQ", container, 12 + 48 * index) for index in range(3)]
-    assert table == [(b"A".ljust(32, b"\0"), 0, 3), (b"B".ljust(32, b"\0"), 3, 4), (b"C".ljust(32, b"\0"), 7, 2)]
-    assert struct.unpack_from("<4sII", container) == (b"NFAT", 1, 3)
-    assert container[12 + 3 * 48 :] == b"aaabbbbcc"
 
 
 @pytest.mark.parametrize(

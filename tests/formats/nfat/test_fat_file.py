@@ -94,10 +94,7 @@ def test_blobs_in_the_file(path, segments):
 
 
 def test_blobs_in_another_file(path):
-    """Some or all blobs may be in a `.ptd`, without which payloads that need them are refused.
-
-    A `.ptd` that is something else is an error that names it.
-    """
+    """Some or all blobs may be in a `.ptd`, without which payloads that need them are refused."""
     first, second = _WEIGHTS
     path.write_bytes(_outer({"forward": _container()}, {second: _WEIGHTS[second]}))
     weights = path.with_name("weights.ptd")
@@ -123,10 +120,7 @@ def test_several_methods_share_a_container(path):
 
 
 def test_files_that_are_not_fat(path):
-    """A `.pte` without the delegate, or one whose delegate has no container, is refused.
-
-    So is one that delegates parts of a method, since a container computes only those parts.
-    """
+    """A `.pte` without the delegate, or one whose delegate has no container, is refused."""
     for fat, problem, content in (
         (False, r"not a fat \.pte: .*XnnpackBackend", _outer({"forward": b"x"}, {}, backend="XnnpackBackend")),
         (

@@ -1,7 +1,5 @@
 """Models that the tests of the native backend lower; they import this when they run, since it imports torch."""
 
-from __future__ import annotations
-
 import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 from torch import Tensor

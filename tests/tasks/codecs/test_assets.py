@@ -1,7 +1,5 @@
 """Files that come with a model, in the store."""
 
-from __future__ import annotations
-
 import pytest
 from pteforge.artifacts.ref import ArtifactManifest
 from pteforge.errors import StoreError

@@ -1,7 +1,5 @@
 """Digests and streams mean the same in every process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

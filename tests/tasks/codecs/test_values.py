@@ -1,7 +1,5 @@
 """Values: trees of tensors and plain values, without pickle."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -109,10 +107,7 @@ def test_types_count(one, other, store):
 
 
 def test_shared_storage(store):
-    """Tensors that share memory still do, and are one blob, which holds only what they use of it.
-
-    Writing to them does not reach the store.
-    """
+    """Tensors that share memory still do, and are one blob, which holds only what they use of it."""
     memory = torch.zeros(1000)
     ref = save_value({"a": memory[100:200], "b": memory[150:250:2]}, kind="value/test", store=store)
     assert [blob.size for blob in store.manifest(ref).blobs] == [(249 - 100) * 4]

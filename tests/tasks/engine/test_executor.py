@@ -1,7 +1,5 @@
 """Which stages may share a worker process, and what becomes of one that finds an input damaged."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The memory that a stage is expected to need."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Operators of a payload that compute something wrong are found inside of delegates, and outside of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

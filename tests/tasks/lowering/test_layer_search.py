@@ -1,7 +1,5 @@
 """The search for layers to leave out: how many files it makes, and in which order it takes layers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

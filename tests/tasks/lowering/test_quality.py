@@ -1,7 +1,5 @@
 """Which rung of a ladder loses quality, and what a ladder knows of its rungs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -41,10 +39,7 @@ LOOSE = VerifyBounds(min_sqnr_db=20)
     ],
 )
 def test_first_that_loses(found, loses):
-    """The first rung outside of the bounds; where all are inside, the first that drops by more than 6 dB.
-
-    Ratios that fp32 has by rounding alone are all the same, and what could not be run is passed over.
-    """
+    """The first rung outside of the bounds; where all are inside, the first that drops by more than 6 dB."""
     loss = find_loss(found, LOOSE)
     assert (loss.rung.name if loss else None) == loses
 

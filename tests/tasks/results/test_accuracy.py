@@ -1,7 +1,5 @@
 """Scores against bounds."""
 
-from __future__ import annotations
-
 import json
 
 from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores

@@ -1,7 +1,5 @@
 """The table of known causes: it matches what torch and ExecuTorch say today, and its text can be shown."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from string import Formatter

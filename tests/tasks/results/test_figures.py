@@ -1,7 +1,5 @@
 """Summaries of verification figures."""
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import given

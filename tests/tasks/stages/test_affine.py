@@ -1,7 +1,5 @@
 """torchao's quantized operators: written out for portable kernels, refused where nobody computes them."""
 
-from __future__ import annotations
-
 import pytest
 from pteforge.errors import TargetError
 from pteforge.tasks.lower.graphs import decompose_affine
@@ -72,10 +70,7 @@ def test_weights_alone(lower):
 
 
 def test_values():
-    """A granularity with a number is a mapping of its name in snake case; a list stands for one of granularities.
-
-    Data types and members of enums go by name, whatever the case.
-    """
+    """A granularity with a number is a mapping of its name in snake case; a list stands for one of granularities."""
     import torch
 
     for written, made in (({"per_group": 32}, "PerGroup(group_size=32)"), ({"per_axis": 0}, "PerAxis(axis=0)")):

@@ -1,7 +1,5 @@
 """bisect: operators of two programs are matched by what they came from, and the one that is wrong is found."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -84,10 +82,7 @@ def test_wrong_pass(stages, exported, name, source, operator, module):
 
 @pytest.mark.slow
 def test_quantized_program(stages, exported):
-    """Each operator's loss is its own, and what a pass does wrong afterwards is found against the quantized program.
-
-    A batch norm counts with the convolution that it was merged into, quantized values with what they are values of.
-    """
+    """Each operator's loss is its own, and what a pass does wrong afterwards is found against the quantized program."""
     quantized = quantize(stages, exported)
     found = losses(stages, exported, exported["program"], quantized)
     assert {node.sources for node in found.nodes} == {

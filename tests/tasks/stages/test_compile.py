@@ -1,7 +1,5 @@
 """compile: the layout that a recipe asks for, in the file."""
 
-from __future__ import annotations
-
 import pytest
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import PORTABLE, XNNPACK

@@ -1,7 +1,5 @@
 """Control flow goes through all stages: stored, partitioned inside of branches, run on inputs for each of them."""
 
-from __future__ import annotations
-
 import pytest
 from pteforge.errors import SourceError
 from pteforge.formats.pte.reader import read_pte
@@ -14,10 +12,7 @@ WEIGHTS_AS_INPUTS = recipe({"target": "xnnpack", "options": {"force_non_static_w
 @pytest.mark.parametrize("recipe", [PORTABLE, XNNPACK], ids=["portable", "xnnpack"])
 @pytest.mark.parametrize(("builder", "examples"), [("branches", 2), ("nested_branches", 3), ("rows", 1), ("sums", 1)])
 def test_control_flow_is_lowered(builder, examples, recipe, lower):
-    """`cond`, also nested, `map` and `scan` run on the runtime as in eager, whichever way an input goes.
-
-    XNNPACK wants weights as constants, so the layers in its branches are decomposed for other kernels.
-    """
+    """`cond`, also nested, `map` and `scan` run on the runtime as in eager, whichever way an input goes."""
     lowered = lower(f"builders:{builder}", recipe)
     labels = {case["label"] for case in lowered.json("verify", "figures")["cases"]}
     (method,) = read_pte(lowered.file).methods

@@ -1,7 +1,5 @@
 """What debug mode makes along with a payload, of programs that ExecuTorch's own tools have trouble with."""
 
-from __future__ import annotations
-
 import pytest
 from pteforge.tests.lowering import recipe
 

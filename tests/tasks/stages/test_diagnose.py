@@ -1,7 +1,5 @@
 """diagnose: what keeps torch.export from taking a model, on which line, and what mends it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

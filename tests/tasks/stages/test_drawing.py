@@ -1,7 +1,5 @@
 """Random inputs: sizes within the bounds, values that differ from the example's, or stay where they are."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Dynamic shapes: as zoo files write them, and the bounds that reach a file."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -24,10 +22,7 @@ def bounds(low, high, name=None):
 
 
 def test_entries():
-    """None stays None; the dimension's index, a string in JSON, becomes a number, and the bounds a Dim's.
-
-    Equal bounds are that size and no other: torch has no Dim for it.
-    """
+    """None stays None; the dimension's index, a string in JSON, becomes a number, and the bounds a Dim's."""
     none, shape, fixed = dims(None, {"0": bounds(1, 8, "batch"), "2": bounds(2, 5, "length")}, {"0": bounds(3, 3)})
     assert (none, fixed) == (None, {0: 3})
     found = {index: (dim.__name__, dim.min, dim.max) for index, dim in shape.items()}

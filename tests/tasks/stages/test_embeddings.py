@@ -1,7 +1,5 @@
 """Quantized tables of embeddings: packed, looked up by the runtime's operators for them, whoever runs the rest."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,18 +1,9 @@
 """The export stage: what it hands on, what it refuses, and that equal params give equal artifacts."""
 
-from __future__ import annotations
-
-import json
-import os
-import subprocess
 import sys
 
 import pytest
-from pteforge.configs.model import Limits
 from pteforge.errors import SourceError
-from pteforge.tasks.engine.executor import StageWork
-from pteforge.tasks.engine.runner import StageCall, StageId
-from pteforge.tasks.stages.export import Export
 from pteforge.tests.lowering import PORTABLE, XNNPACK
 
 ONE_TO_FIVE = {"min": 1, "max": 5, "name": None}
@@ -113,37 +104,6 @@ def test_what_decides(stages):
     assert loose.identity != strict.identity
 
 
-PROGRAM = """
-import json, sys
-from pteforge.tasks.engine.executor import run_stage
-print(json.dumps(run_stage(json.loads(sys.argv[1])), sort_keys=True))
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_give_equal_artifacts(stages):
-    """Nothing of the process enters the artifacts' identities: neither its hash seed nor the folder it runs in."""
-    found = []
-    for number in ("1", "2"):
-        folder = stages.folder / number
-        folder.mkdir()
-        params = Export.Params(source={"builder": "builders:all_random", "kwargs": {}})
-        call = StageCall("model", StageId("export"), Export, params, {}, Limits(), folder)
-        argument = StageWork(call, stages.store.root).to_json()
-        finished = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(argument)],
-            env=os.environ | {"PYTHONHASHSEED": number, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
-        assert finished.returncode == 0, finished.stderr
-        refs = json.loads(finished.stdout.splitlines()[-1])
-        found.append({role: ref["identity"] for role, ref in refs.items()})
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize(
     ("builder", "given", "expected"),
     [("DynamicEagerModel", {}, (1, 8)), ("DynamicEagerModel", BATCH, (1, 5)), ("pair", BATCH, (1, 5))],
@@ -221,10 +181,7 @@ def test_each_example_starts_from_the_initial_state(stages):
 
 
 def test_examples_are_stored(stages):
-    """Inputs are those that the model was called with, whatever it does to them; it runs in inference mode.
-
-    Tuples, dictionaries and numbers become flat lists, as the runtime takes and gives them.
-    """
+    """Inputs are those that the model was called with, whatever it does to them; it runs in inference mode."""
 
     def only(builder):
         examples = stages.value(stages.export(f"builders:{builder}", drawn_inputs=0)["examples"])

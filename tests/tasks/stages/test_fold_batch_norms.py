@@ -1,7 +1,5 @@
 """fold_batch_norms: which norms are folded, that outputs stay those of eager, and that fat files share the weights."""
 
-from __future__ import annotations
-
 import pytest
 from pteforge.tests.lowering import PORTABLE, recipe
 

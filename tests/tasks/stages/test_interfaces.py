@@ -1,7 +1,5 @@
 """Models with other interfaces than tensors in, tensors out: lowered and verified by all stages."""
 
-from __future__ import annotations
-
 import pytest
 from pteforge.errors import PteforgeError, SourceError
 from pteforge.tests.lowering import PORTABLE, XNNPACK
@@ -29,10 +27,7 @@ def test_program_files_lower(recipe, lower, tmp_path):
     ],
 )
 def test_unusual_inputs_and_outputs_lower(builder, cases, recipe, lower):
-    """Numbers, None, nested structures and other element types reach the runtime, and come back as eager gives them.
-
-    State that does not start at zero, or that a layer's result goes into, is in the file: each case starts from it.
-    """
+    """Numbers, None, nested structures and other element types reach the runtime, and come back as eager gives them."""
     overall = lower(f"builders:{builder}", recipe).figures["overall"]
     assert overall["cases"] == cases
     assert builder != "hands_out_state" or overall["max_abs_error"] == 0
@@ -64,15 +59,7 @@ def test_programs_on_the_way_give_changed_inputs_too(lower):
     assert all(rung["figures"] for rung in rungs), rungs
 
 
-@every_target
-@pytest.mark.parametrize(("builder", "cases"), [("keywords", 3), ("only_keywords", 3), ("EagerKeywords", 4)])
-def test_keyword_inputs_lower(builder, cases, recipe, lower):
-    """Keyword inputs reach the runtime in the order in which the example has them, which is not the signature's."""
-    assert lower(f"builders:{builder}", recipe).figures["overall"]["cases"] == cases
-
-
-@every_target
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("recipe", "strict"), [(PORTABLE, False), (XNNPACK, True)])
 def test_keyword_inputs_of_two_methods(recipe, strict, lower):
     """Several examples, dynamic shapes by name, shared weights, and sequences of calls."""
     lowered = lower("builders:two_methods_with_keywords", recipe, strict=strict)
@@ -81,15 +68,6 @@ def test_keyword_inputs_of_two_methods(recipe, strict, lower):
     first, second = (step for step in lowered.steps if step.startswith("export"))
     names = [lowered.program(step).graph_signature.user_inputs for step in (first, second)]
     assert names == [("hidden", "memory", "mask"), ("hidden", 0.5)]
-
-
-def test_dynamic_shapes_by_name(lower):
-    """A zoo names inputs, positional ones and keywords, and leaves the others static."""
-    shapes = {"forward": {"memory": {1: {"min": 2, "max": 16}}}}
-    lowered = lower("builders:only_keywords", PORTABLE, dynamic_shapes=shapes)
-    memory, hidden = lowered.value("export", "examples")["inputs"][1]
-    assert hidden.shape == (1, 3, 8)
-    assert memory.shape[1] != 5
 
 
 def test_dynamic_shapes_of_unknown_names(lower):
@@ -118,13 +96,12 @@ def test_modules_that_deepcopy_refuses(builder, strict, lower):
     assert lower(f"builders:{builder}", PORTABLE, strict=strict).figures["overall"]["cases"] >= 1
 
 
-@every_target
 @pytest.mark.parametrize(
     ("builder", "cases"), [("named_tuple", 9), ("data_class", 6), ("returned_type", 6), ("named_tuple_as_input", 3)]
 )
-def test_classes_of_inputs_and_outputs(builder, cases, recipe, lower):
+def test_classes_of_inputs_and_outputs(builder, cases, lower):
     """Namedtuples, dataclasses and torch's return types are flat in the file, and stages do not need the classes."""
-    assert lower(f"builders:{builder}", recipe).figures["overall"]["cases"] == cases
+    assert lower(f"builders:{builder}", PORTABLE).figures["overall"]["cases"] == cases
 
 
 def test_sixteen_bits_on_the_way(lower):
@@ -142,18 +119,9 @@ def test_int8_on_the_way(lower):
 @pytest.mark.parametrize(
     ("builder", "message"),
     [
-        (
-            "unregistered",
-            r"returns a Unregistered, which torch.export does not know; call torch.export.register_datacl",
-        ),
-        (
-            "sorted_values",
-            "the runtime cannot load method 'forward': it has no kernel for aten::sort.values; write the",
-        ),
-        (
-            "without_upper_bound",
-            r"method 'forward': dimension 0 of input 0 has no upper bound, .*; give one, as in Dim",
-        ),
+        ("unregistered", "returns a Unregistered, which torch.export does not know; call torch.export.register_datacl"),
+        ("sorted_values", "cannot load method 'forward': it has no kernel for aten::sort.values; write the"),
+        ("without_upper_bound", "method 'forward': dimension 0 of input 0 has no upper bound, .*; give one, as in Dim"),
     ],
 )
 def test_what_cannot_be_lowered(builder, message, lower):

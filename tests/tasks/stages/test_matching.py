@@ -1,7 +1,5 @@
 """Which operators of two programs stand for each other, where names and numbers of operators are not the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -50,10 +48,7 @@ def test_several_values(graphs):
 
 
 def test_decomposed_and_merged(graphs):
-    """What an operator became is compared where its value leaves it, not at a step on the way of the same shape.
-
-    An operator that is gone counts with the one before it, whose value is that of both.
-    """
+    """What an operator became is compared where its value leaves it, not at a step on the way of the same shape."""
     from networks import Function, Square
     from pteforge.tasks.lower.matching import root_of
     from torch.nn.functional import dropout
@@ -68,10 +63,7 @@ def test_decomposed_and_merged(graphs):
 
 
 def test_separate_exports(graphs):
-    """Where a program was exported by itself, operators are matched by module, kind and place.
-
-    All of a layer that was one operator stands for it; operators of the model itself follow each other.
-    """
+    """Where a program was exported by itself, operators are matched by module, kind and place."""
     from networks import Layers, Rounded
     from pteforge.tasks.lower.matching import match_places
 

@@ -1,7 +1,5 @@
 """External data of plain files: the bytes that upstream makes, once, under unique names, found at run time."""
 
-from __future__ import annotations
-
 import pytest
 from pteforge.errors import TargetError
 from pteforge.formats.pte.ptd import external_weights, ptd_named_data

@@ -1,7 +1,5 @@
 """serialize and report: the delivered file, and its provenance."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 
@@ -21,10 +19,7 @@ def lowered(stages):
 
 
 def test_serialize(stages, lowered):
-    """The file of the plain form is the payload, byte for byte.
-
-    It is not delivered without a method that the model has, nor if it needs a backend that its target does not name.
-    """
+    """The file of the plain form is the payload, byte for byte."""
 
     def serialize(methods=("forward", "encode"), backends=("XnnpackBackend",)):
         params = Serialize.Params(form="plain", methods=methods, backends=backends)
@@ -39,10 +34,7 @@ def test_serialize(stages, lowered):
 
 
 def test_provenance(stages, lowered, tmp_path):
-    """It names the file by its SHA-256, what is in it, what made it, from what, and how close it is to eager.
-
-    It says nothing of when, where or how long: the same bytes in a second run, in which no path occurs.
-    """
+    """It names the file by its SHA-256, what is in it, what made it, from what, and how close it is to eager."""
     params = Report.Params(
         model="model",
         recipe="tested",

@@ -1,9 +1,5 @@
 """Models from their sources: every form of builder, and every way it can be wrong."""
 
-from __future__ import annotations
-
-import random
-
 import pytest
 from pteforge.errors import SourceError
 
@@ -103,21 +99,6 @@ def test_failures_of_builders():
     with pytest.raises(SourceError) as caught:
         build("faulty:raises")
     assert isinstance(caught.value.__cause__, RuntimeError)
-
-
-def test_seeds():
-    """One seed makes torch, numpy and random start alike; another makes them start elsewhere."""
-    import numpy as np
-    import torch
-    from pteforge.tasks.usercode.model_source import seed_everything
-
-    numbers = []
-    for seed in (1, 1, 2):
-        seed_everything(seed)
-        numbers.append((torch.rand(1).item(), float(np.random.rand()), random.random()))  # noqa: NPY002, S311 - as users do
-    first, again, other = numbers
-    assert first == again
-    assert all(a != b for a, b in zip(first, other, strict=True))
 
 
 def test_damaged_program_files(tmp_path):

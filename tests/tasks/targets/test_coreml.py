@@ -47,10 +47,7 @@ def test_options_are_compile_specs(options, specs, compile_specs):
 
 
 def test_options_of_the_partitioner():
-    """The others are arguments of the partitioner; operators go by the names of both dialects.
-
-    Skipped operators are decomposed, nothing else decides on it.
-    """
+    """The others are arguments of the partitioner; operators go by the names of both dialects."""
     options = {"skip_operators": ["aten.add.Tensor", "aten.relu"], "take_over_mutable_buffers": False}
     state = {"minimum_deployment_target": "macOS15"}
     plain, made, full, with_state = (
@@ -81,10 +78,7 @@ def test_compiled_models_need_a_mac():
 
 @pytest.mark.slow
 def test_options_change_the_payload(lower_apart, operators, tmp_path, monkeypatch):
-    """Weights take twice as much in float32, and skipped operators run on the CPU, as do those that Core ML lacks.
-
-    No copy of a model is left to the end of the process: stage processes end without cleaning up.
-    """
+    """Weights take twice as much in float32, and skipped operators run on the CPU, as do those that Core ML lacks."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -130,10 +124,7 @@ PRESETS = {
 @pytest.mark.filterwarnings("ignore:This API and all of its related functionality")  # ExecuTorch's, of its recipes
 @pytest.mark.parametrize("name", PRESETS)
 def test_as_upstreams_recipe(name):
-    """The converter gets the same settings, and the same quantizer or transform goes before it.
-
-    Upstream's recipe is also translated to the shipped one.
-    """
+    """The converter gets the same settings, and the same quantizer or transform goes before it."""
     from executorch.backends.apple.coreml.recipes import CoreMLRecipeProvider, CoreMLRecipeType
     from pteforge.tasks.quantize.module_transforms import make_config
 

@@ -18,10 +18,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize(("options", "specs"), [({}, {}), *OPTIONS])
 def test_options_are_compile_specs(options, specs, compile_specs):
-    """Each option stands in the payload as ExecuTorch writes it, unless it has upstream's default.
-
-    None changes which operators are preserved, so all recipes for Vulkan share their edge programs.
-    """
+    """Each option stands in the payload as ExecuTorch writes it, unless it has upstream's default."""
     assert compile_specs("vulkan", **options) == specs
     assert find_target("vulkan", options).decomposition_options() == {}
 

@@ -1,7 +1,5 @@
 """What exir repeats and mistakes: the same programs and files with fewer traces, and files where it fails by itself."""
 
-from __future__ import annotations
-
 import operator
 import random
 from typing import Any

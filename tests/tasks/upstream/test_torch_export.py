@@ -1,7 +1,5 @@
 """Masks that are inputs, files that torch maps, and constants that are quantized dynamically."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """What XNNPACK's partitioner leaves, partitions that depend on each other, and padding between int8 layers."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 from itertools import combinations
@@ -151,7 +149,7 @@ def test_layers_whose_weight_is_written(lower_for):
 DYNAMIC = {"quantizer": "xnnpack", "options": {"dynamic": True}}
 
 
-def test_partitions_that_depend_on_each_other(lower, monkeypatch):
+def test_partitions_that_depend_on_each_other(lower, lower_fresh, monkeypatch):
     """The file is verified, and XNNPACK computes all it can. The partitions that upstream proposes fail."""
     from pteforge.tasks.upstream import xnnpack
 
@@ -161,7 +159,7 @@ def test_partitions_that_depend_on_each_other(lower, monkeypatch):
     assert set(method.operators) == {"aten::cumsum.out"}
     monkeypatch.setattr(xnnpack, "have_cycle", lambda *_: False)
     with pytest.raises(AssertionError, match="Invalid partition, found dependency cycles"):
-        lower("builders:rotary", asked)
+        lower_fresh("builders:rotary", asked)
 
 
 def _random(seed: int) -> tuple[Any, list[list[Any]]]:

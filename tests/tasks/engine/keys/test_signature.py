@@ -1,7 +1,5 @@
 """Arguments of user code, read from its source, against what Python itself says about the call."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 

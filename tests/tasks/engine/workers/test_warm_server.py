@@ -51,10 +51,7 @@ def test_failing_preload_fails_all_calls(module, reason):
 @pytest.mark.usefixtures("preloads")
 @pytest.mark.parametrize(("limit", "problem"), [(None, "stopped"), (3, "the worker server was not ready within 3 s")])
 def test_start_does_not_wait(monkeypatch, announcement, ends, limit, problem):
-    """`start` returns while the preload is still being imported; its callers fail when the pool is stopped.
-
-    They also do after a while of a warm-up that does not end. Either way its server is killed.
-    """
+    """`start` returns while the preload is still being imported; its callers fail when the pool is stopped."""
     if limit:
         monkeypatch.setattr("pteforge.tasks.engine.workers.warm_server._WARM_UP_LIMIT", limit)
     with Workers(jobs=1, preload=("endless_preload",)) as pool, ThreadPoolExecutor() as threads:
@@ -104,10 +101,7 @@ def test_stop_kills_what_runs_and_turns_away_what_waits(hang, ends):
 
 
 def test_start_and_stop():
-    """A pool that is opened and closed starts no process and no thread.
-
-    The server outlives the thread of the first caller. `stop` may be repeated; a stopped pool says so.
-    """
+    """A pool that is opened and closed starts no process and no thread."""
     threads = threading.active_count()
     with Workers(jobs=1, preload=("no_such_module",)) as pool:
         assert (pool.started, pool.calls) == (False, 0)
@@ -143,10 +137,7 @@ def test_lost_server_fails_its_calls_and_is_replaced(hang, ends, signum):
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
 def test_ended_parent_leaves_nothing_behind(bodies, announcement, ends, signum):
-    """SIGKILL of the main process, or SIGINT to the terminal's foreground group, ends the server and all processes.
-
-    Those include daemons of calls.
-    """
+    """SIGKILL of the main process, or SIGINT to the terminal's foreground group, ends the server and all processes."""
     command = [sys.executable, "-c", MAIN, announcement, bodies]
     main = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     pids = list(map(int, announcement.read_text().split()))
