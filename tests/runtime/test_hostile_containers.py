@@ -1,8 +1,9 @@
-"""Malformed containers: the library's reader under sanitizers, against the reader of the package."""
+"""Malformed containers: the library's reader under sanitizers, against the reader of the package; its SHA-256."""
 
 import hashlib
 import random
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -159,3 +160,13 @@ def test_corpus(opened):
         assert verdict == "refused:" or {" -> ", " damaged", " missing"}.isdisjoint(
             re.findall(r" -> | \w+", "".join(found))
         )
+
+
+def test_digests(sanitized, tmp_path):
+    """Digests of 0 to 300 bytes equal hashlib's, with portable code and with the processor's instructions."""
+    content = random.Random(0).randbytes(300)  # noqa: S311  # the same bytes each time
+    (tmp_path / "content").write_bytes(content)
+    done = subprocess.run([sanitized / "hash_file", tmp_path / "content"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    digests = [hashlib.sha256(content[:size]).hexdigest() for size in range(len(content) + 1)]
+    assert done.stdout.splitlines() == [f"{digest} {digest}" for digest in digests]

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.configs.verification import VerifyBounds
@@ -15,7 +16,6 @@ NAN, INF = math.nan, math.inf
 
 def compared(output, reference, dtype=None):
     """The case of an output, lists becoming tensors."""
-    import torch
     from pteforge.tasks.verify.compare import compare
 
     dtype = getattr(torch, dtype) if dtype else None
@@ -80,7 +80,6 @@ def test_agreement():
 )
 def test_what_is_lost_to_rounding(output, lost_db):
     """Of 16 bits, noise against float32 is held against that of eager's; what loses no more passes."""
-    import torch
     from pteforge.tasks.usercode.inputs import StoredCase
     from pteforge.tasks.verify.compare import compare_all
 

@@ -1,6 +1,7 @@
 """Control flow goes through all stages: stored, partitioned inside of branches, run on inputs for each of them."""
 
 import pytest
+import torch
 from pteforge.errors import SourceError
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import PORTABLE, XNNPACK, recipe
@@ -40,7 +41,6 @@ def test_loops_are_refused(lower):
     with pytest.raises(SourceError, match="method 'forward' has a while_loop, which executorch does not emit"):
         lower("faulty:loop", PORTABLE)
     import faulty
-    import torch
     from executorch.exir import to_edge_transform_and_lower
 
     manager = to_edge_transform_and_lower(torch.export.export(*faulty.loop()))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from pteforge.errors import PteforgeError, SourceError
 from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
 from pteforge.tasks.stages.baseline import Baseline
@@ -88,8 +89,6 @@ def test_as_eager_scores(model, evaluator, stages):
 
 def test_program_files(stages, tmp_path):
     """A model that comes as a `.pt2` file is compared with the program in it."""
-    import torch
-
     torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.ones(4),)), tmp_path / "relu.pt2")
     made = accuracy(stages.lower(str(tmp_path / "relu.pt2"), gated("mean_output", max_drop=0)))
     assert made.eager == made.worst == 0.0

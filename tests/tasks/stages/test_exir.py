@@ -1,6 +1,7 @@
 """The chain of stages gives what ExecuTorch's public functions give; its private parts are as we use them."""
 
 import pytest
+import torch
 from pteforge.errors import TargetError
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import PORTABLE, XNNPACK, recipe
@@ -67,7 +68,6 @@ def test_partitioners_of_two_backends(lower, upstream):
 def test_what_upstream_refuses_is_refused(zoo):
     """An operator that was kept whole for a backend that then does not take it has no kernel: both say so."""
     del zoo
-    import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
     from networks import Branches
@@ -96,7 +96,6 @@ def test_a_program_outside_the_edge_dialect_is_refused(lower, upstream):
 
 def test_delegated_programs_are_not_verified_again():
     """`compile` links delegates without verifying the result as edge dialect, because exir does not either."""
-    import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
@@ -127,7 +126,6 @@ def test_unlinked_partitions_keep_backend_and_specs(lower):
 )
 def test_operators_by_name(name):
     """Recipes name operators by namespace, operator, overload; without an overload it is the default one."""
-    import torch
     from pteforge.tasks.lower.graphs import check_operators, find_operators
 
     hardswish = torch.ops.aten.hardswish.default

@@ -3,8 +3,10 @@
 import sys
 
 import pytest
+import torch
 from pteforge.errors import SourceError
 from pteforge.tests.lowering import PORTABLE, XNNPACK
+from pteforge.tests.zoo.networks import Function
 
 ONE_TO_FIVE = {"min": 1, "max": 5, "name": None}
 BATCH = {"forward": [{"0": ONE_TO_FIVE}]}
@@ -21,8 +23,6 @@ def identities(outputs):
 
 def test_outputs(stages):
     """Program, examples with eager's outputs, names of all methods with the first one first, constants."""
-    import torch
-
     outputs = stages.export("builders:definition", drawn_inputs=3)
 
     assert {role: ref.kind for role, ref in outputs.items()} == {
@@ -74,11 +74,9 @@ def test_methods(stages):
 )
 def test_random_numbers(function, drawing):
     """Operators that draw numbers are known, unless they do so in training only."""
-    import torch
     from pteforge.configs.definition import MethodDefinition, ModelDefinition
     from pteforge.tasks.export.eager import eager_examples
     from pteforge.tasks.usercode.model_source import BuiltModel
-    from pteforge.tests.zoo.networks import Function
 
     module, example = Function(lambda x: function(torch, x)), (torch.ones(2, 3, 4),)
     model = BuiltModel(ModelDefinition({"forward": MethodDefinition(module, [example])}))
@@ -198,7 +196,6 @@ def test_examples_are_stored(stages):
 
 def test_a_program_that_was_exported_with_one_tensor_for_two_inputs(stages, tmp_path):
     """It ignores one of them, which cannot be mended any more: it is said."""
-    import torch
     from networks import Function
 
     one, other = torch.ones(2), torch.ones(2)
@@ -211,7 +208,6 @@ def test_a_program_that_was_exported_with_one_tensor_for_two_inputs(stages, tmp_
 
 def test_program_files(stages, tmp_path):
     """A `.pt2` file is taken as it is, its keyword inputs included, and gives the artifacts that its builder gives."""
-    import torch
     from networks import Keywords
 
     keywords = {"shift": torch.tensor(1.0), "factor": torch.tensor(3.0)}
@@ -237,7 +233,6 @@ def test_program_files(stages, tmp_path):
 def test_weights_with_channels_last(lower, made):
     """They are laid out as usual in the file, also one that two layers share; the module keeps them as they are."""
     import builders
-    import torch
     from pteforge.configs.definition import MethodDefinition
     from pteforge.tasks.export.method import export_method
 
@@ -255,8 +250,6 @@ def test_weights_with_channels_last(lower, made):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_programs_with_channels_last(stages, tmp_path, channels):
     """A `.pt2` file with such weights, or with an image of one channel, is exported again: names and sizes stay."""
-    import torch
-
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Conv2d(channels, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3)).eval()
     image = torch.randn(2, channels, 8, 8).to(memory_format=torch.channels_last)

@@ -1,14 +1,15 @@
 """fold_batch_norms: which norms are folded, that outputs stay those of eager, and that fat files share the weights."""
 
 import pytest
+import torch
 from pteforge.tests.lowering import PORTABLE, recipe
+from torch import nn
 
 FOLD = "fold_batch_norms/forward"
 
 
 def program_of(module, shape, dtype=None, **options):
     """A module in evaluation mode, with norms that do something, and its exported program."""
-    import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 
     torch.manual_seed(0)
@@ -27,8 +28,6 @@ def norms_left(program):
 
 
 def folds():
-    from torch import nn
-
     image = (2, 4, 8, 8)
     return {
         "bias": (nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU()), image),
@@ -46,7 +45,6 @@ def folds():
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_outputs_are_those_of_eager(name, decomposed):
     """Norms after layers of every kind are gone, with their parameters, also where they are the program's output."""
-    import torch
     from pteforge.tasks.export.batch_norms import fold_batch_norms
 
     module, example, program = program_of(*folds()[name])
@@ -61,8 +59,6 @@ def test_outputs_are_those_of_eager(name, decomposed):
 
 
 def left_alone():
-    from torch import nn
-
     class Twice(nn.Module):
         """Takes the output of the layer, and not only the norm's."""
 
@@ -112,7 +108,6 @@ def test_left_alone(name):
 
 def test_training_is_left_alone():
     """A norm in training mode normalizes by the batch."""
-    import torch
     from pteforge.tasks.export.batch_norms import foldable_norms
 
     module, shape = folds()["bias"]
@@ -123,7 +118,6 @@ def test_training_is_left_alone():
 
 def test_mixed_precision_is_left_alone():
     """A norm in fp32 after a layer in fp16 would be rounded."""
-    import torch
     from pteforge.tasks.export.batch_norms import foldable_norms
 
     module, shape = folds()["bias"]

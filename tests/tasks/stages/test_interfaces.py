@@ -1,6 +1,7 @@
 """Models with other interfaces than tensors in, tensors out: lowered and verified by all stages."""
 
 import pytest
+import torch
 from pteforge.errors import PteforgeError, SourceError
 from pteforge.tests.lowering import PORTABLE, XNNPACK
 
@@ -10,7 +11,6 @@ every_target = pytest.mark.parametrize("recipe", [PORTABLE, XNNPACK], ids=["port
 @every_target
 def test_program_files_lower(recipe, lower, tmp_path):
     """A `.pt2` file goes all the way; keyword inputs reach the runtime in the order in which it takes them."""
-    import torch
     from networks import Keywords
 
     keywords = {"shift": torch.full((2,), 1.0), "factor": torch.full((2,), 3.0)}
@@ -36,7 +36,6 @@ def test_unusual_inputs_and_outputs_lower(builder, cases, recipe, lower):
 @every_target
 def test_changed_inputs_come_back(recipe, lower):
     """The file gives the inputs that are written to before its outputs, in their order; it is verified like that."""
-    import torch
     from executorch.runtime import Runtime
 
     lowered = lower("builders:writes_to_inputs", recipe)

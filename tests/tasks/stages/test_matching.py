@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 
 @pytest.fixture
 def graphs(zoo):
     """The graph of a module as it is exported, and as it is after decompositions."""
     del zoo
-    import torch
     from pteforge.tasks.verify.running import unlifted
 
     def make(module, *shape):
@@ -30,7 +30,6 @@ def matched(before, after, renamed=None):
 
 def test_several_values(graphs):
     """Values of an operator that has several are told apart by who uses them."""
-    import torch
     from networks import Function
     from pteforge.tasks.lower.matching import match_nodes
 

@@ -1,6 +1,7 @@
 """Several methods in one payload: lowered differently where a recipe says so, sharing state, and constant ones."""
 
 import pytest
+import torch
 from pteforge.errors import SourceError, VerificationFailed
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import PORTABLE
@@ -69,7 +70,6 @@ def test_a_method_with_memory_of_its_own(methods):
 
 def load(file):
     """A function that calls a method of a file with ones, and returns a number of its output."""
-    import torch
     from executorch.runtime import Runtime
 
     program = Runtime.get().load_program(file)
@@ -104,7 +104,6 @@ def test_buffers_that_cannot_be_one(output, lower):
 
 def test_constants_of_every_type(lower, tmp_path):
     """Numbers, flags, text, types, tensors of any strides, and trees of these come back as they were, flat."""
-    import torch
     from executorch.runtime import Runtime
     from pteforge.tasks.export.constants import check_constants
 

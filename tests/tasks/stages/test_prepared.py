@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from pteforge import MethodCall
 from pteforge.configs import Quantize as Quantization
 from pteforge.errors import SourceError
@@ -29,7 +30,6 @@ def scales_of(module) -> list[float]:
 def test_qat(stages):
     """A model trained with fake quantization runs in int8 on XNNPACK as it did in training."""
     import prepared
-    import torch
 
     torch.manual_seed(0)
     trained = prepared.trained(norm=True).methods["forward"].module
@@ -52,7 +52,6 @@ def computed_by_portable_kernels(file: bytes) -> list[str]:
 def test_eager_is_the_trained_module(stages):
     """What files are compared with is the trained module with its fake quantization, without dropout or observers."""
     import prepared
-    import torch
     from pteforge.tasks.export.eager import run_sequences_in_eager
     from torchao.quantization.pt2e import disable_observer, move_exported_model_to_eval
 

@@ -3,9 +3,10 @@
 import json
 
 import pytest
+import torch
 from pteforge.configs import Quantize as Quantization
 from pteforge.configs.verification import VerifyBounds
-from pteforge.errors import TargetError
+from pteforge.errors import TargetError, VerificationFailed
 from pteforge.formats.describe import weight_bytes
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.results import quantization
@@ -25,7 +26,6 @@ def int8(target="xnnpack", **options):
 def with_public_functions(builder: str) -> bytes:
     """The file that prepare, calibration, convert and one call of `to_edge_transform_and_lower` give."""
     import builders
-    import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
@@ -128,8 +128,6 @@ def test_guarded_sizes_are_kept(stages):
 
 def test_calibrated_on_the_example_only(stages):
     """Bounds hold on the example, and random inputs are measured; where the recipe asks for them, bounds hold there."""
-    from pteforge.errors import VerificationFailed
-
     asked, builder = int8() | {"verify": {"min_sqnr_db": 25}}, "builders:calibrated_on_one"
     figures = stages.lower(builder, asked).figures
     assert figures["drawn"]["sqnr_db"] < 25 < figures["overall"]["sqnr_db"]
@@ -141,8 +139,6 @@ def test_calibrated_on_the_example_only(stages):
 
 def test_calibrated_on_samples(stages):
     """Bounds hold on the example and on the first samples, each compared with what eager makes of it."""
-    from pteforge.errors import VerificationFailed
-
     kwargs = {"count": 30, "rows": 2, "width": 16, "scale": 0.05}
     calibration = {"forward": {"dataset": "callables:batches", "kwargs": kwargs, "samples": 30}}
     asked, builder = int8() | {"verify": {"min_sqnr_db": 25}}, "builders:calibrated_on_one"
@@ -161,7 +157,6 @@ def test_calibrated_on_samples(stages):
 
 def test_random_inputs_of_a_file_calibrated_on_its_example(stages, tmp_path):
     """They are held to what the quantized program computes: a file that computes something else there is wrong."""
-    from pteforge.errors import VerificationFailed
     from pteforge.tasks.verify.verification import as_quantized, verify_file
 
     lowered = stages.lower("builders:calibrated_on_one", int8())
@@ -235,8 +230,6 @@ def test_quantizers_compose(stages):
 
 def test_layers_that_lose_most(stages):
     """The message has as many of them as have to stay in floating point for the file to pass, which it then does."""
-    from pteforge.errors import VerificationFailed
-
     asked = int8()
     advice = r"loses most in 'fragile'.*passes with 1 of 2 .*`quantize: \{exclude: \['fragile'\]"
     with pytest.raises(VerificationFailed, match=advice):

@@ -1,6 +1,7 @@
 """What methods have in common is in a payload once: by a backend that looks at all of them, and by shipped targets."""
 
 import pytest
+import torch
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import recipe
 
@@ -59,8 +60,6 @@ def lower_wide(lower):
 @pytest.mark.parametrize("how", [STATIC, DYNAMIC], ids=["static", "dynamic"])
 def test_an_integer_weight_is_there_once(lower_wide, how):
     """Methods see other values, so their activations have other scales, and still the same integers for weights."""
-    import torch
-
     lowered = lower_wide(how, "encode", "decode")
     encode, decode = (
         {tensor.numpy().tobytes() for tensor in program.state_dict.values() if tensor.dtype == torch.int8}

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import torch
 from pteforge.configs.nodes import plain
 from pteforge.configs.recipe_lookup import read_preset
 from pteforge.errors import SourceError, TargetError
@@ -36,8 +37,6 @@ def call(name, **kwargs):
 
 def quantized(program):
     """Names of the layers whose weights are integers; the module's own one is empty."""
-    import torch
-
     return {
         name.partition("parametrizations.weight")[0].rstrip(".")
         for name, value in program.state_dict.items()
@@ -66,8 +65,6 @@ def test_layers_are_chosen_by_name(builder, given, layers, transform):
 
 def test_earlier_transforms_go_first(transform):
     """What one has quantized the next leaves alone, so that the last may take the rest."""
-    import torch
-
     program = transform(
         "stack",
         TorchaoParams(config=EIGHT_FOUR, fields=CHANNEL, include=("head",)),
@@ -80,8 +77,6 @@ def test_earlier_transforms_go_first(transform):
 
 def test_callables(transform):
     """A function may change the module or give another one, with arguments; what it gives runs in inference mode."""
-    import torch
-
     values = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
     plain_model = transform("stack", call("wrapped", factor=1.0)).module()
     changed = transform("stack", call("double"), call("wrapped", factor=0.5)).module()
@@ -95,7 +90,6 @@ def test_callables(transform):
 def test_the_models_own_module_is_left_alone(first, transform):
     """Transforms work on a copy: a module that the user's code holds on to is as it was."""
     import builders
-    import torch
 
     before = {name: value.clone() for name, value in builders.kept()[0].state_dict().items()}
     transform("kept", *first, TorchaoParams(config=EIGHT_FOUR, fields=INT4))
@@ -148,8 +142,6 @@ def test_what_callables_may_not_do(name, message, transform):
 
 def test_sources(stages, tmp_path):
     """Modules that a callable loads by a computed name are an output, for the key; a program file has no modules."""
-    import torch
-
     for name in ("callables", "hidden_plugin"):
         sys.modules.pop(name, None)
     source = {"builder": "builders:stack", "kwargs": {}}
@@ -176,7 +168,6 @@ def test_dynamic_shapes_are_kept(transform):
 def test_presets_are_upstreams(kind, stages):
     """The shipped recipes lose as much as ExecuTorch's own session loses with the recipe type of that name."""
     import builders
-    import torch
     from executorch.backends.xnnpack.recipes.xnnpack_recipe_types import XNNPackRecipeType
     from executorch.export import ExportRecipe, export
     from executorch.runtime import Runtime

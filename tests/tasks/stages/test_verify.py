@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import VerificationFailed
 from pteforge.formats.pte.reader import read_pte
@@ -45,8 +46,6 @@ def test_right_file(lower):
 
 def test_wrong_files(made):
     """A file fails that computes something else, lacks a method, does not take the inputs, or is damaged."""
-    import torch
-
     path, examples = made("conv_net")
     right = examples["forward"]
     inputs, outputs = right["inputs"], right["outputs"]
@@ -137,7 +136,6 @@ def test_one_tensor_for_several_inputs(kind, stages):
 @pytest.mark.parametrize("kind", ["masks", "scalars"])
 def test_a_file_that_ignores_an_input(kind, stages, tmp_path):
     """It is not verified although all examples have the same for both: random inputs have not."""
-    import torch
     from builders import one_tensor_twice
 
     module, (values, same, _) = one_tensor_twice(kind)
@@ -151,8 +149,6 @@ def test_a_file_that_ignores_an_input(kind, stages, tmp_path):
 
 def test_attention_with_padding(lower):
     """What files are compared with is what torch.export traces, and not eager's fast path, which zeroes padding."""
-    import torch
-
     assert lower("builders:padded_encoder", XNNPACK).figures["overall"]["sqnr_db"] > 100
     assert torch.backends.mha.get_fastpath_enabled()
 

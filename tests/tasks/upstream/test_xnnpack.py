@@ -6,9 +6,10 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+import torch
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import lower_quantized, outputs_of, recipe, worst_sqnr
-from pteforge.tests.zoo.networks import Function
+from pteforge.tests.zoo.networks import Function, FunctionOfLayers
 
 
 def together(x):
@@ -32,8 +33,6 @@ def alone(x):
 @pytest.mark.parametrize(("function", "copies"), [(together, 2), (twice, 2), (alone, 0)])
 def test_copies(lower_for, function, copies):
     """The file gives what eager gives. Copies are outside of the delegate only where one value would leave it twice."""
-    import torch
-
     x = torch.randn(2, 4)
     content = lower_for("xnnpack", Function(function), x)
     (method,) = read_pte(content).methods
@@ -48,8 +47,6 @@ def test_copies(lower_for, function, copies):
 @pytest.mark.parametrize(("dim", "keep", "delegated"), [(2, True, True), (2, False, False), (1, True, False)])
 def test_largest_values(lower_for, dim, keep, delegated):
     """The file gives what eager gives, whether XNNPACK computes it or not."""
-    import torch
-
     module = Function(lambda x: x.max(dim=dim, keepdim=keep)[0])
     x = torch.randn(1, 3, 4, 5)
     content = lower_for("xnnpack", module, x)
@@ -61,8 +58,6 @@ def test_largest_values(lower_for, dim, keep, delegated):
 @pytest.mark.parametrize(("shape", "delegated"), [((2, 4), False), ((2, 4, 9), False), ((2, 4, 5, 5), True)])
 def test_prelu(lower_for, shape, delegated):
     """The file gives what eager gives, for one slope and for one of each channel, delegated or not."""
-    import torch
-
     x = torch.randn(*shape)
     for slopes in (1, 4):
         module = torch.nn.PReLU(slopes)
@@ -85,8 +80,6 @@ def test_prelu(lower_for, shape, delegated):
 )
 def test_bilinear_resizing(lower_for, options, delegated):
     """The file gives what eager gives; XNNPACK computes it where the scale is that of the sizes."""
-    import torch
-
     module = Function(lambda x: torch.nn.functional.interpolate(x, mode="bilinear", **options))
     x = torch.rand(1, 3, 64, 48)
     content = lower_for("xnnpack", module, x)
@@ -99,7 +92,6 @@ def test_bilinear_resizing(lower_for, options, delegated):
 @pytest.mark.parametrize("padding", [0, 1])
 def test_padding_of_values_that_are_needed_in_floating_point(padding):
     """The file can be loaded, and `unfold` between int8 layers, which pads and then takes elements, is as in eager."""
-    import torch
 
     class Unfolds(torch.nn.Module):
         """Convolutions of an image and of its patches."""
@@ -119,7 +111,6 @@ def test_padding_of_values_that_are_needed_in_floating_point(padding):
 
 def test_layers_whose_weight_is_written(lower_for):
     """A layer whose weight is state that the method overwrites is computed outside; XNNPACK crashes on it."""
-    import torch
     from executorch.runtime import Runtime
 
     class Writes(torch.nn.Module):
@@ -164,8 +155,6 @@ def test_partitions_that_depend_on_each_other(lower, lower_fresh, monkeypatch):
 
 def _random(seed: int) -> tuple[Any, list[list[Any]]]:
     """A graph module, and groups of half of its nodes: those that take the same value, as quantized layers are."""
-    import torch
-
     chance = random.Random(seed)  # noqa: S311 - no secret
     graph = torch.fx.Graph()
     nodes = [graph.placeholder(f"x_{number}") for number in range(3)]
@@ -236,9 +225,6 @@ OTHERS = {
 
 
 def _padded(function: Any) -> Any:
-    import torch
-    from pteforge.tests.zoo.networks import FunctionOfLayers
-
     torch.manual_seed(0)
     layers = {
         "conv": torch.nn.Conv2d(8, 8, 3, padding=1),
@@ -296,9 +282,6 @@ CALIBRATED = {
 
 
 def _calibrated(function: Any, scale: float) -> Any:
-    import torch
-    from pteforge.tests.zoo.networks import FunctionOfLayers
-
     torch.manual_seed(0)
     layers = {name: torch.nn.Conv2d(8, 8, 1, bias=scale >= 1 or name != "conv") for name in ("conv", "second")}
     layers["biased"] = torch.nn.Conv2d(8, 8, 1)
@@ -327,8 +310,6 @@ def test_calls_of_a_layer_have_biases_of_their_own():
 
 def test_concatenated_integers_stay_integers():
     """ExecuTorch's own quantizer observes them, as of LongT5, which fails."""
-    import torch
-
     network, x = _calibrated(
         lambda net, x: net.conv(x)[:, torch.cat([torch.arange(4), x.flatten()[:2].long() * 0])], 1.0
     )

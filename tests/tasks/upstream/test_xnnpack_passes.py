@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import lower_quantized, worst_sqnr
 from pteforge.tests.zoo.networks import Function, FunctionOfLayers
+from torch import nn
 
 Net = tuple[Any, Any]
 """A network and its input."""
@@ -73,8 +75,6 @@ class TestDynamicLayouts:
     """Convolutions and linear layers whose inputs are quantized dynamically, and shared with others."""
 
     def _network(self, name: str) -> Net:
-        import torch
-
         torch.manual_seed(0)
         conv, second = (torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
         layers = {"linear": torch.nn.Linear(16, 16), "pad": torch.nn.ZeroPad2d((0, 1, 0, 1))}
@@ -100,14 +100,10 @@ class TestDynamicLayouts:
 
 
 def _to_channels_last(x: Any) -> Any:
-    import torch
-
     return x.to(memory_format=torch.channels_last)
 
 
 def _clone(x: Any) -> Any:
-    import torch
-
     return x.clone(memory_format=torch.channels_last)
 
 
@@ -135,8 +131,6 @@ class TestStaticLayouts:
     """Values that are quantized statically, and used in two layouts."""
 
     def _network(self, name: str) -> Net:
-        import torch
-
         torch.manual_seed(0)
         conv, second = (torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
         layers = {"pool": torch.nn.AvgPool2d(2), "resize": torch.nn.UpsamplingBilinear2d(scale_factor=2)}
@@ -210,8 +204,6 @@ class TestSharing:
     """Layers of two kinds that share an input which is quantized dynamically."""
 
     def _network(self, name: str) -> Net:
-        import torch
-
         kind, options = {**SHARED, **ALIKE}[name]
         torch.manual_seed(0)
         layers = {"one": torch.nn.Conv2d(8, 8, 1), "other": getattr(torch.nn, kind)(8, 8, **options)}
@@ -239,8 +231,6 @@ class TestGelu:
     """GELU with its approximation."""
 
     def _network(self, shape: tuple[int, ...]) -> Net:
-        import torch
-
         torch.manual_seed(0)
         return torch.nn.GELU(approximate="tanh").eval(), torch.randn(shape) * 3
 
@@ -267,8 +257,6 @@ class TestGelu:
 
     def test_between_quantized_layers(self):
         """Two of them share a delegate with layers that are quantized dynamically, and with an exact one."""
-        import torch
-
         torch.manual_seed(0)
         linear = [torch.nn.Linear(16, 16) for _ in range(3)]
         gelu = [torch.nn.GELU(approximate="tanh") for _ in range(2)]
@@ -289,9 +277,6 @@ class TestPatterns:
             monkeypatch.setattr(pass_, "call", pass_.call.__wrapped__)
 
     def _network(self, name: str) -> Net:
-        import torch
-        from torch import nn
-
         def attend(query, mask):
             return nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
 
