@@ -7,6 +7,7 @@ import torch
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.quantize.torchao_configs import TorchaoParams
 from pteforge.tests.lowering import recipe
+from pteforge.tests.zoo.networks import FunctionOfLayers
 
 GROUPS = {"per_group": 32}
 
@@ -75,44 +76,20 @@ def test_lookups(fields, operator, size):
     assert len(after.graph_signature.input_specs) == len(after.state_dict) + 1
 
 
-class TwoUses:
-    """Makes modules that use one table twice."""
-
-    @staticmethod
-    def looked_up_twice():
-        """Looked up for two inputs."""
-
-        class Twice(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.words = torch.nn.Embedding(16, 64)
-
-            def forward(self, one, other):
-                return self.words(one) + self.words(other)
-
-        return Twice()
-
-    @staticmethod
-    def read_whole():
-        """Looked up, and multiplied with as a whole."""
-
-        class Tied(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.words = torch.nn.Embedding(16, 64)
-
-            def forward(self, one, other):
-                return torch.nn.functional.linear(self.words(one), self.words.weight) + other.sum()
-
-        return Tied()
-
-
-@pytest.mark.parametrize(("kind", "left"), [("looked_up_twice", 0), ("read_whole", 2)])
-def test_two_uses_of_a_table(kind, left):
+@pytest.mark.parametrize(
+    ("function", "left"),
+    [
+        (lambda net, one, other: net.words(one) + net.words(other), 0),
+        (lambda net, one, other: torch.nn.functional.linear(net.words(one), net.words.weight) + other.sum(), 2),
+    ],
+    ids=["looked up twice", "read whole"],
+)
+def test_two_uses_of_a_table(function, left):
     """A table that is looked up twice is packed once; one that is read as a whole stays as it is."""
     torch.manual_seed(0)
     inputs = (torch.arange(16), torch.arange(16).flip(0))
-    before, after = fused(transformed(getattr(TwoUses, kind)(), table("int4")), inputs)
+    module = FunctionOfLayers(function, words=torch.nn.Embedding(16, 64))
+    before, after = fused(transformed(module, table("int4")), inputs)
     assert operators(after).count("torchao.dequantize_affine.default") == left
     assert torch.equal(after.module()(*inputs), before.module()(*inputs))
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pteforge.tests.lowering import PORTABLE, recipe
+from pteforge.tests.zoo.networks import FunctionOfLayers
 from torch import nn
 
 FOLD = "fold_batch_norms/forward"
@@ -59,35 +60,18 @@ def test_outputs_are_those_of_eager(name, decomposed):
 
 
 def left_alone():
-    class Twice(nn.Module):
-        """Takes the output of the layer, and not only the norm's."""
+    def net(function):
+        return FunctionOfLayers(function, conv=nn.Conv2d(4, 6, 3), norm=nn.BatchNorm2d(6)), image
 
-        def __init__(self):
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)
-
-        def forward(self, image):
-            found = self.conv(image)
-            return self.norm(found) + found
-
-    class SharedWeight(Twice):
-        """Calls the layer twice, with one norm."""
-
-        def forward(self, image):
-            return self.norm(self.conv(image)) + self.conv(image + 1)
-
-    class Changing(Twice):
-        """Changes the mean that it normalizes by."""
-
-        def forward(self, image):
-            self.norm.running_mean.mul_(0.5)
-            return self.norm(self.conv(image))
+    def change_the_mean(net, image):
+        net.norm.running_mean.mul_(0.5)
+        return net.norm(net.conv(image))
 
     image = (2, 4, 8, 8)
     return {
-        "two users": (Twice(), image),
-        "shared weight": (SharedWeight(), image),
-        "state": (Changing(), image),
+        "two users": net(lambda net, image: net.norm(found := net.conv(image)) + found),
+        "shared weight": net(lambda net, image: net.norm(net.conv(image)) + net.conv(image + 1)),
+        "state": net(change_the_mean),
         "grouped transposed": (nn.Sequential(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)), image),
         "no batch": (nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6)), (4, 8)),
         "sequence": (nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(3)), (2, 3, 4)),

@@ -93,19 +93,13 @@ def test_bilinear_resizing(lower_for, options, delegated):
 def test_padding_of_values_that_are_needed_in_floating_point(padding):
     """The file can be loaded, and `unfold` between int8 layers, which pads and then takes elements, is as in eager."""
 
-    class Unfolds(torch.nn.Module):
-        """Convolutions of an image and of its patches."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv2d(4, 4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            patches = torch.nn.functional.unfold(self.first(x), 2, padding=padding, stride=2)
-            return self.second(patches.reshape(2, 4, 4, -1))
+    def compute(net, x):
+        patches = torch.nn.functional.unfold(net.first(x), 2, padding=padding, stride=2)
+        return net.second(patches.reshape(2, 4, 4, -1))
 
     torch.manual_seed(0)
-    network, x = Unfolds().eval(), torch.randn(2, 4, 8, 8)
+    network = FunctionOfLayers(compute, first=torch.nn.Conv2d(4, 4, 1), second=torch.nn.Conv2d(4, 4, 1)).eval()
+    x = torch.randn(2, 4, 8, 8)
     assert worst_sqnr(lower_quantized(network, x), network, x) > 30
 
 
@@ -113,20 +107,12 @@ def test_layers_whose_weight_is_written(lower_for):
     """A layer whose weight is state that the method overwrites is computed outside; XNNPACK crashes on it."""
     from executorch.runtime import Runtime
 
-    class Writes(torch.nn.Module):
-        """Keeps its input as the weight of the next call."""
+    def write(net, x):
+        made = torch.nn.functional.linear(x, net.state)
+        net.state.copy_(x)
+        return made + net.layer(x)
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("state", torch.zeros(4, 16))
-            self.layer = torch.nn.Linear(16, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            made = torch.nn.functional.linear(x, self.state)
-            self.state.copy_(x)
-            return made + self.layer(x)
-
-    network = Writes().eval()
+    network = FunctionOfLayers(write, state=torch.zeros(4, 16), layer=torch.nn.Linear(16, 4)).eval()
     content = lower_for("xnnpack", network, torch.ones(4, 16))
     program = Runtime.get().load_program(content)
     method = program.load_method("forward")
