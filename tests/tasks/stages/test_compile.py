@@ -42,21 +42,6 @@ def test_segment_alignment(alignment, lower):
     assert all(segment.offset % alignment == 0 for segment in pte.segments)
 
 
-def test_unplanned_inputs_and_outputs(lower):
-    """Without memory for inputs and outputs the plan is smaller, and the file still runs."""
-    planned, without = (
-        contents(lower, "constant", PORTABLE, alloc_graph_input=alloc, alloc_graph_output=alloc)
-        for alloc in (True, False)
-    )
-    assert sum(without.methods[0].planned_memory) < sum(planned.methods[0].planned_memory)
-
-
-def test_state_is_in_the_file(lower):
-    """What a mutated buffer holds at first is among the file's constants, marked as what methods change."""
-    pte = contents(lower, "counter", PORTABLE)
-    assert sorted(constant.tensor.shape for constant in pte.constants if constant.mutable) == [(1,), (2, 4)]
-
-
 @pytest.fixture
 def lowered(stages):
     return stages.lower("builders:two_methods", XNNPACK)

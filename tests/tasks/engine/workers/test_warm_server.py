@@ -1,6 +1,5 @@
 """Start, stop, and the end of every process, whoever dies first."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -158,18 +157,6 @@ def test_killed_parent_during_the_warm_up_leaves_nothing_behind(preloads, announ
     assert ends(server)
 
 
-@pytest.mark.parametrize("delay", [0.02, 0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5])
-def test_parent_killed_at_any_moment(bodies, ends, tmp_path, delay):
-    """Wherever in start, fork and run the SIGKILL hits, no process that has the main one's environment is left."""
-    marker = str(tmp_path)
-    environment = {**os.environ, "PTEFORGE_TEST_MARKER": marker}
-    main = subprocess.Popen([sys.executable, "-c", MAIN, tmp_path / "unread", bodies], env=environment)
-    time.sleep(delay)  # not to wait for something: the moment of the kill is what varies
-    main.kill()
-    main.wait()
-    assert all(ends(pid) for pid in _processes_with(f"PTEFORGE_TEST_MARKER={marker}"))
-
-
 def test_interrupted_call_is_killed(bodies, announcement, ends):
     """An exception in the thread that waits for a call (Ctrl-C in a main thread) ends that call, not the pool."""
     with Workers(jobs=2, preload=()) as pool:
@@ -189,17 +176,6 @@ def test_interrupted_call_is_killed(bodies, announcement, ends):
         assert ends(own)
         assert ends(grandchild)
         assert pool.run("json:dumps", 1, LIMITS).result == "1"
-
-
-def _processes_with(variable: str) -> list[int]:
-    """Processes that were started with an environment variable."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):  # ended meanwhile, or not ours
-                if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-    return found
 
 
 BORROWER = """\
