@@ -255,20 +255,36 @@ def zoo(monkeypatch: pytest.MonkeyPatch) -> Path:
     return ZOO
 
 
-@pytest.fixture
-def stages(zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
-    """Stages on a new store; afterwards the working directory and the import path are what they were."""
-    del zoo
+@pytest.fixture(scope="session")
+def lowered_before(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The store in which tests lower models, and the results of stages there, by key."""
     from pteforge.artifacts.local_store import LocalStore
+
+    return LocalStore.open(tmp_path_factory.mktemp("lowered") / "store"), {}
+
+
+@pytest.fixture
+def stages(zoo: Path, lowered_before: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
+    """Stages on a store for all tests, which run once where their keys are equal.
+
+    Afterwards the working directory and the import path are what they were.
+    """
+    del zoo
     from pteforge.tests.lowering import Stages
 
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "zoo"
-    folder.mkdir()
-    return Stages(LocalStore.open(tmp_path / "store"), folder)
+    (tmp_path / "zoo").mkdir()
+    store, results = lowered_before
+    return Stages(store, tmp_path / "zoo", results)
 
 
 @pytest.fixture
 def lower(stages: Stages) -> Callable[..., Lowered]:
-    """Lowers a builder's model with a recipe, in this process."""
+    """Lowers a builder's model with a recipe, in this process, by stages that no other test has run."""
     return stages.lower
+
+
+@pytest.fixture
+def lower_fresh(stages: Stages, tmp_path: Path) -> Callable[..., Lowered]:
+    """The same on a new store, where every stage runs: for tests that patch what no key has, or watch stages run."""
+    return type(stages)(type(stages.store).open(tmp_path / "store"), stages.folder).lower

@@ -4,8 +4,6 @@ Stages run as workers run them: their calls cross JSON, their artifacts a store 
 Tests use this through the fixtures `stages` and `lower`, and import recipes from here.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
@@ -81,6 +79,19 @@ class Lowered:
         return read_payload(self.outputs["serialize"]["file"], self.store)
 
     @property
+    def identities(self) -> Mapping[tuple[str, str], str]:
+        """By step and role, of what was made of exported programs.
+
+        ETRecords are left out: in them, nodes have as many ancestors as there were traces.
+        """
+        return {
+            (step, role): ref.identity
+            for step, roles in self.outputs.items()
+            for role, ref in roles.items()
+            if not step.startswith("export") and role != "etrecord"
+        }
+
+    @property
     def payloads(self) -> Mapping[str, bytes]:
         """What is packed into the `.pte` by specialization; each is a complete one by itself."""
         return {
@@ -113,23 +124,32 @@ class Lowered:
 
 
 class BodyRunner:
-    """Runs bodies in this process, from calls that have crossed JSON."""
+    """Runs bodies in this process, from calls that have crossed JSON, unless there are results of an equal call."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, results: dict[str, Mapping[str, ArtifactRef]]) -> None:
         self.store = store
         self._keys = Executor(store, InProcess())
+        self._results = results
 
     async def __call__(self, call: StageCall) -> Done:
-        roles = run_stage(json.loads(json.dumps(StageWork(call, self.store.local.root).to_json())))
-        return Done(call, self._keys.key(call), {r: ArtifactRef.from_json(ref) for r, ref in roles.items()}, False)
+        key = self._keys.key(call)
+        if key.digest() not in self._results:
+            roles = run_stage(json.loads(json.dumps(StageWork(call, self.store.local.root).to_json())))
+            self._results[key.digest()] = {role: ArtifactRef.from_json(ref) for role, ref in roles.items()}
+        return Done(call, key, self._results[key.digest()], False)
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Runs stages against one store, in one folder."""
+    """Runs stages against one store, in one folder.
+
+    Attributes:
+        results: of earlier lowerings on the store, by stage key: equal stages run once. None to run all of them.
+    """
 
     store: LocalStore
     folder: Path
+    results: dict[str, Mapping[str, ArtifactRef]] | None = None
 
     def lower(
         self, source: str | Mapping[str, Any], recipe: Mapping[str, Any], *, until: str | None = None, **config: Any
@@ -155,7 +175,8 @@ class Stages:
             folder=self.folder,
         )
         with open_store(str(self.store.root)) as opened:
-            run = ModelRun(BodyRunner(opened), model.ending_with(until) if until else model)
+            runner = BodyRunner(opened, {} if self.results is None else self.results)
+            run = ModelRun(runner, model.ending_with(until) if until else model)
             (result,) = run_without_loop(lower_model(run)).values()
         if isinstance(result, Exception) and not (until and isinstance(result, CutShort)):
             raise result

@@ -1,7 +1,5 @@
 """A module with datasets and readers that evaluators name."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

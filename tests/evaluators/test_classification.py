@@ -1,7 +1,5 @@
 """Classification by real samples: scikit-learn's digits, folders of classes, and what is no classification."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pteforge.errors import SourceError

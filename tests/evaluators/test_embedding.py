@@ -1,8 +1,7 @@
 """Embeddings by judged pairs: the order counts, as scipy computes it."""
 
-from __future__ import annotations
-
 import pytest
+import torch
 from pteforge.errors import SourceError
 from pteforge.evaluators import embedding_similarity, triplet_accuracy
 
@@ -15,7 +14,6 @@ def echo(vector, method="forward"):
 
 def test_as_scipy_counts(code):
     """The correlation is that of scipy, ties included."""
-    import torch
     from scipy.stats import spearmanr
 
     module = code(
@@ -77,8 +75,6 @@ def test_vectors_of_tokens(code):
 
 def test_outputs_that_the_runtime_overwrites(code):
     """A model may write each output to the memory of the last one."""
-    import torch
-
     memory = torch.empty(1, 2)
     module = code("triplets = [(torch.tensor([[1., 0.]]), torch.tensor([[2., 1.]]), torch.tensor([[0., 1.]]))]\n")
     assert triplet_accuracy(lambda vector, method: memory.copy_(vector), dataset=f"{module}:triplets") == 1  # noqa: ARG005 - the protocol's

@@ -1,7 +1,5 @@
 """Perplexity, by hand and by models whose answers are known."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

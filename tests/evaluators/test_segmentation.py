@@ -1,7 +1,5 @@
 """Segmentation by masks: intersections and unions over all samples, as scikit-learn's Jaccard score."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pteforge.errors import SourceError

@@ -1,7 +1,5 @@
 """Speech by transcripts and by reference recordings."""
 
-from __future__ import annotations
-
 import json
 import wave
 

@@ -83,42 +83,24 @@ def _lower() -> Samples:
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+    from pteforge.tests.zoo.networks import Function, FunctionOfLayers
     from torch.export import Dim, export
 
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = torch.nn.Conv2d(8, 16, 3)
-            self.linear = torch.nn.Linear(16 * 6 * 6, 128)
-
-        def forward(self, x):
-            return self.linear(torch.relu(self.conv(x)).flatten(1))
-
-    class Counter(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("count", torch.arange(512.0))
-            self.register_buffer("zero", torch.zeros(1, 700))
-
-        def forward(self, x):
-            self.count.add_(x.sum())
-            self.zero.add_(1.0)
-            return x + self.count[:64] + self.zero[0, :64]
-
-    class Double(torch.nn.Module):
-        def forward(self, x):
-            return x + x
-
-    class Index(torch.nn.Module):
-        def forward(self, x, i):
-            return torch.cat([x[i], x[:, i].permute(1, 0)]), 3, x.sum()
+    def count(net, x):
+        net.count.add_(x.sum())
+        net.zero.add_(1.0)
+        return x + net.count[:64] + net.zero[0, :64]
 
     def lower(programs, *, partitioner=None, constants=None, **config):
         edge = to_edge_transform_and_lower(programs, partitioner=partitioner, constant_methods=constants)
         return bytes(edge.to_executorch(ExecutorchBackendConfig(**config)).buffer)
 
     torch.manual_seed(0)
-    net, image = Net().eval(), torch.randn(1, 8, 8, 8)
+    layers = {"conv": torch.nn.Conv2d(8, 16, 3), "linear": torch.nn.Linear(16 * 6 * 6, 128)}
+    net = FunctionOfLayers(lambda net, x: net.linear(torch.relu(net.conv(x)).flatten(1)), **layers).eval()
+    counter = FunctionOfLayers(count, count=torch.arange(512.0), zero=torch.zeros(1, 700)).eval()
+    index = Function(lambda x, i: (torch.cat([x[i], x[:, i].permute(1, 0)]), 3, x.sum()))
+    image = torch.randn(1, 8, 8, 8)
     linear, rows = torch.nn.Linear(64, 64).eval(), torch.randn(2, 64)
     program = export(net, (image,))
     xnnpack = [XnnpackPartitioner()]
@@ -139,11 +121,11 @@ def _lower() -> Samples:
             {"forward": program, "encode": export(linear, (rows,))}, partitioner=xnnpack, constants=constants
         ),
         "dynamic": lower(export(linear, (rows,), dynamic_shapes=({0: Dim("batch", min=1, max=16)},))),
-        "mutable": lower(export(Counter().eval(), (torch.randn(64),)), passes=initial),
-        "stateless": lower(export(Double(), (image,))),
+        "mutable": lower(export(counter, (torch.randn(64),)), passes=initial),
+        "stateless": lower(export(Function(lambda x: x + x), (image,))),
         "inline": lower(program, partitioner=xnnpack, extract_delegate_segments=False),
         "external": lower(program, external_constants=True),
-        "lists": lower(export(Index(), (torch.randn(4, 4), torch.tensor([0, 2])))),
+        "lists": lower(export(index, (torch.randn(4, 4), torch.tensor([0, 2])))),
     }
     weights = {
         name: bytes(tensor.detach().contiguous().untyped_storage().tolist())

@@ -3,8 +3,6 @@
 Calls are pairs of a method's name and its inputs, in order; all calls of a method go to one instance of it.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What NfatBackend makes from a partition, and what it refuses."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -114,7 +112,7 @@ def test_nothing_taken(networks, model):
 
 def test_state_inside(zoo):
     """A partition that changes a buffer is refused, even if another partitioner tagged it."""
-    program = to_edge(torch.export.export(zoo.Counter(), (torch.ones(3, 4),))).exported_program()
+    program = to_edge(torch.export.export(zoo.counter(), (torch.ones(3, 4),))).exported_program()
     specs = NativePartitioner().delegation_spec.compile_specs
     with pytest.raises(PteforgeError, match="changes total: state has to stay outside"):
         to_backend(NfatBackend.__name__, program, specs)

@@ -1,7 +1,5 @@
 """What NativePartitioner claims, preserves and refuses, and what its README shows."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re
@@ -157,9 +155,9 @@ def test_sizes_stay_inside(partitioned, networks):
 @pytest.mark.slow
 def test_branches(partitioned, zoo):
     """A cond is claimed as a whole, or else its branches are partitioned."""
-    whole = partitioned(zoo.Branches(), torch.ones(3, 4))
+    whole = partitioned(zoo.branches(), torch.ones(3, 4))
     assert set(tags(whole.graph).values()) == {"nfat0"}
-    outside = partitioned(zoo.Outside(), torch.ones(3, 4))
+    outside = partitioned(zoo.outside(), torch.ones(3, 4))
     assert tags(outside.graph)["cond"] is None
     inner = [tags(module.graph) for name, module in outside.graph_module.named_children() if "submodule" in name]
     assert [each["aten.addmm.default"] for each in inner] == ["nfat2", "nfat3"]
@@ -170,7 +168,7 @@ def test_branches(partitioned, zoo):
 
 def test_state_is_left_outside(partitioned, zoo):
     """A mutated buffer belongs to no partition, but the computation of its value does."""
-    program = partitioned(zoo.Counter(), torch.ones(3, 4))
+    program = partitioned(zoo.counter(), torch.ones(3, 4))
     constants = {node.name: node.meta.get("delegation_tag") for node in program.graph.nodes if node.op == "placeholder"}
     assert constants["b_total"] is None
     assert constants["p_layer_weight"] == "nfat0"
@@ -181,7 +179,7 @@ def test_example(zoo, containers, tmp_path, monkeypatch):
     """The code of native/README.md lowers a program with state, and the delegates have the payloads that it names."""
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    exec(code, {"programs": torch.export.export(zoo.Counter(), (torch.ones(3, 4),))})  # noqa: S102 - our own README
+    exec(code, {"programs": torch.export.export(zoo.counter(), (torch.ones(3, 4),))})  # noqa: S102 - our own README
     (container,) = containers((tmp_path / "model.pte").read_bytes())
     assert [payload.name for payload in container.payloads] == ["vulkan", "xnnpack", "portable"]
 

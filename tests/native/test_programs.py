@@ -1,7 +1,5 @@
 """Programs lowered by NativePartitioner, run with the C++ library and compared with eager."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,13 +22,13 @@ def programs(zoo, networks, model) -> Mapping[str, Any]:
         {"forward": (zoo.Sizes(), (rows,), ({0: batch},))},
         [("forward", (torch.randn(size, 8),)) for size in (8, 2)],
     )
-    convolution = zoo.Convolution().eval()
+    convolution = zoo.convolution()
     models = {
         "convolution": model({"forward": (convolution, (image,))}, [("forward", (image * 3,))]),
         "fallback": model({"forward": (convolution, (image,))}, specializations=()),
         **_quantized(zoo, model, convolution, image),
-        "branches": model({"forward": (zoo.Branches(), (ones,))}, [("forward", (-ones,)), ("forward", (ones * -5,))]),
-        "outside": model({"forward": (zoo.Outside(), (ones,))}, [("forward", (-ones,))]),
+        "branches": model({"forward": (zoo.branches(), (ones,))}, [("forward", (-ones,)), ("forward", (ones * -5,))]),
+        "outside": model({"forward": (zoo.outside(), (ones,))}, [("forward", (-ones,))]),
         "methods": model(
             {
                 "encode": (torch.nn.Sequential(layer, torch.nn.Tanh()), (torch.randn(2, 64),)),
@@ -39,7 +37,7 @@ def programs(zoo, networks, model) -> Mapping[str, Any]:
         ),
         "sizes": model(*sizes),
         "behind another backend": model(*sizes, before=lambda: [XnnpackPartitioner()]),
-        "counter": model({"forward": (zoo.Counter(), (ones,))}, [("forward", (ones * 2,))]),
+        "counter": model({"forward": (zoo.counter(), (ones,))}, [("forward", (ones * 2,))]),
     }
     return {name: to_lower.lower() for name, to_lower in models.items()}
 

@@ -40,10 +40,7 @@ _NESTED = "fat: passed over: it is a fat program itself, and those do not nest"
     ],
 )
 def test_chosen_payload(outcomes, name, chosen, reason):
-    """The first payload that can run is chosen, and outputs bit for bit what it does when it runs directly.
-
-    The report says why one before it was passed over, then which one was chosen.
-    """
+    """The first payload that can run is chosen, and outputs bit for bit what it does when it runs directly."""
     outcome = outcomes[name]
     assert (outcome.error, outcome.chosen) == ("", chosen)
     assert outcome.equal

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from pteforge.formats.nfat.container import open_fat
@@ -126,3 +127,25 @@ def test_unplanned_outputs_are_written_in_place(run_sanitized, programs):
     assert (unplanned[0], planned[0]) == ("in place", "copied")
     assert unplanned[1:] == planned[1:]
     assert len(set(unplanned[1:])) == 8
+
+
+@pytest.mark.nightly
+def test_benchmark(run_python, build):
+    """One run measures every model, and a fat file takes at most 5 % more memory than its payload."""
+    benchmark = Path(__file__).parents[2] / "benchmarks" / "fat_runtime.py"
+    output = run_python("-W", "ignore", benchmark, "--repeat", "1", "--json", "--host", build / "nfat_run")
+    costs = json.loads(output)
+    assert [(cost["model"], cost["payload"]) for cost in costs] == [
+        ("21 MB", "xnnpack"),
+        ("21 MB", "portable"),
+        ("ResNet-18", "xnnpack"),
+        ("x + x", "xnnpack"),
+        ("x + x", "portable"),
+    ]
+    assert costs[0]["payload_bytes"] > 20 << 20
+    for cost in costs:
+        assert cost["loaded_ratio"] < 1.05
+        assert cost["called_ratio"] < 1.05
+        assert cost["loaded_ratio_all"] < 1.05
+        assert cost["verifying_all"] < 60
+        assert cost["bare"]["load"] > 0

@@ -1,7 +1,5 @@
 """Builders of models that lower. A test names one as a zoo file does: `builders:NAME`."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading
@@ -216,12 +214,22 @@ def streaming():
     """A layer over a running mean of what it was given, which calibration changes."""
     example = (torch.randn(2, 16),)
     calls = [MethodCall("forward", inputs) for inputs in (example, *[(torch.zeros(2, 16),)] * 2)]
-    return ModelDefinition({"forward": MethodDefinition(networks.Streaming(), [example])}, sequences=[calls])
+    layers = {"linear": nn.Linear(16, 8)}
+    state = {"mean": torch.full((2, 16), 0.25), "calls": torch.zeros(1, dtype=torch.int64)}
+
+    def mean(net, values):
+        net.calls += 1
+        net.mean.mul_(0.5).add_(values)
+        return net.linear(net.mean), net.calls + 0
+
+    module = FunctionOfLayers(mean, **layers, **state)
+    return ModelDefinition({"forward": MethodDefinition(module, [example])}, sequences=[calls])
 
 
 def transposed_weight():
     """A parameter that passes compute something from: its transpose."""
-    return networks.TransposedWeight(), (torch.randn(4, 6),)
+    net = FunctionOfLayers(lambda net, values: values * net.weight.t(), weight=nn.Parameter(torch.randn(6, 4)))
+    return net, (torch.randn(4, 6),)
 
 
 def shared_input():
@@ -273,12 +281,26 @@ def products():
 
 def computed():
     """Layers whose weights are no constants."""
-    return networks.Computed(), (torch.randn(3, 4), torch.randn(6, 4))
+
+    def compute(net, x, weight):
+        x = net.own(x)
+        net.state.copy_(net.state * 0.5 + x.mean())
+        made = net.makes(weight).mean(0).reshape(6, 4)
+        return tuple(nn.functional.linear(x, each) for each in (weight, made, net.state))
+
+    layers = {"own": nn.Linear(4, 4), "makes": nn.Linear(4, 24)}
+    return FunctionOfLayers(compute, **layers, state=torch.randn(6, 4)), (torch.randn(3, 4), torch.randn(6, 4))
 
 
 def rotary():
     """Quantized for XNNPACK, ExecuTorch makes partitions of it that depend on each other."""
-    return networks.Rotary(), (torch.randn(2, 4, 8), torch.randn(2, 4, 8))
+
+    def compute(net, tokens, frequencies):
+        angles = (frequencies * 2.0).cumsum(1).cos()
+        return net.query(tokens).cumsum(1) * 2.0, net.key(tokens), angles
+
+    net = FunctionOfLayers(compute, query=nn.Linear(8, 8), key=nn.Linear(8, 8))
+    return net, (torch.randn(2, 4, 8), torch.randn(2, 4, 8))
 
 
 def of_any_length(network: str):
@@ -340,12 +362,24 @@ def counter():
 
 def smoothing():
     """State that depends on parameters."""
-    return networks.Smoothing(), [(torch.randn(2, 4),), (torch.randn(2, 4),)]
+
+    def smooth(net, values):
+        net.state.mul_(0.5).add_(net.linear(values))
+        return net.state + 1
+
+    net = FunctionOfLayers(smooth, linear=nn.Linear(4, 4), state=torch.zeros(2, 4))
+    return net, [(torch.randn(2, 4),), (torch.randn(2, 4),)]
 
 
 def hands_out_state():
     """Outputs that alias a buffer, an input and a weight."""
-    return networks.HandsOutState(), [(torch.ones(3),), (torch.full((3,), 2.0),)]
+
+    def hand_out(net, values):
+        net.state.add_(values)
+        return net.state, values, net.weight
+
+    net = FunctionOfLayers(hand_out, weight=nn.Parameter(torch.ones(3)), state=torch.full((3,), 10.0))
+    return net, [(torch.ones(3),), (torch.full((3,), 2.0),)]
 
 
 def writes_to_inputs():
@@ -506,7 +540,11 @@ def elementwise_branches():
 
 def branches_of_layers():
     """`torch.cond` whose branches have weights."""
-    return networks.BranchesOfLayers(), [POSITIVE, NEGATIVE]
+
+    def choose(net, values):
+        return torch.cond(values.sum() > 0, lambda v: net.first(v) + 1, lambda v: net.second(v) * 2, (values,))
+
+    return FunctionOfLayers(choose, first=nn.Linear(4, 4), second=nn.Linear(4, 4)), [POSITIVE, NEGATIVE]
 
 
 def nested_branches():
@@ -541,12 +579,18 @@ def mixed_outputs():
 
 
 def nested_outputs():
-    return networks.NestedOutputs(), ((torch.zeros(2), torch.zeros(2)), torch.zeros(2))
+    """Outputs with a structure, which files do not have."""
+
+    def compute(pair, offset):
+        first, second = pair
+        return {"sum": first + second + offset, "rest": [first - second, (first * second * offset,)]}
+
+    return Function(compute), ((torch.zeros(2), torch.zeros(2)), torch.zeros(2))
 
 
 def optional_input():
     """None as an input."""
-    return networks.OptionalInput(), (torch.ones(3), None)
+    return Function(lambda values, mask: values + 1 if mask is None else values + mask), (torch.ones(3), None)
 
 
 def size_output():
@@ -555,8 +599,12 @@ def size_output():
 
 
 def other_types():
-    """Other element types than fp32."""
-    return networks.OtherTypes(), (torch.arange(5),)
+    """Integers in; half precision, truth values and bytes out."""
+
+    def convert(net, indices):
+        return net.embed(indices).to(torch.float16), indices > 3, indices.to(torch.uint8)
+
+    return FunctionOfLayers(convert, embed=nn.Embedding(10, 4)), (torch.arange(5),)
 
 
 # Several methods.
@@ -606,13 +654,21 @@ def namesakes():
     """Two methods of layers that are called the same and are not the same, with a second layer in common."""
     torch.manual_seed(8)
     common = nn.Linear(16, 16)
-    forward, encode = (nn.Sequential(nn.Linear(16, 16), common, networks.Offset(number)) for number in (0.5, 0.25))
+
+    def adding(number):
+        return Function(lambda values: values + torch.tensor([number, 1.0]).repeat(8))
+
+    forward, encode = (nn.Sequential(nn.Linear(16, 16), common, adding(number)) for number in (0.5, 0.25))
     return methods(torch.randn(2, 16), forward=forward, encode=encode)
 
 
 def folded():
     """Two methods that add different things, which can be computed ahead of time."""
-    return methods(torch.randn(2, 16), forward=networks.Folded(0.5), encode=networks.Folded(0.25))
+    forward, encode = (
+        FunctionOfLayers(lambda net, values: values + torch.exp(net.value), value=torch.full((16,), number))
+        for number in (0.5, 0.25)
+    )
+    return methods(torch.randn(2, 16), forward=forward, encode=encode)
 
 
 def scales():
@@ -685,11 +741,19 @@ def recurrent_cells():
 
 def notes():
     """One method writes the state, and another one, which does not change it, computes with it."""
-    state, x = networks.Notes(), (torch.randn(2, 8),)
+    state, x = FunctionOfLayers(None, linear=nn.Linear(8, 8), notes=torch.zeros(2, 8)), (torch.randn(2, 8),)
+
+    def write(net, x):
+        net.of.notes.copy_(x)
+        return net.of.linear(x)
+
+    def read(net, x):
+        return torch.cat([net.of.linear(net.of.notes) + x, net.of.linear(x) @ net.of.notes.T], 1)
+
     return ModelDefinition(
         {
-            "write": MethodDefinition(networks.WriteNotes(state), [x]),
-            "read": MethodDefinition(networks.ReadNotes(state), [x]),
+            name: MethodDefinition(FunctionOfLayers(function, of=state), [x])
+            for name, function in (("write", write), ("read", read))
         },
         sequences=[[MethodCall("write", x), MethodCall("read", x)]],
     )

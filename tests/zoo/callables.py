@@ -1,7 +1,5 @@
 """What models and recipes name besides builders and evaluators: calibration datasets and source transforms."""
 
-from __future__ import annotations
-
 import importlib
 
 import torch

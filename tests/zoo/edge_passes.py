@@ -1,7 +1,5 @@
 """Passes for tests."""
 
-from __future__ import annotations
-
 import torch
 from executorch.exir.dialects._ops import ops
 from executorch.exir.pass_base import ExportPass

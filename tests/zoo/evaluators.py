@@ -1,7 +1,5 @@
 """Evaluators for tests: each is called with `predict`, and gives a number or fails in its own way."""
 
-from __future__ import annotations
-
 import networks
 import torch
 

@@ -1,7 +1,5 @@
 """Builders that fail, or whose models do not lower: one for each mistake."""
 
-from __future__ import annotations
-
 import networks
 import torch
 from networks import Function, FunctionOfLayers

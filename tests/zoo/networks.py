@@ -1,7 +1,5 @@
 """Small networks, in plain PyTorch. `builders` makes models of them; tests also use them directly."""
 
-from __future__ import annotations
-
 import torch
 from functorch.experimental.control_flow import map as map_rows
 from torch import nn
@@ -20,13 +18,16 @@ class Function(nn.Module):
 
 
 class FunctionOfLayers(nn.Module):
-    """A model that is one function of itself, whose layers are its attributes, and of its inputs."""
+    """A model that is one function of itself, whose layers, parameters and buffers it has, and of its inputs."""
 
-    def __init__(self, function, **layers) -> None:
+    def __init__(self, function, **parts) -> None:
         super().__init__()
         self.function = function
-        for name, layer in layers.items():
-            self.add_module(name, layer)
+        for name, part in parts.items():
+            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
 
     def forward(self, *inputs):
         return self.function(self, *inputs)
@@ -57,18 +58,6 @@ class Skips(nn.Module):
 
     def forward(self, image):
         return torch.cat([self.up(self.down(image).relu()), image], 1)
-
-
-class Rotary(nn.Module):
-    """Two layers of the same input, and cosines, with sums between that XNNPACK leaves out: [n, t, 8] to the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, tokens, frequencies):
-        angles = (frequencies * 2.0).cumsum(1).cos()
-        return self.query(tokens).cumsum(1) * 2.0, self.key(tokens), angles
 
 
 class Padded(nn.Module):
@@ -213,22 +202,6 @@ class Products(nn.Module):
         return torch.relu(torch.matmul(rows, self.second)) @ self.third.T
 
 
-class Computed(nn.Module):
-    """Layers whose weights are an input, computed from one, and a buffer that is overwritten first."""
-
-    def __init__(self):
-        super().__init__()
-        self.own, self.makes = nn.Linear(4, 4), nn.Linear(4, 24)
-        self.register_buffer("state", torch.randn(6, 4))
-
-    def forward(self, x, weight):
-        """Of (3, 4) and (6, 4)."""
-        x = self.own(x)
-        self.state.copy_(self.state * 0.5 + x.mean())
-        made = self.makes(weight).mean(0).reshape(6, 4)
-        return tuple(nn.functional.linear(x, each) for each in (weight, made, self.state))
-
-
 class Square(nn.Module):
     """A layer that decomposes into steps that all have the shape of its result."""
 
@@ -264,32 +237,6 @@ class Layers(nn.Sequential):
 # State.
 
 
-class Streaming(nn.Module):
-    """A linear layer over a running mean, and the number of calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 8)
-        self.register_buffer("mean", torch.full((2, 16), 0.25))
-        self.register_buffer("calls", torch.zeros(1, dtype=torch.int64))
-
-    def forward(self, values):
-        self.calls += 1
-        self.mean.mul_(0.5).add_(values)
-        return self.linear(self.mean), self.calls + 0
-
-
-class TransposedWeight(nn.Module):
-    """Multiplies by the transpose of a parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(6, 4))
-
-    def forward(self, values):
-        return values * self.weight.t()
-
-
 class Counter(nn.Module):
     """Counts its calls in a buffer and sums up its inputs in another."""
 
@@ -303,32 +250,6 @@ class Counter(nn.Module):
         self.calls.add_(1)
         self.total.add_(values)
         return self.linear(self.total) * self.calls
-
-
-class Smoothing(nn.Module):
-    """State that a layer's result goes into."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("state", torch.zeros(2, 4))
-
-    def forward(self, values):
-        self.state.mul_(0.5).add_(self.linear(values))
-        return self.state + 1
-
-
-class HandsOutState(nn.Module):
-    """Returns the very buffer that it changes, its input, and a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3))
-        self.register_buffer("state", torch.full((3,), 10.0))
-
-    def forward(self, values):
-        self.state.add_(values)
-        return self.state, values, self.weight
 
 
 class WritesToInputs(nn.Module):
@@ -394,17 +315,6 @@ class Branches(nn.Module):
         chosen = values.sum() > 0
         values = self.before(values)
         return torch.cond(chosen, lambda v: self.left(v).relu(), lambda v: self.right(v) * 2, (values,))
-
-
-class BranchesOfLayers(nn.Module):
-    """A linear layer or another, by the sign of the sum: [n, 4] to [n, 4]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, values):
-        return torch.cond(values.sum() > 0, lambda v: self.first(v) + 1, lambda v: self.second(v) * 2, (values,))
 
 
 class NestedBranches(nn.Module):
@@ -499,28 +409,6 @@ class Head(nn.Module):
         return nn.functional.linear(states, self.embedding.weight)
 
 
-class Offset(nn.Module):
-    """Adds numbers that are written in its code."""
-
-    def __init__(self, offset: float) -> None:
-        super().__init__()
-        self.offset = offset
-
-    def forward(self, values):
-        return values + torch.tensor([self.offset, 1.0]).repeat(8)
-
-
-class Folded(nn.Module):
-    """Adds what can be computed ahead of time."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.register_buffer("value", torch.full((16,), value))
-
-    def forward(self, values):
-        return values + torch.exp(self.value)
-
-
 # Inputs and outputs that are not just tensors.
 
 
@@ -531,66 +419,8 @@ class MixedInputs(nn.Module):
         return (pair[0] * factor, {"sum": pair[1] + named["bias"]})
 
 
-class NestedOutputs(nn.Module):
-    """Outputs with a structure, which files do not have."""
-
-    def forward(self, pair, offset):
-        first, second = pair
-        return {"sum": first + second + offset, "rest": [first - second, (first * second * offset,)]}
-
-
-class OptionalInput(nn.Module):
-    """An input that may be left out."""
-
-    def forward(self, values, mask=None):
-        return values + 1 if mask is None else values + mask
-
-
 class SizeOutput(nn.Module):
     """A size that is known when it runs."""
 
     def forward(self, values):
         return values * 2, values.shape[0]
-
-
-class OtherTypes(nn.Module):
-    """Integers in; half precision, truth values and bytes out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(10, 4)
-
-    def forward(self, indices):
-        return self.embed(indices).to(torch.float16), indices > 3, indices.to(torch.uint8)
-
-
-class Notes(nn.Module):
-    """State that its methods write and read: [2, 8]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.register_buffer("notes", torch.zeros(2, 8))
-
-
-class WriteNotes(nn.Module):
-    """Writes notes: [2, 8] to the same."""
-
-    def __init__(self, notes: Notes) -> None:
-        super().__init__()
-        self.of = notes
-
-    def forward(self, x):
-        self.of.notes.copy_(x)
-        return self.of.linear(x)
-
-
-class ReadNotes(nn.Module):
-    """Computes something of the notes: [2, 8] to [2, 10]."""
-
-    def __init__(self, notes: Notes) -> None:
-        super().__init__()
-        self.of = notes
-
-    def forward(self, x):
-        return torch.cat([self.of.linear(self.of.notes) + x, self.of.linear(x) @ self.of.notes.T], 1)

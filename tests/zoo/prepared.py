@@ -1,7 +1,5 @@
 """Builders of modules that PT2E has prepared."""
 
-from __future__ import annotations
-
 import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 from pteforge.configs.model import MethodDefinition, ModelDefinition

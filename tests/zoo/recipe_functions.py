@@ -1,7 +1,5 @@
 """Functions that recipes of `executorch.export` hold, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

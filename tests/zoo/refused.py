@@ -1,7 +1,5 @@
 """Builders of models that torch.export refuses, in one mode or in both, and what they are once that is mended."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

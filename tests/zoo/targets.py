@@ -1,7 +1,5 @@
 """Targets with backends that exist only here: one records its calls, two differ in what delegates share."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -71,10 +69,10 @@ class ForgetfulBackend(BackendDetails):
         return {method: [PreprocessResult(b"")] * (len(programs) - 1) for method, programs in edge_programs.items()}
 
 
-class SinPartitioner(Partitioner):
-    """One partition for each call of an operator, branches included."""
+class OperatorPartitioner(Partitioner):
+    """One partition for each call of an operator, branches included, with its weight."""
 
-    def __init__(self, backend: str, operator: Any = ops.edge.aten.sin.default, mark: bytes = b"") -> None:
+    def __init__(self, backend: str, operator: Any, mark: bytes) -> None:
         super().__init__()
         self._backend = backend
         self._operator = operator
@@ -89,6 +87,7 @@ class SinPartitioner(Partitioner):
                 tags[tag] = DelegationSpec(
                     self._backend, [CompileSpec("number", str(len(tags)).encode()), CompileSpec("mark", self._mark)]
                 )
+        tag_constant_data(exported_program)
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
 
 
@@ -116,9 +115,9 @@ class Recording(Target):
     backends: ClassVar[tuple[str, ...]] = ("RecordingBackend",)
 
     def partitioners(self) -> Sequence[Partitioner]:
-        made = [SinPartitioner(self.options.backend, mark=b"sin")]
+        made = [OperatorPartitioner(self.options.backend, ops.edge.aten.sin.default, b"sin")]
         if self.options.cosines:
-            made.append(SinPartitioner(self.options.backend, ops.edge.aten.cos.default, b"cos"))
+            made.append(OperatorPartitioner(self.options.backend, ops.edge.aten.cos.default, b"cos"))
         return made
 
 
@@ -172,22 +171,6 @@ class AloneBackend(BackendDetails):
         return _delegate(edge_program, ())
 
 
-class MulPartitioner(Partitioner):
-    """One partition for each multiplication, with its weight."""
-
-    def __init__(self, backend: str) -> None:
-        super().__init__()
-        self._spec = DelegationSpec(backend, [])
-
-    def partition(self, exported_program: Any) -> PartitionResult:
-        nodes = [node for node in exported_program.graph.nodes if node.target is ops.edge.aten.mul.Tensor]
-        tags = {f"mul{number}": self._spec for number in range(len(nodes))}
-        for node, tag in zip(nodes, tags, strict=True):
-            node.meta["delegation_tag"] = tag
-        tag_constant_data(exported_program)
-        return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
-
-
 class SharingOptions(TargetOptions):
     """Which backend."""
 
@@ -205,4 +188,4 @@ class Sharing(Target):
     backends: ClassVar[tuple[str, ...]] = ("FactoringBackend", "AloneBackend")
 
     def partitioners(self) -> Sequence[Partitioner]:
-        return [MulPartitioner(self.options.backend)]
+        return [OperatorPartitioner(self.options.backend, ops.edge.aten.mul.Tensor, b"mul")]

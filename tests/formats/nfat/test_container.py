@@ -1,61 +1,20 @@
-"""Containers of both versions, and the fat files that hold them."""
-
-from __future__ import annotations
+"""Opening a fat `.pte` and its named data."""
 
 import contextlib
 import random
-import struct
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.errors import FileFormatError, InputError
-from pteforge.formats.nfat.container import is_fat, open_fat, pack_v1, read_container, write_v2
+from pteforge.formats.nfat.container import is_fat, open_fat, write_v2
 from pteforge.formats.nfat.contents import BACKEND_ID, Blob, Description, Manifest, MappedExtent, Payload, Source
 from pteforge.formats.nfat.pack import pack_v2
 from pteforge.formats.pte.ptd import ptd_named_data
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.mutations import mutate
-
-_IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=32)
-
-
-def test_multiple():
-    """Several payloads follow each other in the order of the table, without gaps."""
-    container = pack_v1([("A", b"aaa"), ("B", b"bbbb"), ("C", b"cc")])
-    table = [struct.unpack_from("<32sQQ", container, 12 + 48 * index) for index in range(3)]
-    assert table == [(b"A".ljust(32, b"\0"), 0, 3), (b"B".ljust(32, b"\0"), 3, 4), (b"C".ljust(32, b"\0"), 7, 2)]
-    assert struct.unpack_from("<4sII", container) == (b"NFAT", 1, 3)
-    assert container[12 + 3 * 48 :] == b"aaabbbbcc"
-
-
-@pytest.mark.parametrize(
-    ("ids", "problem"),
-    [
-        *(([backend_id], "cannot be a backend id") for backend_id in ("", "two words", "ümlaut", "nul\0", "A" * 33)),
-        (["A"] * 65, "65 payloads"),
-    ],
-)
-def test_invalid_ids(ids, problem):
-    """Ids are printable ASCII without blanks, of at most 32 characters, and no more of them than readers accept."""
-    with pytest.raises(InputError, match=problem):
-        pack_v1([(backend_id, b"x") for backend_id in ids])
-
-
-@given(st.lists(st.tuples(_IDS, st.binary(max_size=200)), max_size=8))
-def test_round_trip(entries):
-    """Every payload comes back under its id, in order; only `portable` needs no backend."""
-    container = read_container(pack_v1(entries))
-    assert container.version == 1
-    assert [(payload.name, container.rebuild(payload)) for payload in container.payloads] == entries
-    for payload in container.payloads:
-        assert payload.description.backends == (() if payload.name == "portable" else (payload.name,))
-        container.verify(payload)
-
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*migrating-from-legacy.*:DeprecationWarning"  # ExecuTorch's serializers read their schemas so
@@ -134,10 +93,7 @@ def test_blobs_in_the_file(path, segments):
 
 
 def test_blobs_in_another_file(path):
-    """Some or all blobs may be in a `.ptd`, without which payloads that need them are refused.
-
-    A `.ptd` that is something else is an error that names it.
-    """
+    """Some or all blobs may be in a `.ptd`, without which payloads that need them are refused."""
     first, second = _WEIGHTS
     path.write_bytes(_outer({"forward": _container()}, {second: _WEIGHTS[second]}))
     weights = path.with_name("weights.ptd")
@@ -163,10 +119,7 @@ def test_several_methods_share_a_container(path):
 
 
 def test_files_that_are_not_fat(path):
-    """A `.pte` without the delegate, or one whose delegate has no container, is refused.
-
-    So is one that delegates parts of a method, since a container computes only those parts.
-    """
+    """A `.pte` without the delegate, or one whose delegate has no container, is refused."""
     for fat, problem, content in (
         (False, r"not a fat \.pte: .*XnnpackBackend", _outer({"forward": b"x"}, {}, backend="XnnpackBackend")),
         (

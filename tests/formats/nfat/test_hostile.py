@@ -75,10 +75,7 @@ def test_mutations(name, seed):
 
 @pytest.mark.parametrize("name", _SAMPLES)
 def test_every_number_takes_extreme_values(name, allocates_less_than):
-    """Each 32-bit number of a container, counts and offsets among them, in turn takes values that break things.
-
-    Memory follows what is there, not what is claimed.
-    """
+    """Each 32-bit number of a container, counts and offsets among them, in turn takes values that break things."""
     content = _SAMPLES[name]
     refused = 0
     with allocates_less_than(4 << 20):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pteforge.artifacts.digest import Digest
 from pteforge.formats.nfat import manifest as manifest_module
 from pteforge.formats.nfat import slots_generated as slots
-from pteforge.formats.nfat.container import read_v2, write_v2
 from pteforge.formats.nfat.contents import (
     Blob,
     Description,
@@ -157,15 +156,3 @@ def test_fields_of_the_future_and_of_the_past(monkeypatch):
     monkeypatch.setattr(manifest_module, "Builder", OtherBuilder)
     payload = Payload(Description("portable"), 5, Digest("0" * 64), (MappedExtent(0, 5, Source.ZEROS),))
     assert read_manifest(memoryview(write_manifest(Manifest((payload,))))) == Manifest((payload,), alignment=16)
-
-
-def test_start_of_the_container():
-    """Sixteen bytes, the manifest, zeros up to a multiple of sixteen, and the inline section to the end."""
-    payload = Payload(Description("portable"), 5, Digest("0" * 64), (MappedExtent(0, 5, Source.INLINE),))
-    manifest = Manifest((payload,))
-    content = write_v2(manifest, b"inner")
-    table = write_manifest(manifest)
-    start = b"NFAT\2\0\0\0" + len(table).to_bytes(4, "little") + b"\5\0\0\0"
-    assert content == start + table + bytes(-len(table) % 16) + b"inner"
-    read, inline = read_v2(memoryview(content))
-    assert (read, bytes(inline)) == (manifest, b"inner")

@@ -15,10 +15,7 @@ from pteforge.tests.mutations import damage_inline
 
 
 def test_payloads_come_back(payloads, packed, tmp_path):
-    """Payloads keep priority, description and digest, and are rebuilt as bytes and as files.
-
-    Each has the digest of its parts that the specification defines.
-    """
+    """Payloads keep priority, description and digest, and are rebuilt as bytes and as files."""
     container = packed.open()
     assert container.version == 2
     assert [payload.description for payload in container.payloads] == [description for description, _ in payloads]
@@ -51,10 +48,7 @@ def test_weights_are_stored_once(payloads, packed):
 
 
 def test_extents(payloads, packed):
-    """A segment, which ExecuTorch loads at once, is one range of one blob or inline, and needs no copy.
-
-    Bytes keep their alignment to 16 in their source, and blobs start at multiples of 128.
-    """
+    """A segment, which ExecuTorch loads at once, is one range of one blob or inline, and needs no copy."""
     container = packed.open()
     assert packed.alignment == container.manifest.alignment == 128
     for payload, (_, content) in zip(container.payloads, payloads, strict=True):
@@ -200,10 +194,7 @@ def _specified(container, payload) -> str:
 
 
 def test_damaged_descriptions_are_found(apart):
-    """A wrong digest of parts makes its payload unusable, and no other one.
-
-    An extent of another blob is found so without reading any blob.
-    """
+    """A wrong digest of parts makes its payload unusable, and no other one."""
     container = apart.open()
     first, last = container.payloads
     wrong = replace(first, parts_sha256=Digest("ab" * 32))

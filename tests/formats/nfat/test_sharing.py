@@ -135,10 +135,7 @@ def test_a_payload_does_not_map_what_it_does_not_use():
 
 
 def test_a_little_in_common_does_not_take_a_segment_apart():
-    """A tensor that is less than 1/64 of the other's segment is stored twice: the segment stays in one piece.
-
-    Small payloads that may not point into a large segment still share with each other.
-    """
+    """A tensor that is less than 1/64 of the other's segment is stored twice: the segment stays in one piece."""
     small, large = _noise(5000, 8), _noise(1 << 20, 9)
     packed = _pack(_File(0).add(small).add(_noise(6000, 10)), _File(1).add(large, small))
     container = packed.open()

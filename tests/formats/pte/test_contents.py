@@ -1,7 +1,5 @@
 """Sizes of inputs in metadata: read as written, refused where damaged, and what they allow."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

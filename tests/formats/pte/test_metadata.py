@@ -1,7 +1,5 @@
 """Metadata: the bytes of values, and what is no value."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -38,10 +38,7 @@ def _damage(store: LocalStore, blob: BlobRef, *, keep_mark: bool) -> None:
 
 
 def test_rebuilt_byte_for_byte(sample, store, tmp_path):
-    """Any kind of program is read and written as it was stored; the file has the permissions of any new file.
-
-    Another store, another buffer type and another order of saving make the same ref.
-    """
+    """Any kind of program is read and written as it was stored; the file has the permissions of any new file."""
     ref = save_payload(sample, store=store)
     file, plain = tmp_path / "out" / "model.pte", tmp_path / "plain"
     write_payload(ref, store, file)
@@ -58,10 +55,7 @@ def test_rebuilt_byte_for_byte(sample, store, tmp_path):
 
 
 def test_weights_of_the_program_are_stored_once(samples, store):
-    """A portable payload adds no object for a weight that the stored program has: only glue and manifest.
-
-    XNNPACK keeps linear weights as they are, so that its payload names the same object.
-    """
+    """A portable payload adds no object for a weight that the stored program has: only glue and manifest."""
     from pteforge.tasks.codecs.program import save_program
 
     program = store.manifest(save_program(samples.program, kind="program/aten", store=store))
@@ -160,10 +154,7 @@ def test_other_manifests(store):
     ids=["glue", "zeros", "blob", "both", "bomb"],
 )
 def test_pieces_that_make_another_file_are_refused(store, tmp_path, allocates_less_than, glue, extents):
-    """Objects in a wrong order, or glue that is too long, too short or not zlib, raise StoreError.
-
-    Glue that would inflate to more than the file is not inflated.
-    """
+    """Objects in a wrong order, or glue that is too long, too short or not zlib, raise StoreError."""
     body = {"size": 4, "sha256": "0" * 64, "extents": extents}
     ref = store.put_manifest(ArtifactManifest("payload/pte", (store.put_bytes(glue),), body))
     for use in (lambda: write_payload(ref, store, tmp_path / "model.pte"), lambda: read_payload(ref, store)):

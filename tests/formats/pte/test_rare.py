@@ -101,10 +101,7 @@ def test_control_flow_is_counted(schema):
     ],
 )
 def test_delegated_as_a_whole(schema, arguments, outputs, more, delegated):
-    """A method is delegated if its only instruction passes all inputs and outputs to a delegate in order.
-
-    A value that a method returns twice may be one of two equal outputs of its delegate.
-    """
+    """A method is delegated if its only instruction passes all inputs and outputs to a delegate in order."""
     reference = schema.BackendDelegateDataReference(schema.DataLocation.INLINE, 0)
     plan = _plan(
         [schema.Null()] * 5,
@@ -144,10 +141,7 @@ def test_one_constant_seen_as_two_tensors(schema):
 
 
 def test_what_cannot_be(schema):
-    """Tensors with impossible shapes, orders or data are refused with the reason.
-
-    So are references to missing values, operators, delegates, data and segments.
-    """
+    """Tensors with impossible shapes, orders or data are refused with the reason."""
     buffers = [schema.Buffer(b""), schema.Buffer(bytes(16))]
     inline = schema.BackendDelegateDataReference(schema.DataLocation.INLINE, 1)
     segment = schema.BackendDelegateDataReference(schema.DataLocation.SEGMENT, 1)

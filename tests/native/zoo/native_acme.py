@@ -1,7 +1,5 @@
 """Targets whose backend no device has, for what specializations can do wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal

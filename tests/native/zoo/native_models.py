@@ -1,9 +1,10 @@
 """Models that the tests of the native backend lower; they import this when they run, since it imports torch."""
 
-from __future__ import annotations
+from typing import Any
 
 import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
+from networks import FunctionOfLayers
 from torch import Tensor
 from torch.nn.functional import hardswish
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
@@ -12,16 +13,10 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.utils import unwrap_tensor_subclass
 
 
-class Convolution(torch.nn.Module):
+def convolution() -> torch.nn.Module:
     """XNNPACK has its operators, two of which are not core ATen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Conv2d(3, 8, 3)
-        self.second = torch.nn.Linear(288, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return hardswish(self.second(self.first(x).relu().flatten(1)))
+    layers = {"first": torch.nn.Conv2d(3, 8, 3), "second": torch.nn.Linear(288, 64)}
+    return FunctionOfLayers(lambda net, x: hardswish(net.second(net.first(x).relu().flatten(1))), **layers).eval()
 
 
 def quantized(module: torch.nn.Module, example: Tensor, *, dynamic: bool = False) -> torch.nn.Module:
@@ -40,23 +35,20 @@ def grouped(module: torch.nn.Module) -> torch.nn.Module:
     return unwrap_tensor_subclass(module)
 
 
-class Branches(torch.nn.Module):
+def branches() -> torch.nn.Module:
     """Two branches with weights and numbers of their own, between layers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(4, 4)
-        self.second = torch.nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.second(x)
+    def compute(net: Any, x: Tensor) -> Tensor:
+        y = net.second(x)
         chosen = torch.cond(
             x.sum() > 0,
-            lambda z: self.first(z) * 2.5,
-            lambda z: torch.cond(z.sum() < -20, torch.neg, lambda w: self.second(w).sin() + 1, (z,)),
+            lambda z: net.first(z) * 2.5,
+            lambda z: torch.cond(z.sum() < -20, torch.neg, lambda w: net.second(w).sin() + 1, (z,)),
             (x,),
         )
         return chosen.relu() - y
+
+    return FunctionOfLayers(compute, first=torch.nn.Linear(4, 4), second=torch.nn.Linear(4, 4))
 
 
 class Sizes(torch.nn.Module):
@@ -72,27 +64,22 @@ class Sizes(torch.nn.Module):
         return whole.erf().view(x.shape[0] * 4, 2), halves
 
 
-class Counter(torch.nn.Module):
+def counter() -> torch.nn.Module:
     """Keeps state from call to call, and has an output whose size depends on it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 4)
-        self.register_buffer("total", torch.zeros(4))
+    def count(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        net.total.add_(net.layer(x).sum(0))
+        return net.total * 2, torch.nonzero(net.total > 0)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        self.total.add_(self.layer(x).sum(0))
-        return self.total * 2, torch.nonzero(self.total > 0)
+    return FunctionOfLayers(count, layer=torch.nn.Linear(4, 4), total=torch.zeros(4))
 
 
-class Outside(torch.nn.Module):
+def outside() -> torch.nn.Module:
     """Has a branch with an operator that is not core ATen, and uses a weight in it and elsewhere."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
-        z = torch.cond(x.sum() > 0, lambda w: self.layer(w) - w.min(), lambda w: self.layer(w).abs(), (y,))
+    def compute(net: Any, x: Tensor) -> Tensor:
+        y = net.layer(x)
+        z = torch.cond(x.sum() > 0, lambda w: net.layer(w) - w.min(), lambda w: net.layer(w).abs(), (y,))
         return z * y.min()
+
+    return FunctionOfLayers(compute, layer=torch.nn.Linear(4, 4))

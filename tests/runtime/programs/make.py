@@ -7,7 +7,7 @@ inputs of calls by method.
 import copy
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from pteforge.formats.nfat.sharing import sections
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.lower.file_programs import write_fat
 from pteforge.tests.mutations import damage_inline
+from pteforge.tests.zoo.networks import FunctionOfLayers
 from torch.export import Dim, ExportedProgram, export
 
 _EDGE = EdgeCompileConfig(_check_ir_validity=False)
@@ -43,56 +44,36 @@ def payload(programs: Programs, *, xnnpack: bool, planned: bool = False) -> byte
     return lowered.to_executorch(config).buffer
 
 
-class Linear(torch.nn.Module):
+def linear(compute: Callable[..., Any] = lambda net, x: net.second(net.first(x).relu())) -> torch.nn.Module:
     """Large enough for its weights to be blobs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(64, 128)
-        self.second = torch.nn.Linear(128, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x).relu())
+    return FunctionOfLayers(compute, first=torch.nn.Linear(64, 128), second=torch.nn.Linear(128, 8)).eval()
 
 
-class Convolutions(torch.nn.Module):
+def convolutions() -> torch.nn.Module:
     """XNNPACK keeps weights of each of its convolutions in another order than portable."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Conv2d(3, 32, 3, padding=1)
-        self.depthwise = torch.nn.Conv2d(32, 64, 3, groups=32)
-        self.last = torch.nn.ConvTranspose2d(64, 6, 3, groups=2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.depthwise(self.first(x).relu()).relu())
+    layers = {"first": torch.nn.Conv2d(3, 32, 3, padding=1), "depthwise": torch.nn.Conv2d(32, 64, 3, groups=32)}
+    layers["last"] = torch.nn.ConvTranspose2d(64, 6, 3, groups=2)
+    return FunctionOfLayers(lambda net, x: net.last(net.depthwise(net.first(x).relu()).relu()), **layers).eval()
 
 
-class HalfLinear(Linear):
+def half_linear() -> torch.nn.Module:
     """Computes with 16-bit numbers."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.half()).float()
+    return linear(lambda net, x: net.second(net.first(x.half()).relu()).float())
 
 
-class Both(Linear):
+def both() -> torch.nn.Module:
     """Takes what it does not use; returns an input, and one result twice."""
-
-    def forward(self, unused: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
-        result = super().forward(x)
-        return result, x, result
+    return linear(lambda net, _, x: ((result := net.second(net.first(x).relu())), x, result))
 
 
-class Counter(torch.nn.Module):
+def counter() -> torch.nn.Module:
     """Keeps state from call to call."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.zeros(4))
+    def count(net: Any, x: torch.Tensor) -> torch.Tensor:
+        net.total.add_(x)
+        return net.total * 2
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.total.add_(x)
-        return self.total * 2
+    return FunctionOfLayers(count, total=torch.zeros(4)).eval()
 
 
 class Maker:
@@ -155,7 +136,7 @@ def main(folder: Path) -> None:
 def _write_linear(maker: Maker) -> None:
     """One model in sound and in damaged containers."""
     x = torch.randn(4, 64)
-    program = {"forward": export(Linear().eval(), (x,))}
+    program = {"forward": export(linear(), (x,))}
     calls = {"forward": [(x,), (x + 1,)]}
     accelerated, plain, packed = fat(program)
     portable = Description("portable"), plain
@@ -196,19 +177,19 @@ def _write_linear(maker: Maker) -> None:
 def _write_signatures(maker: Maker) -> None:
     """Models with other signatures than one tensor of one size."""
     x = torch.randn(4, 64)
-    model = Linear().eval()
+    model = linear()
     dynamic = {"forward": export(model, (x,), dynamic_shapes=({0: _BATCH},))}
     accelerated, plain, packed = fat(dynamic)
     sizes = {"forward": [(torch.randn(size, 64),) for size in (4, 8, 1, 3)]}
     maker.write("v2-dynamic", _planned(dynamic), packed, sizes, accelerated)
     maker.write("v1-dynamic-portable", _planned(dynamic), _v1(("portable", plain)), sizes, plain)
 
-    both = {"forward": export(Both().eval(), (torch.ones(2), x))}
-    _, _, packed = fat(both)
+    program = {"forward": export(both(), (torch.ones(2), x))}
+    _, _, packed = fat(program)
     # Not the payload itself: where nothing is planned, the runtime takes the memory of an input that is returned away.
-    planned = payload(both, xnnpack=True, planned=True)
+    planned = payload(program, xnnpack=True, planned=True)
     several = {"forward": [(torch.ones(2), x), (torch.zeros(2), x * 2)]}
-    maker.write("v2-aliases", _planned(both), packed, several, planned)
+    maker.write("v2-aliases", _planned(program), packed, several, planned)
 
     methods = {"forward": export(model, (x,)), "encode": export(model.first, (x,))}
     accelerated, _, packed = fat(methods)
@@ -221,10 +202,10 @@ def _write_signatures(maker: Maker) -> None:
     maker.write("v2-method-missing-first", _planned(methods), packed, {"encode": [(x,)], "forward": [(x,)]}, plain)
 
     ones = torch.ones(4)
-    counter = {"forward": export(Counter().eval(), (ones,))}
-    accelerated, _, packed = fat(counter)
+    program = {"forward": export(counter(), (ones,))}
+    accelerated, _, packed = fat(program)
     steps = {"forward": [(ones,), (ones,), (ones * 3,)]}
-    maker.write("v2-state", _planned(counter), packed, steps, accelerated)
+    maker.write("v2-state", _planned(program), packed, steps, accelerated)
 
 
 def _write_large(maker: Maker) -> None:
@@ -251,7 +232,7 @@ def _write_large(maker: Maker) -> None:
 def _write_convolutions(maker: Maker) -> None:
     """Weights that are stored once for two layouts."""
     x = torch.randn(1, 3, 12, 10)
-    program = {"forward": export(Convolutions().eval(), (x,))}
+    program = {"forward": export(convolutions(), (x,))}
     accelerated, plain, packed = fat(program)
     payloads = packed.open().payloads
     assert len(payloads[0].transposes) == 3
@@ -273,7 +254,7 @@ def _write_convolutions(maker: Maker) -> None:
 def _write_halves(maker: Maker) -> None:
     """Weights that are stored once as 32-bit numbers, and are 16-bit ones in a payload."""
     x = torch.randn(4, 64)
-    model, half = Linear().eval(), HalfLinear().eval()
+    model, half = linear(), half_linear()
     half.load_state_dict(model.state_dict())
     program = {"forward": export(model, (x,))}
     accelerated = payload({"forward": export(half.half(), (x,))}, xnnpack=True)

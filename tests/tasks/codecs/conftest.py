@@ -1,7 +1,5 @@
 """What tests of programs share: upstream imported without its warnings, a store, round trips, fixed random numbers."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

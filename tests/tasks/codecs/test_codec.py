@@ -1,7 +1,5 @@
 """Programs in the store: what is shared, what is copied when, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -86,10 +84,7 @@ def test_large_bytes_are_blobs(store):
 
 
 def test_mapped(store):
-    """Weights are mapped from the store's file; writing to one changes neither the file nor another load.
-
-    A weight whose file was changed is found before it is mapped.
-    """
+    """Weights are mapped from the store's file; writing to one changes neither the file nor another load."""
     program = linear()
     ref = save_program(program, kind="program/test", store=store)
     before = program.state_dict["weight"].detach().clone()

@@ -1,7 +1,5 @@
 """Everything in programs that the codec writes in a way of its own comes back as it was."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable
@@ -48,10 +46,7 @@ def call(program: ExportedProgram, position: int = 0) -> Node:
 
 
 def test_runs(round_trip):
-    """A loaded program computes what the saved one computes, and its graph module can be called.
-
-    Example inputs are not stored, and saving leaves the program as it was.
-    """
+    """A loaded program computes what the saved one computes, and its graph module can be called."""
     program = trace(lambda x: torch.relu(x) * 2)
     loaded = round_trip(program)
     x = torch.tensor([-1.0, 0.0, 1.0, 2.0])
@@ -103,10 +98,7 @@ def test_environment_grows(round_trip):
 
 
 def test_fake_tensors(round_trip):
-    """Fake tensors keep type, shape, strides, offset, device, gradient, and a constant where they have one.
-
-    A fake parameter stays a parameter: partitioners hold programs whose weights are fake.
-    """
+    """Fake tensors keep type, shape, strides, offset, device, gradient, and a constant where they have one."""
     program = trace(torch.relu)
     mode = call(program).meta["val"].fake_mode
     meta = torch.empty(40, dtype=torch.float16, device="meta").as_strided((3, 2), (1, 5), 7)
@@ -137,10 +129,7 @@ def test_fake_tensors_without_elements(round_trip):
 
 
 def test_what_was_added(round_trip):
-    """`meta` may name nodes of its graph, later ones too; nodes of other graphs become None.
-
-    A graph module also keeps what was put on it; everything that a fresh one has is as in a fresh one.
-    """
+    """`meta` may name nodes of its graph, later ones too; nodes of other graphs become None."""
     program = trace(lambda x: torch.relu(x) + 1)
     first, second = call(program, 0), call(program, 1)
     first.meta["later"] = [second]
@@ -184,10 +173,7 @@ class Mine(nn.Module):
 
 
 def test_sources(round_trip):
-    """Classes in provenance: torch's stay, for the passes that compare them; users' become names, never imported.
-
-    What cannot be shared, because it has no hash, is kept as it is.
-    """
+    """Classes in provenance: torch's stay, for the passes that compare them; users' become names, never imported."""
     program = trace(torch.relu)
     call(program).meta["source_fn_stack"] = [("mine", Mine), ("linear", nn.Linear), ("torch", torch.relu)]
     call(program).meta["nn_module_stack"] = {"m": ("m", Mine), "l": ("m.l", nn.Linear)}
@@ -263,10 +249,7 @@ def test_other_verifiers(round_trip, store):
 
 
 def test_delegate(round_trip, tmp_path: Path):
-    """A lowered module keeps its bytes, specs, named data (large buffers as files of the store) and the original.
-
-    A file that anything else holds on to comes back as a file of the store, too.
-    """
+    """A lowered module keeps its bytes, specs, named data (large buffers as files of the store) and the original."""
     (tmp_path / "weights").write_bytes(b"w" * 6000)
     buffers = [b"x" * 5000, b"small", FileBackedData(str(tmp_path / "weights"))]
     entries = {"a": DataEntry(0, 16, None), "b": DataEntry(1, 1, None), "c": DataEntry(2, 64, None)}
@@ -308,10 +291,7 @@ def test_specs(round_trip):
 
 
 def test_names_kept(round_trip):
-    """Node names are what the signature refers to: they stay, also after nodes in between were removed.
-
-    So they do in a program that `to_executorch` planned and changed.
-    """
+    """Node names are what the signature refers to: they stay, also after nodes in between were removed."""
     program = trace(lambda x: x + 1 + 2 + 3)
     first, second, third = (call(program, position) for position in range(3))
     second.replace_all_uses_with(first)

@@ -1,18 +1,13 @@
 """Results of backends, without pickle."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
-from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.exir import to_edge_transform_and_lower
 from executorch.exir._serialize._cord import FileBackedData
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize.data_serializer import DataEntry
-from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.tensor_layout import TensorLayout
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.ref import ArtifactManifest
@@ -30,10 +25,7 @@ def buffers_read(result: DelegateResult) -> DelegateResult:
 
 
 def test_round_trip(store, tmp_path: Path):
-    """Everything a backend gives comes back; payloads and named data are blobs of exactly their bytes.
-
-    Equal delegates have equal bytes: the identity is the root's digest.
-    """
+    """Everything a backend gives comes back; payloads and named data are blobs of exactly their bytes."""
     (tmp_path / "weights").write_bytes(b"w" * 100)
     named = NamedDataStoreOutput(
         [b"b" * 100, FileBackedData(str(tmp_path / "weights"))],
@@ -63,29 +55,6 @@ def test_round_trip(store, tmp_path: Path):
     assert all(isinstance(buffer, FileBackedData) for buffer in first.named_data.buffers)
     digests = {blob.digest for blob in store.manifest(ref).blobs}
     assert {digest_bytes(content) for content in (b"payload" * 100, b"b" * 100, b"w" * 100)} <= digests
-
-
-def test_xnnpack(store):
-    """What XNNPACK gives comes back the same."""
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
-    program = torch.export.export(model, (torch.zeros(1, 8),))
-    lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).exported_program()
-    modules = [child for child in lowered.graph_module.children() if isinstance(child, LoweredBackendModule)]
-    assert modules
-    results = tuple(
-        DelegateResult(
-            backend_id=module.backend_id,
-            processed_bytes=module.processed_bytes,
-            compile_specs=tuple((spec.key, spec.value) for spec in module.compile_specs),
-            named_data=module.named_data_store_output,
-            debug_handle_map=module.meta["debug_handle_map"],
-        )
-        for module in modules
-    )
-    assert any(result.named_data.pte_data for result in results)
-    ref = save_delegates(Delegates({"forward": results}), kind="delegates", store=store)
-    loaded = load_delegates(ref, store).methods["forward"]
-    assert list(map(buffers_read, loaded)) == list(map(buffers_read, results))
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,27 @@
 """The canonical digest: which programs are the same, and which are not."""
 
-from __future__ import annotations
-
 import copy
 import io
+import json
 import math
 import operator
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from executorch import exir
 from executorch.exir import EdgeCompileConfig, to_edge
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.dialects._ops import ops as exir_ops
 from executorch.exir.schema import TensorShapeDynamism
+from pteforge.artifacts.local_store import LocalStore
+from pteforge.artifacts.ref import ArtifactRef
+from pteforge.tasks.codecs.program import load_program
 from pteforge.tests.lowering import program_digest
 from pteforge.tests.zoo.networks import Cache, ConvNet, Function, Head, Reader, Write
 from torch import Tensor, nn
@@ -208,10 +213,7 @@ def test_meaning_in_meta():
 
 
 def test_arguments_and_dialects():
-    """A positional argument given by keyword is another program: some backends read only positions.
-
-    So is one with an operator of the backend dialect instead of the edge operator of the same name.
-    """
+    """A positional argument given by keyword is another program: some backends read only positions."""
     program = export(Function(lambda x: torch.ops.aten.sum.dim_IntList(x, [0])), (torch.zeros(4),))
     node, digests = first_call(program), [program_digest(program)]
     node.args, node.kwargs = node.args[:1], {"dim": node.args[1]}
@@ -281,10 +283,59 @@ def test_wrapped_tensors():
     assert wrapping(torch.ones(5, 4)) != wrapping(torch.zeros(5, 4))
 
 
-def test_exir_round_trip():
-    """Exir's own save and load changes an edge program (requires_grad, where operators came from): not for stages."""
-    program = to_edge(export(Function(torch.relu), (torch.zeros(4, requires_grad=True),))).exported_program()
-    file = io.BytesIO()
-    exir.save(program, file)
-    file.seek(0)
-    assert program_digest(exir.load(file)) != program_digest(program)
+NETWORKS = Path(__file__).parents[2] / "zoo" / "networks.py"
+
+SAVE = """
+import json, sys
+from pathlib import Path
+import torch
+from executorch.exir import to_edge
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
+from pteforge.artifacts.local_store import LocalStore
+from pteforge.tasks.codecs.program import save_program
+from {module} import ConvNet
+
+store = LocalStore.open(Path(sys.argv[1]))
+torch.manual_seed(0)
+net = ConvNet().eval()
+inputs = (torch.ones(3, 3, 8, 8),)
+shapes = ({{0: torch.export.Dim("batch", min=2, max=8)}},)
+aten = torch.export.export(net, inputs, dynamic_shapes=shapes)
+prepared = prepare_pt2e(
+    torch.export.export(net, inputs).module(),
+    XNNPACKQuantizer().set_global(get_symmetric_quantization_config()),
+)
+prepared(*inputs)
+quantized = torch.export.export(convert_pt2e(prepared), inputs)
+programs = aten, quantized, to_edge(aten).exported_program()
+print(json.dumps([save_program(program, kind="program/any", store=store).to_json() for program in programs]))
+"""
+
+
+def run(script: str, *arguments: str, folder: Path, seed: str) -> str:
+    """Last line that a script prints, in a process with its own hash seed and folder."""
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_same_in_every_process(store: LocalStore, tmp_path: Path):
+    """A model moved to another folder and module, with a comment added, under another hash seed: the same identities.
+
+    What they saved, this process loads without the model's module, and gives the same digests.
+    """
+    made = []
+    for seed, module, comment in (("1", "first", ""), ("2", "second", "# more lines\n\n")):
+        folder = tmp_path / module
+        folder.mkdir()
+        (folder / f"{module}.py").write_text(comment + NETWORKS.read_text())
+        printed = run(SAVE.format(module=module), str(store.root), folder=folder, seed=seed)
+        made.append([ArtifactRef.from_json(ref) for ref in json.loads(printed)])
+    assert [ref.identity for ref in made[0]] == [ref.identity for ref in made[1]]
+    assert len({ref.identity for ref in made[0]}) == 3
+    one, other = ([program_digest(load_program(ref, store)) for ref in refs] for refs in made)
+    assert one == other

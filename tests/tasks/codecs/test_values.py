@@ -1,6 +1,4 @@
-"""Values: trees of tensors and plain values, without pickle."""
-
-from __future__ import annotations
+"""Values, trees of tensors and plain values, and files that come with a model: without pickle."""
 
 from collections import namedtuple
 from pathlib import Path
@@ -13,6 +11,7 @@ from hypothesis import strategies as st
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.ref import ArtifactManifest
 from pteforge.errors import ObjectMissing, StoreError
+from pteforge.tasks.codecs.assets import KIND, asset_blobs, load_assets, save_assets
 from pteforge.tasks.codecs.values import load_value, save_value
 from torch import Tensor
 
@@ -109,10 +108,7 @@ def test_types_count(one, other, store):
 
 
 def test_shared_storage(store):
-    """Tensors that share memory still do, and are one blob, which holds only what they use of it.
-
-    Writing to them does not reach the store.
-    """
+    """Tensors that share memory still do, and are one blob, which holds only what they use of it."""
     memory = torch.zeros(1000)
     ref = save_value({"a": memory[100:200], "b": memory[150:250:2]}, kind="value/test", store=store)
     assert [blob.size for blob in store.manifest(ref).blobs] == [(249 - 100) * 4]
@@ -177,3 +173,22 @@ def test_missing_blob(store):
     store.path(store.manifest(ref).blobs[0]).unlink()
     with pytest.raises(ObjectMissing):
         load_value(ref, store)
+
+
+def test_assets(store):
+    """Files come back by name; equal contents share an object, and the order of names decides nothing."""
+    assets = {"tokenizer.json": b"{}", "empty": b"", "same.json": b"{}"}
+    ref = save_assets(assets, store)
+    assert load_assets(ref, store) == assets
+    assert len(store.objects_of(ref)) == 3
+    assert save_assets(dict(reversed(assets.items())), store) == ref
+    assert save_assets({**assets, "empty": b" "}, store).identity != ref.identity
+
+
+@pytest.mark.parametrize("body", [{"../evil": 0}, {"a/b": 0}, {"a": 1}, {"a": "0"}, {"a": None}, [], "a"])
+def test_hostile_manifests_of_assets(body, store):
+    """Names from a store that others write to cannot lead out of a folder, nor positions out of the objects."""
+    blob = store.put_bytes(b"content")
+    ref = store.put_manifest(ArtifactManifest(KIND, (blob,), body))
+    with pytest.raises(StoreError):
+        asset_blobs(ref, store)

@@ -1,7 +1,5 @@
 """The runners, and what they pass around: calls as values, equal calls once, failures that wait for their siblings."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle
@@ -141,10 +139,7 @@ async def _value(value):
 
 
 def test_failures_wait_for_their_siblings():
-    """All calls come to their end; then the first failure is raised, a real one before that a run was cut short.
-
-    What is no ordinary error is not kept as an outcome: it is raised at once.
-    """
+    """All calls come to their end; then the first failure is raised, a real one before that a run was cut short."""
     ended = []
 
     async def slow(value):

@@ -1,7 +1,5 @@
 """Typed inputs and outputs of stages, and the roles that they stand for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, field
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Operators of a payload that compute something wrong are found inside of delegates, and outside of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from pteforge.tasks.lower.exir import to_edge_program, to_partitioned_program
 from pteforge.tasks.quantize import pt2e
 from pteforge.tasks.targets.find import find_target
 from pteforge.tasks.verify.running import ExpectedCall, Loadable
+from pteforge.tests.zoo.networks import Function
 from torch import nn
 
 pytestmark = pytest.mark.slow
@@ -145,17 +144,11 @@ def test_losses_that_add_up(search, monkeypatch):
     assert "adds up" in alone.conclusion
 
 
-class Portable(nn.Module):
-    """Has a delegate, and a remainder of negative integers outside of it."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x + 1) * (x.to(torch.int64) % 5).cumsum(1)
-
-
 def test_outside_of_delegates(search, monkeypatch):
     """A kernel that computes something else than torch is found if the delegates are right."""
     monkeypatch.setattr(emission, "floor_remainders", id)
-    found = search(Portable(), torch.randn(3, 8) * 9)
+    module = Function(lambda x: torch.relu(x + 1) * (x.to(torch.int64) % 5).cumsum(1))  # the latter is outside
+    found = search(module, torch.randn(3, 8) * 9)
     assert not found.losing
     ((where, part),) = found.parts
     assert where == "outside of delegates"

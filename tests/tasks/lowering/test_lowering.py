@@ -1,7 +1,5 @@
 """The DAG of a model: which stages its recipes call, what each reads, and what a failure costs."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path
@@ -122,10 +120,7 @@ def test_portable(lower):
 
 @pytest.mark.parametrize("loop", [False, True])
 def test_methods(lower, loop, tmp_path: Path):
-    """Each method is exported, made edge and partitioned by itself; preprocess and all after it take all of them.
-
-    No path is in the params of any call, so that keys do not depend on where a zoo lies.
-    """
+    """Each method is exported, made edge and partitioned by itself; preprocess and all after it take all of them."""
     made = lower(("forward", "encode"), loop=loop, x=XNNPACK)
     assert made.names("export") == ["export", "export/encode"]
     assert made.calls["export/encode"].params.method == "encode"
@@ -307,10 +302,7 @@ def test_stage_names():
 
 
 def test_ladder(lower):
-    """A recipe that changes numerics has a ladder, and its report does without where that fails.
-
-    Finding out where quality is lost takes no file, no verification and no report, and the same calls otherwise.
-    """
+    """A recipe that changes numerics has a ladder, and its report does without where that fails."""
     made = lower(a=LADDER, b=XNNPACK)
     assert made.names("ladder") == ["ladder/a"]
     rungs = {"exported/forward", "edge/forward", "payload"}

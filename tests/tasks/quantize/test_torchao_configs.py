@@ -1,7 +1,5 @@
 """torchao's configs, read from its sources: they are those that importing it shows."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -11,11 +9,7 @@ from pteforge.tasks.quantize.torchao_configs import check_transform, class_name,
 
 
 def test_as_imported():
-    """Reading finds, with their fields, all public configs that torchao itself defines for `quantize_`.
-
-    Of its prototypes it finds the one that Core ML has operators for. A config is named as its class is called, or in
-    snake case.
-    """
+    """Reading finds, with their fields, all public configs that torchao itself defines for `quantize_`."""
     from torchao import quantization
     from torchao.core.config import AOBaseConfig
     from torchao.prototype.quantization.codebook_coreml import CodebookWeightOnlyConfig

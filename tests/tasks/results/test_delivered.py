@@ -1,7 +1,5 @@
 """What came of a model and recipe: one record with one JSON, of files, failures and what does not apply."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

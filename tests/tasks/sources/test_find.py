@@ -1,7 +1,5 @@
 """Where a model that is named is: which builder makes it, of which files, and what is wrong with a name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models of transformers: what the configuration, the processors and the model itself decide."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from pteforge.errors import SourceError

@@ -1,7 +1,5 @@
 """What models by name know of themselves."""
 
-from __future__ import annotations
-
 import pytest
 from pteforge.configs.metadata import Metadata
 

@@ -1,7 +1,5 @@
 """Language models by name: with a cache of static size they compute what `generate` does, or are refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from pteforge.errors import SourceError

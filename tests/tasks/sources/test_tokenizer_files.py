@@ -1,7 +1,5 @@
 """The tokenizers of language models: whatever a repository has, files that ExecuTorch's tokenizers read."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -58,10 +56,7 @@ def read_back(files, tmp_path, kind, name=""):
 
 @pytest.mark.parametrize("begins", [False, True])
 def test_bpe(begins, folder, sentence_piece, tmp_path):
-    """A `tokenizer.json` with BPE and its settings, as they are; SentencePiece's file is not needed then.
-
-    ExecuTorch's tokenizer finds the special tokens, and adds the first one if it is asked to (`num_bos`).
-    """
+    """A `tokenizer.json` with BPE and its settings, as they are; SentencePiece's file is not needed then."""
     wanted = trained(begins=begins)
     wanted.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer.model").write_bytes(sentence_piece)

@@ -1,7 +1,5 @@
 """What ExecuTorch's public functions make of the models that stages lower."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any

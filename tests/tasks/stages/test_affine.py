@@ -1,8 +1,7 @@
 """torchao's quantized operators: written out for portable kernels, refused where nobody computes them."""
 
-from __future__ import annotations
-
 import pytest
+import torch
 from pteforge.errors import TargetError
 from pteforge.tasks.lower.graphs import decompose_affine
 from pteforge.tasks.quantize.module_transforms import make_config, transformed
@@ -21,7 +20,6 @@ def torchao(config, fields, *targets, sqnr=12):
 @pytest.mark.parametrize("config", ["Int8DynamicActivationIntxWeightConfig", "IntxWeightOnlyConfig"])
 def test_the_same_values(config):
     """Written out, a program computes what it computed before, to the bit, with no operator of torchao's left."""
-    import torch
     from pteforge.tasks.quantize.torchao_configs import TorchaoParams
 
     granularity = "weight_granularity" if "Dynamic" in config else "granularity"
@@ -72,12 +70,7 @@ def test_weights_alone(lower):
 
 
 def test_values():
-    """A granularity with a number is a mapping of its name in snake case; a list stands for one of granularities.
-
-    Data types and members of enums go by name, whatever the case.
-    """
-    import torch
-
+    """A granularity with a number is a mapping of its name in snake case; a list stands for one of granularities."""
     for written, made in (({"per_group": 32}, "PerGroup(group_size=32)"), ({"per_axis": 0}, "PerAxis(axis=0)")):
         assert repr(make_config("IntxWeightOnlyConfig", {"granularity": written}).granularity) == made
     listed = make_config("Int8DynamicActivationInt8WeightConfig", {"granularity": ["per_row", "per_tensor"]})

@@ -1,7 +1,5 @@
 """calibration: samples come from the user's dataset, one after another, and count by what they are."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -22,10 +20,7 @@ def samples_of(stages, dataset, samples=128, **kwargs):
 
 
 def test_samples_in_order(stages):
-    """Callables and iterables give samples; a sample that is no tuple is the only input.
-
-    No more samples are taken than asked for, also of a dataset that would fail later.
-    """
+    """Callables and iterables give samples; a sample that is no tuple is the only input."""
 
     def shapes(dataset, **fields):
         samples = load_values(samples_of(stages, dataset, **fields), stages.store)
@@ -77,20 +72,6 @@ def test_quantizers_see_the_samples(stages):
     datasets = [{"dataset": "callables:batches", "kwargs": {"scale": scale}} for scale in (1.0, 50.0)]
     one, other = (stages.lower("builders:mlp", RECIPE, calibration={"forward": dataset}) for dataset in datasets)
     assert one.file != other.file
-
-
-@pytest.mark.parametrize(
-    ("method", "kwargs", "message"),
-    [
-        ("forward", {"width": 5}, "calibration sample 0: input 0"),
-        ("encode", {}, r"calibration names the methods \['encode'\]; the model has \['forward'\]"),
-    ],
-)
-def test_samples_that_do_not_fit(method, kwargs, message, stages):
-    """A sample of another shape than the model takes, or for a method it does not have, is named before lowering."""
-    calibration = {method: {"dataset": "callables:batches", "kwargs": kwargs}}
-    with pytest.raises(SourceError, match=message):
-        stages.lower("builders:mlp", RECIPE, calibration=calibration)
 
 
 _PROGRAM = """

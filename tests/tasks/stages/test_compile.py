@@ -1,9 +1,16 @@
-"""compile: the layout that a recipe asks for, in the file."""
+"""compile, serialize and report: the layout that a recipe asks for, the delivered file, and its provenance."""
 
-from __future__ import annotations
+import hashlib
+import json
 
 import pytest
+from pteforge.configs.verification import VerifyBounds
+from pteforge.errors import PteforgeError
 from pteforge.formats.pte.reader import read_pte
+from pteforge.tasks.codecs.payload import read_payload
+from pteforge.tasks.engine.stage import TargetParams
+from pteforge.tasks.stages.report import Report
+from pteforge.tasks.stages.serialize import Serialize
 from pteforge.tests.lowering import PORTABLE, XNNPACK
 
 
@@ -35,16 +42,62 @@ def test_segment_alignment(alignment, lower):
     assert all(segment.offset % alignment == 0 for segment in pte.segments)
 
 
-def test_unplanned_inputs_and_outputs(lower):
-    """Without memory for inputs and outputs the plan is smaller, and the file still runs."""
-    planned, without = (
-        contents(lower, "constant", PORTABLE, alloc_graph_input=alloc, alloc_graph_output=alloc)
-        for alloc in (True, False)
+@pytest.fixture
+def lowered(stages):
+    return stages.lower("builders:two_methods", XNNPACK)
+
+
+def test_serialize(stages, lowered):
+    """The file of the plain form is the payload, byte for byte."""
+
+    def serialize(methods=("forward", "encode"), backends=("XnnpackBackend",)):
+        params = Serialize.Params(form="plain", methods=methods, backends=backends)
+        return stages.run(Serialize, params, lowered.outputs["compile"])
+
+    assert serialize() == {"file": lowered.outputs["compile"]["payload"]}
+    with pytest.raises(PteforgeError, match=r"lacks the methods \['decode'\]; it has \['encode', 'forward', '"):
+        serialize(methods=("forward", "decode"))
+    with pytest.raises(PteforgeError, match=r"needs the backends \['XnnpackBackend'\], which its target does not name"):
+        serialize(backends=())
+    serialize(backends=("XnnpackBackend", "OtherBackend"))
+
+
+def test_provenance(stages, lowered, tmp_path):
+    """It names the file by its SHA-256, what is in it, what made it, from what, and how close it is to eager."""
+    params = Report.Params(
+        model="model",
+        recipe="tested",
+        specializations={"xnnpack": TargetParams(name="xnnpack", options={"per_operator": False})},
+        stage_keys={"export": "1" * 64, "edge/forward": "2" * 64},
+        versions={"torch": "2.13.0", "executorch": "1.5.1"},
+        bounds=VerifyBounds(min_sqnr_db=70.0),
     )
-    assert sum(without.methods[0].planned_memory) < sum(planned.methods[0].planned_memory)
-
-
-def test_state_is_in_the_file(lower):
-    """What a mutated buffer holds at first is among the file's constants, marked as what methods change."""
-    pte = contents(lower, "counter", PORTABLE)
-    assert sorted(constant.tensor.shape for constant in pte.constants if constant.mutable) == [(1,), (2, 4)]
+    inputs = lowered.steps["report"].call.inputs
+    made, again = (stages.store.read_artifact(stages.run(Report, params, inputs)["provenance"]) for _ in range(2))
+    assert made == again
+    assert str(tmp_path).encode() not in made
+    found = json.loads(made)
+    assert set(found.pop("artifacts")) == {"file", "figures", "examples/forward", "examples/encode"}
+    verification = found.pop("verification")
+    assert verification["bounds"]["min_sqnr_db"] == 70.0
+    assert set(verification["figures"]["methods"]) == {"forward", "encode"}
+    content = read_payload(lowered.outputs["serialize"]["file"], stages.store)
+    assert found == {
+        "format": 1,
+        "model": "model",
+        "recipe": "tested",
+        "specializations": {"xnnpack": {"name": "xnnpack", "options": {"per_operator": False}}},
+        "left_out": [],
+        "file": {
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "size": len(content),
+            "methods": ["encode", "forward", "sample_rate", "version"],
+            "backends": ["XnnpackBackend"],
+            "payloads": [],
+        },
+        "data": None,
+        "toolchain": {"torch": "2.13.0", "executorch": "1.5.1"},
+        "stage_keys": {"export": "1" * 64, "edge/forward": "2" * 64},
+    }
+    # The plan fills in one key for each step that the file came through, and none for the report itself.
+    assert lowered.provenance["stage_keys"].keys() == lowered.steps.keys() - {"report"}

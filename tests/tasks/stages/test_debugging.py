@@ -1,8 +1,7 @@
 """What debug mode makes along with a payload, of programs that ExecuTorch's own tools have trouble with."""
 
-from __future__ import annotations
-
 import pytest
+import torch
 from pteforge.tests.lowering import recipe
 
 pytestmark = pytest.mark.slow
@@ -23,8 +22,6 @@ def debugged(lower):
 
 def test_branches(debugged):
     """Scalars in branches are no trouble to the record, and operators there have sources."""
-    import torch
-
     record, sources = debugged("builders:nested_branches")
     program = record.edge_dialect_program
     inner = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]

@@ -1,11 +1,10 @@
 """diagnose: what keeps torch.export from taking a model, on which line, and what mends it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
+import torch
 from pteforge.errors import SourceError
 from pteforge.tasks.results.diagnosis import Diagnosis
 from pteforge.tasks.stages.diagnose import Diagnose
@@ -208,8 +207,6 @@ def test_bad_input(diagnose):
 
 def test_program_files(stages, tmp_path):
     """A `.pt2` file is exported already."""
-    import torch
-
     torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.ones(2),)), tmp_path / "relu.pt2")
     params = Diagnose.Params(source={"builder": "", "kwargs": {}})
     made = stages.run(Diagnose, params, program_file=tmp_path / "relu.pt2")

@@ -1,19 +1,18 @@
 """Random inputs: sizes within the bounds, values that differ from the example's, or stay where they are."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pteforge.errors import SourceError
+from pteforge.tests.zoo.networks import Function
 
 
 @functools.cache
 def program(kind):
     """A program, and the flat example it was traced with."""
-    import torch
-    from pteforge.tests.zoo.networks import Function
     from torch.export import Dim
 
     def multiply(one, other):
@@ -105,8 +104,6 @@ def test_every_draw_fits(kind, count, values):
 
 def test_equal_arguments_give_equal_inputs():
     """Nothing else counts: not torch's global seed, which stays as it is, and not how many more are asked for."""
-    import torch
-
     torch.manual_seed(1)
     few = draw("equal", 3)
     after = torch.rand(1)
@@ -118,9 +115,6 @@ def test_equal_arguments_give_equal_inputs():
 
 def test_memory_format_and_empty_tensors_are_kept():
     """Channels-last inputs stay so, and an example without values gives zeros."""
-    import torch
-    from pteforge.tests.zoo.networks import Function
-
     image = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     empty = torch.zeros(0, 2)
     program = torch.export.export(Function(lambda image, empty: (image * 2, empty + 1)), (image, empty))
@@ -132,8 +126,6 @@ def test_memory_format_and_empty_tensors_are_kept():
 
 def test_offsets_ascend():
     """Where bags begin, as `torch.nn.EmbeddingBag` takes it: in ascending order, from 0."""
-    import torch
-
     bags, example = torch.nn.EmbeddingBag(9, 4), (torch.tensor([5, 1, 8, 2, 3, 7]), torch.tensor([0, 2, 5]))
     drawn = draws(torch.export.export(bags, example), example, 20)
     assert all(bags(*flat).shape == (3, 4) for flat in drawn)
@@ -153,9 +145,6 @@ def test_offsets_ascend():
 )
 def test_varied_values(example, drawn):
     """Booleans are either, equal integers anything from 0 to theirs, others those of the example."""
-    import torch
-    from pteforge.tests.zoo.networks import Function
-
     example = (torch.tensor(example),)
     exported = torch.export.export(Function(lambda values: values.sum()), example)
     ((values,),) = draws(exported, example, 1)
@@ -167,9 +156,6 @@ def test_varied_values(example, drawn):
 @pytest.mark.parametrize("number", [2.5, -3.0, 0.0])
 def test_varied_scalars(number):
     """Numbers in tensors vary as well, between half of them and themselves, and two equal ones differ."""
-    import torch
-    from pteforge.tests.zoo.networks import Function
-
     example = (torch.tensor(number), torch.tensor(number))
     exported = torch.export.export(Function(lambda one, other: one + other), example)
     for one, other in draws(exported, example, 5):
@@ -179,9 +165,7 @@ def test_varied_scalars(number):
 
 def test_values_of_all_examples():
     """What an input may be is what the examples have, together."""
-    import torch
     from pteforge.tasks.usercode.inputs import draw_inputs
-    from pteforge.tests.zoo.networks import Function
 
     examples = [[torch.full((30,), value)] for value in (5, 6, 8)]
     exported = torch.export.export(Function(lambda values: values * 2), tuple(examples[0]))
@@ -202,8 +186,6 @@ def test_values_of_all_examples():
 )
 def test_what_does_not_fit(flat, message):
     """Inputs that the program was not exported for are bad input, and the message says which and why."""
-    import torch
-    from pteforge.errors import SourceError
     from pteforge.tasks.usercode.inputs import check_fits
 
     with pytest.raises(SourceError, match=message):

@@ -1,11 +1,10 @@
 """Dynamic shapes: as zoo files write them, and the bounds that reach a file."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
-from pteforge.errors import SourceError, VerificationFailed
+import torch
+from pteforge.errors import InputError, SourceError, VerificationFailed
 from pteforge.formats.pte.contents import DimensionSizes
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.stages.diagnose import Diagnose
@@ -24,10 +23,7 @@ def bounds(low, high, name=None):
 
 
 def test_entries():
-    """None stays None; the dimension's index, a string in JSON, becomes a number, and the bounds a Dim's.
-
-    Equal bounds are that size and no other: torch has no Dim for it.
-    """
+    """None stays None; the dimension's index, a string in JSON, becomes a number, and the bounds a Dim's."""
     none, shape, fixed = dims(None, {"0": bounds(1, 8, "batch"), "2": bounds(2, 5, "length")}, {"0": bounds(3, 3)})
     assert (none, fixed) == (None, {0: 3})
     found = {index: (dim.__name__, dim.min, dim.max) for index, dim in shape.items()}
@@ -105,7 +101,6 @@ def test_a_file_takes_the_largest_size(lower, builder, largest, target):
 )
 def test_sizes_that_are_not_kept(stages, tmp_path, kind, sizes, said):
     """The file says which sizes it takes and refuses others; what hints asked for and torch.export left out is said."""
-    from pteforge.errors import InputError
     from pteforge.runtime import load
 
     lowered = stages.lower({"builder": "builders:hinted_sizes", "kwargs": {"kind": kind}}, PORTABLE)
@@ -183,7 +178,6 @@ def test_arithmetic_on_sizes(lower, network, target):
 
 def test_comparing_a_size_does_not_narrow_it():
     """Inside, a comparison leaves bounds alone, but those of sizes that depend on data; afterwards torch narrows."""
-    import torch
     from pteforge.tasks.upstream.exir import declared_bounds
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv

@@ -1,13 +1,13 @@
 """Quantized tables of embeddings: packed, looked up by the runtime's operators for them, whoever runs the rest."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
+import torch
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.quantize.torchao_configs import TorchaoParams
 from pteforge.tests.lowering import recipe
+from pteforge.tests.zoo.networks import FunctionOfLayers
 
 GROUPS = {"per_group": 32}
 
@@ -19,8 +19,6 @@ def table(dtype="int8", **fields):
 
 def test_a_table_that_is_read_in_another_way(stages):
     """It stays in floating point in all methods that share it, and the figures say so; other layers are quantized."""
-    import torch
-
     embeddings = {"torchao": "intx_weight_only", "params": table(), "layers": ["embedding"]}
     asked = recipe("xnnpack", source_transforms=[embeddings], verify={"min_sqnr_db": 20})
     lowered = stages.lower("builders:reads_its_table", asked)
@@ -40,7 +38,6 @@ def transformed(module, fields):
 
 def fused(module, inputs):
     """A module as a program in the edge dialect: as it is, and after `fuse_embeddings`."""
-    import torch
     from executorch.exir import to_edge
     from pteforge.tasks.lower.embeddings import fuse_embeddings
 
@@ -67,8 +64,6 @@ def operators(program):
 )
 def test_lookups(fields, operator, size):
     """A lookup computes what it did, to the bit, in a table with as many bits as its weights have."""
-    import torch
-
     torch.manual_seed(0)
     inputs = (torch.arange(16).reshape(2, 8),)
     before, after = fused(transformed(torch.nn.Sequential(torch.nn.Embedding(16, 64)), fields), inputs)
@@ -81,55 +76,26 @@ def test_lookups(fields, operator, size):
     assert len(after.graph_signature.input_specs) == len(after.state_dict) + 1
 
 
-class TwoUses:
-    """Makes modules that use one table twice."""
-
-    @staticmethod
-    def looked_up_twice():
-        """Looked up for two inputs."""
-        import torch
-
-        class Twice(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.words = torch.nn.Embedding(16, 64)
-
-            def forward(self, one, other):
-                return self.words(one) + self.words(other)
-
-        return Twice()
-
-    @staticmethod
-    def read_whole():
-        """Looked up, and multiplied with as a whole."""
-        import torch
-
-        class Tied(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.words = torch.nn.Embedding(16, 64)
-
-            def forward(self, one, other):
-                return torch.nn.functional.linear(self.words(one), self.words.weight) + other.sum()
-
-        return Tied()
-
-
-@pytest.mark.parametrize(("kind", "left"), [("looked_up_twice", 0), ("read_whole", 2)])
-def test_two_uses_of_a_table(kind, left):
+@pytest.mark.parametrize(
+    ("function", "left"),
+    [
+        (lambda net, one, other: net.words(one) + net.words(other), 0),
+        (lambda net, one, other: torch.nn.functional.linear(net.words(one), net.words.weight) + other.sum(), 2),
+    ],
+    ids=["looked up twice", "read whole"],
+)
+def test_two_uses_of_a_table(function, left):
     """A table that is looked up twice is packed once; one that is read as a whole stays as it is."""
-    import torch
-
     torch.manual_seed(0)
     inputs = (torch.arange(16), torch.arange(16).flip(0))
-    before, after = fused(transformed(getattr(TwoUses, kind)(), table("int4")), inputs)
+    module = FunctionOfLayers(function, words=torch.nn.Embedding(16, 64))
+    before, after = fused(transformed(module, table("int4")), inputs)
     assert operators(after).count("torchao.dequantize_affine.default") == left
     assert torch.equal(after.module()(*inputs), before.module()(*inputs))
 
 
 def test_written_out_for_portable_kernels():
     """Where torchao's operators are written out, those of tables stay, and no operator of ours is left."""
-    import torch
     from pteforge.tasks.lower.graphs import decompose_affine
 
     inputs = (torch.arange(16).reshape(2, 8),)

@@ -1,10 +1,7 @@
 """The chain of stages gives what ExecuTorch's public functions give; its private parts are as we use them."""
 
-from __future__ import annotations
-
-import inspect
-
 import pytest
+import torch
 from pteforge.errors import TargetError
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import PORTABLE, XNNPACK, recipe
@@ -69,12 +66,8 @@ def test_partitioners_of_two_backends(lower, upstream):
 
 
 def test_what_upstream_refuses_is_refused(zoo):
-    """An operator that was kept whole for a backend that then does not take it has no kernel: both say so.
-
-    Upstream's XNNPACK partitioner keeps linear layers in branches and does not look there for what to delegate.
-    """
+    """An operator that was kept whole for a backend that then does not take it has no kernel: both say so."""
     del zoo
-    import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
     from networks import Branches
@@ -101,32 +94,8 @@ def test_a_program_outside_the_edge_dialect_is_refused(lower, upstream):
     assert str(ours.value) == str(theirs.value)
 
 
-def test_private_parts_are_as_we_use_them():
-    """A new ExecuTorch that renames functions, or what they take, is noticed here and not in a user's run."""
-    from executorch.exir import EdgeCompileConfig
-    from executorch.exir.backend.backend_details import PreprocessResult
-    from executorch.exir.lowered_backend_module import LoweredBackendModule
-    from executorch.exir.program import _program
-    from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
-
-    def parameters(function):
-        return " ".join(inspect.signature(function).parameters)
-
-    expected = "partitioner aten_programs config constant_methods generate_etrecord"
-    assert parameters(_program._gen_edge_manager_for_partitioners) == expected
-    assert parameters(_program._remove_invalid_ops_for_not_decompose) == "preserve_ops"
-    expected = "name program ops_set_to_not_decompose check_op_support generate_error partitioner_name"
-    assert parameters(_program._sanity_check_graph_for_non_decomp_ops) == expected
-    assert parameters(PreprocessResult) == "processed_bytes debug_handle_map data_store_output _delegate_info_meta"
-    expected = "edge_program backend_id processed_bytes compile_specs named_data_store_output"
-    assert parameters(LoweredBackendModule) == expected
-    assert {"_check_ir_validity", "_skip_dim_order", "preserve_ops"} <= set(parameters(EdgeCompileConfig).split())
-    assert {"edge_compile_config", "class_only", "preserve_ops"} <= set(parameters(EXIREdgeDialectVerifier).split())
-
-
 def test_delegated_programs_are_not_verified_again():
     """`compile` links delegates without verifying the result as edge dialect, because exir does not either."""
-    import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
@@ -137,10 +106,7 @@ def test_delegated_programs_are_not_verified_again():
 
 
 def test_unlinked_partitions_keep_backend_and_specs(lower):
-    """A partitioned program says which backend each partition is for, and holds no delegate yet.
-
-    Only what our own partitioning wrote is taken apart.
-    """
+    """A partitioned program says which backend each partition is for, and holds no delegate yet."""
     from executorch.exir.backend.compile_spec_schema import CompileSpec
     from pteforge.tasks.lower.exir import UNLINKED, split_compile_specs
     from pteforge.tasks.lower.graphs import lowered_modules
@@ -159,11 +125,7 @@ def test_unlinked_partitions_keep_backend_and_specs(lower):
     ["aten.no_such.default", "aten.add.NoSuch", "nowhere.add", "aten", "", "aten.", "aten.add.Tensor.more", "_a.b"],
 )
 def test_operators_by_name(name):
-    """Recipes name operators by namespace, operator, overload; without an overload it is the default one.
-
-    Whatever is not an operator is refused with a hint; also by the check that runs before any stage does.
-    """
-    import torch
+    """Recipes name operators by namespace, operator, overload; without an overload it is the default one."""
     from pteforge.tasks.lower.graphs import check_operators, find_operators
 
     hardswish = torch.ops.aten.hardswish.default

@@ -1,19 +1,12 @@
 """The export stage: what it hands on, what it refuses, and that equal params give equal artifacts."""
 
-from __future__ import annotations
-
-import json
-import os
-import subprocess
 import sys
 
 import pytest
-from pteforge.configs.model import Limits
+import torch
 from pteforge.errors import SourceError
-from pteforge.tasks.engine.executor import StageWork
-from pteforge.tasks.engine.runner import StageCall, StageId
-from pteforge.tasks.stages.export import Export
 from pteforge.tests.lowering import PORTABLE, XNNPACK
+from pteforge.tests.zoo.networks import Function
 
 ONE_TO_FIVE = {"min": 1, "max": 5, "name": None}
 BATCH = {"forward": [{"0": ONE_TO_FIVE}]}
@@ -30,8 +23,6 @@ def identities(outputs):
 
 def test_outputs(stages):
     """Program, examples with eager's outputs, names of all methods with the first one first, constants."""
-    import torch
-
     outputs = stages.export("builders:definition", drawn_inputs=3)
 
     assert {role: ref.kind for role, ref in outputs.items()} == {
@@ -83,11 +74,9 @@ def test_methods(stages):
 )
 def test_random_numbers(function, drawing):
     """Operators that draw numbers are known, unless they do so in training only."""
-    import torch
     from pteforge.configs.model import MethodDefinition, ModelDefinition
     from pteforge.tasks.export.eager import eager_examples
     from pteforge.tasks.usercode.model_source import BuiltModel
-    from pteforge.tests.zoo.networks import Function
 
     module, example = Function(lambda x: function(torch, x)), (torch.ones(2, 3, 4),)
     model = BuiltModel(ModelDefinition({"forward": MethodDefinition(module, [example])}))
@@ -111,37 +100,6 @@ def test_what_decides(stages):
     assert one["examples"] != other["examples"]
     loose, strict = (stages.export("builders:pair", strict=strict)["program"] for strict in (False, True))
     assert loose.identity != strict.identity
-
-
-PROGRAM = """
-import json, sys
-from pteforge.tasks.engine.executor import run_stage
-print(json.dumps(run_stage(json.loads(sys.argv[1])), sort_keys=True))
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_give_equal_artifacts(stages):
-    """Nothing of the process enters the artifacts' identities: neither its hash seed nor the folder it runs in."""
-    found = []
-    for number in ("1", "2"):
-        folder = stages.folder / number
-        folder.mkdir()
-        params = Export.Params(source={"builder": "builders:all_random", "kwargs": {}})
-        call = StageCall("model", StageId("export"), Export, params, {}, Limits(), folder)
-        argument = StageWork(call, stages.store.root).to_json()
-        finished = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(argument)],
-            env=os.environ | {"PYTHONHASHSEED": number, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
-        assert finished.returncode == 0, finished.stderr
-        refs = json.loads(finished.stdout.splitlines()[-1])
-        found.append({role: ref["identity"] for role, ref in refs.items()})
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
@@ -221,10 +179,7 @@ def test_each_example_starts_from_the_initial_state(stages):
 
 
 def test_examples_are_stored(stages):
-    """Inputs are those that the model was called with, whatever it does to them; it runs in inference mode.
-
-    Tuples, dictionaries and numbers become flat lists, as the runtime takes and gives them.
-    """
+    """Inputs are those that the model was called with, whatever it does to them; it runs in inference mode."""
 
     def only(builder):
         examples = stages.value(stages.export(f"builders:{builder}", drawn_inputs=0)["examples"])
@@ -241,7 +196,6 @@ def test_examples_are_stored(stages):
 
 def test_a_program_that_was_exported_with_one_tensor_for_two_inputs(stages, tmp_path):
     """It ignores one of them, which cannot be mended any more: it is said."""
-    import torch
     from networks import Function
 
     one, other = torch.ones(2), torch.ones(2)
@@ -254,7 +208,6 @@ def test_a_program_that_was_exported_with_one_tensor_for_two_inputs(stages, tmp_
 
 def test_program_files(stages, tmp_path):
     """A `.pt2` file is taken as it is, its keyword inputs included, and gives the artifacts that its builder gives."""
-    import torch
     from networks import Keywords
 
     keywords = {"shift": torch.tensor(1.0), "factor": torch.tensor(3.0)}
@@ -280,7 +233,6 @@ def test_program_files(stages, tmp_path):
 def test_weights_with_channels_last(lower, made):
     """They are laid out as usual in the file, also one that two layers share; the module keeps them as they are."""
     import builders
-    import torch
     from pteforge.configs.model import MethodDefinition
     from pteforge.tasks.export.method import export_method
 
@@ -298,8 +250,6 @@ def test_weights_with_channels_last(lower, made):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_programs_with_channels_last(stages, tmp_path, channels):
     """A `.pt2` file with such weights, or with an image of one channel, is exported again: names and sizes stay."""
-    import torch
-
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Conv2d(channels, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3)).eval()
     image = torch.randn(2, channels, 8, 8).to(memory_format=torch.channels_last)

@@ -1,7 +1,5 @@
 """pack and serialize of fat files: payloads as they were, what they share once, methods called as before."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -34,10 +32,7 @@ def opened(lowered, folder: Path):
 
 @pytest.mark.parametrize("builder", MODELS)
 def test_payloads_and_methods(builder, lower, tmp_path):
-    """Every payload comes out as the file that its specialization gives by itself, by preference.
-
-    The fat program has the fallback's methods, inputs and outputs; constant methods answer by themselves.
-    """
+    """Every payload comes out as the file that its specialization gives by itself, by preference."""
     lowered = lower(f"builders:{builder}", FAT)
     fat = opened(lowered, tmp_path)
     assert [payload.name for payload in fat.container.payloads] == ["xnnpack", "portable"]
@@ -60,10 +55,7 @@ def nameless(specs):
 
 
 def test_weights_are_stored_once(lower, tmp_path):
-    """Linear layers have the same bytes in both payloads, which the file holds once.
-
-    With external data the file is small, and with its `.ptd` the payloads are what they are without.
-    """
+    """Linear layers have the same bytes in both payloads, which the file holds once."""
     inside = opened(lower("builders:mlp", FAT), tmp_path).container
     stored = len(inside.inline) + sum(blob.size for blob in inside.manifest.blobs)
     weights = sum(c.extent.size for c in read_pte(inside.rebuild(inside.payload("portable"))).constants)
@@ -93,26 +85,21 @@ def is_program(step):
     return step.startswith(("export", "edge", "partition", "preprocess"))
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_weights_in_two_layouts(shared, lower, tmp_path):
-    """A convolution's weight is stored once for both backends, unless the recipe says no."""
-    options = {} if shared else {"share_transposed": False}
-    container = opened(lower("builders:wide_conv", FAT | {"output": {"form": "fat", **options}}), tmp_path).container
-    transposed = [(payload.features, payload.transposed_bytes) for payload in container.payloads]
-    assert transposed == [(1, 16 * 8 * 9 * 4) if shared else (0, 0), (0, 0)]
-    assert pack_of(container, share_transposed=shared).manifest == container.manifest
+HALF = {"target": "vulkan", "options": {"force_fp16": True}}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
-def test_weights_of_two_types(shared, lower, tmp_path):
-    """Vulkan's 16-bit weights are the portable kernels' 32-bit ones, stored once, unless the recipe says no."""
-    vulkan = {"target": "vulkan", "options": {"force_fp16": True}}
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [("xnnpack", (1, 16 * 8 * 9 * 4, 0)), pytest.param(HALF, (2, 0, 16 * 8 * 9 * 2), marks=pytest.mark.slow)],
+    ids=["layouts", "types"],
+)
+def test_weights_that_are_converted(shared, target, expected, lower, tmp_path):
+    """A weight in another layout or in 16 bits is stored once for both backends, unless the recipe says no."""
     output = {"form": "fat", **({} if shared else {"share_transposed": False})}
-    asked = {"specializations": [vulkan, {"target": "portable"}], "output": output}
-    container = opened(lower("builders:wide_conv", asked), tmp_path).container
-    half = [(payload.features, payload.half_bytes) for payload in container.payloads]
-    assert half == [(2, 16 * 8 * 9 * 2) if shared else (0, 0), (0, 0)]
+    container = opened(lower("builders:wide_conv", recipe(target, "portable", output=output)), tmp_path).container
+    found = [(payload.features, payload.transposed_bytes, payload.half_bytes) for payload in container.payloads]
+    assert found == [expected if shared else (0, 0, 0), (0, 0, 0)]
     assert pack_of(container, share_transposed=shared).manifest == container.manifest
 
 
@@ -121,9 +108,9 @@ def pack_of(container, **options):
     return pack_v2(payloads, **options).open()
 
 
-def test_equal_work_gives_equal_bytes(lower, tmp_path):
+def test_equal_work_gives_equal_bytes(lower_fresh, tmp_path):
     """Lowering again gives the same file; so does packing its payloads again."""
-    first, again = (lower("builders:two_methods", FAT) for _ in range(2))
+    first, again = (lower_fresh("builders:two_methods", FAT) for _ in range(2))
     assert first.outputs["serialize"] == again.outputs["serialize"]
     container = opened(first, tmp_path).container
     assert pack_of(container).manifest == container.manifest

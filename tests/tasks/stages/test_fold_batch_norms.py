@@ -1,16 +1,16 @@
 """fold_batch_norms: which norms are folded, that outputs stay those of eager, and that fat files share the weights."""
 
-from __future__ import annotations
-
 import pytest
+import torch
 from pteforge.tests.lowering import PORTABLE, recipe
+from pteforge.tests.zoo.networks import FunctionOfLayers
+from torch import nn
 
 FOLD = "fold_batch_norms/forward"
 
 
 def program_of(module, shape, dtype=None, **options):
     """A module in evaluation mode, with norms that do something, and its exported program."""
-    import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 
     torch.manual_seed(0)
@@ -29,8 +29,6 @@ def norms_left(program):
 
 
 def folds():
-    from torch import nn
-
     image = (2, 4, 8, 8)
     return {
         "bias": (nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU()), image),
@@ -48,7 +46,6 @@ def folds():
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_outputs_are_those_of_eager(name, decomposed):
     """Norms after layers of every kind are gone, with their parameters, also where they are the program's output."""
-    import torch
     from pteforge.tasks.export.batch_norms import fold_batch_norms
 
     module, example, program = program_of(*folds()[name])
@@ -63,37 +60,18 @@ def test_outputs_are_those_of_eager(name, decomposed):
 
 
 def left_alone():
-    from torch import nn
+    def net(function):
+        return FunctionOfLayers(function, conv=nn.Conv2d(4, 6, 3), norm=nn.BatchNorm2d(6)), image
 
-    class Twice(nn.Module):
-        """Takes the output of the layer, and not only the norm's."""
-
-        def __init__(self):
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)
-
-        def forward(self, image):
-            found = self.conv(image)
-            return self.norm(found) + found
-
-    class SharedWeight(Twice):
-        """Calls the layer twice, with one norm."""
-
-        def forward(self, image):
-            return self.norm(self.conv(image)) + self.conv(image + 1)
-
-    class Changing(Twice):
-        """Changes the mean that it normalizes by."""
-
-        def forward(self, image):
-            self.norm.running_mean.mul_(0.5)
-            return self.norm(self.conv(image))
+    def change_the_mean(net, image):
+        net.norm.running_mean.mul_(0.5)
+        return net.norm(net.conv(image))
 
     image = (2, 4, 8, 8)
     return {
-        "two users": (Twice(), image),
-        "shared weight": (SharedWeight(), image),
-        "state": (Changing(), image),
+        "two users": net(lambda net, image: net.norm(found := net.conv(image)) + found),
+        "shared weight": net(lambda net, image: net.norm(net.conv(image)) + net.conv(image + 1)),
+        "state": net(change_the_mean),
         "grouped transposed": (nn.Sequential(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)), image),
         "no batch": (nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6)), (4, 8)),
         "sequence": (nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(3)), (2, 3, 4)),
@@ -114,7 +92,6 @@ def test_left_alone(name):
 
 def test_training_is_left_alone():
     """A norm in training mode normalizes by the batch."""
-    import torch
     from pteforge.tasks.export.batch_norms import foldable_norms
 
     module, shape = folds()["bias"]
@@ -125,7 +102,6 @@ def test_training_is_left_alone():
 
 def test_mixed_precision_is_left_alone():
     """A norm in fp32 after a layer in fp16 would be rounded."""
-    import torch
     from pteforge.tasks.export.batch_norms import foldable_norms
 
     module, shape = folds()["bias"]

@@ -1,7 +1,5 @@
 """Programs that compute positions and indices are quantized, though a quantizer makes floats of the numbers in them."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest
@@ -26,10 +24,7 @@ def program():
 
 @pytest.mark.parametrize("target", ["xnnpack", "vulkan"])
 def test_integers_stay_integers(program, target):
-    """The quantized program computes about what the model does, and its integer arithmetic is as it was.
-
-    The quantizers by themselves make a program that does not run; once they do not, there is nothing to keep out.
-    """
+    """The quantized program computes about what the model does, and its integer arithmetic is as it was."""
     example = (torch.arange(5),)
     quantizers = (TargetParams(name=target),)
     prepared = prepare_pt2e(program.module(check_guards=False), make_quantizer(quantizers))

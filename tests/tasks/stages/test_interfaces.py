@@ -1,10 +1,10 @@
-"""Models with other interfaces than tensors in, tensors out: lowered and verified by all stages."""
-
-from __future__ import annotations
+"""Models with control flow, or other interfaces than tensors in, tensors out: lowered and verified by all stages."""
 
 import pytest
+import torch
 from pteforge.errors import PteforgeError, SourceError
-from pteforge.tests.lowering import PORTABLE, XNNPACK
+from pteforge.formats.pte.reader import read_pte
+from pteforge.tests.lowering import PORTABLE, XNNPACK, recipe
 
 every_target = pytest.mark.parametrize("recipe", [PORTABLE, XNNPACK], ids=["portable", "xnnpack"])
 
@@ -12,7 +12,6 @@ every_target = pytest.mark.parametrize("recipe", [PORTABLE, XNNPACK], ids=["port
 @every_target
 def test_program_files_lower(recipe, lower, tmp_path):
     """A `.pt2` file goes all the way; keyword inputs reach the runtime in the order in which it takes them."""
-    import torch
     from networks import Keywords
 
     keywords = {"shift": torch.full((2,), 1.0), "factor": torch.full((2,), 3.0)}
@@ -29,10 +28,7 @@ def test_program_files_lower(recipe, lower, tmp_path):
     ],
 )
 def test_unusual_inputs_and_outputs_lower(builder, cases, recipe, lower):
-    """Numbers, None, nested structures and other element types reach the runtime, and come back as eager gives them.
-
-    State that does not start at zero, or that a layer's result goes into, is in the file: each case starts from it.
-    """
+    """Numbers, None, nested structures and other element types reach the runtime, and come back as eager gives them."""
     overall = lower(f"builders:{builder}", recipe).figures["overall"]
     assert overall["cases"] == cases
     assert builder != "hands_out_state" or overall["max_abs_error"] == 0
@@ -41,7 +37,6 @@ def test_unusual_inputs_and_outputs_lower(builder, cases, recipe, lower):
 @every_target
 def test_changed_inputs_come_back(recipe, lower):
     """The file gives the inputs that are written to before its outputs, in their order; it is verified like that."""
-    import torch
     from executorch.runtime import Runtime
 
     lowered = lower("builders:writes_to_inputs", recipe)
@@ -64,15 +59,7 @@ def test_programs_on_the_way_give_changed_inputs_too(lower):
     assert all(rung["figures"] for rung in rungs), rungs
 
 
-@every_target
-@pytest.mark.parametrize(("builder", "cases"), [("keywords", 3), ("only_keywords", 3), ("EagerKeywords", 4)])
-def test_keyword_inputs_lower(builder, cases, recipe, lower):
-    """Keyword inputs reach the runtime in the order in which the example has them, which is not the signature's."""
-    assert lower(f"builders:{builder}", recipe).figures["overall"]["cases"] == cases
-
-
-@every_target
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("recipe", "strict"), [(PORTABLE, False), (XNNPACK, True)])
 def test_keyword_inputs_of_two_methods(recipe, strict, lower):
     """Several examples, dynamic shapes by name, shared weights, and sequences of calls."""
     lowered = lower("builders:two_methods_with_keywords", recipe, strict=strict)
@@ -81,15 +68,6 @@ def test_keyword_inputs_of_two_methods(recipe, strict, lower):
     first, second = (step for step in lowered.steps if step.startswith("export"))
     names = [lowered.program(step).graph_signature.user_inputs for step in (first, second)]
     assert names == [("hidden", "memory", "mask"), ("hidden", 0.5)]
-
-
-def test_dynamic_shapes_by_name(lower):
-    """A zoo names inputs, positional ones and keywords, and leaves the others static."""
-    shapes = {"forward": {"memory": {1: {"min": 2, "max": 16}}}}
-    lowered = lower("builders:only_keywords", PORTABLE, dynamic_shapes=shapes)
-    memory, hidden = lowered.value("export", "examples")["inputs"][1]
-    assert hidden.shape == (1, 3, 8)
-    assert memory.shape[1] != 5
 
 
 def test_dynamic_shapes_of_unknown_names(lower):
@@ -118,13 +96,12 @@ def test_modules_that_deepcopy_refuses(builder, strict, lower):
     assert lower(f"builders:{builder}", PORTABLE, strict=strict).figures["overall"]["cases"] >= 1
 
 
-@every_target
 @pytest.mark.parametrize(
     ("builder", "cases"), [("named_tuple", 9), ("data_class", 6), ("returned_type", 6), ("named_tuple_as_input", 3)]
 )
-def test_classes_of_inputs_and_outputs(builder, cases, recipe, lower):
+def test_classes_of_inputs_and_outputs(builder, cases, lower):
     """Namedtuples, dataclasses and torch's return types are flat in the file, and stages do not need the classes."""
-    assert lower(f"builders:{builder}", recipe).figures["overall"]["cases"] == cases
+    assert lower(f"builders:{builder}", PORTABLE).figures["overall"]["cases"] == cases
 
 
 def test_sixteen_bits_on_the_way(lower):
@@ -142,21 +119,54 @@ def test_int8_on_the_way(lower):
 @pytest.mark.parametrize(
     ("builder", "message"),
     [
-        (
-            "unregistered",
-            r"returns a Unregistered, which torch.export does not know; call torch.export.register_datacl",
-        ),
-        (
-            "sorted_values",
-            "the runtime cannot load method 'forward': it has no kernel for aten::sort.values; write the",
-        ),
-        (
-            "without_upper_bound",
-            r"method 'forward': dimension 0 of input 0 has no upper bound, .*; give one, as in Dim",
-        ),
+        ("unregistered", "returns a Unregistered, which torch.export does not know; call torch.export.register_datacl"),
+        ("sorted_values", "cannot load method 'forward': it has no kernel for aten::sort.values; write the"),
+        ("without_upper_bound", "method 'forward': dimension 0 of input 0 has no upper bound, .*; give one, as in Dim"),
     ],
 )
 def test_what_cannot_be_lowered(builder, message, lower):
     """The message says which method, why, and what to do."""
     with pytest.raises(PteforgeError, match=message):
         lower(f"builders:{builder}", PORTABLE)
+
+
+WEIGHTS_AS_INPUTS = recipe({"target": "xnnpack", "options": {"force_non_static_weights_for_f32_linear": True}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [PORTABLE, XNNPACK], ids=["portable", "xnnpack"])
+@pytest.mark.parametrize(("builder", "examples"), [("branches", 2), ("nested_branches", 3), ("rows", 1), ("sums", 1)])
+def test_control_flow_is_lowered(builder, examples, recipe, lower):
+    """`cond`, also nested, `map` and `scan` run on the runtime as in eager, whichever way an input goes."""
+    lowered = lower(f"builders:{builder}", recipe)
+    labels = {case["label"] for case in lowered.json("verify", "figures")["cases"]}
+    (method,) = read_pte(lowered.file).methods
+    assert {f"example {number}" for number in range(examples)} <= labels
+    assert bool(method.delegates) is (recipe is XNNPACK)
+    if builder == "branches":
+        assert any("addmm" in operator for operator in method.operators)
+
+
+def test_partitions_inside_of_branches(lower):
+    """XNNPACK takes what it can in each branch; layers whose weights are inputs there only if the recipe says so."""
+    from pteforge.tasks.lower.graphs import lowered_modules
+
+    lowered = lower("builders:branches", WEIGHTS_AS_INPUTS)
+    program = lowered.program("partition/forward")
+    owners = [owner is program.graph_module for owner, _, _ in lowered_modules(program)]
+    assert sorted(owners) == [False, False, True]  # a branch each, and the layer before
+    (method,) = read_pte(lowered.file).methods
+    assert len(method.delegates) == 3
+    assert not any("addmm" in operator or "linear" in operator for operator in method.operators)
+
+
+def test_loops_are_refused(lower):
+    """ExecuTorch emits no `while_loop`; the error says so and what to do instead. When it does, this fails."""
+    with pytest.raises(SourceError, match="method 'forward' has a while_loop, which executorch does not emit"):
+        lower("faulty:loop", PORTABLE)
+    import faulty
+    from executorch.exir import to_edge_transform_and_lower
+
+    manager = to_edge_transform_and_lower(torch.export.export(*faulty.loop()))
+    with pytest.raises(Exception, match="Unsupported control flow operator: while_loop"):
+        manager.to_executorch()

@@ -1,7 +1,5 @@
 """ladder: every program on the way to a file is run on real inputs and compared with eager."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -15,10 +13,7 @@ INT8 = recipe("xnnpack", quantize={"quantizer": "xnnpack"}, verify={"min_sqnr_db
 
 @pytest.mark.slow
 def test_quantized_recipe(stages):
-    """A recipe that quantizes has every rung without being asked.
-
-    It is exact until it is quantized, and then as far off as verification finds the file. Provenance has the same.
-    """
+    """A recipe that quantizes has every rung without being asked."""
     lowered = stages.lower("builders:conv_net", INT8)
     stored = lowered.json("ladder", "numerics")
     ladder = Rungs.from_json(stored)
@@ -35,10 +30,7 @@ def test_quantized_recipe(stages):
 
 @pytest.mark.slow
 def test_fat_recipe(stages, install_target):
-    """A fat file has rungs for each edge program and each payload, for every method; one that cannot run says why.
-
-    An edge program that specializations share is one rung.
-    """
+    """A fat file has rungs for each edge program and each payload, for every method; one that cannot run says why."""
     install_target({"recording": "targets:Recording"})
     fat = recipe("recording", "portable", verify={"ladder": True})
     lowered = stages.lower("builders:waves", fat)

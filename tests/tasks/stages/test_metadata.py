@@ -1,7 +1,5 @@
 """Metadata in files: where it comes from, how it is read, and what the digest of the provenance is of."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -75,15 +73,6 @@ def test_the_provenance_digest(lower, tmp_path):
     assert DIGEST not in metadata(delivered(without, tmp_path))
     assert [method.name for method in open_pte(tmp_path / "file.pte").methods] == ["forward", "get_acme_build"]
     assert "origin" not in without.provenance
-
-
-def test_only_serialize_depends_on_it(lower):
-    """Another licence changes the keys of `serialize` and of what reads the file, and of no other stage."""
-    keys = [
-        {step: done.key.digest() for step, done in lower("builders:described", FAT, metadata=given).steps.items()}
-        for given in (None, {"license": "other"})
-    ]
-    assert {step for step in keys[0] if keys[0][step] != keys[1][step]} == {"serialize", "verify", "report"}
 
 
 def test_no_metadata_no_change(lower):

@@ -1,8 +1,7 @@
 """Several methods in one payload: lowered differently where a recipe says so, sharing state, and constant ones."""
 
-from __future__ import annotations
-
 import pytest
+import torch
 from pteforge.errors import SourceError, VerificationFailed
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import PORTABLE
@@ -71,7 +70,6 @@ def test_a_method_with_memory_of_its_own(methods):
 
 def load(file):
     """A function that calls a method of a file with ones, and returns a number of its output."""
-    import torch
     from executorch.runtime import Runtime
 
     program = Runtime.get().load_program(file)
@@ -80,11 +78,7 @@ def load(file):
 
 @pytest.mark.parametrize("target", ["portable", "xnnpack"])
 def test_one_writes_and_others_read(target, lower):
-    """All methods see one state, also XNNPACK in a method that only reads it; verified in sequence against eager.
-
-    Only the model's first method says what the state is at first, so that loading another resets nothing. Methods
-    whose memory is planned in different ways still share their state.
-    """
+    """All methods see one state, also XNNPACK in a method that only reads it; verified in sequence against eager."""
     lowered = lower(CACHED, recipe(target))
     call = load(lowered.file)
     assert [call(method) for method in ("prefill", "peek", "decode", "peek")] == [2.0, 2.5, 2.5, 3.5]
@@ -109,11 +103,7 @@ def test_buffers_that_cannot_be_one(output, lower):
 
 
 def test_constants_of_every_type(lower, tmp_path):
-    """Numbers, flags, text, types, tensors of any strides, and trees of these come back as they were, flat.
-
-    A file that returns something else, of another type, or nothing under that name, is not delivered.
-    """
-    import torch
+    """Numbers, flags, text, types, tensors of any strides, and trees of these come back as they were, flat."""
     from executorch.runtime import Runtime
     from pteforge.tasks.verify.verification import check_constants
 

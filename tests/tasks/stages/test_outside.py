@@ -1,8 +1,7 @@
 """External data of plain files: the bytes that upstream makes, once, under unique names, found at run time."""
 
-from __future__ import annotations
-
 import pytest
+import torch
 from pteforge.errors import TargetError
 from pteforge.formats.pte.ptd import external_weights, ptd_named_data
 from pteforge.formats.pte.reader import read_pte
@@ -86,7 +85,6 @@ def test_shared_state(target, lower):
 def test_delegates_weights_are_upstreams(lower):
     """Delegates' data has the keys and bytes that upstream's own store puts into a file, with the same `.pte`."""
     import builders
-    import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 

@@ -1,10 +1,9 @@
 """Modules that PT2E prepared, trained with fake quantization or calibrated, are converted with the scales they have."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
+import torch
 from pteforge import MethodCall
 from pteforge.configs import Quantize as Quantization
 from pteforge.errors import SourceError
@@ -29,13 +28,8 @@ def scales_of(module) -> list[float]:
 
 @pytest.mark.slow
 def test_qat(stages):
-    """A model trained with fake quantization runs in int8 on XNNPACK as it did in training.
-
-    Its scales are those of the training, its batch may vary as it could there, and batch norms that took part in the
-    training are folded into the convolutions before them.
-    """
+    """A model trained with fake quantization runs in int8 on XNNPACK as it did in training."""
     import prepared
-    import torch
 
     torch.manual_seed(0)
     trained = prepared.trained(norm=True).methods["forward"].module
@@ -56,12 +50,8 @@ def computed_by_portable_kernels(file: bytes) -> list[str]:
 
 @pytest.mark.slow
 def test_eager_is_the_trained_module(stages):
-    """What files are compared with is the trained module with its fake quantization, without dropout or observers.
-
-    In sequences of calls it is the same.
-    """
+    """What files are compared with is the trained module with its fake quantization, without dropout or observers."""
     import prepared
-    import torch
     from pteforge.tasks.export.eager import run_sequences_in_eager
     from torchao.quantization.pt2e import disable_observer, move_exported_model_to_eval
 
@@ -94,10 +84,7 @@ def test_calibrated_by_the_builder(stages):
 
 @pytest.mark.slow
 def test_refused(stages):
-    """A prepared module that was neither trained nor calibrated has no scales, and is refused in words.
-
-    The weights of a prepared module are quantized already, so source transforms refuse it.
-    """
+    """A prepared module that was neither trained nor calibrated has no scales, and is refused in words."""
     with pytest.raises(SourceError, match=r"method 'forward' .* prepared .* has observed nothing; train it"):
         stages.export("prepared:untrained")
     callable_ = CallableParams(source={"builder": "prepared:network", "kwargs": {}})

@@ -1,7 +1,5 @@
 """preprocess: one call for all partitions of all methods, with a backend that records how it is called."""
 
-from __future__ import annotations
-
 import pytest
 from pteforge.errors import TargetError
 from pteforge.formats.pte.reader import read_pte
@@ -20,21 +18,18 @@ def recording(zoo, install_target):
 
 
 @pytest.fixture
-def preprocess(lower, recording):
+def preprocess(lower_fresh, recording):
     """Lowers up to a stage, preprocess itself unless another is given, with options of the recording target."""
     del recording
 
     def lowered(builder="waves", until="preprocess", **options):
-        return lower(f"builders:{builder}", recipe({"target": "recording", "options": options}), until=until)
+        return lower_fresh(f"builders:{builder}", recipe({"target": "recording", "options": options}), until=until)
 
     return lowered
 
 
 def test_one_call_gets_all_partitions_of_all_methods(preprocess, recording):
-    """The backend sees every partition with its compile specs at once; methods without any are not in the call.
-
-    Another run makes the same call, and its artifact has nothing of the run in it.
-    """
+    """The backend sees every partition with its compile specs at once; methods without any are not in the call."""
     one, other = (preprocess().outputs["preprocess"]["delegates"] for _ in range(2))
     partitions = [(["aten.sin.default"], {"number": number, "mark": b"sin"}) for number in (b"0", b"1")]
     assert [{"forward": partitions, "encode": partitions}] * 2 == recording.CALLS
@@ -42,10 +37,7 @@ def test_one_call_gets_all_partitions_of_all_methods(preprocess, recording):
 
 
 def test_several_partitioners_of_one_backend_are_one_call(preprocess, recording, upstream):
-    """Partitioners run one after another, yet what they leave to the backend comes to it together, in graph order.
-
-    The file is upstream's.
-    """
+    """Partitioners run one after another, yet what they leave to the backend comes to it together, in graph order."""
     lowered = preprocess(until="serialize", cosines=True)
     (call,) = recording.CALLS
     assert [specs["mark"] for _, specs in call["forward"]] == [b"sin", b"sin", b"cos"]
@@ -60,16 +52,6 @@ def test_partitions_in_branches_are_found(preprocess, recording, upstream):
     assert [operators for operators, _ in call["forward"]] == [["aten.sin.default"]] * 3
     assert len(read_pte(lowered.file).methods[0].delegates) == 3
     assert lowered.file == upstream("builders:nested_waves", recipe("recording"))
-
-
-def test_shared_data_is_in_the_payload_once(preprocess, recording):
-    """What delegates share travels in the named data store, and the file has it once."""
-    content = preprocess(until="serialize").file
-    pte = read_pte(content)
-    assert [data.key for data in pte.named_data] == ["shared"]
-    assert content.count(recording.SHARED) == 1
-    delegates = {method.name: [delegate.id for delegate in method.delegates] for method in pte.methods}
-    assert delegates == {"forward": ["RecordingBackend"] * 2, "encode": ["RecordingBackend"] * 2, "plain": []}
 
 
 def test_delegates_are_linked_where_they_belong(preprocess):
@@ -120,7 +102,7 @@ def test_a_backend_that_loses_a_partition_is_refused(preprocess):
         preprocess(backend="ForgetfulBackend")
 
 
-def test_the_default_is_one_partition_after_another(lower, recording, monkeypatch):
+def test_the_default_is_one_partition_after_another(lower_fresh, recording, monkeypatch):
     """Without `preprocess_multimethod`, a partition is copied when it is its turn, and gone before the next one."""
     import gc
     import weakref
@@ -137,5 +119,5 @@ def test_the_default_is_one_partition_after_another(lower, recording, monkeypatc
 
     monkeypatch.setattr(recording.AloneBackend, "copy_exported_program_for_preprocess", watched)
     alone = recipe({"target": "sharing", "options": {"backend": "AloneBackend"}})
-    lower("builders:scales", alone, until="preprocess")
+    lower_fresh("builders:scales", alone, until="preprocess")
     assert alive == [0] * 4

@@ -1,7 +1,5 @@
 """What quantization reached: every weight in floating point has the reason that applies, and no other."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

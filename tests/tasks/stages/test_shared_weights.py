@@ -1,8 +1,7 @@
 """What methods have in common is in a payload once: by a backend that looks at all of them, and by shipped targets."""
 
-from __future__ import annotations
-
 import pytest
+import torch
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import recipe
 
@@ -15,10 +14,7 @@ STATIC, DYNAMIC = ({"quantize": {"quantizer": "xnnpack", "options": {"dynamic": 
 
 @pytest.mark.parametrize(("backend", "copies"), [("FactoringBackend", 1), ("AloneBackend", 2)])
 def test_preprocess_multimethod_factors_out_what_methods_share(backend, copies, lower, install_target):
-    """The weight that both methods use is in the file once, as named data that two delegates name.
-
-    By the default of `preprocess_multimethod` every delegate has its own copy, and nothing is named data.
-    """
+    """The weight that both methods use is in the file once, as named data that two delegates name."""
     install_target({"sharing": "targets:Sharing"})
     asked = recipe({"target": "sharing", "options": {"backend": backend}})
     lowered = lower("builders:scales", asked, until="serialize")
@@ -38,10 +34,7 @@ def test_preprocess_multimethod_factors_out_what_methods_share(backend, copies, 
 @pytest.mark.slow
 @pytest.mark.parametrize("targets", [("portable",), ("xnnpack",), ("xnnpack", "portable")], ids="+".join)
 def test_two_methods_are_as_large_as_one(targets, lower):
-    """All weights shared, both methods together take at most 1.05 of the larger one, and far less than both apart.
-
-    So it is in a fat file, too, where payloads share them as well.
-    """
+    """All weights shared, both methods together take at most 1.05 of the larger one, and far less than both apart."""
 
     def size(*methods):
         return len(lower({"builder": METHODS, "kwargs": {"methods": list(methods)}}, recipe(*targets)).file)
@@ -50,16 +43,6 @@ def test_two_methods_are_as_large_as_one(targets, lower):
     together = size("encode", "decode")
     assert together <= 1.05 * max(apart)
     assert together <= 0.6 * sum(apart)
-
-
-@pytest.mark.slow
-def test_a_weight_of_a_backend_and_of_the_portable_kernels(lower):
-    """It is in each payload once, and in the fat file of both, too."""
-    lowered = lower("builders:tied", FAT)
-    (weight,) = (tensor.detach().numpy().tobytes() for tensor in lowered.program("export").state_dict.values())
-    found = {name: content.count(weight) for name, content in lowered.payloads.items()}
-    assert found == {"xnnpack": 1, "portable": 1}
-    assert lowered.file.count(weight) == 1
 
 
 @pytest.fixture
@@ -76,12 +59,7 @@ def lower_wide(lower):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [STATIC, DYNAMIC], ids=["static", "dynamic"])
 def test_an_integer_weight_is_there_once(lower_wide, how):
-    """Methods see other values, so their activations have other scales, and still the same integers for weights.
-
-    XNNPACK's payload, the fallback and the file that has both hold them once.
-    """
-    import torch
-
+    """Methods see other values, so their activations have other scales, and still the same integers for weights."""
     lowered = lower_wide(how, "encode", "decode")
     encode, decode = (
         {tensor.numpy().tobytes() for tensor in program.state_dict.values() if tensor.dtype == torch.int8}
@@ -95,10 +73,7 @@ def test_an_integer_weight_is_there_once(lower_wide, how):
 
 @pytest.mark.slow
 def test_two_methods_with_groups_are_as_large_as_one(lower_wide):
-    """Backends pack int4 weights in groups as they like: both methods take at most 1.05 of the larger one alone.
-
-    XNNPACK's payload does, the fallback, and the file that has both.
-    """
+    """Backends pack int4 weights in groups as they like: both methods take at most 1.05 of the larger one alone."""
     alone, together = lower_wide(GROUPED, "decode"), lower_wide(GROUPED, "encode", "decode")
     for name in ("xnnpack", "portable"):
         assert len(together.payloads[name]) <= 1.05 * len(alone.payloads[name]), name

@@ -1,10 +1,7 @@
 """Models from their sources: every form of builder, and every way it can be wrong."""
 
-from __future__ import annotations
-
-import random
-
 import pytest
+import torch
 from pteforge.errors import SourceError
 
 pytestmark = pytest.mark.usefixtures("zoo")
@@ -46,8 +43,6 @@ def test_forms(name, examples, dynamic):
 @pytest.mark.parametrize("name", ["keywords", "EagerKeywords"])
 def test_keywords_follow_by_position(name):
     """The module takes all inputs by position, in the order of the example, and shares everything with the user's."""
-    import torch
-
     method = build(f"builders:{name}").definition.methods["forward"]
     ((values, shift, factor),) = method.example_inputs
     assert torch.equal(method.module(values, shift, factor), torch.full((2,), 2.0))
@@ -105,24 +100,8 @@ def test_failures_of_builders():
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_seeds():
-    """One seed makes torch, numpy and random start alike; another makes them start elsewhere."""
-    import numpy as np
-    import torch
-    from pteforge.tasks.usercode.model_source import seed_everything
-
-    numbers = []
-    for seed in (1, 1, 2):
-        seed_everything(seed)
-        numbers.append((torch.rand(1).item(), float(np.random.rand()), random.random()))  # noqa: NPY002, S311 - as users do
-    first, again, other = numbers
-    assert first == again
-    assert all(a != b for a, b in zip(first, other, strict=True))
-
-
 def test_damaged_program_files(tmp_path):
     """What torch cannot load, and what was saved without inputs, says so and names the file, not its folder."""
-    import torch
     from pteforge.tasks.usercode.model_source import load_program_file
 
     damaged = tmp_path / "damaged.pt2"

@@ -1,10 +1,9 @@
 """source_transform: what torchao and callables do to modules, on a copy, stable, and clear where it cannot be done."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
+import torch
 from pteforge.configs.nodes import plain
 from pteforge.configs.recipe_lookup import read_preset
 from pteforge.errors import SourceError, TargetError
@@ -38,8 +37,6 @@ def call(name, **kwargs):
 
 def quantized(program):
     """Names of the layers whose weights are integers; the module's own one is empty."""
-    import torch
-
     return {
         name.partition("parametrizations.weight")[0].rstrip(".")
         for name, value in program.state_dict.items()
@@ -62,17 +59,12 @@ def transforming(*transforms, sqnr=10.0):
     ],
 )
 def test_layers_are_chosen_by_name(builder, given, layers, transform):
-    """A layer is quantized where a pattern matches its name and none of those to leave out does.
-
-    A module that is a linear layer itself is quantized like one within another.
-    """
+    """A layer is quantized where a pattern matches its name and none of those to leave out does."""
     assert quantized(transform(builder, TorchaoParams(config=EIGHT_FOUR, fields=INT4, **given))) == layers
 
 
 def test_earlier_transforms_go_first(transform):
     """What one has quantized the next leaves alone, so that the last may take the rest."""
-    import torch
-
     program = transform(
         "stack",
         TorchaoParams(config=EIGHT_FOUR, fields=CHANNEL, include=("head",)),
@@ -85,8 +77,6 @@ def test_earlier_transforms_go_first(transform):
 
 def test_callables(transform):
     """A function may change the module or give another one, with arguments; what it gives runs in inference mode."""
-    import torch
-
     values = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
     plain_model = transform("stack", call("wrapped", factor=1.0)).module()
     changed = transform("stack", call("double"), call("wrapped", factor=0.5)).module()
@@ -100,7 +90,6 @@ def test_callables(transform):
 def test_the_models_own_module_is_left_alone(first, transform):
     """Transforms work on a copy: a module that the user's code holds on to is as it was."""
     import builders
-    import torch
 
     before = {name: value.clone() for name, value in builders.kept()[0].state_dict().items()}
     transform("kept", *first, TorchaoParams(config=EIGHT_FOUR, fields=INT4))
@@ -110,10 +99,7 @@ def test_the_models_own_module_is_left_alone(first, transform):
 
 
 def test_embeddings_and_methods(transform):
-    """Embeddings are quantized where a transform asks for them, and linear layers are then left alone.
-
-    Each method is transformed by itself; a pattern may match layers of another one only.
-    """
+    """Embeddings are quantized where a transform asks for them, and linear layers are then left alone."""
     given = TorchaoParams(config="IntxWeightOnlyConfig", fields={"weight_dtype": "int4"}, layers=("embedding",))
     assert quantized(transform("tagger", given)) == {"words"}
     both = TorchaoParams(config="IntxWeightOnlyConfig", layers=("embedding", "linear"))
@@ -156,8 +142,6 @@ def test_what_callables_may_not_do(name, message, transform):
 
 def test_sources(stages, tmp_path):
     """Modules that a callable loads by a computed name are an output, for the key; a program file has no modules."""
-    import torch
-
     for name in ("callables", "hidden_plugin"):
         sys.modules.pop(name, None)
     source = {"builder": "builders:stack", "kwargs": {}}
@@ -179,32 +163,11 @@ def test_dynamic_shapes_are_kept(transform):
 
 
 @pytest.mark.slow
-def test_the_same_twice(stages):
-    """Transforming again gives a program of the same identity, and the same file."""
-    asked = transforming({"torchao": EIGHT_FOUR, "params": INT4})
-    first, again = (stages.lower("builders:stack", asked) for _ in range(2))
-    assert first.outputs[STEP]["program"].identity == again.outputs[STEP]["program"].identity
-    assert first.file == again.file
-
-
-@pytest.mark.slow
-def test_pt2e_after_it(stages):
-    """What a transform leaves can be quantized by PT2E, which calibrates on the model's own examples."""
-    given = transforming({"callable": "callables:wrapped", "kwargs": {"factor": 0.5}}, sqnr=None)
-    given["quantize"] = {"quantizer": "xnnpack", "options": {"dynamic": True}}
-    lowered = stages.lower("builders:stack", given)
-    inputs = lowered.steps["quantize/forward"].call.inputs
-    assert inputs["program"] == lowered.steps[STEP].outputs.program
-    assert inputs["examples"] == lowered.steps["export"].outputs.examples
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::executorch.exir._warnings.ExperimentalWarning")  # of every ExportRecipe
 @pytest.mark.parametrize("kind", ["channel", "tensor"])
 def test_presets_are_upstreams(kind, stages):
     """The shipped recipes lose as much as ExecuTorch's own session loses with the recipe type of that name."""
     import builders
-    import torch
     from executorch.backends.xnnpack.recipes.xnnpack_recipe_types import XNNPackRecipeType
     from executorch.export import ExportRecipe, export
     from executorch.runtime import Runtime

@@ -1,7 +1,5 @@
 """Files say which lines of the model their instructions come from, also where exir's own way gives up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,6 @@
 """Core ML's options reach its partitioner and converter; its shipped recipes are those of `executorch.export`."""
 
+import importlib
 import sys
 
 import pteforge
@@ -47,10 +48,7 @@ def test_options_are_compile_specs(options, specs, compile_specs):
 
 
 def test_options_of_the_partitioner():
-    """The others are arguments of the partitioner; operators go by the names of both dialects.
-
-    Skipped operators are decomposed, nothing else decides on it.
-    """
+    """The others are arguments of the partitioner; operators go by the names of both dialects."""
     options = {"skip_operators": ["aten.add.Tensor", "aten.relu"], "take_over_mutable_buffers": False}
     state = {"minimum_deployment_target": "macOS15"}
     plain, made, full, with_state = (
@@ -81,10 +79,7 @@ def test_compiled_models_need_a_mac():
 
 @pytest.mark.slow
 def test_options_change_the_payload(lower_apart, operators, tmp_path, monkeypatch):
-    """Weights take twice as much in float32, and skipped operators run on the CPU, as do those that Core ML lacks.
-
-    No copy of a model is left to the end of the process: stage processes end without cleaning up.
-    """
+    """Weights take twice as much in float32, and skipped operators run on the CPU, as do those that Core ML lacks."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -130,10 +125,7 @@ PRESETS = {
 @pytest.mark.filterwarnings("ignore:This API and all of its related functionality")  # ExecuTorch's, of its recipes
 @pytest.mark.parametrize("name", PRESETS)
 def test_as_upstreams_recipe(name):
-    """The converter gets the same settings, and the same quantizer or transform goes before it.
-
-    Upstream's recipe is also translated to the shipped one.
-    """
+    """The converter gets the same settings, and the same quantizer or transform goes before it."""
     from executorch.backends.apple.coreml.recipes import CoreMLRecipeProvider, CoreMLRecipeType
     from pteforge.tasks.quantize.module_transforms import make_config
 
@@ -164,3 +156,29 @@ def settings(partitioner) -> tuple[object, ...]:
     """The settings of a partitioner and of the converter behind it."""
     specs = {spec.key: spec.value for spec in partitioner.delegation_spec.compile_specs}
     return specs, partitioner.lower_full_graph
+
+
+SOURCE = """
+import torch
+
+class Scaled(torch.nn.Module):
+    def forward(self, x):
+        return torch.sin(x * torch.tensor([1.0, 2.0, 3.0])) + 1
+"""
+
+
+@pytest.mark.slow
+def test_source_is_not_in_the_payload(lower_for, operators, tmp_path, monkeypatch):
+    """The same model from another file, with other lines before it, gives the same bytes; all of it is delegated."""
+    import torch
+
+    assert type(find_target("mlx")).available() is None  # the wheel has everything that it needs
+    (tmp_path / "scaled_one.py").write_text(SOURCE)
+    (tmp_path / "scaled_other.py").write_text("# a comment\n" + SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    one, other = (
+        lower_for("mlx", importlib.import_module(name).Scaled(), torch.ones(2, 3))
+        for name in ("scaled_one", "scaled_other")
+    )
+    assert one == other
+    assert operators(one) == set()

@@ -1,9 +1,10 @@
-"""Vulkan's options reach its partitioner, and make other payloads."""
+"""Options of Vulkan reach its partitioner and make other payloads; so do those of WebGPU."""
 
 import pytest
 from pteforge.errors import TargetError
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.targets import find_target
+from pteforge.tasks.targets.vulkan import VulkanOptions
 
 TEXTURES = {"texture_limits_x": 4096, "texture_limits_y": 2048, "texture_limits_z": 1024}
 SWITCHES = (
@@ -18,10 +19,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize(("options", "specs"), [({}, {}), *OPTIONS])
 def test_options_are_compile_specs(options, specs, compile_specs):
-    """Each option stands in the payload as ExecuTorch writes it, unless it has upstream's default.
-
-    None changes which operators are preserved, so all recipes for Vulkan share their edge programs.
-    """
+    """Each option stands in the payload as ExecuTorch writes it, unless it has upstream's default."""
     assert compile_specs("vulkan", **options) == specs
     assert find_target("vulkan", options).decomposition_options() == {}
 
@@ -68,3 +66,27 @@ def test_options_change_the_payload(lower_for, operators):
 def delegates(content: bytes) -> list[bytes]:
     """The content of each delegate, without its compile specs."""
     return [delegate.extent.of(content) for method in read_pte(content).methods for delegate in method.delegates]
+
+
+def test_options_are_vulkans():
+    """It takes Vulkan's options and passes them on to its own partitioner; bool tensors are skipped by default."""
+    from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
+
+    assert set(type(find_target("webgpu").options).model_fields) == set(VulkanOptions.model_fields)
+    for options, expected in (
+        ({}, {"skip_bool_tensors": b"\x01"}),
+        ({"skip_bool_tensors": False, "force_fp16": True}, {"force_fp16": b"\x01"}),
+    ):
+        (partitioner,) = find_target("webgpu", options).partitioners()
+        assert type(partitioner) is WebGPUPartitioner
+        specs = partitioner._vulkan_partitioner.delegation_spec.compile_specs
+        assert {spec.key: spec.value for spec in specs} == expected
+
+
+@pytest.mark.slow
+def test_payload_is_vulkans(lower_for):
+    """With the same options the two compile to the same bytes."""
+    import torch
+
+    given = torch.nn.Linear(8, 4), torch.ones(1, 8)
+    assert lower_for("webgpu", *given) == lower_for("vulkan", *given, skip_bool_tensors=True)

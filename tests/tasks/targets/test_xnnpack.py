@@ -30,10 +30,7 @@ def test_options_reach_the_partitioner():
 
 
 def test_what_is_preserved():
-    """`per_operator` groups what matches, and so is not among the options that `edge` depends on; all others are.
-
-    That holds for upstream's partitioner: it keeps the same operators whole, and checks support by the same rules.
-    """
+    """`per_operator` groups what matches, and so is not among the options that `edge` depends on; all others are."""
     import torch
 
     plain = find_target("xnnpack").decomposition_options()

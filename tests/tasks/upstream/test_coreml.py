@@ -3,6 +3,7 @@
 import operator
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +22,6 @@ def operators(pattern) -> set[object]:
 @pytest.mark.slow
 def test_activations(patterns):
     """For every activation, with and without an argument for in place, we know the operators of its pattern."""
-    import torch
-
     ours, upstream = patterns
     shapes = (torch.ones(1, 1), torch.ones(3, 1), torch.ones(3))
     linear = ours.layer_operators(torch.nn.functional.linear, *shapes)
@@ -36,8 +35,6 @@ def test_activations(patterns):
 
 def test_convolutions_and_functions_of_two(patterns):
     """For every convolution we know its operator and that of a batch norm behind it, and how functions are exported."""
-    import torch
-
     ours, upstream = patterns
     for dimensions in (1, 2, 3):
         shapes = (torch.ones(1, 1, *[3] * dimensions), torch.ones(1, 1, *[1] * dimensions), torch.ones(1))
@@ -50,7 +47,6 @@ def test_convolutions_and_functions_of_two(patterns):
 
 def test_only_what_is_there_is_traced(patterns, monkeypatch):
     """Of the patterns those are traced whose operators the graph has; afterwards upstream is as it was."""
-    import torch
     from pteforge.tasks.targets.coreml import CoreMl, CoreMlQuantizerOptions
     from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 

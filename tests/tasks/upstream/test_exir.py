@@ -1,7 +1,5 @@
 """What exir repeats and mistakes: the same programs and files with fewer traces, and files where it fails by itself."""
 
-from __future__ import annotations
-
 import operator
 import random
 from typing import Any
@@ -17,7 +15,7 @@ from pteforge.tasks.lower.emission import backend_config, to_executorch
 from pteforge.tasks.lower.exir import to_edge_program
 from pteforge.tasks.upstream.exir import _FIRST, merging_by_sets, no_idle_retraces, sort_nodes
 from pteforge.tests.lowering import lower_upstream, outputs_of, recipe
-from pteforge.tests.zoo.networks import Function
+from pteforge.tests.zoo.networks import Function, FunctionOfLayers
 from torch import nn
 from torch._export.verifier import SpecViolationError
 from torch.export import export
@@ -88,7 +86,7 @@ def _random(seed: int) -> Any:
 class TestGraphSorting:
     """Graphs, sorted without copying their nodes."""
 
-    @pytest.mark.parametrize("seed", range(20))
+    @pytest.mark.parametrize("seed", range(6))
     def test_as_upstream_sorts(self, seed):
         """Nodes, their users, names and what they take are as upstream has them, also in a graph that grows on."""
 
@@ -127,7 +125,7 @@ class TestGraphSorting:
 class TestPartitionMerging:
     """Whether two partitions may become one, by sets."""
 
-    @pytest.mark.parametrize("seed", range(10))
+    @pytest.mark.parametrize("seed", range(4))
     def test_as_upstream_decides(self, seed):
         """The answer is the same for any two partitions."""
         chance = random.Random(seed)  # noqa: S311 - no secret
@@ -150,17 +148,6 @@ ROWS = (torch.randn(4, 6),)
 IMAGE = (torch.randn(1, 3, 4, 4).to(memory_format=torch.channels_last),)
 
 
-class Added(nn.Module):
-    """Adds its weights, transposed."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("weights", torch.randn(6, 4))
-
-    def forward(self, x):
-        return x + self.weights.t()
-
-
 MODELS = {
     "layers": (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2)), ROWS),
     "scalars": (Function(lambda x: (x * 2 + 1).clamp(0, 1)), ROWS),
@@ -169,7 +156,7 @@ MODELS = {
     "views": (Function(lambda x: x.t().reshape(3, 8).unsqueeze(0).squeeze(0)), ROWS),
     "clones": (Function(lambda x: x.clone() + x.to(torch.float64).to(torch.float32)), ROWS),
     "constants": (Function(lambda x: x @ (torch.ones(6, 6) * 3)), ROWS),
-    "weights alone": (Added(), ROWS),
+    "weights alone": (FunctionOfLayers(lambda net, x: x + net.weights.t(), weights=torch.randn(6, 4)), ROWS),
     "another order": (Function(lambda x: torch.nn.functional.avg_pool2d(x, 2).mean((2, 3))), IMAGE),
 }
 

@@ -1,7 +1,5 @@
 """Results of ``cond``, remainders of integers, and tensors that an operator and a delegate use."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the worker server does not import, and that it is there for code that asks for it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

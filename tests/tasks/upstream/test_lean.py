@@ -1,7 +1,5 @@
 """Lowering with the patches that save time gives the same files as without."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -36,38 +34,14 @@ MANY = [
 ]
 
 
-def _identities(lower: Any, builder: str, made: Any) -> Any:
-    """The produced file, and the identity of every output after the export.
-
-    An ETRecord is left out: in it, nodes have as many ancestors as there were traces.
-    """
-    lowered = lower(builder, made, until="serialize")
-    outputs = {
-        (step, role): ref.identity
-        for step, roles in lowered.outputs.items()
-        for role, ref in roles.items()
-        if not step.startswith("export") and role != "etrecord"
-    }
-    return lowered.file, outputs
-
-
-def _assert_same(lower: Any, monkeypatch: pytest.MonkeyPatch, builder: str, made: Any) -> None:
-    lean = _identities(lower, builder, made)
-    monkeypatch.setenv(SWITCH, "plain")
-    assert _identities(lower, builder, made) == lean
-
-
-@pytest.mark.parametrize(("builder", "made"), FEW)
-def test_same_files(lower, monkeypatch, builder, made):
+@pytest.mark.parametrize(("builder", "made"), [*FEW, *(pytest.param(*case, marks=pytest.mark.slow) for case in MANY)])
+def test_same_files(lower, lower_fresh, monkeypatch, builder, made):
     """The file and every program on the way to it are the same with and without the patches."""
-    _assert_same(lower, monkeypatch, builder, made)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("builder", "made"), MANY)
-def test_same_files_of_all_kinds(lower, monkeypatch, builder, made):
-    """As above, for further models, targets and recipes."""
-    _assert_same(lower, monkeypatch, builder, made)
+    lean = lower(builder, made, until="serialize")
+    monkeypatch.setenv(SWITCH, "plain")
+    plain = lower_fresh(builder, made, until="serialize")
+    assert plain.file == lean.file
+    assert plain.identities == lean.identities
 
 
 def test_switch(monkeypatch):

@@ -24,10 +24,7 @@ def make(cache) -> Path:
 
 
 def test_made_once(cache):
-    """A second call finds what the first one made, and makes nothing; others cannot write it, whatever the umask is.
-
-    The wheel stays as it is: the generator writes into its own folder, so it runs on a copy.
-    """
+    """A second call finds what the first one made, and makes nothing; others cannot write it, whatever the umask is."""
 
     def files(folder):
         return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if "__pycache__" not in path.parts}
@@ -102,10 +99,7 @@ def test_a_generator_that_fails(cache, tmp_path):
 
 
 def test_caches_that_cannot_be_used(cache, tmp_path):
-    """Nothing is imported from a folder in which others could have put it.
-
-    Where none can be made, the error names the folder and the variable that says where it is.
-    """
+    """Nothing is imported from a folder in which others could have put it."""
     cache.mkdir(parents=True)
     cache.chmod(0o777)
     with pytest.raises(TargetError, match="can be written by others"):

@@ -1,7 +1,5 @@
 """Masks that are inputs, files that torch maps, and constants that are quantized dynamically."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest
@@ -11,6 +9,7 @@ from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.export.method import export_method
 from pteforge.tasks.upstream.torch_export import mapping_heard
 from pteforge.tests.lowering import lower_quantized, worst_sqnr
+from pteforge.tests.zoo.networks import FunctionOfLayers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -78,25 +77,21 @@ def test_mapped_files_are_heard(tmp_path, name):
 
 
 def _of_constant(kind: str) -> tuple[nn.Module, torch.Tensor]:
-    class OfConstant(nn.Module):
-        """Two layers of one shape, the second one of a constant."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.of_input, self.of_constant = nn.Linear(16, 8), nn.Linear(16, 8)
-            self.learned = nn.Parameter(torch.randn(4, 16))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            constants = {
-                "zeros": torch.zeros(4, 16),
-                "like zeros": torch.zeros_like(self.learned),
-                "negative": torch.full((4, 16), -2.0),
-                "learned": self.learned.expand(4, 16),
-            }
-            return self.of_input(x) + self.of_constant(constants[kind])
-
-    return OfConstant().eval(), torch.randn(4, 16)
+    """Two layers of one shape, the second one of a constant."""
+    constants = {
+        "zeros": lambda _: torch.zeros(4, 16),
+        "like zeros": lambda net: torch.zeros_like(net.learned),
+        "negative": lambda _: torch.full((4, 16), -2.0),
+        "learned": lambda net: net.learned.expand(4, 16),
+    }
+    torch.manual_seed(0)
+    layers = {"of_input": nn.Linear(16, 8), "of_constant": nn.Linear(16, 8)}
+    network = FunctionOfLayers(
+        lambda net, x: net.of_input(x) + net.of_constant(constants[kind](net)),
+        **layers,
+        learned=nn.Parameter(torch.randn(4, 16)),
+    )
+    return network.eval(), torch.randn(4, 16)
 
 
 @pytest.mark.parametrize("kind", ["zeros", "like zeros", "negative", "learned"])

@@ -1,7 +1,5 @@
 """Code of graphs, the operator registry and origins of nodes, and weights that are absent: not read."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any
@@ -176,10 +174,7 @@ class TestWeightReads:
         ],
     )
     def test_read(self, loaded, read):
-        """Reading or writing a weight, or something computed from it, raises what `except Exception` does not catch.
-
-        So does an operator that fails, as it may do so only because the weight is fake.
-        """
+        """Reading or writing a weight, or something computed from it, raises what `except Exception` does not catch."""
         program, absent = loaded
         with no_weight_reads(absent), pytest.raises(WeightRead):
             read(program.state_dict["weight"])

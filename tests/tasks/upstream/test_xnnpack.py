@@ -1,16 +1,15 @@
 """What XNNPACK's partitioner leaves, partitions that depend on each other, and padding between int8 layers."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 from itertools import combinations
 from typing import Any
 
 import pytest
+import torch
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import lower_quantized, outputs_of, recipe, worst_sqnr
-from pteforge.tests.zoo.networks import Function
+from pteforge.tests.zoo.networks import Function, FunctionOfLayers
 
 
 def together(x):
@@ -34,8 +33,6 @@ def alone(x):
 @pytest.mark.parametrize(("function", "copies"), [(together, 2), (twice, 2), (alone, 0)])
 def test_copies(lower_for, function, copies):
     """The file gives what eager gives. Copies are outside of the delegate only where one value would leave it twice."""
-    import torch
-
     x = torch.randn(2, 4)
     content = lower_for("xnnpack", Function(function), x)
     (method,) = read_pte(content).methods
@@ -50,8 +47,6 @@ def test_copies(lower_for, function, copies):
 @pytest.mark.parametrize(("dim", "keep", "delegated"), [(2, True, True), (2, False, False), (1, True, False)])
 def test_largest_values(lower_for, dim, keep, delegated):
     """The file gives what eager gives, whether XNNPACK computes it or not."""
-    import torch
-
     module = Function(lambda x: x.max(dim=dim, keepdim=keep)[0])
     x = torch.randn(1, 3, 4, 5)
     content = lower_for("xnnpack", module, x)
@@ -63,8 +58,6 @@ def test_largest_values(lower_for, dim, keep, delegated):
 @pytest.mark.parametrize(("shape", "delegated"), [((2, 4), False), ((2, 4, 9), False), ((2, 4, 5, 5), True)])
 def test_prelu(lower_for, shape, delegated):
     """The file gives what eager gives, for one slope and for one of each channel, delegated or not."""
-    import torch
-
     x = torch.randn(*shape)
     for slopes in (1, 4):
         module = torch.nn.PReLU(slopes)
@@ -87,8 +80,6 @@ def test_prelu(lower_for, shape, delegated):
 )
 def test_bilinear_resizing(lower_for, options, delegated):
     """The file gives what eager gives; XNNPACK computes it where the scale is that of the sizes."""
-    import torch
-
     module = Function(lambda x: torch.nn.functional.interpolate(x, mode="bilinear", **options))
     x = torch.rand(1, 3, 64, 48)
     content = lower_for("xnnpack", module, x)
@@ -101,43 +92,27 @@ def test_bilinear_resizing(lower_for, options, delegated):
 @pytest.mark.parametrize("padding", [0, 1])
 def test_padding_of_values_that_are_needed_in_floating_point(padding):
     """The file can be loaded, and `unfold` between int8 layers, which pads and then takes elements, is as in eager."""
-    import torch
 
-    class Unfolds(torch.nn.Module):
-        """Convolutions of an image and of its patches."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv2d(4, 4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            patches = torch.nn.functional.unfold(self.first(x), 2, padding=padding, stride=2)
-            return self.second(patches.reshape(2, 4, 4, -1))
+    def compute(net, x):
+        patches = torch.nn.functional.unfold(net.first(x), 2, padding=padding, stride=2)
+        return net.second(patches.reshape(2, 4, 4, -1))
 
     torch.manual_seed(0)
-    network, x = Unfolds().eval(), torch.randn(2, 4, 8, 8)
+    network = FunctionOfLayers(compute, first=torch.nn.Conv2d(4, 4, 1), second=torch.nn.Conv2d(4, 4, 1)).eval()
+    x = torch.randn(2, 4, 8, 8)
     assert worst_sqnr(lower_quantized(network, x), network, x) > 30
 
 
 def test_layers_whose_weight_is_written(lower_for):
     """A layer whose weight is state that the method overwrites is computed outside; XNNPACK crashes on it."""
-    import torch
     from executorch.runtime import Runtime
 
-    class Writes(torch.nn.Module):
-        """Keeps its input as the weight of the next call."""
+    def write(net, x):
+        made = torch.nn.functional.linear(x, net.state)
+        net.state.copy_(x)
+        return made + net.layer(x)
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("state", torch.zeros(4, 16))
-            self.layer = torch.nn.Linear(16, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            made = torch.nn.functional.linear(x, self.state)
-            self.state.copy_(x)
-            return made + self.layer(x)
-
-    network = Writes().eval()
+    network = FunctionOfLayers(write, state=torch.zeros(4, 16), layer=torch.nn.Linear(16, 4)).eval()
     content = lower_for("xnnpack", network, torch.ones(4, 16))
     program = Runtime.get().load_program(content)
     method = program.load_method("forward")
@@ -151,7 +126,7 @@ def test_layers_whose_weight_is_written(lower_for):
 DYNAMIC = {"quantizer": "xnnpack", "options": {"dynamic": True}}
 
 
-def test_partitions_that_depend_on_each_other(lower, monkeypatch):
+def test_partitions_that_depend_on_each_other(lower, lower_fresh, monkeypatch):
     """The file is verified, and XNNPACK computes all it can. The partitions that upstream proposes fail."""
     from pteforge.tasks.upstream import xnnpack
 
@@ -161,13 +136,11 @@ def test_partitions_that_depend_on_each_other(lower, monkeypatch):
     assert set(method.operators) == {"aten::cumsum.out"}
     monkeypatch.setattr(xnnpack, "have_cycle", lambda *_: False)
     with pytest.raises(AssertionError, match="Invalid partition, found dependency cycles"):
-        lower("builders:rotary", asked)
+        lower_fresh("builders:rotary", asked)
 
 
 def _random(seed: int) -> tuple[Any, list[list[Any]]]:
     """A graph module, and groups of half of its nodes: those that take the same value, as quantized layers are."""
-    import torch
-
     chance = random.Random(seed)  # noqa: S311 - no secret
     graph = torch.fx.Graph()
     nodes = [graph.placeholder(f"x_{number}") for number in range(3)]
@@ -238,9 +211,6 @@ OTHERS = {
 
 
 def _padded(function: Any) -> Any:
-    import torch
-    from pteforge.tests.zoo.networks import FunctionOfLayers
-
     torch.manual_seed(0)
     layers = {
         "conv": torch.nn.Conv2d(8, 8, 3, padding=1),
@@ -308,9 +278,6 @@ CALIBRATED = {
 
 
 def _calibrated(function: Any, scale: float) -> Any:
-    import torch
-    from pteforge.tests.zoo.networks import FunctionOfLayers
-
     torch.manual_seed(0)
     layers = {name: torch.nn.Conv2d(8, 8, 1, bias=scale >= 1 or name != "conv") for name in ("conv", "second")}
     layers["biased"] = torch.nn.Conv2d(8, 8, 1)

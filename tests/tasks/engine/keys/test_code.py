@@ -233,11 +233,7 @@ def test_closures_of_several_files(write_tree, files):
 
 
 def test_what_is_outside(write_tree):
-    """Installed code counts by top-level name, Python's own not at all, and missing modules are listed.
-
-    A builder imports pteforge for its types; that must not tie its key to pteforge's sources. What earlier runs saw
-    loaded counts like an import, with its own ones; a watched module that is gone is left out.
-    """
+    """Installed code counts by top-level name, Python's own not at all, and missing modules are listed."""
     folder = write_tree(
         {
             "model.py": "import torch.nn.functional as F, os.path, nowhere.sub\nfrom yaml import x\n"

@@ -122,10 +122,7 @@ def test_moving(zoo, tmp_path):
 
 
 def test_files_from_elsewhere_go_by_their_names(zoo, write_tree):
-    """Files outside the zoo's folder count by base name; two of one name by their order.
-
-    A caller that remembers digests of large files can pass a function that returns them.
-    """
+    """Files outside the zoo's folder count by base name; two of one name by their order."""
     write_tree({"x/w.bin": b"1", "y/w.bin": b"2"})
     source = BuilderSource(builder="pkg.model:build", files=(zoo / "x/w.bin", zoo / "y/w.bin"))
     fields = source_fields(source, ModuleSearch((zoo,)), folder=zoo / "pkg")
@@ -214,10 +211,7 @@ def observe(write_tree, run_python):
 
 
 def test_static_closure_and_what_is_observed(observe, write_tree):
-    """For ordinary imports nothing is left to watch; what is imported by a computed name is observed.
-
-    Once that is watched, an edit of it changes the closure.
-    """
+    """For ordinary imports nothing is left to watch; what is imported by a computed name is observed."""
     folder, modules, _ = observe(
         {
             **dict.fromkeys(("zoo/setup.py", "zoo/nets/__init__.py", "late.py"), ""),

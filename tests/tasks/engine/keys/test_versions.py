@@ -37,10 +37,7 @@ def test_agrees_with_importlib_for_everything_installed():
 
 
 def test_build_digest_is_of_the_wheel_and_not_of_its_installation(write_tree, site_folder):
-    """Byte code, scripts and the installer's notes do not count; a file of another content does.
-
-    For a wheel that people build themselves, there is a digest next to the version.
-    """
+    """Byte code, scripts and the installer's notes do not count; a file of another content does."""
     listing = "torch/__init__.py,sha256=AAA,1\ntorch/lib.so,sha256=BBB,2\n"
     made = "../../../bin/torchrun,sha256=CCC,3\ntorch/__pycache__/a.pyc,,\ntorch-9.dist-info/INSTALLER,sha256=D,4\n"
     found = {}
@@ -70,10 +67,7 @@ def test_build_digest_is_of_the_wheel_and_not_of_its_installation(write_tree, si
     ],
 )  # fmt: skip
 def test_modules_belong_to_the_distributions_that_installed_them(write_tree, site_folder, installed, top, owners):
-    """The files that a distribution lists decide, whether a module is a folder, one file or compiled.
-
-    Where no RECORD is kept, as in Debian's packages, ``top_level.txt`` lists the modules.
-    """
+    """The files that a distribution lists decide, whether a module is a folder, one file or compiled."""
     for name, file in installed.items():
         write_tree(dist_info(name, "1.0", f"{file},sha256=A,1\n"))
     old = {"PKG-INFO": METADATA.format(name="old-project", version="3"), "top_level.txt": "older\n_older\n"}

@@ -111,11 +111,7 @@ def test_end_without_an_answer(run, body, argument, error, message, log):
 
 
 def test_logs(run):
-    """Python's streams, raw descriptors and programs all end up in the log, bytes unchanged.
-
-    Of many megabytes the first and last lines are kept, and the gap says how much is missing; an error carries only
-    the lines before the traceback, and the traceback.
-    """
+    """Python's streams, raw descriptors and programs all end up in the log, bytes unchanged."""
     log = run("write_everywhere").log
     for piece in (b"print to stdout\n", b"print to stderr\n", b"write to 1\n", b"from a program\n"):
         assert piece in log
@@ -192,10 +188,7 @@ def test_a_call_is_killed_at_its_limits(run, body, limits, error, message):
 
 
 def test_grandchildren_end_with_their_call(run, ends, announcement):
-    """What a body started and left behind, by fork or as a program, is gone after the call; a kill takes it, too.
-
-    A program that leaves the group and floods the log neither delays the answer nor keeps a reader of its output.
-    """
+    """What a body started and left behind, by fork or as a program, is gone after the call; a kill takes it, too."""
     pids = run("leave_grandchildren").result
     assert len(pids) == 2
     assert all(ends(pid) for pid in [*pids, run("start_flooding_daemon").result])
@@ -209,10 +202,7 @@ def test_grandchildren_end_with_their_call(run, ends, announcement):
 
 @pytest.mark.parametrize("end", ["return", "limit", "memory", "stop", "server"])
 def test_daemons_belong_to_their_call(bodies, announcement, ends, end):
-    """What forks twice and leaves its session counts as its call's memory, and ends with it, however the call ends.
-
-    So does a program that the daemon starts.
-    """
+    """What forks twice and leaves its session counts as its call's memory, and ends with it, however the call ends."""
     size = 100 << 20
     limits = WorkerLimits(1.5 if end == "limit" else 60, size // 2 if end == "memory" else 1 << 30)
     body = "worker_bodies:leave_daemon" if end == "return" else "worker_bodies:hang_beside_daemon"

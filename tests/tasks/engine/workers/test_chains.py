@@ -1,7 +1,5 @@
 """Calls that share a process, one after another: what they see of each other, and when a process ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -35,10 +33,7 @@ def nobody_waits(pid, ends):
 
 
 def test_calls_of_a_chain_share_a_process(run, pid, ends):
-    """What one call leaves in the process, the next one finds; each has its own log. The last one ends the process.
-
-    Calls of another chain, and those of none, have fresh processes.
-    """
+    """What one call leaves in the process, the next one finds; each has its own log. The last one ends the process."""
     process = pid()
     others = [pid(None), pid(CallChain("net/portable", goes_on=False))]
     assert run("remember", 1, chain=CHAIN).result == []

@@ -64,10 +64,7 @@ def test_no_more_at_once_than_jobs_or_memory(threads, jobs, sizes, leaver):
 
 
 def test_large_calls(threads, monkeypatch):
-    """A call larger than the whole is admitted when nothing else runs, and nothing else is admitted then.
-
-    Small calls that fit overtake a large one that came first, but only so many: it gets its turn.
-    """
+    """A call larger than the whole is admitted when nothing else runs, and nothing else is admitted then."""
     monkeypatch.setattr(Admission, "PATIENCE", 2)
     admission = Admission(jobs=8, memory=100)
     first = visit(admission, 1, threads)
@@ -159,10 +156,7 @@ def test_pool_runs_one_after_another_with_one_job(bodies, announcement):
 
 
 def test_two_large_calls_do_not_run_at_once(bodies, announcement):
-    """Calls wait for the memory that they will probably need, whatever their limits are; small ones go on meanwhile.
-
-    The wait is over when `started` is called.
-    """
+    """Calls wait for the memory that they will probably need, whatever their limits are; small ones go on meanwhile."""
     limits, started = WorkerLimits(60, 1 << 40), []
     with Workers(jobs=8, memory=1000 << 20, preload=()) as pool, ThreadPoolExecutor() as runners:
 

@@ -43,10 +43,7 @@ def test_lowering_in_forked_processes_is_that_of_a_fresh_one(run, tmp_path):
 
 
 def test_processes_are_light(warm, run):
-    """Processes run side by side, so each computes with one thread; neither command line nor Prefect is loaded.
-
-    They inherit hundreds of megabytes; the report of a call that does nothing shows next to none.
-    """
+    """Processes run side by side, so each computes with one thread; neither command line nor Prefect is loaded."""
     assert run("environment", None) == [1, []]
     assert warm.run("json:dumps", 1, LIMITS).peak_memory < 16 << 20
 

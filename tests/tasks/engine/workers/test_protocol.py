@@ -12,10 +12,7 @@ from pteforge.tasks.engine.workers.protocol import ProgressReader, ProgressWrite
 
 @pytest.mark.parametrize("total", [3, None])
 def test_progress_is_reported_while_the_call_runs(run, announcement, total):
-    """The pool hears of the first sample while the call waits for what the pool does then, and of the last one.
-
-    Where the total is unknown no sample is known to be the last; those within a tenth of a second are left out.
-    """
+    """The pool hears of the first sample while the call waits for what the pool does then, and of the last one."""
     heard = []
 
     def progressed(done: int, total: int | None) -> None:
@@ -37,10 +34,7 @@ def pipe():
 
 
 def test_nobody_reads(pipe):
-    """A call never waits for a reader, also with many times what a pipe holds; the reader then gets whole records.
-
-    A pool that has gone away is no error of the call.
-    """
+    """A call never waits for a reader, also with many times what a pipe holds; the reader then gets whole records."""
     reading, writing = pipe
     writer = ProgressWriter(writing)
     for _ in range(20_000):

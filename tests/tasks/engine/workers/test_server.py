@@ -58,10 +58,7 @@ def test_main_program(tmp_path, bodies):
 
 
 def test_modules_that_are_found(shared_workers, monkeypatch, tmp_path):
-    """A module that a user has just written is found, whatever the import system has cached of its folder.
-
-    What can be imported where a server is made can be imported there.
-    """
+    """A module that a user has just written is found, whatever the import system has cached of its folder."""
     for name in ("early", "late"):
         (tmp_path / f"{name}.py").write_text(f"def name(_): return {name!r}")
         limits = WorkerLimits(60, 1 << 30)

@@ -1,6 +1,5 @@
 """Start, stop, and the end of every process, whoever dies first."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -51,10 +50,7 @@ def test_failing_preload_fails_all_calls(module, reason):
 @pytest.mark.usefixtures("preloads")
 @pytest.mark.parametrize(("limit", "problem"), [(None, "stopped"), (3, "the worker server was not ready within 3 s")])
 def test_start_does_not_wait(monkeypatch, announcement, ends, limit, problem):
-    """`start` returns while the preload is still being imported; its callers fail when the pool is stopped.
-
-    They also do after a while of a warm-up that does not end. Either way its server is killed.
-    """
+    """`start` returns while the preload is still being imported; its callers fail when the pool is stopped."""
     if limit:
         monkeypatch.setattr("pteforge.tasks.engine.workers.warm_server._WARM_UP_LIMIT", limit)
     with Workers(jobs=1, preload=("endless_preload",)) as pool, ThreadPoolExecutor() as threads:
@@ -104,10 +100,7 @@ def test_stop_kills_what_runs_and_turns_away_what_waits(hang, ends):
 
 
 def test_start_and_stop():
-    """A pool that is opened and closed starts no process and no thread.
-
-    The server outlives the thread of the first caller. `stop` may be repeated; a stopped pool says so.
-    """
+    """A pool that is opened and closed starts no process and no thread."""
     threads = threading.active_count()
     with Workers(jobs=1, preload=("no_such_module",)) as pool:
         assert (pool.started, pool.calls) == (False, 0)
@@ -143,10 +136,7 @@ def test_lost_server_fails_its_calls_and_is_replaced(hang, ends, signum):
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
 def test_ended_parent_leaves_nothing_behind(bodies, announcement, ends, signum):
-    """SIGKILL of the main process, or SIGINT to the terminal's foreground group, ends the server and all processes.
-
-    Those include daemons of calls.
-    """
+    """SIGKILL of the main process, or SIGINT to the terminal's foreground group, ends the server and all processes."""
     command = [sys.executable, "-c", MAIN, announcement, bodies]
     main = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     pids = list(map(int, announcement.read_text().split()))
@@ -165,18 +155,6 @@ def test_killed_parent_during_the_warm_up_leaves_nothing_behind(preloads, announ
     main.kill()
     main.wait()
     assert ends(server)
-
-
-@pytest.mark.parametrize("delay", [0.02, 0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5])
-def test_parent_killed_at_any_moment(bodies, ends, tmp_path, delay):
-    """Wherever in start, fork and run the SIGKILL hits, no process that has the main one's environment is left."""
-    marker = str(tmp_path)
-    environment = {**os.environ, "PTEFORGE_TEST_MARKER": marker}
-    main = subprocess.Popen([sys.executable, "-c", MAIN, tmp_path / "unread", bodies], env=environment)
-    time.sleep(delay)  # not to wait for something: the moment of the kill is what varies
-    main.kill()
-    main.wait()
-    assert all(ends(pid) for pid in _processes_with(f"PTEFORGE_TEST_MARKER={marker}"))
 
 
 def test_interrupted_call_is_killed(bodies, announcement, ends):
@@ -202,17 +180,6 @@ def test_interrupted_call_is_killed(bodies, announcement, ends):
         assert ends(own)
         assert ends(grandchild)
         assert pool.run(WorkerCall("json:dumps", 1, LIMITS)).result == "1"
-
-
-def _processes_with(variable: str) -> list[int]:
-    """Processes that were started with an environment variable."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):  # ended meanwhile, or not ours
-                if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-    return found
 
 
 BORROWER = """\
