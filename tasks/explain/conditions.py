@@ -19,9 +19,10 @@ _OPERATORS: dict[str, type[ast.cmpop]] = {
     "Gt": ast.Gt,
     "Ge": ast.GtE,
 }
-_OPPOSITES: tuple[tuple[type[ast.cmpop], type[ast.cmpop]], ...]
 _OPPOSITES = ((ast.Eq, ast.NotEq), (ast.Lt, ast.GtE), (ast.Gt, ast.LtE))
-_INVERSE = {one: other for pair in _OPPOSITES for one, other in (pair, pair[::-1])}
+_INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    one: other for pair in _OPPOSITES for one, other in (pair, pair[::-1])
+}
 _UNBACKED = re.compile(r"\b(?:zu|u)f?\d+\b")
 """A symbol for a value that depends on data, such as ``u0``."""
 

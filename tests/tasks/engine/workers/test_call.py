@@ -163,8 +163,8 @@ def _descriptors(process: str | int) -> int:
 def test_time_limit_does_not_count_waiting():
     """Neither the warm-up nor the wait for a place counts towards a call's time limit."""
     with Workers(jobs=1, preload=("slow_preload",)) as pool, ThreadPoolExecutor() as threads:
-        hanging = threads.submit(pool.run, "worker_bodies:hang", None, WorkerLimits(1.5, 1 << 20))
-        waiting = threads.submit(pool.run, "worker_bodies:echo", 1, WorkerLimits(1, 1 << 20))
+        hanging = threads.submit(pool.run, WorkerCall("worker_bodies:hang", None, WorkerLimits(1.5, 1 << 20)))
+        waiting = threads.submit(pool.run, WorkerCall("worker_bodies:echo", 1, WorkerLimits(1, 1 << 20)))
         assert waiting.result().result == 1
         assert str(hanging.exception()) == "killed at its time limit of 1.5 s"
 
@@ -207,7 +207,7 @@ def test_daemons_belong_to_their_call(bodies, announcement, ends, end):
     limits = WorkerLimits(1.5 if end == "limit" else 60, size // 2 if end == "memory" else 1 << 30)
     body = "worker_bodies:leave_daemon" if end == "return" else "worker_bodies:hang_beside_daemon"
     with Workers(jobs=2, preload=()) as pool, ThreadPoolExecutor() as threads:
-        call = partial(pool.run, body, [str(announcement), size], limits, memory=1, python_path=(bodies,))
+        call = partial(pool.run, WorkerCall(body, [str(announcement), size], limits, memory=1, python_path=(bodies,)))
         running = threads.submit(call)
         pids = [int(pid) for pid in announcement.read_text().split()][:3]
         if end == "stop":

@@ -128,7 +128,9 @@ def test_calls_of_one_chain_at_once(bodies, announcement):
     """A process takes one call at a time: another call of its chain meanwhile gets a process of its own."""
     with Workers(jobs=2, preload=()) as pool, ThreadPoolExecutor() as threads:
         options = {"python_path": (bodies,), "chain": CHAIN}
-        running = threads.submit(pool.run, "worker_bodies:announce_and_wait", str(announcement), LIMITS, **options)
+        running = threads.submit(
+            pool.run, WorkerCall("worker_bodies:announce_and_wait", str(announcement), LIMITS, **options)
+        )
         assert announcement.read_text() == "begun"
         assert pool.run(WorkerCall("worker_bodies:echo", 2, LIMITS, **options)).result == 2
         announcement.write_text("go on")

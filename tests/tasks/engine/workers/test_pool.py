@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from pteforge.tasks.engine.workers import WorkerLimits, Workers, memory_for_calls, process_memory
+from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers, memory_for_calls, process_memory
 from pteforge.tasks.engine.workers.pool import Admission, AdmissionClosed
 
 
@@ -142,10 +142,10 @@ def test_pool_runs_one_after_another_with_one_job(bodies, announcement):
     limits = WorkerLimits(60, 1 << 20)
     with Workers(jobs=1, preload=()) as pool, ThreadPoolExecutor() as runners:
         first = runners.submit(
-            pool.run, "worker_bodies:announce_and_wait", str(announcement), limits, python_path=(bodies,)
+            pool.run, WorkerCall("worker_bodies:announce_and_wait", str(announcement), limits, python_path=(bodies,))
         )
         assert announcement.read_text() == "begun"
-        second = runners.submit(pool.run, "worker_bodies:echo", 2, limits, python_path=(bodies,))
+        second = runners.submit(pool.run, WorkerCall("worker_bodies:echo", 2, limits, python_path=(bodies,)))
         while not pool._admission.waiting:
             threading.Event().wait(0.001)
         assert pool.calls == 1
@@ -163,12 +163,14 @@ def test_two_large_calls_do_not_run_at_once(bodies, announcement):
         def call(function, argument, memory):
             return runners.submit(
                 pool.run,
-                f"worker_bodies:{function}",
-                argument,
-                limits,
-                memory=memory << 20,
-                python_path=(bodies,),
-                started=lambda: started.append(memory),
+                WorkerCall(
+                    f"worker_bodies:{function}",
+                    argument,
+                    limits,
+                    memory=memory << 20,
+                    python_path=(bodies,),
+                    started=lambda: started.append(memory),
+                ),
             )
 
         large = call("announce_and_wait", str(announcement), 700)

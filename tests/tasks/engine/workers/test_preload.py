@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pteforge.tasks.engine.keys.builder import LOADED_PACKAGES
-from pteforge.tasks.engine.workers import WorkerLimits, Workers
+from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers
 
 BODIES = Path(__file__).parent / "bodies"
 LIMITS = WorkerLimits(timeout=300, memory=1 << 30)
@@ -28,7 +28,9 @@ def warm() -> Iterator[Workers]:
 @pytest.fixture
 def run(warm: Workers) -> Callable[[str, Any], Any]:
     path = (str(BODIES),)
-    return lambda name, argument: warm.run(f"lowering_bodies:{name}", argument, LIMITS, python_path=path).result
+    return lambda name, argument: (
+        warm.run(WorkerCall(f"lowering_bodies:{name}", argument, LIMITS, python_path=path)).result
+    )
 
 
 def test_lowering_in_forked_processes_is_that_of_a_fresh_one(run, tmp_path):
@@ -45,7 +47,7 @@ def test_lowering_in_forked_processes_is_that_of_a_fresh_one(run, tmp_path):
 def test_processes_are_light(warm, run):
     """Processes run side by side, so each computes with one thread; neither command line nor Prefect is loaded."""
     assert run("environment", None) == [1, []]
-    assert warm.run("json:dumps", 1, LIMITS).peak_memory < 16 << 20
+    assert warm.run(WorkerCall("json:dumps", 1, LIMITS)).peak_memory < 16 << 20
 
 
 def test_names_of_loaded_packages(run, tmp_path):

@@ -39,7 +39,7 @@ pool.run(WorkerCall("worker_bodies:hang_beside_daemon", [sys.argv[1], 1], limits
 def test_failing_preload_fails_all_calls(module, reason):
     """Calls that wait for a server that cannot become ready, and later ones, fail with its log."""
     with Workers(jobs=2, preload=(module,)) as pool, ThreadPoolExecutor() as threads:
-        waiting = [threads.submit(pool.run, "worker_bodies:echo", 1, LIMITS) for _ in range(4)]
+        waiting = [threads.submit(pool.run, WorkerCall("worker_bodies:echo", 1, LIMITS)) for _ in range(4)]
         errors = [call.exception() for call in waiting]
         with pytest.raises(StageFailed, match="failed in its warm-up") as later:
             pool.run(WorkerCall("worker_bodies:echo", 1, LIMITS))
@@ -57,7 +57,7 @@ def test_start_does_not_wait(monkeypatch, announcement, ends, limit, problem):
         pool.start()
         assert pool.started
         server = int(announcement.read_text())
-        waiting = [threads.submit(pool.run, "worker_bodies:echo", 1, LIMITS) for _ in range(3)]
+        waiting = [threads.submit(pool.run, WorkerCall("worker_bodies:echo", 1, LIMITS)) for _ in range(3)]
         if not limit:
             pool.stop()
         assert [str(call.exception()) for call in waiting] == [problem] * 3
@@ -79,7 +79,7 @@ def hang(bodies, announcement):
 
     def start(pool: Workers, threads: ThreadPoolExecutor):
         arguments = ("worker_bodies:announce_grandchild_and_hang", str(announcement), LIMITS)
-        running = threads.submit(pool.run, *arguments, python_path=(bodies,))
+        running = threads.submit(pool.run, WorkerCall(*arguments, python_path=(bodies,)))
         return running, tuple(map(int, announcement.read_text().split()))
 
     return start
@@ -90,7 +90,7 @@ def test_stop_kills_what_runs_and_turns_away_what_waits(hang, ends):
     pool = Workers(jobs=1, preload=())
     with ThreadPoolExecutor() as threads:
         running, pids = hang(pool, threads)
-        waiting = [threads.submit(pool.run, "worker_bodies:echo", 1, LIMITS) for _ in range(3)]
+        waiting = [threads.submit(pool.run, WorkerCall("worker_bodies:echo", 1, LIMITS)) for _ in range(3)]
         pool.stop()
         for call in (running, *waiting):
             assert isinstance(call.exception(), StageCrashed)
@@ -107,7 +107,7 @@ def test_start_and_stop():
     assert not pool.started
     assert threading.active_count() == threads
     pool = Workers(jobs=1, preload=())
-    thread = threading.Thread(target=pool.run, args=("json:dumps", 1, LIMITS))
+    thread = threading.Thread(target=pool.run, args=(WorkerCall("json:dumps", 1, LIMITS),))
     thread.start()
     thread.join()
     server = pool._server.pid
