@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -13,16 +12,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 from pteforge.artifacts.store import Store, open_store
-from pteforge.configs.load import load_zoo
 from pteforge.flows.run.outcome import ZooOutcome
-from pteforge.flows.run.request import ExportRequest
-from pteforge.flows.run.select import select_models
-from pteforge.flows.run.session import Session
-from pteforge.flows.run.zoo import find_models, lower_rest
 from pteforge.tasks.engine.executor import Executor
-from pteforge.tasks.engine.runner import LocalRunner
 from pteforge.tasks.engine.workers import InProcess, Workers
-from pteforge.tests.flows.conftest import Project
+from pteforge.tests.flows.conftest import Project, lower_zoo
 
 SIGNING_KEY = "the key of everybody who uses the store"
 
@@ -68,16 +61,10 @@ class SmallZoo(Project):
         """Lowers the zoo as the command line does except for Prefect, with stages in this process."""
         if str(self.folder) not in sys.path:
             sys.path.insert(0, str(self.folder))
-        loaded = load_zoo(self.folder / "zoo.yaml")
         try:
             with self.opened(more) as store, Workers(jobs=1) as workers:
-                executor = Executor(store, InProcess())
-                asked = ExportRequest(zoo=self.folder / "zoo.yaml", out=self.out)
-                session = Session("zoo", select_models(loaded), executor, workers, asked, 1, loaded=loaded)
-                with session.recorded():
-                    find_models(session)
-                    asyncio.run(lower_rest(session, LocalRunner(executor, 1, session)))
-                return session.outcome()
+                options = {"store": contextlib.nullcontext(store), "engine": lambda *_: Executor(store, InProcess())}
+                return lower_zoo(self, workers, at_once=1, **options).outcome
         finally:
             sys.path.remove(str(self.folder))
             sys.modules.pop("small_builder", None)

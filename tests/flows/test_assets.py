@@ -7,8 +7,6 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def lowered(make_project, lower, tmp_path_factory):

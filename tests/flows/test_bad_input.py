@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from pteforge.tasks.engine.workers import pool
 
-pytestmark = pytest.mark.timeout(600)
-
 ZOO = """\
 version: 1
 defaults:

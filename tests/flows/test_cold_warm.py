@@ -17,8 +17,6 @@ from pteforge.tasks.engine.executor import PROCESSES_VARIABLE
 from pteforge.tasks.engine.workers import Workers
 from pteforge.tests.flows.conftest import delivered
 
-pytestmark = pytest.mark.timeout(600)
-
 FILES = {
     f"{model}/{recipe}.{ending}"
     for model in ("linear", "conv")

@@ -23,8 +23,6 @@ from pteforge.flows.cli.terminal import quiet
 from pteforge.flows.reports.figures_text import format_size
 from pteforge.formats.pte.reader import open_pte
 
-pytestmark = pytest.mark.timeout(600)
-
 PTEFORGE = Path(sys.executable).with_name("pteforge")
 BATCH = {"forward": [{0: {"min": 1, "max": 4}}]}
 FILE = "out/linear/xnnpack-fp32.pte"

@@ -7,8 +7,6 @@ import shutil
 import pytest
 from pteforge.artifacts.store import open_store
 
-pytestmark = pytest.mark.timeout(600)
-
 PORTABLE = {f"{stage}/portable-fp32" for stage in ("edge/forward", "compile", "serialize", "verify", "report")}
 XNNPACK = {
     f"{stage}/xnnpack-fp32"

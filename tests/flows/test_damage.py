@@ -12,17 +12,12 @@ from pathlib import Path
 import pytest
 from pteforge.artifacts.ref import BlobRef
 from pteforge.artifacts.store import open_store
-from pteforge.configs.load import load_zoo
 from pteforge.errors import ObjectDamaged
-from pteforge.flows.run.request import ExportRequest
-from pteforge.flows.run.select import select_models
-from pteforge.flows.run.session import Session
 from pteforge.flows.run.zoo import lower_one
 from pteforge.tasks.codecs.binding import weights_of
 from pteforge.tasks.engine.executor import Executor
 from pteforge.tasks.engine.runner import LocalRunner
-
-pytestmark = pytest.mark.timeout(600)
+from pteforge.tests.flows.conftest import open_run
 
 STEPS = 13  # of a model of one method with both recipes
 
@@ -279,14 +274,10 @@ def spoiled(project, workers):
     project.write_zoo({"net": "nets:linear"}, ("portable-fp32",))
 
     def run(damage, times):
-        (model,) = models = select_models(load_zoo(project.folder / "zoo.yaml"))
-        with open_store(str(project.store)) as store:
-            executor = Spoiling(store, workers)
-            executor.damage, executor.times = damage, times
-            asked = ExportRequest(zoo=project.folder / "zoo.yaml", out=project.out)
-            session = Session("zoo", models, executor, workers, asked, 2)
-            outcome = asyncio.run(lower_one(session, model, LocalRunner(executor, 4, session)))
-        assert executor.spoils == times
+        with open_run(project, workers, engine=Spoiling) as session:
+            session.executor.damage, session.executor.times = damage, times
+            outcome = asyncio.run(lower_one(session, *session.models, LocalRunner(session.executor, 4, session)))
+        assert session.executor.spoils == times
         return outcome
 
     return run

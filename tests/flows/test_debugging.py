@@ -9,7 +9,7 @@ import shutil
 import pytest
 from executorch.devtools.etrecord import parse_etrecord
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FAT = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
 END = {"compile", "pack", "serialize", "verify", "report"}

@@ -7,8 +7,6 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def recipes(*, external_data=True):
     """A plain recipe for kernels, and one for XNNPACK; the ladder and a gate run the files, too."""

@@ -8,8 +8,6 @@ import pytest
 from pteforge.errors import InputError
 from pteforge.formats.nfat.fat_file import open_fat
 
-pytestmark = pytest.mark.timeout(600)
-
 END = {"pack/fat", "serialize/fat", "verify/fat", "report/fat"}
 
 

@@ -11,8 +11,6 @@ from pteforge.errors import InputError
 from pteforge.flows.cli.summary import print_summary
 from pteforge.flows.run.select import select_models
 
-pytestmark = pytest.mark.timeout(600)
-
 SCORES = {"baseline/plain", "evaluate/plain", "evaluate/fat"}
 REPORTS = {"report/plain", "report/fat"}
 JUDGED = {"gate/plain", "gate/fat"} | REPORTS

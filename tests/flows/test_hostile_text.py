@@ -28,8 +28,6 @@ from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
 from pteforge.tasks.results.delivered import Delivered, Failure
 from pteforge.tasks.results.diagnosis import Attempt, Diagnosis, Finding
 
-pytestmark = pytest.mark.timeout(600)
-
 HOSTILE = "x[/b]y\x1b]0;title\x07\x1b[2J\u202eevil\u2066\u200b\x9b\rz"
 FORBIDDEN = {"\x07", "\u202e", "\u2066", "\u200b", "\x9b"}
 FILE = f"{HOSTILE}.pte"

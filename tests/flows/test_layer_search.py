@@ -12,8 +12,6 @@ from pteforge.flows.cli.summary import print_summary
 from pteforge.flows.run.select import select_models
 from pteforge.tasks.results.layer_search import FoundLayers
 
-pytestmark = pytest.mark.timeout(600)
-
 FRAGILE = """
 import torch
 

@@ -9,7 +9,7 @@ import pytest
 from pteforge.errors import ConfigError
 from pteforge.formats.pte.metadata import read_metadata
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 DIGEST = "general.provenance_sha256"
 METADATA = {"license": "mit", "labels_file": "labels.txt", "image": {"mean": [0.5, 0.25, 0.125]}, "extra": {"a.b": 7}}

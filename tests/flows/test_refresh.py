@@ -7,8 +7,6 @@ import json
 import pytest
 from pteforge.flows.prefect.settings import refresh_configured
 
-pytestmark = pytest.mark.timeout(600)
-
 ASKED = "asked for with --refresh"
 
 

@@ -22,8 +22,6 @@ from pteforge.flows.releases.releases import Releases
 from pteforge.flows.reports.comparison import parse_gates
 from pteforge.tests.contract.conftest import run_s3_server
 
-pytestmark = pytest.mark.timeout(600)
-
 WIDER = "models.net.source.kwargs.width=64"
 
 

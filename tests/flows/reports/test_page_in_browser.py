@@ -18,7 +18,7 @@ from pteforge.tasks.results.delivered import Delivered, Failure
 from pteforge.tasks.results.figures import Figures, Worst
 from pteforge.tests.chromium import COMMAND, open_page
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 MODELS = (("nets", "linear"), ("residual", "residual"), ("faulty", "raises"))
 # Opens everything, and writes what a reader would meet to the root of the document around it.

@@ -15,8 +15,6 @@ from pteforge.flows.run.request import ExportRequest
 from pteforge.flows.run.session import open_session
 from pteforge.tasks.stages import edge
 
-pytestmark = pytest.mark.timeout(600)
-
 CODE = {
     "transforms.py": "def double(module):\n    module.weight.data.mul_(2)\n",
     "passes.py": "from executorch.exir.pass_base import ExportPass\n\nclass Idle(ExportPass):\n    pass\n",

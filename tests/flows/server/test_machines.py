@@ -12,7 +12,7 @@ import pteforge
 import pytest
 from pteforge.artifacts.store import open_store
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(pteforge.__file__).parent
 PTEFORGE = Path(sys.executable).with_name("pteforge")

@@ -18,7 +18,7 @@ from pteforge.flows.prefect.deployments import ZooDeployment
 from pteforge.flows.releases.releases import Releases
 from pteforge.flows.run.request import ExportRequest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 DOCUMENTATION = Path(pteforge.__file__).parent / "docs" / "operations.md"
 WIDER = "models.net.source.kwargs.width=64"

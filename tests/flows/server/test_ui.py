@@ -9,7 +9,7 @@ import pytest
 from pteforge.flows.run.request import ExportRequest, describe
 from pteforge.tests.chromium import open_page
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def test_runs_in_the_ui(project, on_server, server, recorded, pictures, tmp_path):
