@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -300,32 +299,6 @@ def test_found_by_a_worker(project, program):
         assert f"{name} export: " in done.err
         for part in parts:
             assert part in done.err
-
-
-def test_user_code_that_raises(project, lower):
-    """An exception of a builder or a model is a failed stage: exit code 1. It is the user's, so no retry can help."""
-    project.write_zoo({"builder": "faulty:raises", "model": "faulty:raising_model"}, ("portable-fp32",))
-    run = lower(project)
-    assert run.outcome.exit_code == 1
-    assert all(failure.bad_input and failure.step.startswith("export") for failure in run.outcome.failures)
-    problems = [failure.problem for failure in run.outcome.failures]
-    assert "no such width" in problems[0]
-    assert "no such mode" in problems[1]
-    project.write_zoo({"shape": "faulty:wrong_shape"}, ("portable-fp32",))
-    assert lower(project).outcome.exit_code == 2
-
-
-@pytest.mark.slow
-def test_bad_input_and_a_crash(project, lower):
-    """Good models are made next to bad input; with a real failure the exit code is 1."""
-    models = {"shape": "faulty:wrong_shape", "good": "nets:linear", "crashing": "faulty:crashes"}
-    project.write_zoo(models, ("portable-fp32",))
-    outcome = lower(project).outcome
-    assert outcome.exit_code == 1
-    assert set(project.files()) == {"good/portable-fp32.pte", "good/portable-fp32.json"}
-    problems = {model.model: [r.failure.problem for r in model.recipes if r.failure] for model in outcome.models}
-    assert problems["good"] == []
-    assert signal.Signals.SIGSEGV.name in problems["crashing"][0]
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,9 +21,8 @@ from pteforge.artifacts.store import open_store
 from pteforge.flows.cli.terminal import quiet
 from pteforge.flows.reports.figures_text import format_size
 from pteforge.formats.pte.reader import open_pte
+from pteforge.tests.flows.conftest import BATCH
 
-PTEFORGE = Path(sys.executable).with_name("pteforge")
-BATCH = {"forward": [{0: {"min": 1, "max": 4}}]}
 FILE = "out/linear/xnnpack-fp32.pte"
 
 

@@ -8,10 +8,10 @@ import shutil
 
 import pytest
 from executorch.devtools.etrecord import parse_etrecord
+from pteforge.tests.flows.conftest import FAT
 
 pytestmark = pytest.mark.slow
 
-FAT = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
 END = {"compile", "pack", "serialize", "verify", "report"}
 SIBLINGS = {
     "net/xnnpack-fp32.etrecord",

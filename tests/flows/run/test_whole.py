@@ -32,18 +32,12 @@ EVERYTHING = {
 
 
 @pytest.fixture(scope="module")
-def lowered(make_project, lower, tmp_path_factory):
+def lowered(lower_project):
     """Two models with the same code of the user's of every kind, one of whose modules only watching finds."""
-    project = make_project(tmp_path_factory.mktemp("lowered") / "project")
-    for name, text in CODE.items():
-        project.write(name, text)
-    project.write("weights.bin", "1")
     source = {"builder": "lazily:plugin", "kwargs": {"name": "small"}, "files": ["weights.bin"]}
     model = {"source": source, "calibration": {"forward": {"dataset": "batches:batches"}}}
-    project.write_zoo({"net": model, "twin": model}, ("everything", "portable-fp32"), {"everything": EVERYTHING})
-    run = lower(project)
-    assert run.outcome.exit_code == 0, run.outcome.failures
-    return project, run
+    zoo = {"net": model, "twin": model}, ("everything", "portable-fp32"), {"everything": EVERYTHING}
+    return lower_project(*zoo, files={**CODE, "weights.bin": "1"})
 
 
 @pytest.fixture
