@@ -49,10 +49,7 @@ def operators(program):
     ids=["class", "function", "function of the program"],
 )
 def test_callables(lower, named):
-    """A class gets its arguments, a function with `takes_program` the method's name and its ATen program.
-
-    The passes change the edge program that later stages use, in their order.
-    """
+    """A class gets its arguments, a function with `takes_program` the method's name and its ATen program."""
     names = operators(lower(named).artifact("edge"))
     assert "aten.tanh.default" in names
     assert "aten.relu.default" not in names
@@ -142,10 +139,7 @@ def test_failing_passes(lower, named, problem):
 
 @pytest.mark.filterwarnings("ignore:This API and all of its related functionality")
 def test_aten_passes(lower, net, example, store, tmp_path):
-    """Functions change the ATen program in a stage of its own, which runs again when their code changes.
-
-    Those of `aten_transform_passes` make the program that ExecuTorch's own session makes of them, and are a cache hit.
-    """
+    """Functions change the ATen program in a stage of its own, which runs again when their code changes."""
     named = {"callable": "own_edge_passes:other_activation"}
     unfolded = functools.partial(lower, fold_batch_norms=False)  # as ExecuTorch's session has the program
     result = unfolded(aten_passes=[named])

@@ -17,10 +17,7 @@ RECIPES = ("xnnpack-int8-static", "xnnpack-int8da-int4w-per-channel")
 
 
 def test_files_are_as_exact_as_those_of_executorch():
-    """Static, and dynamic in int4: for each output and input, SQNR is within 1 dB of `executorch.export`.
-
-    Both quantize: no output is exact, and none is near the 130 dB of fp32.
-    """
+    """Static, and dynamic in int4: for each output and input, SQNR is within 1 dB of `executorch.export`."""
     command = [sys.executable, _BENCHMARK, "--json", "--model", "resnet8", "--recipe", ",".join(RECIPES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -10,10 +10,7 @@ STARTER = ZOO / "starter.yaml"
 
 
 def test_the_starter_zoo():
-    """It is what the README says: six models, each for portable kernels and XNNPACK.
-
-    The model that computes in bfloat16 is not held to fp32's bounds; the rest of its recipe's bounds stay.
-    """
+    """It is what the README says: six models, each for portable kernels and XNNPACK."""
     zoo = load_zoo(STARTER).zoo
     assert zoo.name == "starter"
     assert list(zoo.models) == ["deep_autoencoder", "ds_cnn", "mobilenet_v1_025", "resnet8", "lstm", "sdpa"]

@@ -86,10 +86,7 @@ MODELS = "models: {net: {source: 'p:net', recipes: [mine]}}\n"
 
 @pytest.mark.parametrize("name", preset_names())
 def test_shipped_recipes(name):
-    """Each shipped recipe says what it is for, and its name says its target and whether it quantizes.
-
-    Those that are fat fall back to the portable kernels.
-    """
+    """Each shipped recipe says what it is for, and its name says its target and whether it quantizes."""
     recipe = load_preset(name).recipe
     fallback = ["portable"] if recipe.output.form == "fat" else []
     assert [specialization.target for specialization in recipe.specializations] == [name.split("-")[0], *fallback]
@@ -99,11 +96,7 @@ def test_shipped_recipes(name):
 
 
 def test_extends(load):
-    """A recipe starts from the one it extends: mappings merge, lists replace, through several steps.
-
-    A recipe that only serves as a base may lack specializations; one that extends its own name refines the shipped one.
-    All of a zoo's own recipes are loaded, used or not.
-    """
+    """A recipe starts from the one it extends: mappings merge, lists replace, through several steps."""
     recipes = load(
         """\
         version: 1

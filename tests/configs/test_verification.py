@@ -32,10 +32,7 @@ def gate(load, model, recipe, name="gated"):
     ],
 )
 def test_a_recipe_and_a_model_make_a_gate(load, model, recipe, expected):
-    """Fields that the model writes replace the recipe's, null included; another evaluator has its own arguments.
-
-    An evaluator alone bounds nothing: with a recipe without bounds there is no gate.
-    """
+    """Fields that the model writes replace the recipe's, null included; another evaluator has its own arguments."""
     made = gate(load, model, recipe)
     assert (made and (made.evaluator.builder, made.evaluator.kwargs, made.floor, made.max_drop)) == expected
     if made and made.evaluator.builder == "p:other":

@@ -64,10 +64,7 @@ def test_only_unneeded_objects_go(place):
 
 
 def test_old_records_are_dropped(place):
-    """Records older than `older_than` are dropped with their objects, except those that younger records share.
-
-    A dry run counts the same, and changes nothing.
-    """
+    """Records older than `older_than` are dropped with their objects, except those that younger records share."""
     with place.open() as store:
         old = _commit(store, 0, finished=datetime.now(UTC) - timedelta(days=3))
         young = _commit(store, 1, finished=datetime.now(UTC) - timedelta(days=1))
@@ -254,10 +251,7 @@ def test_what_fits(place):
 
 
 def test_runs_under_way(place):
-    """While a zoo is lowered, nothing that any of its runs used goes: it may be in use.
-
-    A run that was killed does not count, from the moment on at which nobody holds its lease.
-    """
+    """While a zoo is lowered, nothing that any of its runs used goes: it may be in use."""
     with place.open() as store:
         records = [_old(store, number) for number in range(2)]
         _run(store, 500, records[0])

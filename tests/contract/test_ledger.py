@@ -172,11 +172,7 @@ def _stage(store: Store, name: str, *inputs: ArtifactRef, makes: bytes) -> tuple
 
 
 def test_what_was_made_from_damage_is_forgotten(place):
-    """Stages that read a damaged object, and those that read what only such stages have made, run again.
-
-    What another stage has made, too, is good. Another process that opens the store does it if the one that found the
-    damage did not.
-    """
+    """Stages that read a damaged object, and those that read what only such stages have made, run again."""
     with place.open("a") as store:
         weights, ref = _stage(store, "export", makes=b"weights")
         edge, edged = _stage(store, "edge", ref, makes=b"edge")

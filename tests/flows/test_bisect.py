@@ -67,10 +67,7 @@ def test_wrong_pass(project):
 
 @pytest.mark.slow
 def test_quantized_recipe(project, look):
-    """A correct int8 recipe loses by quantization; operators are in the order of their loss.
-
-    A larger allowed drop finds nothing.
-    """
+    """A correct int8 recipe loses by quantization; operators are in the order of their loss."""
     own = {"int8": {"extends": "xnnpack-int8-static", "verify": {"min_sqnr_db": 10}}}
     project.write_zoo({"net": "residual:residual"}, ("int8",), own)
     found = look(project, "net", "int8")

@@ -26,11 +26,7 @@ FILES = {
 
 
 def test_first_run_makes_every_file(cold):
-    """The first run makes a file and its provenance for every model and recipe, as the recipes say, and no more.
-
-    Without a terminal there is a line for every stage that ran and for every model, and none of Prefect's. The next
-    run can look up whole models.
-    """
+    """The first run makes a file and its provenance for every model and recipe, as the recipes say, and no more."""
     assert cold.first.code == 0, cold.first.err
     assert set(cold.project.files()) == FILES
     assert "4 files verified in out; 26 stages run, 0 cached" in cold.first.out
@@ -166,10 +162,7 @@ def test_pair_is_left_out(partly, pteforge):
 
 
 def test_pairs_that_do_not_apply(partly, pteforge):
-    """The table has the pair, a line below it has the reason, and the last line counts it apart from failures.
-
-    If nothing else was requested, there is nothing to do: an error with the reason and where it is written.
-    """
+    """The table has the pair, a line below it has the reason, and the last line counts it apart from failures."""
     done = pteforge(partly, "export", "zoo.yaml", "--recipe", "xnnpack-fp32")
     assert done.code == 0
     assert f"linear/xnnpack-fp32 does not apply: {REASON}" in done.out

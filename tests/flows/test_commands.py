@@ -89,10 +89,7 @@ def test_export_until_a_stage(own, pteforge):
 
 
 def test_verify(made, pteforge):
-    """An unchanged file passes on the examples and the random inputs, method by method.
-
-    `--json` prints the figures of the provenance: the file computes the same again.
-    """
+    """An unchanged file passes on the examples and the random inputs, method by method."""
     said = pteforge(made, "verify", FILE)
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith("forward: verified on 4 outputs; max abs error ")
@@ -258,10 +255,7 @@ def test_run_with_an_output_that_cannot_be_written(own, pteforge):
 
 
 def test_store_ls_and_verify(made, pteforge):
-    """Text and JSON of `ls` have the same numbers of records, objects, bytes and artifacts of each kind.
-
-    A sound store verifies with 0, in text and in JSON, and without a progress bar outside of terminals.
-    """
+    """Text and JSON of `ls` have the same numbers of records, objects, bytes and artifacts of each kind."""
     usage = pteforge(made, "store", "ls", "--json").json
     stages = len(list((made.store / "ledger" / "stages").glob("*/*")))
     objects = list((made.store / "objects").glob("*/*"))
@@ -339,10 +333,7 @@ def test_export_of_a_part(own, pteforge):
 
 
 def test_why(own, pteforge, lower):
-    """`why` lists the stages of the last run of a model or of one recipe: whether each ran, and what had changed.
-
-    For a name that this run did not have, the message has the recipes that it had.
-    """
+    """`why` lists the stages of the last run of a model or of one recipe: whether each ran, and what had changed."""
     first = pteforge(own, "why", "linear").out
     assert first.count("\nran ") == 13
     before = {stage["slot"]: stage for stage in pteforge(own, "why", "linear", "--json").json["stages"]}

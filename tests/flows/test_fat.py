@@ -85,10 +85,7 @@ def test_the_last_one_must_run_everywhere(project, lower):
     ids=["fails", "unavailable"],
 )
 def test_specialization_that_is_not_required(project, licence, reason, code):
-    """A specialization that fails or is unavailable is left out and named with the reason; the run succeeds.
-
-    A required one fails the recipe, or is bad input.
-    """
+    """A specialization that fails or is unavailable is left out and named with the reason; the run succeeds."""
     environment = project.install("acme") | ({"ACME_LICENSE": licence} if licence else {})
     crash = 'raise RuntimeError("the compiler crashed")'
     project.edit("site/acme_pteforge/target.py", "return [", f"{crash}\n        return [")
@@ -146,10 +143,7 @@ def test_a_target_of_another_package(project, write_acme):
 
 
 def test_checked_before_any_work(project, write_acme, pteforge, monkeypatch):
-    """Its options and requirements are checked like those of our own targets, with the line of the zoo file.
-
-    Without the package there is no target of that name.
-    """
+    """Its options and requirements are checked like those of our own targets, with the line of the zoo file."""
     write_acme()
     pteforge(project, "export", "zoo.yaml").refused("unknown target 'acme'")
     monkeypatch.syspath_prepend(project.install("acme")["PYTHONPATH"])

@@ -138,10 +138,7 @@ def test_the_time_left_is_estimated():
 
 
 def test_an_estimate_has_a_base():
-    """A large cold run shows none until it is known what most stages take, and then counts models not planned yet.
-
-    The first stage of a model says nothing about the others.
-    """
+    """A large cold run shows none until it is known what most stages take, and then counts models not planned yet."""
     pace = Pace()
     pace.ask(f"net_{number}" for number in range(150))
     stages = ("quantize", "edge", "partition", "verify")
@@ -193,10 +190,7 @@ class Watch(NullZooObserver):
 
 @pytest.mark.slow
 def test_large_stages_run_one_after_another(warm):
-    """Two exports that together took more than there is do not run at once, although cores are free.
-
-    The record of the run has what each was expected to take, which is what it took the last time, and what it took.
-    """
+    """Two exports that together took more than there is do not run at once, although cores are free."""
     exports = {"linear/export", "conv/export"}
     with open_store(str(warm.store)) as store:
         past = {slot: store.ledger.last_run(slot).peak_memory for slot in exports}

@@ -74,10 +74,7 @@ def records(project):
 
 
 def test_one_read_for_all_models(lowered, lower, reads):
-    """After the run that made everything, a run reads one file in place of all stages' records, and says the same.
-
-    Without that file, every stage's record and slot is read, and the file is written again.
-    """
+    """After the run that made everything, a run reads one file in place of all stages' records, and says the same."""
     project = lowered[0]
     assert holding(project) == {"net", "twin"}
     (file,) = records(project)

@@ -83,10 +83,7 @@ def runs_of(server, deployment):
 
 
 def test_a_schedule_starts_runs(project, prefect, server, on_server):
-    """The server's scheduler creates a run of the schedule by itself, a worker takes it, and it completes.
-
-    `doctor --server` finds nothing wrong.
-    """
+    """The server's scheduler creates a run of the schedule by itself, a worker takes it, and it completes."""
     project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
     prefect("work-pool", "create", "cron", "--type", "process")
     done = project.run(
@@ -170,10 +167,7 @@ def test_alerts(project, prefect, server, on_server):
 
 
 def test_serve(project, prefect, server, on_server, recorded):
-    """One process runs what is asked for, and Ctrl-C ends it.
-
-    Cancelling a run in the UI ends all processes of the run. It is `Cancelled` then, as is each stage that was running.
-    """
+    """One process runs what is asked for, and Ctrl-C ends it."""
     project.write_zoo({"linear": "nets:linear", "patient": "waiting:patient"}, ("portable-fp32",))
     with project.start("serve", "zoo.yaml", "--name", "served", "--out", "out", env=on_server) as process:
         assert "export-zoo/served" in process.stdout.readline()
@@ -237,10 +231,7 @@ def test_what_a_failed_deployment_prints(project, prefect, on_server):
 
 
 def test_a_killed_deployment(project, prefect, on_server, tmp_path):
-    """When worker and run are killed, the store knows at once: the run is lost, `why` has its stages, `gc` is free.
-
-    No file that they leave behind has a secret of theirs.
-    """
+    """When worker and run are killed, the store knows at once: the run is lost, `why` has its stages, `gc` is free."""
     project.write_zoo({"prompt": "waiting:prompt", "patient": "waiting:patient"}, ("portable-fp32",))
     project.make_pipes()
     prefect("work-pool", "create", "killed", "--type", "process")

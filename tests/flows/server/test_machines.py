@@ -82,10 +82,7 @@ if __name__ == "__main__":
 
 
 def test_stages_run_on_a_dask_cluster(project):
-    """A cluster that runs already gets all stages that are not cached and need a process of their own.
-
-    Stages that each need more memory than there is for all run one after another there.
-    """
+    """A cluster that runs already gets all stages that are not cached and need a process of their own."""
     project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
     program = project.write("cluster.py", ON_A_CLUSTER)
     limited = ("--set", "run.memory=1MiB")

@@ -18,10 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_cached_run_is_recorded(warm, recorded, on_server):
-    """With a server, a run without work is recorded too: the flow and every model are `Cached`.
-
-    The zoo's summary is a page of it, and its progress is complete.
-    """
+    """With a server, a run without work is recorded too: the flow and every model are `Cached`."""
     done = warm.export("--json", "--out", str(warm.out), env=on_server)
     assert done.code == 0, done.err
     assert done.json["stages"] == {"ran": 0, "cached": 26}
@@ -207,10 +204,7 @@ def test_text_of_others_is_escaped(project, recorded, on_server):
 
 
 def test_figures_are_tables(warm, recorded, on_server):
-    """Scores and ladders are tables of the model's task run, with a row for each file or rung.
-
-    The result of bisect is a page and a plot on the server.
-    """
+    """Scores and ladders are tables of the model's task run, with a row for each file or rung."""
     gate = {"evaluator": "scoring:finite", "floor": 0.5}
     recipes = {
         "scored": {"extends": "portable-fp32", "accuracy": gate},

@@ -95,10 +95,7 @@ def run_python(project, program, argument, environment):
 
 
 def test_the_flow_publishes(project, on_server, recorded, notifications):
-    """A flow run that releases its files says so. One whose release is held back fails, and is not tried again.
-
-    Both emit events; the documented automation sends why the release is held back.
-    """
+    """A flow run that releases its files says so. One whose release is held back fails, and is not tried again."""
     same = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out)}
     given = json.dumps([same, {**same, "overrides": [WIDER]}])
     first, second = map(json.loads, run_python(project, RUNS, given, on_server).splitlines()[-2:])
@@ -126,10 +123,7 @@ def test_the_flow_publishes(project, on_server, recorded, notifications):
 
 
 def test_deployed_nights(project, prefect, on_server, recorded):
-    """What becomes of the release of a deployed run is in its state, its artifact, `pteforge runs` and the page.
-
-    A release that gates hold back fails the run. What was rolled back from does not come back, night after night.
-    """
+    """What becomes of the release of a deployed run is in its state, its artifact, `pteforge runs` and the page."""
     prefect("work-pool", "create", "nights", "--type", "process")
     project.edit("zoo.yaml", ", gates: growth=2%", "")
     done = project.run("deploy", "zoo.yaml", "--pool", "nights", "--name", "nights", "--out", "out", env=on_server)

@@ -107,10 +107,7 @@ def by_threads(tmp_path_factory):
 @pytest.mark.nightly
 @pytest.mark.parametrize(("program", "on"), [(PROCESSES, "local"), (DASK, "dask")], ids=["process pool", "dask"])
 def test_other_processes_make_the_same_files(tmp_path, server, by_threads, program, on):
-    """Under a process pool and under Dask, files and provenance are byte for byte those that threads make.
-
-    What is submitted is small; what ran there is found here; no process is left behind.
-    """
+    """Under a process pool and under Dask, files and provenance are byte for byte those that threads make."""
     done = run_driver(tmp_path, program, server, on=on)
     assert done["state"] == "Completed"
     assert done["largest"] <= 16 << 10
