@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pteforge.artifacts import files
 from pteforge.artifacts.digest import Digest, digest_bytes
-from pteforge.artifacts.files import LocalFiles, abandoned, remove, staging_file, staging_folder
+from pteforge.artifacts.files import LocalFiles, abandoned, remove, remove_abandoned_files, staging_file, staging_folder
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
@@ -398,3 +398,13 @@ def test_a_folder_in_the_place_of_the_lock(store):
     (store.root / "lock").mkdir()
     with pytest.raises(StoreUnusable, match="lock"):
         store.put_bytes(b"one")
+
+
+def test_abandoned_files_are_removed(tmp_path):
+    """What a dead process was writing goes; what another one is writing, and what only looks like it, stays."""
+    (tmp_path / f"{'0a' * 16}.part").write_bytes(b"half a file")
+    (tmp_path / "model.part").write_bytes(b"a user's")
+    with staging_file(tmp_path) as (path, _file):
+        remove_abandoned_files(tmp_path)
+        assert {each.name for each in tmp_path.iterdir()} == {path.name, "model.part"}
+    remove_abandoned_files(tmp_path / "missing")
