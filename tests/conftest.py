@@ -214,17 +214,18 @@ def python_path() -> Path:
 @pytest.fixture
 def file_limit() -> Callable[[int], AbstractContextManager[None]]:
     """Makes writing more than so many bytes to a file fail, as on a full disk."""
+    return limited_size
 
-    @contextmanager
-    def limit(size: int) -> Iterator[None]:
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    return limit
+@contextmanager
+def limited_size(size: int) -> Iterator[None]:
+    """Lets no file be longer: the system writes what fits, and then fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import pytest
 from pteforge.artifacts.digest import digest_json
-from pteforge.artifacts.ledger import StageRecord
-from pteforge.artifacts.ref import ArtifactManifest
 from pteforge.artifacts.store import open_store
 from pteforge.artifacts.transfer import Transferred, transfer
-
-
-def commit(store, number):
-    """Records a stage with a log, and an output of two objects, one of which all stages share."""
-    blobs = store.local.put_bytes(b"shared"), store.local.put_bytes(f"weights {number}".encode())
-    ref = store.local.put_manifest(ArtifactManifest("program/aten", blobs, number))
-    log = store.local.put_artifact("log", f"log {number}".encode())
-    store.publish(ref)
-    store.publish(log)
-    fields = {"number": number}
-    record = StageRecord(digest_json(fields), fields, {"program": ref}, 1.0, 0, "2026-01-02T03:04:05", log.root)
-    store.ledger.commit(record)
-    return record
+from pteforge.tests.contract.conftest import commit
 
 
 @pytest.fixture

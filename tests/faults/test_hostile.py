@@ -10,7 +10,7 @@ from pteforge.artifacts.records import Seal
 from pteforge.tests.faults.campaign import run_campaign
 from pteforge.tests.faults.commands import Commands
 from pteforge.tests.faults.hostile import HOSTILE, QUICK, Attack, Target, attack_once, forge_record, try_any
-from pteforge.tests.faults.small_zoo import SIGNING_KEY
+from pteforge.tests.faults.zoo import SIGNING_KEY
 
 
 @pytest.fixture
