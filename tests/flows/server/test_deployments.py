@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import psutil
 import pytest
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from pteforge.tests.flows.server.conftest import receiver, running_worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -58,21 +56,6 @@ def test_a_worker_runs_a_deployment(project, prefect, on_server):
     prefect("deployment", "run", "export-zoo/by-worker", "--param", 'models=["linear"]', "--param", "recipes=port*")
     prefect("worker", "start", "--pool", "forge", "--run-once")
     assert set(project.files()) == {"linear/portable-fp32.pte", "linear/portable-fp32.json"}
-
-
-@contextlib.contextmanager
-def running_worker(project, env, pool):
-    """A worker of a pool, which looks for runs each second."""
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
-    environment = project.environment(env) | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
-    with (
-        (project.folder / "worker.log").open("wb") as log,
-        subprocess.Popen(command, cwd=project.folder, env=environment, stdout=log, stderr=log) as process,
-    ):
-        try:
-            yield
-        finally:
-            process.terminate()
 
 
 def runs_of(server, deployment):
@@ -130,22 +113,9 @@ def test_a_server_without_a_scheduler(project, server_without_scheduler, monkeyp
 
 def test_alerts(project, prefect, server, on_server):
     """A block of the user's reports a run that failed; deploying again changes the alerts in place."""
-    told = queue.Queue()
-
-    class Listener(BaseHTTPRequestHandler):
-        def do_POST(self):
-            told.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_):
-            """Nothing."""
-
     project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
     prefect("work-pool", "create", "alerts", "--type", "process")
-    with HTTPServer(("127.0.0.1", 0), Listener) as listener:
-        threading.Thread(target=listener.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{listener.server_port}"
+    with receiver() as (url, told):
         with temporary_settings({PREFECT_API_URL: server}):
             webhook = {"name": "nights", "url": url, "json_data": {"subject": "{{subject}}", "body": "{{body}}"}}
             CustomWebhookNotificationBlock(**webhook, allow_private_urls=True).save("nights")
@@ -161,7 +131,6 @@ def test_alerts(project, prefect, server, on_server):
         prefect("deployment", "run", "export-zoo/alerting", "--param", "models=none")
         prefect("worker", "start", "--pool", "alerts", "--run-once")
         message = told.get(timeout=240)
-        listener.shutdown()
     assert message["subject"] == "pteforge alerting: failed"
     assert message["body"].startswith("export zoo.yaml none: ")
 

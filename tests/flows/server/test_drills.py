@@ -14,7 +14,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from pteforge.tests.faults.faulty_files import small_disk
-from pteforge.tests.flows.server.site import FINAL, MODELS, NAMES, Site, eventually, run_site
+from pteforge.tests.flows.server.conftest import eventually
+from pteforge.tests.flows.server.site import FINAL, MODELS, NAMES, Site, run_site
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3000)]
 

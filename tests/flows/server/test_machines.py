@@ -11,6 +11,7 @@ from pathlib import Path
 import pteforge
 import pytest
 from pteforge.artifacts.store import open_store
+from pteforge.tests.flows.server.conftest import running_worker
 
 pytestmark = pytest.mark.nightly
 
@@ -22,14 +23,8 @@ PTEFORGE = Path(sys.executable).with_name("pteforge")
 def worker(project, prefect, on_server):
     """A worker of the pool `models`, in a process of its own."""
     prefect("work-pool", "create", "models", "--type", "process")
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "models"]
-    environment = project.environment(on_server) | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
-    with (
-        (project.folder / "worker.log").open("wb") as log,
-        subprocess.Popen(command, cwd=project.folder, env=environment, stdout=log, stderr=log) as process,
-    ):
+    with running_worker(project, on_server, "models") as process:
         yield process
-        process.terminate()
 
 
 DEADLY = """

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pteforge.tests.flows.server.site import MODELS, STAGES, Site, eventually, run_site
+from pteforge.tests.flows.server.conftest import eventually
+from pteforge.tests.flows.server.site import MODELS, STAGES, Site, run_site
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
 

@@ -7,12 +7,9 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
+from pteforge.tests.flows.server.conftest import run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -151,9 +148,9 @@ def test_retries(project, on_server):
     project.write("once.py", ONCE)
     project.write_zoo({"steady": "nets:linear", "once": "once:once"}, ("portable-fp32",))
     given = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out)}
-    assert run_python(project.folder, RETRIED, given, on_server) == ["Completed", 2, {"ran": 6, "cached": 6}]
+    assert run_python(project.folder, RETRIED, given, on_server) == [["Completed", 2, {"ran": 6, "cached": 6}]]
     project.edit("zoo.yaml", "once:once", "faulty:misunderstood")
-    name, attempts, message = run_python(project.folder, RETRIED, given, on_server)
+    ((name, attempts, message),) = run_python(project.folder, RETRIED, given, on_server)
     assert (name, attempts) == ("Failed", 1)
     assert "1 of the files were not made" in message
     assert "\n" not in message
@@ -256,7 +253,7 @@ print(json.dumps([state.name, state.result()]))
         "jobs": 1,
         **parameters,
     }
-    name, result = run_python(warm.folder, program, given, {"PREFECT_API_URL": server})
+    ((name, result),) = run_python(warm.folder, program, given, {"PREFECT_API_URL": server})
     assert name == "Cached"
     assert set(result["models"]) == models
     assert result["exit_code"] == 0
@@ -283,7 +280,7 @@ def test_two_runs_at_once_in_one_process(project, on_server):
     """With one store and as many jobs, each run's stages are its own."""
     project.write_zoo({"linear": "nets:linear", "conv": "nets:conv"}, ("portable-fp32",))
     given = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out), "jobs": 1}
-    ended = run_python(project.folder, TWO, given, on_server)
+    (ended,) = run_python(project.folder, TWO, given, on_server)
     assert ended == [["Completed", "Completed"], [["conv"], ["linear"]]]
 
 
@@ -300,7 +297,7 @@ except Exception as error:
 """
     (warm.out / "linear" / "portable-fp32.pte").unlink()
     given = {"zoo": str(warm.folder / "zoo.yaml"), "store": str(warm.store), "out": str(warm.out)}
-    message = run_python(warm.folder, program, given, {"PREFECT_API_URL": server})
+    (message,) = run_python(warm.folder, program, given, {"PREFECT_API_URL": server})
     assert "2 of the files were not made" in message
     assert (warm.out / "linear" / "portable-fp32.pte").exists()
     assert recorded(warm).flow_run().state.name == "Failed"
@@ -319,18 +316,3 @@ def test_interrupted_run_is_recorded(project, recorded, on_server):
     assert not any(task.state.is_failed() for task in known.task_runs(2).values())
     (run,) = json.loads(project.run("runs", "--json").out)["runs"]
     assert run["status"] == "interrupted"
-
-
-def run_python(folder: Path, program: str, argument: Any, environment: dict[str, str]) -> Any:
-    """Returns the last line of output, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(argument)],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from queue import Queue
-from threading import Thread
 
 import pteforge
 import pytest
@@ -17,6 +12,7 @@ from pteforge.errors import InputError
 from pteforge.flows.prefect.deployments import ZooDeployment
 from pteforge.flows.releases.releases import Releases
 from pteforge.flows.run.request import ExportRequest
+from pteforge.tests.flows.server.conftest import receiver, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -50,55 +46,29 @@ def project(lower_project, lower):
 
 # Makes a block that posts notifications to a URL, and prints its id.
 WEBHOOK = """
-import sys
+import json, sys
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
-text = {"text": "{{subject}} | {{body}}"}
-print(CustomWebhookNotificationBlock(name="hook", url=sys.argv[1], json_data=text).save("hook"))
+text, url = {"text": "{{subject}} | {{body}}"}, json.loads(sys.argv[1])
+print(json.dumps(str(CustomWebhookNotificationBlock(name="hook", url=url, json_data=text).save("hook"))))
 """
 
 
 @pytest.fixture
 def notifications(project, prefect, on_server):
     """What the automation of docs/operations.md sends, in order."""
-    sent = Queue()
-
-    class Receiver(BaseHTTPRequestHandler):
-        def do_POST(self):
-            sent.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver:
-        Thread(target=receiver.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{receiver.server_port}"
-        block = run_python(project, WEBHOOK, url, on_server).strip()
+    with receiver() as (url, sent):
+        (block,) = run_python(project.folder, WEBHOOK, url, on_server)
         example = re.search(r"```yaml\n(automations:.+?)```", DOCUMENTATION.read_text(), re.DOTALL)[1]
         project.write("automation.yaml", re.sub(r"(block_document_id: )\S+", rf"\g<1>{block}", example))
         prefect("automation", "create", "--from-file", "automation.yaml")
         yield sent
-        receiver.shutdown()
-
-
-def run_python(project, program, argument, environment):
-    """What the program prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, argument],
-        cwd=project.folder,
-        env=project.environment(environment),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_the_flow_publishes(project, on_server, recorded, notifications):
     """A flow run that releases its files says so. One whose release is held back fails, and is not tried again."""
     same = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out)}
-    given = json.dumps([same, {**same, "overrides": [WIDER]}])
-    first, second = map(json.loads, run_python(project, RUNS, given, on_server).splitlines()[-2:])
+    given = [same, {**same, "overrides": [WIDER]}]
+    first, second = run_python(project.folder, RUNS, given, on_server)
     releases = Releases(str(project.folder / "shared"))
     latest, held = releases.names()
     assert first[:2] == ["Cached", 1]
