@@ -111,7 +111,7 @@ def test_the_page_has_every_campaign():
 
 
 @pytest.mark.parametrize("campaign", [CRASH, RACES])
-@pytest.mark.parametrize("first", [pytest.param(0, id="short"), pytest.param(1, marks=pytest.mark.nightly, id="long")])
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.nightly)])
 def test_processes(tmp_path, campaign, first):
     """After a kill, and after a race of eight processes, all is as one undisturbed process makes it."""
     seed = {CRASH: 13, RACES: 14}[campaign]
@@ -120,7 +120,9 @@ def test_processes(tmp_path, campaign, first):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("trials", [6, pytest.param(12, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "trials", [pytest.param(6, marks=pytest.mark.slow), pytest.param(12, marks=pytest.mark.nightly)]
+)
 def test_storage(tmp_path, monkeypatch, trials):
     """Disks and buckets that fail: each run is right or says what is wrong, and the next one is right."""
     if trials == 6:  # servers take seconds
@@ -129,6 +131,7 @@ def test_storage(tmp_path, monkeypatch, trials):
     assert (report.broken, report.tried.total()) == ([], trials)
 
 
+@pytest.mark.slow
 def test_few_models_leak_nothing(tmp_path):
     """After a few models, `pteforge.export` holds what it held after the first ones."""
     exporter = Exporter(tmp_path / "exporter")

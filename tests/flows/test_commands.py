@@ -412,6 +412,7 @@ def test_zoos_of_one_name(own, made, tmp_path, pteforge):
     assert pteforge(other, *export).err == ""
 
 
+@pytest.mark.slow
 def test_a_bar_in_a_terminal(own):
     """In a terminal, progress is a bar that is gone at the end, and no lines."""
     shutil.rmtree(own.store / "ledger")

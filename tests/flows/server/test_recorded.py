@@ -147,7 +147,7 @@ def test_retries(project, on_server):
     """
     project.write("once.py", ONCE)
     project.write_zoo({"steady": "nets:linear", "once": "once:once"}, ("portable-fp32",))
-    given = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out)}
+    given = parameters(project)
     assert run_python(project.folder, RETRIED, given, on_server) == [["Completed", 2, {"ran": 6, "cached": 6}]]
     project.edit("zoo.yaml", "once:once", "faulty:misunderstood")
     ((name, attempts, message),) = run_python(project.folder, RETRIED, given, on_server)
@@ -228,37 +228,32 @@ def test_figures_are_tables(warm, recorded, on_server):
     assert known.artifact("bisect-conv-laddered-plot").startswith("data:image/png;base64,iVBOR")
 
 
-@pytest.mark.parametrize(
-    ("entrypoint", "parameters", "models"),
-    [
-        ("pteforge.flows.prefect.zoo_flow:export_zoo", {"models": "*"}, {"linear", "conv"}),
-        ("pteforge.flows.prefect.zoo_flow:export_model", {"models": "conv"}, {"conv"}),
-    ],
-)
-def test_entrypoints(warm, server, recorded, entrypoint, parameters, models):
-    """Deployments load the flows by entrypoint and run them with parameters that are plain JSON."""
-    program = f"""
+def parameters(project, **more):
+    """Parameters of a flow, which are plain JSON."""
+    return {
+        "zoo": str(project.folder / "zoo.yaml"),
+        "store": str(project.store),
+        "out": str(project.out),
+        **more,
+    }
+
+
+BY_ENTRYPOINT = """
 import asyncio, json, sys
 from prefect.flows import load_flow_from_entrypoint
-flow = load_flow_from_entrypoint({entrypoint!r})
+flow = load_flow_from_entrypoint("pteforge.flows.prefect.zoo_flow:export_model")
 parameters = flow.validate_parameters(json.loads(sys.argv[1]))
 state = asyncio.run(flow(**parameters, return_state=True))
 print(json.dumps([state.name, state.result()]))
 """
-    given = {
-        "zoo": str(warm.folder / "zoo.yaml"),
-        "store": str(warm.store),
-        "out": str(warm.out),
-        "overrides": ["models.conv.seed=0"],
-        "jobs": 1,
-        **parameters,
-    }
-    ((name, result),) = run_python(warm.folder, program, given, {"PREFECT_API_URL": server})
-    assert name == "Cached"
-    assert set(result["models"]) == models
-    assert result["exit_code"] == 0
-    states = {task.state.name for task in recorded(warm).task_runs(len(models)).values()}
-    assert states == {"Cached"}
+
+
+def test_entrypoint_of_a_model(warm, on_server, recorded):
+    """Work pools load the flow of a model by entrypoint, and run it with parameters that are plain JSON."""
+    given = parameters(warm, models="conv", overrides=["models.conv.seed=0"], jobs=1)
+    ((name, result),) = run_python(warm.folder, BY_ENTRYPOINT, given, on_server)
+    assert (name, set(result["models"]), result["exit_code"]) == ("Cached", {"conv"}, 0)
+    assert {task.state.name for task in recorded(warm).task_runs(1).values()} == {"Cached"}
 
 
 # Two runs at once in one process, and which models each session heard of.
@@ -279,12 +274,11 @@ print(json.dumps([[state.name for state in states], sorted(map(sorted, heard.val
 def test_two_runs_at_once_in_one_process(project, on_server):
     """With one store and as many jobs, each run's stages are its own."""
     project.write_zoo({"linear": "nets:linear", "conv": "nets:conv"}, ("portable-fp32",))
-    given = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out), "jobs": 1}
-    (ended,) = run_python(project.folder, TWO, given, on_server)
+    (ended,) = run_python(project.folder, TWO, parameters(project, jobs=1), on_server)
     assert ended == [["Completed", "Completed"], [["conv"], ["linear"]]]
 
 
-def test_failed_flow_raises_where_it_is_called(warm, server, recorded):
+def test_failed_flow_raises_where_it_is_called(warm, on_server, recorded):
     """A flow that is called from Python raises if a file could not be made; the other files are made."""
     warm.edit("zoo.yaml", "nets:conv", "faulty:misunderstood")
     program = """
@@ -296,8 +290,7 @@ except Exception as error:
     print(json.dumps(str(error)))
 """
     (warm.out / "linear" / "portable-fp32.pte").unlink()
-    given = {"zoo": str(warm.folder / "zoo.yaml"), "store": str(warm.store), "out": str(warm.out)}
-    (message,) = run_python(warm.folder, program, given, {"PREFECT_API_URL": server})
+    (message,) = run_python(warm.folder, program, parameters(warm), on_server)
     assert "2 of the files were not made" in message
     assert (warm.out / "linear" / "portable-fp32.pte").exists()
     assert recorded(warm).flow_run().state.name == "Failed"

@@ -116,6 +116,7 @@ def test_other_processes_make_the_same_files(tmp_path, server, by_threads, progr
     assert delivered(tmp_path / "found") == delivered(tmp_path / "out") == delivered(by_threads / "out")
 
 
+@pytest.mark.slow
 def test_another_toolchain_is_refused(tmp_path, server):
     """A process whose key for a stage is not the driver's does not run it, and names what differs."""
     program = PROCESSES.replace(
