@@ -139,12 +139,6 @@ class Said:
 
 
 @pytest.fixture
-def said() -> type[Said]:
-    """For what a process printed."""
-    return Said
-
-
-@pytest.fixture
 def run_here(monkeypatch, capfd) -> Iterator[Callable[..., Said]]:
     """Runs the command line in this process, with the working directory given first."""
     # Imported late: what it imports may read settings that `pytest_configure` makes.

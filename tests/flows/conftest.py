@@ -30,6 +30,7 @@ from pteforge.flows.run.zoo import find_models, lower_rest
 from pteforge.tasks.engine.executor import Executor
 from pteforge.tasks.engine.runner import LocalRunner
 from pteforge.tasks.engine.workers import Workers
+from pteforge.tests.conftest import Said
 
 ZOO = Path(__file__).parent / "zoo"
 PACKAGES = Path(__file__).parent / "packages"
@@ -60,13 +61,8 @@ def delivered(folder: Path) -> dict[str, bytes]:
     return found
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A command that has ended."""
-
-    code: int
-    out: str
-    err: str
+class Finished(Said):
+    """A command in a process of its own that has ended; what it printed as JSON may come with progress."""
 
     @property
     def json(self) -> Any:

@@ -8,14 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import httpx
 import psutil
 import pytest
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from pteforge.tests.flows.server.conftest import receiver, running_worker
+from pteforge.tests.flows.server.conftest import eventually, receiver, running_worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -74,10 +73,7 @@ def test_a_schedule_starts_runs(project, prefect, server, on_server):
     )
     assert done.code == 0, done.err
     with running_worker(project, on_server, "cron"):
-        deadline = time.monotonic() + 300
-        while not (runs := runs_of(server, "minutely")):
-            assert time.monotonic() < deadline
-            time.sleep(1)
+        runs = eventually(lambda: runs_of(server, "minutely"), 300)
         looked = project.run("doctor", "--server", "--json", env=on_server)
     assert runs[-1]["auto_scheduled"]
     assert runs[-1]["state"]["type"] == "COMPLETED", runs[-1]["state"]
@@ -140,13 +136,9 @@ def test_serve(project, prefect, server, on_server, recorded):
     project.write_zoo({"linear": "nets:linear", "patient": "waiting:patient"}, ("portable-fp32",))
     with project.start("serve", "zoo.yaml", "--name", "served", "--out", "out", env=on_server) as process:
         assert "export-zoo/served" in process.stdout.readline()
-        deadline = time.monotonic() + 240
-        while "served" not in prefect("deployment", "ls"):
-            assert time.monotonic() < deadline
+        eventually(lambda: "served" in prefect("deployment", "ls"))
         prefect("deployment", "run", "export-zoo/served", "--param", "models=linear")
-        while not (project.out / "linear" / "portable-fp32.json").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        eventually((project.out / "linear" / "portable-fp32.json").exists)
 
         assert recorded(project).flow_run().name == "export zoo.yaml linear"
         project.make_pipes()
@@ -160,12 +152,11 @@ def test_serve(project, prefect, server, on_server, recorded):
         psutil.wait_procs(of_run, timeout=60)
         assert not [child for child in of_run if child.is_running()]
         known = recorded(project)
-        while known.flow_run().name != "export zoo.yaml":
-            assert time.monotonic() < deadline
+        eventually(lambda: known.flow_run().name == "export zoo.yaml")
         assert known.flow_run().state.name == "Cancelled"
         states = {name: task.state.name for name, task in known.task_runs(3).items()}
         assert states == {"model linear": "Cached", "model patient": "Cancelled", "patient export": "Cancelled"}
-        known_runs = json.loads(project.run("runs", "--json").out)["runs"]
+        known_runs = project.run("runs", "--json").json["runs"]
         assert [run["status"] for run in known_runs] == ["interrupted", "completed"]
 
         process.send_signal(signal.SIGINT)
@@ -221,10 +212,8 @@ def test_a_killed_deployment(project, prefect, on_server, tmp_path):
     ) as worker:
         assert int((project.folder / "running").read_text()) > 0
         processes = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
-        deadline = time.monotonic() + 120
-        while not (runs := json.loads(project.run("runs", "--json").out)["runs"]) or not runs[0]["models"]:
-            assert time.monotonic() < deadline
-        assert runs[0]["status"] == "running"
+        (run, *_) = eventually(lambda: [run for run in project.run("runs", "--json").json["runs"] if run["models"]])
+        assert run["status"] == "running"
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -232,10 +221,10 @@ def test_a_killed_deployment(project, prefect, on_server, tmp_path):
     assert any(path.name == "workspace.json" for path in left)
     assert not [path for path in left for secret in secrets.values() if secret.encode() in path.read_bytes()]
     psutil.wait_procs(processes, timeout=60)
-    assert json.loads(project.run("runs", "--json").out)["runs"][0]["status"] == "lost"
+    assert project.run("runs", "--json").json["runs"][0]["status"] == "lost"
     assert "export" in project.run("why", "prompt").out
     collected = project.run("store", "gc", "--keep-last", "0", "--keep-newer-than", "0s", "--explain", "--json")
-    assert (json.loads(collected.out)["objects_kept"], json.loads(collected.out)["reasons"]) == (0, {})
+    assert (collected.json["objects_kept"], collected.json["reasons"]) == (0, {})
 
 
 @pytest.mark.parametrize(

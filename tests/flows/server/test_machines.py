@@ -60,7 +60,7 @@ def test_models_run_on_a_work_pool(project, on_server):
     assert "Crashed" in models["killed"]["problem"]
     assert models["raises"]["step"].startswith("export")
     assert done.json["stages"]["ran"] >= 6
-    (run,) = json.loads(project.run("runs", "--json").out)["runs"]
+    (run,) = project.run("runs", "--json").json["runs"]
     assert run["status"] == "failed"
 
 

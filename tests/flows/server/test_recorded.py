@@ -123,7 +123,7 @@ def test_parameters_are_recorded(warm, on_server, recorded):
         "publish": None,
         "refresh": False,
     }
-    (known,) = json.loads(warm.run("runs", "--json", "--limit", "1").out)["runs"]
+    (known,) = warm.run("runs", "--json", "--limit", "1").json["runs"]
     assert known["parameters"] == run.parameters
 
 
@@ -307,5 +307,5 @@ def test_interrupted_run_is_recorded(project, recorded, on_server):
     known = recorded(project)
     assert known.flow_run().state.name == "Crashed"
     assert not any(task.state.is_failed() for task in known.task_runs(2).values())
-    (run,) = json.loads(project.run("runs", "--json").out)["runs"]
+    (run,) = project.run("runs", "--json").json["runs"]
     assert run["status"] == "interrupted"

@@ -101,11 +101,11 @@ def test_deployed_nights(project, prefect, on_server, recorded):
 
     def night(*overrides):
         """A run of the deployment: its state, its artifact, its entry in `pteforge runs`, and the page."""
-        before = len(json.loads(project.run("runs", "--json").out)["runs"])
+        before = len(project.run("runs", "--json").json["runs"])
         given = json.dumps(list(overrides))
         prefect("deployment", "run", "export-zoo/nights", "--param", f"overrides={given}")
         prefect("worker", "start", "--pool", "nights", "--run-once")
-        runs = json.loads(project.run("runs", "--json").out)["runs"]
+        runs = project.run("runs", "--json").json["runs"]
         assert len(runs) == before + 1
         page = (project.out / "index.html").read_text()
         return recorded(project).flow_run().state, recorded(project).artifact("zoo-zoo"), runs[0], page
