@@ -53,12 +53,16 @@ def server_without_scheduler(tmp_path_factory, monkeypatch) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running_server(home: Path, python: str | Path = sys.executable) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server that a Python starts: the URL of its API, and its process."""
+def running_server(
+    home: Path, python: str | Path = sys.executable, **more: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server that a Python starts, with more variables: the URL of its API, and its process."""
+    home.mkdir(exist_ok=True)
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     environment = {
         **os.environ,
+        **more,
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_UI_API_URL": url,
@@ -69,7 +73,7 @@ def running_server(home: Path, python: str | Path = sys.executable) -> Iterator[
         subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process,
     ):
         try:
-            eventually(lambda: process.poll() is None and _answers(url))
+            eventually(lambda: process.poll() is None and _answers(url), 600)
             yield url, process
         finally:
             process.terminate()

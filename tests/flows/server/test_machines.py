@@ -11,12 +11,12 @@ from pathlib import Path
 import pteforge
 import pytest
 from pteforge.artifacts.store import open_store
+from pteforge.tests.flows.conftest import PTEFORGE
 from pteforge.tests.flows.server.conftest import running_worker
 
 pytestmark = pytest.mark.nightly
 
 ROOT = Path(pteforge.__file__).parent
-PTEFORGE = Path(sys.executable).with_name("pteforge")
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pteforge.tests.flows.conftest import delivered
+from pteforge.tests.flows.conftest import PTEFORGE, delivered
 
 pytestmark = pytest.mark.timeout(900)
 
-PTEFORGE = Path(sys.executable).with_name("pteforge")
 STARTER = Path(__file__).parents[3] / "examples" / "zoo" / "starter.yaml"
 MODELS = "lstm,sdpa"
 
