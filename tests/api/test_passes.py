@@ -12,7 +12,7 @@ import pytest
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.export import ExportRecipe, ExportSession, LoweringRecipe, StageType
-from pteforge.errors import ConfigError, StageFailed
+from pteforge.errors import ConfigError, SourceError, StageFailed
 from pteforge.tests.lowering import ZOO, checked_recipe
 
 pytestmark = pytest.mark.slow
@@ -158,3 +158,4 @@ def test_wrong_passes(lower, field, name, kwargs, error, problem):
     with pytest.raises(error, match=problem) as caught:
         lower(named) if field == "edge.passes" else lower(aten_passes=[named])
     assert field in str(caught.value)
+    assert error is ConfigError or isinstance(caught.value.__cause__, SourceError)
