@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 from pteforge.artifacts.digest import digest_json
 from pteforge.artifacts.store import open_store
@@ -21,7 +23,7 @@ def test_there_and_back(mine, place, tmp_path):
     mine.ledger.watch("builder", ["hidden", "late"])
     mine.ledger.remember("net/export", records[0].key, {"number": 0})
     with place.open("a") as theirs:
-        commit(theirs, 2)
+        commit(theirs, 2, finished=datetime.fromisoformat(records[2].finished))
         commit(theirs, 3)
         theirs.ledger.remember("net/edge", records[1].key, {})
         assert transfer(mine, theirs) == Transferred(stages=2, present=1, lost=0)
