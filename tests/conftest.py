@@ -115,6 +115,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.line(f"{total:8.1f} s  {path}")
 
 
+def run_process(
+    *command: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 300.0
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, and takes what it prints."""
+    arguments = [*map(str, command)]
+    return subprocess.run(arguments, cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True, check=False)
+
+
 @dataclass(frozen=True)
 class Said:
     """How a command ended, and what it printed."""

@@ -22,6 +22,7 @@ from pteforge.artifacts.digest import Digest, digest_json
 from pteforge.artifacts.ledger import StageRecord
 from pteforge.artifacts.ref import ArtifactManifest
 from pteforge.artifacts.store import Store, open_store
+from pteforge.tests.conftest import run_process
 
 SIGNING_KEY = "a key for tests, longer than thirty-two characters"
 
@@ -176,14 +177,8 @@ def run_python() -> Callable[..., Any]:
 
     def run(*arguments: Any, **environment: str) -> Any:
         path = os.pathsep.join([str(Path(__file__).parents[1] / "zoo"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        finished = subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            env=os.environ | {"PYTHONPATH": path} | environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=420,
-        )
+        environment = os.environ | {"PYTHONPATH": path} | environment
+        finished = run_process(sys.executable, *arguments, env=environment, timeout=420)
         assert finished.returncode == 0, finished.stderr[-4000:]
         return json.loads(finished.stdout.splitlines()[-1])
 

@@ -30,7 +30,7 @@ from pteforge.flows.run.zoo import find_models, lower_rest
 from pteforge.tasks.engine.executor import Executor
 from pteforge.tasks.engine.runner import LocalRunner
 from pteforge.tasks.engine.workers import Workers
-from pteforge.tests.conftest import Said
+from pteforge.tests.conftest import Said, run_process
 
 ZOO = Path(__file__).parent / "zoo"
 PACKAGES = Path(__file__).parent / "packages"
@@ -123,15 +123,8 @@ class Project:
     def run(self, *args: str, env: Mapping[str, str] | None = None, unprivileged: bool = False) -> Finished:
         """Runs the command line in a process of its own, to its end; `unprivileged` holds root to files' modes."""
         plain = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-        done = subprocess.run(
-            [*(plain if unprivileged else []), str(PTEFORGE), *args],
-            cwd=self.folder,
-            env=self.environment(env),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT,
-            check=False,
-        )
+        command = (*(plain if unprivileged else ()), PTEFORGE, *args)
+        done = run_process(*command, cwd=self.folder, env=self.environment(env), timeout=_LIMIT)
         return Finished(done.returncode, done.stdout, done.stderr)
 
     def start(self, *args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

@@ -20,6 +20,7 @@ from queue import Queue
 from typing import Any
 
 import pytest
+from pteforge.tests.conftest import run_process
 
 _LIMIT = 240.0  # seconds for a server to start or to record an event, on a busy machine
 
@@ -91,15 +92,8 @@ def prefect(project, on_server):
     """Runs Prefect's command line in the project's folder."""
 
     def run(*args: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *args],
-            cwd=project.folder,
-            env=project.environment(on_server),
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        command = (sys.executable, "-m", "prefect", "--no-prompt", *args)
+        done = run_process(*command, cwd=project.folder, env=project.environment(on_server))
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -143,15 +137,8 @@ def receiver() -> Iterator[tuple[str, Queue[Any]]]:
 
 def run_python(folder: Path, program: str, argument: Any, environment: Mapping[str, str]) -> list[Any]:
     """The lists and texts that a program prints as JSON, one a line; its argument is JSON, too."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(argument)],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = (sys.executable, "-c", program, json.dumps(argument))
+    done = run_process(*command, cwd=folder, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", '"'))]
 

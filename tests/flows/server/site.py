@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import psutil
 import pteforge
+from pteforge.tests.conftest import run_process
 from pteforge.tests.contract.conftest import run_s3_server
 from pteforge.tests.faulty_proxy import Proxy, run_proxy
 from pteforge.tests.flows.server.conftest import eventually, free_port
@@ -166,15 +167,7 @@ class Site:
 
     def entry(self, *args: str, code: int = 0) -> str:
         """Runs the entry point to its end; what it printed."""
-        done = subprocess.run(
-            ["sh", ENTRYPOINT, *args],
-            cwd=self.project.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        done = run_process("sh", ENTRYPOINT, *args, cwd=self.project.folder, env=self.environment())
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + (done.stderr if code else "")
 

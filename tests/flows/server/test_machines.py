@@ -11,6 +11,7 @@ from pathlib import Path
 import pteforge
 import pytest
 from pteforge.artifacts.store import open_store
+from pteforge.tests.conftest import run_process
 from pteforge.tests.flows.conftest import PTEFORGE
 from pteforge.tests.flows.server.conftest import running_worker
 
@@ -80,16 +81,9 @@ def test_stages_run_on_a_dask_cluster(project):
     """A cluster that runs already gets all stages that are not cached and need a process of their own."""
     project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
     program = project.write("cluster.py", ON_A_CLUSTER)
-    limited = ("--set", "run.memory=1MiB")
-    done = subprocess.run(
-        [sys.executable, program, PTEFORGE, "export", "zoo.yaml", "--on", "dask", "--out", "out", *limited],
-        cwd=project.folder,
-        env=project.environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    options = ("--on", "dask", "--out", "out", "--set", "run.memory=1MiB")
+    command = (sys.executable, program, PTEFORGE, "export", "zoo.yaml", *options)
+    done = run_process(*command, cwd=project.folder, env=project.environment())
     assert done.returncode == 0, done.stderr
     ran = int(re.search(r"(\d+) stages run", done.stdout)[1])
     finished = int(re.search(r"finished on the cluster: (\d+)", done.stdout)[1])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from pteforge.tests.conftest import run_process
 from pteforge.tests.flows.conftest import PTEFORGE, delivered
 
 pytestmark = pytest.mark.timeout(900)
@@ -62,15 +62,7 @@ def run_driver(folder: Path, program: str, server: str, **parameters):
     folders = {"store": str(folder / "store"), "out": str(folder / "out")}
     given = {"zoo": str(STARTER), "models": MODELS, "jobs": 1, **folders, **parameters}
     environment = {**os.environ, "PREFECT_API_URL": server, "PTEFORGE_TEST_RUN": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "driver.py", json.dumps(given)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=850,
-        check=False,
-    )
+    done = run_process(sys.executable, "driver.py", json.dumps(given), cwd=folder, env=environment, timeout=850)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -89,8 +81,8 @@ def left_behind(folder: Path) -> list[str]:
 
 def export(folder: Path, store: Path, out: str) -> str:
     """What the command line prints for an export, whose tasks run in threads."""
-    command = [PTEFORGE, "export", STARTER, "--model", MODELS, "--store", store, "--out", folder / out]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    command = (PTEFORGE, "export", STARTER, "--model", MODELS, "--store", store, "--out", folder / out)
+    done = run_process(*command, cwd=folder, timeout=400)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
