@@ -119,6 +119,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(f"{total:8.1f} s  {path}")
 
 
+def run_process(
+    *command: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 300.0
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, and takes what it prints."""
+    arguments = [*map(str, command)]
+    return subprocess.run(arguments, cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True, check=False)
+
+
 @dataclass(frozen=True)
 class Said:
     """How a command ended, and what it printed."""
@@ -140,12 +148,6 @@ class Said:
         assert "Traceback" not in self.err
         for part in telling:
             assert part in self.err
-
-
-@pytest.fixture
-def said() -> type[Said]:
-    """For what a process printed."""
-    return Said
 
 
 @pytest.fixture
@@ -218,17 +220,18 @@ def python_path() -> Path:
 @pytest.fixture
 def file_limit() -> Callable[[int], AbstractContextManager[None]]:
     """Makes writing more than so many bytes to a file fail, as on a full disk."""
+    return limited_size
 
-    @contextmanager
-    def limit(size: int) -> Iterator[None]:
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    return limit
+@contextmanager
+def limited_size(size: int) -> Iterator[None]:
+    """Lets no file be longer: the system writes what fits, and then fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

@@ -24,10 +24,7 @@ def debugged(exported, net, example, store):
 
 
 def test_debug_mode_shares_stages(debugged, exported, net, example, store, ran):
-    """Debug mode reruns the chain from `compile`; in a recipe, `debug` equals the two options that it implies.
-
-    A record alone does not change the file.
-    """
+    """Debug mode reruns the chain from `compile`; in a recipe, `debug` equals the two options that it implies."""
     assert ran(debugged) == {"export", "compile", "serialize", "verify", "report"}
     for written in ({"debug": True}, {"compile": {"emit_stacktrace": True, "generate_etrecord": True}}):
         recipe = checked_recipe("xnnpack", **written)

@@ -49,10 +49,7 @@ def operators(program):
     ids=["class", "function", "function of the program"],
 )
 def test_callables(lower, named):
-    """A class gets its arguments, a function with `takes_program` the method's name and its ATen program.
-
-    The passes change the edge program that later stages use, in their order.
-    """
+    """A class gets its arguments, a function with `takes_program` the method's name and its ATen program."""
     names = operators(lower(named).artifact("edge"))
     assert "aten.tanh.default" in names
     assert "aten.relu.default" not in names
@@ -106,46 +103,9 @@ def test_without_passes_nothing_changes(lower, exported):
     assert operators(lower().artifact("edge")) == operators(exported.artifact("edge"))
 
 
-@pytest.mark.parametrize(
-    ("named", "problem"),
-    [
-        ({"callable": "own_edge_passes:Replce"}, r"recipe.edge.passes\[0\].callable: .*did you mean 'Replace'"),
-        ({"callable": "nowhere:Replace"}, "there is no module 'nowhere'"),
-        (
-            {"callable": "own_edge_passes:Replace", "kwargs": {"to": "tanh"}},
-            r"recipe.edge.passes\[0\].kwargs.to: .*takes no argument 'to'; it takes activation",
-        ),
-    ],
-)
-def test_missing_passes(lower, named, problem):
-    """A missing pass, or a wrong argument, is found before any work starts, by its field."""
-    with pytest.raises(ConfigError, match=problem):
-        lower(named)
-
-
-@pytest.mark.parametrize(
-    ("named", "problem"),
-    [
-        (
-            {"callable": "own_edge_passes:Replace", "kwargs": {"activation": 3}},
-            r"edge.passes\[0\] own_edge_passes:Replace",
-        ),
-        ({"callable": "own_edge_passes:nothing"}, "gave a float, and not a pass"),
-    ],
-)
-def test_failing_passes(lower, named, problem):
-    """A pass that cannot be made fails its stage, which names the pass."""
-    with pytest.raises(StageFailed, match=problem) as caught:
-        lower(named)
-    assert isinstance(caught.value.__cause__, SourceError)
-
-
 @pytest.mark.filterwarnings("ignore:This API and all of its related functionality")
 def test_aten_passes(lower, net, example, store, tmp_path):
-    """Functions change the ATen program in a stage of its own, which runs again when their code changes.
-
-    Those of `aten_transform_passes` make the program that ExecuTorch's own session makes of them, and are a cache hit.
-    """
+    """Functions change the ATen program in a stage of its own, which runs again when their code changes."""
     named = {"callable": "own_edge_passes:other_activation"}
     unfolded = functools.partial(lower, fold_batch_norms=False)  # as ExecuTorch's session has the program
     result = unfolded(aten_passes=[named])
@@ -180,23 +140,22 @@ def test_aten_passes(lower, net, example, store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("named", "error", "problem"),
+    ("field", "name", "kwargs", "error", "problem"),
     [
-        ({"callable": "own_edge_passes:nowhere"}, ConfigError, r"recipe.aten_passes\[0\].callable: "),
-        ({"callable": "own_edge_passes:two"}, StageFailed, r"aten_passes\[0\] own_edge_passes:two failed: TypeError"),
-        (
-            {"callable": "own_edge_passes:forgets_the_program"},
-            StageFailed,
-            "gave a NoneType, and not the program; return",
-        ),
-        (
-            {"callable": "own_edge_passes:other_activation", "kwargs": {"activation": "nothing"}},
-            StageFailed,
-            r"aten_passes\[0\] own_edge_passes:other_activation failed: AttributeError",
-        ),
+        ("edge.passes", "Replce", {}, ConfigError, r"passes\[0\].callable: .*did you mean 'Replace'"),
+        ("edge.passes", "Replace", {"to": "tanh"}, ConfigError, r"passes\[0\].kwargs.to: .*; it takes activation"),
+        ("edge.passes", "Replace", {"activation": 3}, StageFailed, r"passes\[0\] own_edge_passes:Replace"),
+        ("edge.passes", "nothing", {}, StageFailed, "gave a float, and not a pass"),
+        ("aten_passes", "nowhere", {}, ConfigError, r"passes\[0\].callable: "),
+        ("aten_passes", "two", {}, StageFailed, r"passes\[0\] own_edge_passes:two failed: TypeError"),
+        ("aten_passes", "forgets_the_program", {}, StageFailed, "gave a NoneType, and not the program; return"),
+        ("aten_passes", "other_activation", {"activation": "no"}, StageFailed, "activation failed: AttributeError"),
     ],
 )
-def test_wrong_aten_passes(lower, named, error, problem):
-    """What is missing is found before any work starts; what fails names the function."""
-    with pytest.raises(error, match=problem):
-        lower(aten_passes=[named])
+def test_wrong_passes(lower, field, name, kwargs, error, problem):
+    """What is missing is found before any work starts, by its field; what fails names the function."""
+    named = {"callable": f"own_edge_passes:{name}", "kwargs": kwargs}
+    with pytest.raises(error, match=problem) as caught:
+        lower(named) if field == "edge.passes" else lower(aten_passes=[named])
+    assert field in str(caught.value)
+    assert error is ConfigError or isinstance(caught.value.__cause__, SourceError)

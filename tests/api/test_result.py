@@ -162,8 +162,6 @@ def test_cut_short(net, example, exported, store):
     assert result.delegation() == exported.delegation()
     with pytest.raises(InputError, match="there is no stage 'report' in this run; it has export, fold_batch_norms"):
         _ = result.pte
-    with pytest.raises(InputError, match="there is no stage 'to_edge'; did you mean 'edge'"):
-        pteforge.export(net, example, recipe="xnnpack-fp32", store=store, until="to_edge")
 
 
 def test_inputs_that_do_not_fit(exported, example):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 import yaml
 from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
+from pteforge.tests.conftest import run_process
 from pteforge.tests.lowering import ZOO
 
 RESNET8 = "executorch.examples.models.mlperf_tiny.resnet8:ResNet8Model"
@@ -36,15 +35,8 @@ def built(builder: str, **arguments):
 
 def exported(folder, store):
     """Exports the zoo in a folder by the command line."""
-    return subprocess.run(
-        [str(Path(sys.executable).with_name("pteforge")), "export", "zoo.yaml", "--json", "--store", str(store)],
-        cwd=folder,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
+    program = Path(sys.executable).with_name("pteforge")
+    return run_process(program, "export", "zoo.yaml", "--json", "--store", store, cwd=folder)
 
 
 @pytest.mark.slow

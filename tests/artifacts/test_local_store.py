@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pteforge.artifacts import files
 from pteforge.artifacts.digest import Digest, digest_bytes
-from pteforge.artifacts.files import LocalFiles, abandoned, remove, staging_file, staging_folder
+from pteforge.artifacts.files import LocalFiles, abandoned, remove, remove_abandoned_files, staging_file, staging_folder
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
@@ -56,10 +56,7 @@ def test_bytes_come_back(store, make, content):
 
 
 def test_marks_say_what_is_there(store):
-    """Whether an object is there is known from its mark, without reading it: this makes a rerun fast.
-
-    A file that lost its time or mode (in a backup, say) is verified once, then used and marked again.
-    """
+    """Whether an object is there is known from its mark, without reading it: this makes a rerun fast."""
     blob = store.put_bytes(b"weights")
     path = _file(store, blob)
     assert _mark(path) == (VERIFIED_MTIME_NS, 0o444)
@@ -97,10 +94,7 @@ def test_what_is_read_is_digested(store, use):
 
 
 def test_a_stage_digests_an_object_once(store):
-    """The store of one stage's body digests an object the first time only, unless its file was replaced meanwhile.
-
-    What the body has stored itself needs no second look, and the next stage's store digests it again.
-    """
+    """The store of one stage's body digests an object the first time only, unless its file was replaced meanwhile."""
     blob, other = store.put_bytes(b"weights"), BlobRef(digest_bytes(b"biases"), 6)
     body = LocalStore(store.root, once=True)
     body.path(blob)
@@ -184,10 +178,7 @@ def test_ref_of_the_wrong_size_is_refused(store):
 
 @pytest.mark.parametrize("present", [False, True])
 def test_scratch(store, present):
-    """A file in a scratch folder becomes an object without being copied; an object that exists already stays.
-
-    The folder is private, and is removed with its content even if the block raises.
-    """
+    """A file in a scratch folder becomes an object without being copied; an object that exists already stays."""
     if present:
         store.put_bytes(b"weights")
     with pytest.raises(ZeroDivisionError), store.scratch() as folder:  # noqa: PT012 - the block is what is tested
@@ -207,11 +198,7 @@ def test_scratch(store, present):
 
 
 def test_artifacts_are_not_mixed_up(store):
-    """A composite artifact has no content, a simple one has no manifest, and kinds must match.
-
-    The identity is the canonical digest of kinds that have one, otherwise the root's digest. No composite artifact is
-    published before all of its objects.
-    """
+    """A composite artifact has no content, a simple one has no manifest, and kinds must match."""
     missing = BlobRef(digest_bytes(b"never published"), 15)
     with pytest.raises(ObjectMissing, match=missing.digest):
         store.put_manifest(ArtifactManifest("weights", (missing,), None))
@@ -411,3 +398,13 @@ def test_a_folder_in_the_place_of_the_lock(store):
     (store.root / "lock").mkdir()
     with pytest.raises(StoreUnusable, match="lock"):
         store.put_bytes(b"one")
+
+
+def test_abandoned_files_are_removed(tmp_path):
+    """What a dead process was writing goes; what another one is writing, and what only looks like it, stays."""
+    (tmp_path / f"{'0a' * 16}.part").write_bytes(b"half a file")
+    (tmp_path / "model.part").write_bytes(b"a user's")
+    with staging_file(tmp_path) as (path, _file):
+        remove_abandoned_files(tmp_path)
+        assert {each.name for each in tmp_path.iterdir()} == {path.name, "model.part"}
+    remove_abandoned_files(tmp_path / "missing")

@@ -24,10 +24,7 @@ def files(tmp_path):
 
 
 def test_files_are_written_and_listed(files):
-    """A written file is read, listed and found; a listing has no other folder with the same prefix.
-
-    No staging file is left, also where a file cannot be moved into place.
-    """
+    """A written file is read, listed and found; a listing has no other folder with the same prefix."""
     assert files.read("a/b") is None
     assert files.find("a/b") is None
     assert files.list("a") == []

@@ -80,10 +80,7 @@ def test_text_is_a_quantity_or_refused(text):
 
 
 def test_dynamic_shapes():
-    """Shapes are given per method and positional input, as mappings, null or lists of these to any depth.
-
-    A name may stand for different bounds in different methods, and must not within one.
-    """
+    """Shapes are given per method and positional input, as mappings, null or lists of these to any depth."""
     inputs = [{0: {"min": 1, "max": 8, "name": "n"}}, None, [{"1": {"min": 2, "max": 3}}, [None]]]
     first, second, third = ModelConfig(source="m:f", dynamic_shapes={"forward": inputs}).dynamic_shapes["forward"]
     assert first.root == {0: DimRange(min=1, max=8, name="n")}

@@ -1,14 +1,16 @@
-"""Recipes: shipped ones, the zoo's own ones, and ``extends``; options named after ExecuTorch's have its defaults."""
+"""Recipes: shipped ones, the zoo's own ones, ``extends``, files and functions; options have ExecuTorch's defaults."""
 
 import ast
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 from pteforge.configs import CompileOptions, EdgeOptions, preset_names
 from pteforge.configs.recipe import Output
-from pteforge.configs.recipe_lookup import load_preset
+from pteforge.configs.recipe_lookup import call_recipe, load_preset, load_recipe
 from pteforge.configs.verification import Verification, VerifyBounds
+from pteforge.errors import ConfigError
 
 BACKEND_CONFIG = "exir/capture/_config.py:ExecutorchBackendConfig"
 MEMORY_PLANNING = "exir/passes/memory_planning_pass.py:MemoryPlanningPass"
@@ -86,10 +88,7 @@ MODELS = "models: {net: {source: 'p:net', recipes: [mine]}}\n"
 
 @pytest.mark.parametrize("name", preset_names())
 def test_shipped_recipes(name):
-    """Each shipped recipe says what it is for, and its name says its target and whether it quantizes.
-
-    Those that are fat fall back to the portable kernels.
-    """
+    """Each shipped recipe says what it is for, and its name says its target and whether it quantizes."""
     recipe = load_preset(name).recipe
     fallback = ["portable"] if recipe.output.form == "fat" else []
     assert [specialization.target for specialization in recipe.specializations] == [name.split("-")[0], *fallback]
@@ -99,11 +98,7 @@ def test_shipped_recipes(name):
 
 
 def test_extends(load):
-    """A recipe starts from the one it extends: mappings merge, lists replace, through several steps.
-
-    A recipe that only serves as a base may lack specializations; one that extends its own name refines the shipped one.
-    All of a zoo's own recipes are loaded, used or not.
-    """
+    """A recipe starts from the one it extends: mappings merge, lists replace, through several steps."""
     recipes = load(
         """\
         version: 1
@@ -220,3 +215,112 @@ def test_method_options(load, refused, options, problem):
     assert made.methods["decode"].edge == EdgeOptions(skip_dim_order=True)
     assert (made.methods["decode"].alloc_graph_input, made.methods["decode"].alloc_graph_output) == (False, None)
     refused("zoo.yaml:3:", problem, zoo=zoo % options)
+
+
+FUNCTIONS = """
+from pteforge.configs import CompileOptions, Recipe, Specialization
+
+def paged(alignment=4096):
+    return Recipe(
+        specializations=(Specialization(target="xnnpack"),), compile=CompileOptions(segment_alignment=alignment)
+    )
+
+def printing():
+    print("hello")
+    return paged()
+
+def broken():
+    raise KeyError("nothing")
+
+def wrong():
+    return {}
+"""
+BY_FUNCTION = """
+version: 1
+models: {net: {source: "nets:build", recipes: [mine]}}
+recipes: {mine: {function: "recipe_functions:paged", %s}}
+"""
+
+
+@pytest.fixture
+def functions(tmp_path) -> Path:
+    """A file of functions next to the files of the zoo."""
+    path = tmp_path / "recipe_functions.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+@pytest.mark.usefixtures("functions")
+def test_a_function_makes_the_recipe(load):
+    """The function returns the recipe; other keys are merged over it, an extended recipe lies below it."""
+    recipe = load(BY_FUNCTION % "kwargs: {alignment: 256}, compile: {delegate_alignment: 32}").zoo.recipes["mine"]
+    assert [specialization.target for specialization in recipe.specializations] == ["xnnpack"]
+    assert (recipe.compile.segment_alignment, recipe.compile.delegate_alignment) == (256, 32)
+    recipe = load(BY_FUNCTION % "extends: xnnpack-int8-static").zoo.recipes["mine"]
+    assert recipe.quantize == load_preset("xnnpack-int8-static").recipe.quantize
+    assert recipe.compile.segment_alignment == 4096
+
+
+def test_code_is_read_again(load, functions):
+    """The module belongs to one reading: nothing stays loaded, so the next reading sees a change of the file."""
+    assert load(BY_FUNCTION % "").zoo.recipes["mine"].compile.segment_alignment == 4096
+    assert "recipe_functions" not in sys.modules
+    functions.write_text(FUNCTIONS.replace("4096", "65536"))
+    assert load(BY_FUNCTION % "").zoo.recipes["mine"].compile.segment_alignment == 65536
+
+
+@pytest.mark.usefixtures("functions")
+def test_a_recipe_file(tmp_path):
+    """A file with one recipe finds its function next to it, and can extend the shipped recipe of its own name."""
+    (tmp_path / "small.yaml").write_text("function: recipe_functions:paged\nkwargs: {alignment: 64}\n")
+    loaded = load_recipe(tmp_path / "small.yaml")
+    assert (loaded.name, loaded.recipe.compile.segment_alignment) == ("small", 64)
+    (tmp_path / "xnnpack-fp32.yaml").write_text("extends: xnnpack-fp32\nverify: {min_sqnr_db: 100}\n")
+    extended = load_recipe(tmp_path / "xnnpack-fp32.yaml").recipe
+    assert extended.verify.min_sqnr_db == 100
+    assert extended.specializations == load_preset("xnnpack-fp32").recipe.specializations
+
+
+def test_an_unknown_name():
+    """A name that is close to a shipped one is suggested."""
+    for name, problem in (("xnnpack-fp31", "; did you mean 'xnnpack-fp32'"), ("../presets/portable-fp32", "")):
+        with pytest.raises(ConfigError, match=f"there is no recipe '{name}'{problem}"):
+            load_preset(name)
+
+
+PAGED = "function: recipe_functions:paged\n"
+
+
+@pytest.mark.usefixtures("functions")
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "a recipe is a mapping"),
+        ("- target: xnnpack\n", "a recipe is a mapping"),
+        ("specializations: [{target: xnnpack}]\nedgy: {}\n", "mine.yaml:2:1: edgy: unknown key 'edgy'"),
+        ("extends: nothing\n", "mine.yaml:1:1: extends: there is no recipe 'nothing'"),
+        ("extends: mine\n", "recipes extend each other in a circle|there is no recipe 'mine'"),
+        ("a: [\n", "mine.yaml:"),
+        ("function: nowhere:paged", "mine.yaml:1:.*nowhere:paged cannot be imported: ModuleNotFoundError"),
+        ("function: recipe_functions:page", "recipe_functions:page cannot be imported: AttributeError"),
+        ("function: recipe_functions:broken", "mine.yaml:1:.*recipe_functions:broken failed: KeyError"),
+        ("function: recipe_functions:wrong", "recipe_functions:wrong returned dict; it must return"),
+        (PAGED + "kwargs: {size: 1}", "recipe_functions:paged failed: TypeError"),
+        ("function: recipe_functions", "mine.yaml:1:.*: 'recipe_functions' is neither"),
+        ("function: 3", "mine.yaml:1:.*function.*must be package.module:name of a function"),
+        (PAGED + "kwargs: 3", "mine.yaml:2:.*kwargs.*must be a mapping"),
+    ],
+)
+def test_mistakes_in_files(tmp_path, text, problem):
+    """A mistake in a recipe, or in the function that makes it, is reported with file, line, column and field."""
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=problem):
+        load_recipe(tmp_path / "mine.yaml")
+
+
+def test_functions_that_print(tmp_path, capsys):
+    """What a recipe's function prints goes to stderr, so that stdout stays one JSON document."""
+    (tmp_path / "printing_functions.py").write_text(FUNCTIONS)
+    assert call_recipe("printing_functions:printing", {}, (tmp_path,)).specializations
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "hello\n")

@@ -11,14 +11,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
-from pteforge.artifacts.digest import Digest
+from pteforge.artifacts.digest import Digest, digest_json
+from pteforge.artifacts.ledger import StageRecord
+from pteforge.artifacts.ref import ArtifactManifest
 from pteforge.artifacts.store import Store, open_store
+from pteforge.tests.conftest import run_process
 
 SIGNING_KEY = "a key for tests, longer than thirty-two characters"
 
@@ -152,20 +156,29 @@ def _make_place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
     return Place(f"s3://zoo/{secrets.token_hex(8)}", tmp_path)
 
 
+def commit(store: Store, number: int, *, finished: datetime | None = None) -> StageRecord:
+    """Records a stage with a log and a composite output of two objects, one of which all stages share."""
+    blobs = (store.local.put_bytes(b"shared weights"), store.local.put_bytes(f"weights {number}".encode()))
+    ref = store.local.put_manifest(ArtifactManifest("program/aten", blobs, number))
+    log = store.local.put_artifact("log", f"log {number}".encode())
+    store.publish(ref)
+    store.publish(log)
+    fields = {"number": number}
+    record = StageRecord(
+        digest_json(fields), fields, {"program": ref}, 1.0, 0, (finished or datetime.now(UTC)).isoformat(), log.root
+    )
+    store.ledger.commit(record)
+    return record
+
+
 @pytest.fixture(scope="session")
 def run_python() -> Callable[..., Any]:
     """Runs Python with the zoo of models in its path; returns the last line of its output, as JSON."""
 
     def run(*arguments: Any, **environment: str) -> Any:
         path = os.pathsep.join([str(Path(__file__).parents[1] / "zoo"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        finished = subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            env=os.environ | {"PYTHONPATH": path} | environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=420,
-        )
+        environment = os.environ | {"PYTHONPATH": path} | environment
+        finished = run_process(sys.executable, *arguments, env=environment, timeout=420)
         assert finished.returncode == 0, finished.stderr[-4000:]
         return json.loads(finished.stdout.splitlines()[-1])
 

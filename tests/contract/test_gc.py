@@ -12,28 +12,14 @@ from pteforge.artifacts.digest import digest_bytes, digest_json
 from pteforge.artifacts.gc import collect, usage, verify_store
 from pteforge.artifacts.ledger import StageRecord
 from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
-from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef
+from pteforge.artifacts.ref import ArtifactRef
 from pteforge.artifacts.runs import RunRecord, StageOutcome, run_lease
 from pteforge.artifacts.store import Store
+from pteforge.tests.contract.conftest import commit
 
 NOW = timedelta(0)
 AT_ONCE = timedelta(seconds=-2)
 """Servers round times to seconds: this includes objects of the same second."""
-
-
-def _commit(store: Store, number: int, *, finished: datetime | None = None) -> StageRecord:
-    """Records a stage with a log and a composite output of two objects, one of which all stages share."""
-    blobs = (store.local.put_bytes(b"shared weights"), store.local.put_bytes(f"weights {number}".encode()))
-    ref = store.local.put_manifest(ArtifactManifest("program/aten", blobs, number))
-    log = store.local.put_artifact("log", f"log {number}".encode())
-    store.publish(ref)
-    store.publish(log)
-    fields = {"number": number}
-    record = StageRecord(
-        digest_json(fields), fields, {"program": ref}, 1.0, 0, (finished or datetime.now(UTC)).isoformat(), log.root
-    )
-    store.ledger.commit(record)
-    return record
 
 
 def _digests(store: Store, record: StageRecord) -> set[str]:
@@ -49,7 +35,7 @@ def _litter(store: Store) -> ArtifactRef:
 def test_only_unneeded_objects_go(place):
     """Objects that records refer to stay, logs and shared objects included; others go after the grace period."""
     with place.open("a") as store, place.open("b") as fresh:
-        records = [_commit(store, number) for number in range(3)]
+        records = [commit(store, number) for number in range(3)]
         litter = _litter(store)
         needed = set().union(*(_digests(store, record) for record in records))
         assert collect(store).objects_removed == 0
@@ -64,13 +50,10 @@ def test_only_unneeded_objects_go(place):
 
 
 def test_old_records_are_dropped(place):
-    """Records older than `older_than` are dropped with their objects, except those that younger records share.
-
-    A dry run counts the same, and changes nothing.
-    """
+    """Records older than `older_than` are dropped with their objects, except those that younger records share."""
     with place.open() as store:
-        old = _commit(store, 0, finished=datetime.now(UTC) - timedelta(days=3))
-        young = _commit(store, 1, finished=datetime.now(UTC) - timedelta(days=1))
+        old = commit(store, 0, finished=datetime.now(UTC) - timedelta(days=3))
+        young = commit(store, 1, finished=datetime.now(UTC) - timedelta(days=1))
         litter = _litter(store)
         unneeded = _digests(store, old) - _digests(store, young)
         ages = {"keep_newer_than": AT_ONCE, "older_than": timedelta(days=2)}
@@ -195,7 +178,7 @@ def test_damaged_objects_are_swept_after_the_grace(place):
 def test_verification_finds_all_damage(place):
     """Verification finds damage that sizes and times do not show, and lists the stages that must run again."""
     with place.open("a") as store, place.open("b") as fresh:
-        good, bad, gone = (_commit(store, number) for number in range(3))
+        good, bad, gone = (commit(store, number) for number in range(3))
         victims = [store.local.manifest(record.outputs["program"]).blobs[1] for record in (bad, gone)]
         _flip_unnoticed(place, store, victims[0].digest)
         place.plant(store, victims[1].digest, None)
@@ -216,7 +199,7 @@ def _run(store: Store, hours_ago: float, *records: StageRecord, zoo: str = "zoo"
 
 
 def _old(store: Store, number: int) -> StageRecord:
-    return _commit(store, number, finished=datetime.now(UTC) - timedelta(days=30))
+    return commit(store, number, finished=datetime.now(UTC) - timedelta(days=30))
 
 
 def test_what_the_last_runs_used(place):
@@ -230,7 +213,7 @@ def test_what_the_last_runs_used(place):
         _run(store, 450, records[3], zoo="other")
         tried = collect(store, keep_newer_than=AT_ONCE, keep_last=2, dry_run=True)
         assert tried.records_dropped == 2
-        young = _commit(store, 6)
+        young = commit(store, 6)
         done = collect(store, keep_newer_than=timedelta(hours=420), keep_last=1)
         assert done.records_dropped == 2  # 0 and 4: within 420 hours are the runs that used 1 and 2
         assert {record.key for record in store.ledger} == {r.key for r in (*records[1:4], young)}
@@ -254,10 +237,7 @@ def test_what_fits(place):
 
 
 def test_runs_under_way(place):
-    """While a zoo is lowered, nothing that any of its runs used goes: it may be in use.
-
-    A run that was killed does not count, from the moment on at which nobody holds its lease.
-    """
+    """While a zoo is lowered, nothing that any of its runs used goes: it may be in use."""
     with place.open() as store:
         records = [_old(store, number) for number in range(2)]
         _run(store, 500, records[0])
@@ -334,8 +314,8 @@ def _flip_unnoticed(place, store: Store, digest: str) -> None:
 def test_usage_counts(place):
     """Usage counts records, objects, bytes, and artifacts of each kind."""
     with place.open() as store:
-        _commit(store, 0)
-        record = _commit(store, 1)
+        commit(store, 0)
+        record = commit(store, 1)
         store.ledger.commit(replace(record, key=digest_json("same outputs")))
         counted = usage(store)
         assert (counted.records, counted.objects) == (3, 7)

@@ -69,10 +69,7 @@ def test_another_layout(place):
 
 @pytest.mark.parametrize("key", [None, "", "x" * 31])
 def test_remote_store_needs_a_key(tmp_path, monkeypatch, key):
-    """A shared store without a key of 32 characters is an error before any contact, with how to create a key.
-
-    A store in this process's memory is trusted.
-    """
+    """A shared store without a key of 32 characters is an error before any contact, with how to create a key."""
     monkeypatch.delenv("PTEFORGE_SIGNING_KEY")
     if key is not None:
         monkeypatch.setenv("PTEFORGE_SIGNING_KEY", key)
@@ -150,10 +147,7 @@ def test_garbled_id_of_a_key(place, filled, content):
 
 @signed
 def test_rekey(place, filled, monkeypatch, run_here, tmp_path):
-    """`store rekey` signs all records with another key, and then only that one fits.
-
-    Until an interrupted change is finished, neither does.
-    """
+    """`store rekey` signs all records with another key, and then only that one fits."""
     with place.open() as store:
         files = store._files
     monkeypatch.setenv("PTEFORGE_NEW_SIGNING_KEY", OTHER_KEY)

@@ -175,8 +175,7 @@ def test_processes_publish_at_once(shared_place, start):
         assert len(list(store.objects())) == 21
 
 
-@pytest.mark.parametrize("_round", range(3))
-def test_killed_publisher_leaves_the_store_valid(shared_place, start, _round):
+def test_killed_publisher_leaves_the_store_valid(shared_place, start):
     """After kill -9 during publishing, all existing objects are valid, and the next run completes the artifact."""
     process = start(_PUBLISHER, shared_place.url, str(shared_place.folder / "victim"))
     assert process.stdout.readline() == "ready\n"

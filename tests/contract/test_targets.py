@@ -38,11 +38,7 @@ def test_no_target_imports_torch(run_python):
 
 @every_target
 def test_form(name):
-    """A target is a documented frozen dataclass of its options, found by its name.
-
-    Options have defaults and documentation, and survive JSON as stage params do. The extra of a target is one of
-    pteforge's, and a target that cannot lower on this machine says why.
-    """
+    """A target is a documented frozen dataclass of its options, found by its name."""
     made = find_target(name)
     target, options = type(made), made.options
     assert issubclass(target, Target)
@@ -83,11 +79,7 @@ def lowered(lower_for_targets) -> list[dict[str, dict[str, Any]]]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_lowers_small_networks(name, lowered):
-    """Payloads use exactly the target's backends, and equal those of ExecuTorch's public call, with any hash seed.
-
-    A target that is not reproducible may produce other bytes; one for quantized operators only delegates nothing. No
-    target keeps state: each call returns new partitioners, and only a target that delegates has any.
-    """
+    """Payloads use exactly the target's backends, and equal those of ExecuTorch's public call, with any hash seed."""
     target = type(find_target(name))
     results = [made[name] for made in lowered]
     for result in results:
@@ -129,10 +121,7 @@ def quantized(lower_for_targets) -> list[dict[str, dict[str, Any]]]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", OWN)
 def test_quantizes_and_lowers(name, quantized):
-    """The target delegates the quantized program, and quantizing again produces the same program and file.
-
-    The files of a target that is not reproducible may differ.
-    """
+    """The target delegates the quantized program, and quantizing again produces the same program and file."""
     target = find_target_class(name)
     one, other = (results[name] for results in quantized)
     assert one["quantized"] > 0

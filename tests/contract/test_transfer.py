@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 from pteforge.artifacts.digest import digest_json
-from pteforge.artifacts.ledger import StageRecord
-from pteforge.artifacts.ref import ArtifactManifest
 from pteforge.artifacts.store import Transferred, open_store, transfer
-
-
-def commit(store, number):
-    """Records a stage with a log, and an output of two objects, one of which all stages share."""
-    blobs = store.local.put_bytes(b"shared"), store.local.put_bytes(f"weights {number}".encode())
-    ref = store.local.put_manifest(ArtifactManifest("program/aten", blobs, number))
-    log = store.local.put_artifact("log", f"log {number}".encode())
-    store.publish(ref)
-    store.publish(log)
-    fields = {"number": number}
-    record = StageRecord(digest_json(fields), fields, {"program": ref}, 1.0, 0, "2026-01-02T03:04:05", log.root)
-    store.ledger.commit(record)
-    return record
+from pteforge.tests.contract.conftest import commit
 
 
 @pytest.fixture
@@ -34,7 +22,7 @@ def test_there_and_back(mine, place, tmp_path):
     mine.ledger.watch("builder", ["hidden", "late"])
     mine.ledger.remember("net/export", records[0].key, {"number": 0})
     with place.open("a") as theirs:
-        commit(theirs, 2)
+        commit(theirs, 2, finished=datetime.fromisoformat(records[2].finished))
         commit(theirs, 3)
         theirs.ledger.remember("net/edge", records[1].key, {})
         assert transfer(mine, theirs) == Transferred(stages=2, present=1, lost=0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pteforge.tests.faults.small_zoo import SmallZoo, lower_small_zoo
+from pteforge.tests.faults.zoo import SmallZoo, lower_small_zoo
 
 
 @pytest.fixture

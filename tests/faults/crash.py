@@ -6,12 +6,7 @@ import contextlib
 import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,10 +19,10 @@ from pteforge.tasks.engine.workers import Workers
 from pteforge.tests.faults.campaign import Campaign, trying
 from pteforge.tests.faults.zoo import STAGES, Made, check_store, make_project
 from pteforge.tests.flows.conftest import Project, delivered, lower_zoo
+from pteforge.tests.flows.server.conftest import running_server
 
 _MARK = "PTEFORGE_TRIAL"  # environment variable that all processes of a trial have
 _LIMIT = 120.0  # seconds for one command, on a busy machine
-_START = 600.0  # seconds until a server is ready, on a very busy one
 _ONE_RETRY = {"PREFECT_CLIENT_MAX_RETRIES": "1"}  # by default, Prefect's clients wait for minutes for a lost server
 _STRAY = 10.0  # seconds until all processes of a run that was killed have ended
 _BY_COMMAND = 0.25  # share of the trials whose next run is the whole command; the others leave Prefect out
@@ -112,15 +107,17 @@ def disturb(
     """Starts a run, or two, and kills a process of the first one; returns whether it was in time for that."""
     at_start, part, choice, delay = rng.random() < _AT_START, rng.random(), rng.random(), rng.random() * _DELAY
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(prefect_server(environment)) if target == "Prefect server" else None
-        own = {"PREFECT_API_URL": server.url, **_ONE_RETRY} if server else {}
+        servers, own = [], {}
+        if target == "Prefect server":
+            url, server = stack.enter_context(running_server(project.folder / "server", **environment))
+            servers, own = [psutil.Process(server.pid)], {"PREFECT_API_URL": url, **_ONE_RETRY}
         run = project.start("export", "zoo.yaml", env=environment | own)
         other = project.start("export", "zoo.yaml", "--out", "beside", env=environment) if beside else None
         victims: dict[str, Callable[[], list[psutil.Process]]] = {
             "main process": lambda: [psutil.Process(run.pid)],
             "worker server": lambda: worker_servers(run.pid),
             "worker": lambda: [worker for server in worker_servers(run.pid) for worker in server.children()],
-            "Prefect server": lambda: [server.process] if server else [],
+            "Prefect server": lambda: servers,
         }
 
         def ended() -> bool:
@@ -203,39 +200,6 @@ def left_behind(folder: Path) -> list[str]:
     results = [path for out in ("out", "beside") for path in (folder / "project" / out).rglob(".*")]
     temporary = [path for path in (folder / "tmp").iterdir() if not path.name.startswith("torchinductor_")]
     return sorted(str(path.relative_to(folder)) for path in (*temporary, *results))
-
-
-@dataclass(frozen=True)
-class PrefectServer:
-    """A server of its own; `url` is that of its API."""
-
-    process: psutil.Process
-    url: str
-
-
-@contextlib.contextmanager
-def prefect_server(environment: dict[str, str]) -> Iterator[PrefectServer]:
-    """Prefect's own server, ready, on a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    url = f"http://127.0.0.1:{port}/api"
-    with subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            until(lambda: process.poll() is not None or answers(f"{url}/health"), _START)
-            yield PrefectServer(psutil.Process(process.pid), url)
-        finally:
-            process.kill()
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - our own address
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def until(condition: Callable[[], bool], limit: float = _LIMIT) -> None:

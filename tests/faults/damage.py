@@ -19,13 +19,11 @@ from pteforge.artifacts.gc import collect, usage, verify_store
 from pteforge.artifacts.local_store import LAYOUT
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.store import Store, open_store
-from pteforge.configs.load import LoadedZoo, load_zoo
+from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError, ObjectDamaged, ObjectMissing, ReleaseDamaged, StoreUnusable
 from pteforge.flows.releases.contents import find_results, read_contents
 from pteforge.flows.releases.releases import Releases
-from pteforge.flows.run.request import ExportRequest
 from pteforge.flows.run.select import select_models
-from pteforge.flows.run.session import Session
 from pteforge.flows.run.zoo import find_models
 from pteforge.tasks.engine.executor import Executor
 from pteforge.tasks.engine.keys.search import ModuleSearch
@@ -36,7 +34,7 @@ from pteforge.tasks.lowering.model import PlannedModel
 from pteforge.tasks.lowering.runs import ModelRun
 from pteforge.tests.faults.campaign import Campaign, patience, trying
 from pteforge.tests.faults.zoo import make_two_models
-from pteforge.tests.flows.conftest import Project, lower_zoo
+from pteforge.tests.flows.conftest import Project, lower_zoo, open_run
 
 _LOWERED = 0.01  # share of the trials that lower the zoo again; the others ask for all that is stored
 _EXPORTED = 0.001  # share of those that do so by the command line
@@ -75,7 +73,6 @@ class Whole:
     project: Project
     pristine: Path
     entries: dict[str, int]
-    loaded: LoadedZoo
     models: tuple[PlannedModel, ...]
     said: dict[str, Any]
     sizes: dict[str, int]
@@ -115,14 +112,12 @@ def prepare(folder: Path) -> Whole:
     Releases(str(project.folder / "releases")).publish(read_contents("zoo", find_results(project.out), []))
     time.sleep(_SETTLED)
     assert lower_zoo(project, workers).outcome.exit_code == 0  # which remembers the results
-    loaded = load_zoo(project.folder / "zoo.yaml")
-    models = select_models(loaded)
+    models = select_models(load_zoo(project.folder / "zoo.yaml"))
     with open_store(str(project.store)) as store:
         whole = Whole(
             project=project,
             pristine=folder / "pristine",
             entries=entries(project.folder),
-            loaded=loaded,
             models=models,
             said=dict(records(store, project)),
             sizes={stored.digest: stored.size for stored in store.objects()},
@@ -190,6 +185,7 @@ def trial(whole: Whole, rng: random.Random, folder: Path) -> str:
         except StoreUnusable:
             # The user has to know: there is another version's store, or something else where a file should be.
             assert cannot_be_opened(project.store) or is_no_file(path), path
+            return f"{kind}, an error says so"
     return kind
 
 
@@ -249,11 +245,9 @@ def look_up(whole: Whole, store: Store) -> None:
 
 def rerun(whole: Whole, store: Store) -> None:
     """A model of which a run takes all for cached has the right files afterwards."""
-    executor = Executor(store, whole.workers)
-    asked = ExportRequest(zoo=whole.loaded.files[0], out=whole.project.out)
-    session = Session(whole.loaded.zoo.name, whole.models, executor, whole.workers, asked, 1, loaded=whole.loaded)
-    find_models(session)
-    session.record("completed")
+    with open_run(whole.project, whole.workers, store=contextlib.nullcontext(store)) as session:
+        find_models(session)
+        session.record("completed")
     files = whole.project.files() if session.outcomes else {}
     for name, content in whole.files.items():
         assert name.partition("/")[0] not in session.outcomes or files[name] == content, name

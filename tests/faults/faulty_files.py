@@ -10,7 +10,6 @@ import fcntl
 import io
 import os
 import random
-import resource
 import subprocess
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -166,17 +165,6 @@ def _faulty_open(disk: Disk) -> Callable[..., Any]:
         return buffered(raw)
 
     return function
-
-
-@contextlib.contextmanager
-def limited_size(size: int) -> Iterator[None]:
-    """Lets no file be longer: the system writes what fits, and then fails."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from pteforge.formats.pte.ptd import ptd_named_data
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.faults.campaign import Campaign, trying
 from pteforge.tests.faults.commands import Commands, check_said
-from pteforge.tests.faults.small_zoo import SIGNING_KEY, SmallZoo, lower_small_zoo
+from pteforge.tests.faults.zoo import SIGNING_KEY, SmallZoo, lower_small_zoo
 from pteforge.tests.formats.nfat import test_hostile as nfat
 from pteforge.tests.formats.pte import test_hostile as pte
 from pteforge.tests.mutations import mutate

@@ -25,7 +25,7 @@ from pteforge.errors import ConfigError, InputError, PteforgeError, StoreUnusabl
 from pteforge.flows.releases.releases import Releases
 from pteforge.tests.faults.campaign import Campaign, trying
 from pteforge.tests.faults.commands import Commands, check_said
-from pteforge.tests.faults.small_zoo import SIGNING_KEY, SmallZoo, lower_small_zoo
+from pteforge.tests.faults.zoo import SIGNING_KEY, SmallZoo, lower_small_zoo
 
 OTHER_KEY = "the key of somebody who may write to the bucket"
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pteforge.tests.faults.campaign import Campaign, trying
-from pteforge.tests.faults.crash import prefect_server
 from pteforge.tests.faults.zoo import make_project
 from pteforge.tests.faulty_proxy import HTTP_FAULTS, Proxy, run_proxy
 from pteforge.tests.flows.conftest import Project
+from pteforge.tests.flows.server.conftest import running_server
 
 _ANY_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|(?<=key/)[^/]+|(?<=/name/)[^/]+")
 _IMPATIENT = {"PREFECT_CLIENT_MAX_RETRIES": "1", "PREFECT_API_REQUEST_TIMEOUT": "1"}
@@ -146,9 +146,9 @@ class Ready:
 def prepare(folder: Path) -> Ready:
     """Starts a server, exports the zoo there, and with an embedded server in a home of its own."""
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(prefect_server({"PREFECT_HOME": str(folder / "server")}))
+        url, _ = stack.enter_context(running_server(folder / "server"))
         spoiler = Spoiler()
-        proxy = stack.enter_context(run_proxy(Proxy(server.url.removesuffix("/api"), spoiler.choose)))
+        proxy = stack.enter_context(run_proxy(Proxy(url.removesuffix("/api"), spoiler.choose)))
         project = make_scored_project(folder / "project")
         exporter = Exporter(project, f"{proxy}/api")
         stack.callback(exporter.close)

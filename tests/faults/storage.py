@@ -25,14 +25,14 @@ from pteforge.artifacts.lease import LeaseTiming
 from pteforge.errors import PteforgeError
 from pteforge.flows.run.outcome import ZooOutcome
 from pteforge.tasks.results.delivered import Failure
+from pteforge.tests.conftest import limited_size
 from pteforge.tests.contract.conftest import Bucket as Server
 from pteforge.tests.contract.conftest import run_s3_server
 from pteforge.tests.faults import faulty_bucket, faulty_files
 from pteforge.tests.faults.campaign import Campaign, patience, trying
 from pteforge.tests.faults.faulty_bucket import Bucket
-from pteforge.tests.faults.faulty_files import Disk, as_another_user, can_mount, limited_size, small_disk
-from pteforge.tests.faults.small_zoo import SmallZoo, lower_small_zoo
-from pteforge.tests.faults.zoo import Made, check_store
+from pteforge.tests.faults.faulty_files import Disk, as_another_user, can_mount, small_disk
+from pteforge.tests.faults.zoo import Made, SmallZoo, check_store, lower_small_zoo
 from pteforge.tests.faulty_proxy import HTTP_FAULTS, Proxy, run_proxy
 
 _LIMIT = 120  # seconds that a trial may take

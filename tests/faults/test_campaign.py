@@ -1,12 +1,18 @@
-"""The framework of campaigns: trials that can be repeated, and the table in the documentation."""
+"""Campaigns: trials that can be repeated, the table in the documentation, and some trials of kills, races and leaks."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from pteforge.tests.faults import storage
 from pteforge.tests.faults.__main__ import BEGIN, END, PAGE, all_campaigns, with_reports
 from pteforge.tests.faults.campaign import Campaign, run_campaign, trying
+from pteforge.tests.faults.crash import CRASH
+from pteforge.tests.faults.leaks import LEAKS, Exporter, Held, usual
+from pteforge.tests.faults.races import RACES
 
 
 def draw(prepared, rng, folder):
@@ -102,3 +108,48 @@ def test_the_page_has_every_campaign():
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in written.splitlines() if "seed" in line]
     assert {row[0] for row in rows} >= {campaign.name for campaign in all_campaigns()}
     assert [row for row in rows if row[-2] != "0"] == []
+
+
+@pytest.mark.parametrize("campaign", [CRASH, RACES])
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.nightly)])
+def test_processes(tmp_path, campaign, first):
+    """After a kill, and after a race of eight processes, all is as one undisturbed process makes it."""
+    seed = {CRASH: 13, RACES: 14}[campaign]
+    report = run_campaign(campaign, tmp_path / "trials", seed=seed, trials=1, first=first)
+    assert (report.broken, report.tried.total()) == ([], 1)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "trials", [pytest.param(6, marks=pytest.mark.slow), pytest.param(12, marks=pytest.mark.nightly)]
+)
+def test_storage(tmp_path, monkeypatch, trials):
+    """Disks and buckets that fail: each run is right or says what is wrong, and the next one is right."""
+    if trials == 6:  # servers take seconds
+        monkeypatch.setattr(storage, "_FAULTS", {place: of for place, of in storage._FAULTS.items() if place != "S3"})
+    report = run_campaign(storage.STORAGE, tmp_path / "storage", seed=17, trials=trials)
+    assert (report.broken, report.tried.total()) == ([], trials)
+
+
+@pytest.mark.slow
+def test_few_models_leak_nothing(tmp_path):
+    """After a few models, `pteforge.export` holds what it held after the first ones."""
+    exporter = Exporter(tmp_path / "exporter")
+    held = list(exporter.export(range(4, 8), tmp_path / "store"))
+    exporter.close()
+    held[-1].check(held[1])
+
+
+@pytest.mark.nightly
+def test_many_models_leak_nothing(tmp_path):
+    """Nor do dozens of models leave anything in the process."""
+    assert run_campaign(LEAKS, tmp_path / "leaks", seed=3, trials=1).broken == []
+
+
+def test_leaks_are_found():
+    """A process that holds more of anything has a leak."""
+    few = Held(descriptors=5, threads=5, memory=2**28, temporary=1)
+    usual([few, few, replace(few, threads=50)]).check(few)
+    for more in (replace(few, **{name: 2 * getattr(few, name) + 10}) for name in Held.__annotations__):
+        with pytest.raises(AssertionError):
+            more.check(few)

@@ -1,4 +1,4 @@
-"""What somebody wrote who may write to a store, but has not its key, is never run, and ends no later run."""
+"""Hostile stores and changed bytes: nothing of them is run, and readers raise the errors that they document."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from pteforge.artifacts.records import Seal
 from pteforge.tests.faults.campaign import run_campaign
 from pteforge.tests.faults.commands import Commands
+from pteforge.tests.faults.fuzzing import FUZZ, READERS, collect, run_command, try_reader
 from pteforge.tests.faults.hostile import HOSTILE, QUICK, Attack, Target, attack_once, forge_record, try_any
-from pteforge.tests.faults.small_zoo import SIGNING_KEY
+from pteforge.tests.faults.zoo import SIGNING_KEY
 
 
 @pytest.fixture
@@ -47,3 +48,22 @@ def test_much_hostile_input(target, tmp_path):
     """Any kind of attack, and command lines in between."""
     report = run(target, tmp_path / "trials", try_any, trials=20)
     assert report.tried.total() == 20
+
+
+@pytest.mark.parametrize(
+    ("first", "trials", "commands"),
+    [(0, 1500, 0), pytest.param(1500, 3000, 16, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])],
+)
+def test_changed_bytes(small_zoo, tmp_path, first, trials, commands):
+    """All readers of this package; the nightly form also runs changed files."""
+    corpus = collect(small_zoo)
+
+    def run(trial, number, first=0):
+        campaign = replace(FUZZ, prepare=lambda _: corpus, trial=trial)
+        report = run_campaign(campaign, tmp_path / trial.__name__, seed=1, trials=number, first=first)
+        assert [f"{broken.index} {broken.kind}: {broken.message}" for broken in report.broken] == []
+        return report
+
+    assert len(run(try_reader, trials, first).tried) >= len(set(READERS))
+    if commands:
+        assert run(run_command, commands).tried.total() == commands

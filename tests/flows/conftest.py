@@ -11,8 +11,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from pteforge.flows.run.zoo import find_models, lower_rest
 from pteforge.tasks.engine.executor import Executor
 from pteforge.tasks.engine.runner import LocalRunner
 from pteforge.tasks.engine.workers import Workers
+from pteforge.tests.conftest import Said, run_process
 
 ZOO = Path(__file__).parent / "zoo"
 PACKAGES = Path(__file__).parent / "packages"
@@ -37,6 +40,14 @@ _LIMIT = 280  # seconds for a command on a busy machine
 BOTH = ("portable-fp32", "xnnpack-fp32")
 BATCH = {"forward": [{0: {"min": 1, "max": 4}}]}
 """A dynamic first dimension of the only input."""
+FAT = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives these tests ten minutes, on a busy machine, unless they ask for another limit."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
 
 
 def delivered(folder: Path) -> dict[str, bytes]:
@@ -50,13 +61,8 @@ def delivered(folder: Path) -> dict[str, bytes]:
     return found
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A command that has ended."""
-
-    code: int
-    out: str
-    err: str
+class Finished(Said):
+    """A command in a process of its own that has ended; what it printed as JSON may come with progress."""
 
     @property
     def json(self) -> Any:
@@ -117,15 +123,8 @@ class Project:
     def run(self, *args: str, env: Mapping[str, str] | None = None, unprivileged: bool = False) -> Finished:
         """Runs the command line in a process of its own, to its end; `unprivileged` holds root to files' modes."""
         plain = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-        done = subprocess.run(
-            [*(plain if unprivileged else []), str(PTEFORGE), *args],
-            cwd=self.folder,
-            env=self.environment(env),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT,
-            check=False,
-        )
+        command = (*(plain if unprivileged else ()), PTEFORGE, *args)
+        done = run_process(*command, cwd=self.folder, env=self.environment(env), timeout=_LIMIT)
         return Finished(done.returncode, done.stdout, done.stderr)
 
     def start(self, *args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
@@ -208,11 +207,17 @@ class Cold:
 
 
 @pytest.fixture(scope="session")
-def cold(tmp_path_factory: pytest.TempPathFactory, make_project: Callable[[Path], Project]) -> Cold:
-    """The one cold run of the command line that tests share. A test that changes anything takes `warm`."""
-    project = make_project(tmp_path_factory.mktemp("cold") / "project")
-    project.write_zoo({"linear": {"source": "nets:linear", "dynamic_shapes": BATCH}, "conv": "nets:conv"})
-    return Cold(project, project.export())
+def cold(made_once: Callable[..., Path], make_project: Callable[[Path], Project]) -> Cold:
+    """The one cold run of the command line that all tests share. A test that changes anything takes `warm`."""
+
+    def fill(folder: Path) -> None:
+        project = make_project(folder / "project")
+        project.write_zoo({"linear": {"source": "nets:linear", "dynamic_shapes": BATCH}, "conv": "nets:conv"})
+        (folder / "first.json").write_text(json.dumps(asdict(project.export())), encoding="utf-8")
+
+    folder = made_once("cold", fill)
+    first = Finished(**json.loads((folder / "first.json").read_text(encoding="utf-8")))
+    return Cold(Project(folder / "project"), first)
 
 
 @pytest.fixture
@@ -251,30 +256,35 @@ class Lowered:
         return {change.field for change in stage.differs}
 
 
-def lower_zoo(
+@contextlib.contextmanager
+def open_run(
     project: Project,
     pool: Workers,
     *overrides: str,
     models: str = "*",
     recipes: str = "*",
     refresh: str = "",
-    store: Store | None = None,
-) -> Lowered:
+    store: AbstractContextManager[Store] | None = None,
+    engine: Callable[..., Executor] = Executor,
+) -> Iterator[Session]:
+    """A run of a project's zoo that has not begun. The store, by default the project's, is closed at the end."""
+    zoo = project.folder / "zoo.yaml"
+    loaded = load_zoo(zoo, overrides)
+    chosen, asked = select_models(loaded, models, recipes), ExportRequest(zoo=zoo, out=project.out)
+    with store or open_store(str(project.store)) as opened:
+        executor = engine(opened, pool, refresh)
+        yield Session(loaded.zoo.name, chosen, executor, pool, asked, pool.jobs, loaded=loaded)
+
+
+def lower_zoo(project: Project, pool: Workers, *overrides: str, at_once: int = 8, **options: Any) -> Lowered:
     """Lowers a project's zoo in this process, as the command line does except for Prefect, with stages in workers.
 
-    Overrides are those of ``--set``. The store, by default the project's, is closed at the end.
+    Overrides are those of ``--set``, options those of `open_run`.
     """
-    loaded = load_zoo(project.folder / "zoo.yaml", overrides)
-    chosen = select_models(loaded, models, recipes)
-    with store or open_store(str(project.store)) as opened:
-        executor, asked = (
-            Executor(opened, pool, refresh),
-            ExportRequest(zoo=project.folder / "zoo.yaml", out=project.out),
-        )
-        session = Session(loaded.zoo.name, chosen, executor, pool, asked, pool.jobs, loaded=loaded)
+    with open_run(project, pool, *overrides, **options) as session:
         with session.recorded():
             find_models(session)
-            asyncio.run(lower_rest(session, LocalRunner(executor, 8, session)))
+            asyncio.run(lower_rest(session, LocalRunner(session.executor, at_once, session)))
         return Lowered(session.outcome(), {name: outcome.stages for name, outcome in session.outcomes.items()})
 
 
@@ -292,10 +302,12 @@ def lower(workers: Workers) -> Callable[..., Lowered]:
 def lower_project(
     tmp_path_factory: pytest.TempPathFactory, make_project: Callable[[Path], Project], lower: Callable[..., Lowered]
 ) -> Callable[..., tuple[Project, Lowered]]:
-    """Makes a project with a zoo (arguments as of `write_zoo`) and lowers all of it; tests change copies of it."""
+    """Makes a project with a zoo (arguments as of `write_zoo`) and files, and lowers it; tests change copies of it."""
 
-    def make(*zoo: Any) -> tuple[Project, Lowered]:
+    def make(*zoo: Any, files: Mapping[str, str] = MappingProxyType({})) -> tuple[Project, Lowered]:
         project = make_project(tmp_path_factory.mktemp("lowered") / "project")
+        for name, text in files.items():
+            project.write(name, text)
         project.write_zoo(*zoo)
         run = lower(project)
         assert run.outcome.exit_code == 0, run.outcome.failures

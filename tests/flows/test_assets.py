@@ -7,18 +7,11 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
-def lowered(make_project, lower, tmp_path_factory):
-    project = make_project(tmp_path_factory.mktemp("assets") / "project")
-    project.write("words.txt", '{"cat": 0}')
+def lowered(lower_project):
     net = {"source": {"builder": "worded:net", "kwargs": {"words": "words.txt"}}}
-    project.write_zoo({"net": net}, ("portable-fp32", "xnnpack-fp32"))
-    run = lower(project)
-    assert run.outcome.exit_code == 0, run.outcome.failures
-    return project, run
+    return lower_project({"net": net}, files={"words.txt": '{"cat": 0}'})
 
 
 def test_delivered_from_the_store(made, lower, pteforge):

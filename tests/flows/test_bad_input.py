@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Any
 
 import pytest
 from pteforge.tasks.engine.workers import pool
-
-pytestmark = pytest.mark.timeout(600)
 
 ZOO = """\
 version: 1
@@ -67,7 +64,7 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-# One case for each check; tests/configs, tests/tasks/engine/keys and tests/tasks/targets have the others.
+# One case for each place that is checked; tests/configs and tests/tasks have the others.
 ZOOS = {
     "dataset": (
         ZOO + "    calibration: {forward: {dataset: 'nets:linea'}}\n",
@@ -77,10 +74,6 @@ ZOOS = {
         ZOO.replace("portable-fp32", "q")
         + "recipes:\n  q: {quantize: {quantizer: portable}, specializations: [{target: portable}]}\n",
         ("recipes.q.quantize", "target 'portable' has no quantizer", "xnnpack"),
-    ),
-    "two unknown keys": (
-        ZOO + "    sed: 3\n    limit: {}\n",
-        ("zoo.yaml:7:5: models.linear.sed", "zoo.yaml:8:5: models.linear.limit", "did you mean 'limits'"),
     ),
     "arguments": (
         ZOO.replace("nets:linear", "{builder: 'nets:linear', kwargs: {widht: 8, dtype: float32}}"),
@@ -118,19 +111,6 @@ ZOOS = {
         ZOO.replace("nets:linear", "nets:linaer") + "  other:\n    source: nest:conv\n",
         ("zoo.yaml:6:5: models.linear.source", "did you mean 'linear'", "zoo.yaml:8:5: models.other.source", "'nets'"),
     ),
-    "no Python": (ZOO.replace("nets:linear", "broken:make"), ("models.linear.source", "broken.py:1:10", "syntax")),
-    "program": (
-        ZOO.replace("nets:linear", "nothing.pt2"),
-        ("zoo.yaml:6:5: models.linear.source", "there is no program file", "nothing.pt2"),
-    ),
-    "recipe": (
-        ZOO.replace("portable-fp32", "portable-fp23"),
-        ("zoo.yaml:3:13: defaults.recipes[0]", "no recipe 'portable-fp23'", "did you mean 'portable-fp32'"),
-    ),
-    "target": (
-        OWN_RECIPE.replace("xnnpack", "xnpack"),
-        ("zoo.yaml:9:9: recipes.mine.specializations[0].target", "'xnpack'", "did you mean 'xnnpack'", "portable"),
-    ),
     "targets that are not available": (
         OWN_RECIPE.replace("[mine]", "[mine, other]")
         .replace("specializations:", "output: {form: fat}\n    specializations:\n      - target: qnn")
@@ -142,17 +122,9 @@ ZOOS = {
             *("zoo.yaml:14:30: recipes.other.specializations[0].target", "samsung: it needs", "; qnn: it needs"),
         ),
     ),
-    "option": (
-        OWN_RECIPE.replace("{}", "{per_op: 1}"),
-        ("zoo.yaml:9:9: recipes.mine.specializations[0].target", "'xnnpack'", "per_op", "per_operator"),
-    ),
     "torchao config": (
         OWN_RECIPE + "    source_transforms: [{torchao: int8_weight_onl}]\n",
         ("recipes.mine.source_transforms[0]", "did you mean 'int8_weight_only'"),
-    ),
-    "torchao field": (
-        OWN_RECIPE + "    source_transforms: [{torchao: int8_weight_only, params: {bits: 4}}]\n",
-        ("recipes.mine.source_transforms[0]", "has no field 'bits'"),
     ),
     "transform": (
         OWN_RECIPE + "    source_transforms: [{callable: 'nets:nothing'}]\n",
@@ -169,7 +141,6 @@ ZOOS = {
 @pytest.mark.parametrize(("zoo", "parts"), ZOOS.values(), ids=ZOOS)
 def test_zoo_files(project, check_refused, zoo, parts):
     """An error in a zoo file has file, line, column, field, and what was probably meant."""
-    project.write("broken.py", "def make(:\n")
     project.write("zoo.yaml", zoo)
     check_refused("export", "zoo.yaml", parts=parts)
 
@@ -182,9 +153,7 @@ ARGUMENTS = {
     "out is a file": (("zoo.yaml", "--out", "file"), ("file is not a folder", "--out")),
     "out is below a file": (("zoo.yaml", "--out", "file/deep/down"), ("file is not a folder", "--out")),
     "out is a URL": (("zoo.yaml", "--out", "s3://bucket/out"), ("s3:/bucket/out is a URL", "choose a folder")),
-    "set: no value": (("zoo.yaml", "--set", "seed"), ("--set seed", "KEY=VALUE")),
     "set: unknown key": (("zoo.yaml", "--set", "models.linear.sed=3"), ("--set models.linear.sed", "mean 'seed'")),
-    "set: no YAML": (("zoo.yaml", "--set", "models.linear.seed=["), ("--set models.linear.seed", "not valid YAML")),
     "store is a file": (("zoo.yaml", "--store", "file"), ("the store", "file", "cannot be opened", "--store")),
     "store is below a file": (("zoo.yaml", "--store", "file/deep"), ("the store", "Not a directory", "--store")),
     "store is something else": (("zoo.yaml", "--store", "folder"), ("neither empty nor a pteforge store", "unknown")),
@@ -215,7 +184,7 @@ def test_unknown_options(project, pteforge, servers, args):
 
 
 @pytest.mark.parametrize("option", ["--older-than", "--keep-newer-than"])
-@pytest.mark.parametrize("age", ["", "3", "d", "-1d", "1.5d", "2 weeks", "99999999999999w"])
+@pytest.mark.parametrize("age", ["", "2 weeks", "99999999999999w"])
 def test_ages(project, pteforge, option, age):
     """An invalid age, or one that is too long, is an error with examples; nothing is collected."""
     pteforge(project, "store", "gc", option, age).refused(repr(age), "30d")
@@ -304,39 +273,12 @@ def test_found_by_a_worker(project, program):
             assert part in done.err
 
 
-def test_user_code_that_raises(project, lower):
-    """An exception of a builder or a model is a failed stage: exit code 1. It is the user's, so no retry can help."""
-    project.write_zoo({"builder": "faulty:raises", "model": "faulty:raising_model"}, ("portable-fp32",))
-    run = lower(project)
-    assert run.outcome.exit_code == 1
-    assert all(failure.bad_input and failure.step.startswith("export") for failure in run.outcome.failures)
-    problems = [failure.problem for failure in run.outcome.failures]
-    assert "no such width" in problems[0]
-    assert "no such mode" in problems[1]
-    project.write_zoo({"shape": "faulty:wrong_shape"}, ("portable-fp32",))
-    assert lower(project).outcome.exit_code == 2
-
-
 @pytest.mark.slow
-def test_bad_input_and_a_crash(project, lower):
-    """Good models are made next to bad input; with a real failure the exit code is 1."""
-    models = {"shape": "faulty:wrong_shape", "good": "nets:linear", "crashing": "faulty:crashes"}
-    project.write_zoo(models, ("portable-fp32",))
-    outcome = lower(project).outcome
-    assert outcome.exit_code == 1
-    assert set(project.files()) == {"good/portable-fp32.pte", "good/portable-fp32.json"}
-    problems = {model.model: [r.failure.problem for r in model.recipes if r.failure] for model in outcome.models}
-    assert problems["good"] == []
-    assert signal.Signals.SIGSEGV.name in problems["crashing"][0]
-
-
-@pytest.mark.slow
-def test_unknown_operator(project, said):
+def test_unknown_operator(project):
     """Operator names are checked in a worker before any stage runs: exit code 2 and one message."""
     preserve = "    edge: {preserve_operators: [aten.linear.default, aten.no_such_thing.default]}\n"
     project.write("zoo.yaml", OWN_RECIPE + preserve)
-    done = project.export()
-    said(done.code, done.out, done.err).refused(
+    project.export().refused(
         "unknown operator 'aten.no_such_thing.default' in edge.preserve_operators", "aten.hardswish.default"
     )
     assert not project.out.exists()

@@ -6,21 +6,14 @@ import io
 import re
 
 import pytest
-from pteforge.artifacts.store import open_store
-from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError, StageFailed
 from pteforge.flows.cli.bisect import _print
 from pteforge.flows.cli.main import app
 from pteforge.flows.run.examine import bisect, check_plot, draw
-from pteforge.flows.run.request import ExportRequest
-from pteforge.flows.run.select import select_models
-from pteforge.flows.run.session import Session
-from pteforge.tasks.engine.executor import Executor
 from pteforge.tasks.results.numerics import DROP_DB
+from pteforge.tests.flows.conftest import BATCH, open_run
 from rich.console import Console
 from typer.testing import CliRunner
-
-BATCH = {"forward": [{0: {"min": 1, "max": 4}}]}  # as in the cached project
 
 
 @pytest.fixture
@@ -28,13 +21,7 @@ def look(workers):
     """Bisects a recipe of a project's zoo, with the shared workers."""
 
     def run(project, model, recipe, drop=DROP_DB):
-        loaded, asked = (
-            load_zoo(project.folder / "zoo.yaml"),
-            ExportRequest(zoo=project.folder / "zoo.yaml", out=project.out),
-        )
-        chosen = select_models(loaded, model, recipe)
-        with open_store(str(project.store)) as store:
-            session = Session(loaded.zoo.name, chosen, Executor(store, workers), workers, asked, workers.jobs)
+        with open_run(project, workers, models=model, recipes=recipe) as session:
             return bisect(session, drop)
 
     return run
@@ -80,10 +67,7 @@ def test_wrong_pass(project):
 
 @pytest.mark.slow
 def test_quantized_recipe(project, look):
-    """A correct int8 recipe loses by quantization; operators are in the order of their loss.
-
-    A larger allowed drop finds nothing.
-    """
+    """A correct int8 recipe loses by quantization; operators are in the order of their loss."""
     own = {"int8": {"extends": "xnnpack-int8-static", "verify": {"min_sqnr_db": 10}}}
     project.write_zoo({"net": "residual:residual"}, ("int8",), own)
     found = look(project, "net", "int8")

@@ -15,9 +15,7 @@ from pteforge.artifacts.store import open_store
 from pteforge.formats.pte.reader import open_pte
 from pteforge.tasks.engine.executor import PROCESSES_VARIABLE
 from pteforge.tasks.engine.workers import Workers
-from pteforge.tests.flows.conftest import delivered
-
-pytestmark = pytest.mark.timeout(600)
+from pteforge.tests.flows.conftest import BATCH, delivered
 
 FILES = {
     f"{model}/{recipe}.{ending}"
@@ -28,11 +26,7 @@ FILES = {
 
 
 def test_first_run_makes_every_file(cold):
-    """The first run makes a file and its provenance for every model and recipe, as the recipes say, and no more.
-
-    Without a terminal there is a line for every stage that ran and for every model, and none of Prefect's. The next
-    run can look up whole models.
-    """
+    """The first run makes a file and its provenance for every model and recipe, as the recipes say, and no more."""
     assert cold.first.code == 0, cold.first.err
     assert set(cold.project.files()) == FILES
     assert "4 files verified in out; 26 stages run, 0 cached" in cold.first.out
@@ -141,6 +135,44 @@ def test_results_are_restored_without_work(warm, pteforge, name, damage):
     assert again.code == 0
     assert "0 stages run, 26 cached" in again.out
     assert warm.files() == before
+
+
+REASON = "its kernels take no such layers"
+
+
+@pytest.fixture
+def partly(warm):
+    """The cached project, with a zoo whose XNNPACK recipe is not for the model `linear`."""
+    xnnpack = {"extends": "xnnpack-fp32", "not_for": {"lin*": REASON}}
+    linear = {"source": "nets:linear", "dynamic_shapes": BATCH}
+    warm.write_zoo({"linear": linear, "conv": "nets:conv"}, own={"xnnpack-fp32": xnnpack})
+    return warm
+
+
+def test_pair_is_left_out(partly, pteforge):
+    """The pair is no file and no failure: exit code 0, its status and reason in JSON; others are found as before."""
+    (partly.out / "linear" / "xnnpack-fp32.pte").unlink()
+    done = pteforge(partly, "export", "zoo.yaml", "--json")
+    assert done.code == 0
+    assert done.json["stages"] == {"ran": 0, "cached": 19}
+    assert done.json["models"]["linear"]["xnnpack-fp32"] == {"status": "not applicable", "reason": REASON}
+    assert done.json["models"]["linear"]["portable-fp32"]["status"] == "cached"
+    assert done.json["models"]["conv"]["xnnpack-fp32"]["status"] == "cached"
+    assert not (partly.out / "linear" / "xnnpack-fp32.pte").exists()
+
+
+def test_pairs_that_do_not_apply(partly, pteforge):
+    """The table has the pair, a line below it has the reason, and the last line counts it apart from failures."""
+    done = pteforge(partly, "export", "zoo.yaml", "--recipe", "xnnpack-fp32")
+    assert done.code == 0
+    assert f"linear/xnnpack-fp32 does not apply: {REASON}" in done.out
+    (row,) = (line for line in done.out.splitlines() if line.split()[:2] == ["linear", "xnnpack-fp32"])
+    assert row.split(maxsplit=2)[2].strip() == "not applicable"
+    assert "1 files verified in out, 1 not applicable; 0 stages run" in done.out
+    pteforge(partly, "why", "linear").refused("no stage of 'linear' ran or was found in its last run")
+    pteforge(partly, "export", "zoo.yaml", "--model", "linear", "--recipe", "xnnpack-fp32").refused(
+        f"'xnnpack-fp32' does not apply to 'linear': {REASON}", "zoo.yaml:", "recipes.xnnpack-fp32.not_for"
+    )
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import typing
 from pathlib import Path
@@ -15,6 +14,7 @@ from pteforge.configs.presets import preset_names
 from pteforge.configs.zoo import PLACES
 from pteforge.flows.run import request
 from pteforge.tasks.lowering.graph import STAGES
+from pteforge.tests.conftest import run_process
 
 COMMANDS = ["export", "plan", "init", "inspect", "metadata", "run", "verify", "thin", "extract", "merge", "bisect"]
 COMMANDS += ["doctor", "publish", "reproduce", "deploy", "serve", "runs", "why", "diff", "schema", "release", "store"]
@@ -105,14 +105,9 @@ def test_what_completion_imports(folder, words):
     """No completion of names in a zoo and of options imports what takes long."""
     env = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     program = "import sys; from pteforge.tests.command import run_command; run_command(); print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **env, "_PTEFORGE_COMPLETE": "complete_bash"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    env = {**os.environ, **env, "_PTEFORGE_COMPLETE": "complete_bash"}
+    done = run_process(sys.executable, "-c", program, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
     *offered, modules = done.stdout.splitlines()
     assert offered
     loaded = set(modules.split())
@@ -126,9 +121,8 @@ def test_bash(folder):
 
     def bash(program: str) -> str:
         # not the last command, for which bash would replace itself
-        command = ["bash", "--norc", "-c", f"{program}; exit $?"]
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
-        assert done.stderr == ""
+        done = run_process("bash", "--norc", "-c", f"{program}; exit $?", cwd=folder, env=env)
+        assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
     assert "bash completion installed" in bash("pteforge --install-completion")
@@ -146,13 +140,9 @@ def test_bash(folder):
 def test_other_shells(folder, shell):
     """Zsh and fish get the values as well; the real shells are not needed for it."""
     env = {"_TYPER_COMPLETE_ARGS": "pteforge export zoo.yaml --model k", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    done = subprocess.run(
-        [BIN / "pteforge"],
-        cwd=folder,
-        env={**os.environ, **env, "_PTEFORGE_COMPLETE": f"complete_{shell}"},
-        capture_output=True,
-        text=True,
-        check=True,
+    done = run_process(
+        BIN / "pteforge", cwd=folder, env={**os.environ, **env, "_PTEFORGE_COMPLETE": f"complete_{shell}"}
     )
+    assert done.returncode == 0
     assert "keywords" in done.stdout
     assert "resnet8" not in done.stdout

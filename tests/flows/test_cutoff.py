@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 from pteforge.artifacts.store import open_store
-
-pytestmark = pytest.mark.timeout(600)
+from pteforge.tests.flows.conftest import BATCH
 
 PORTABLE = {f"{stage}/portable-fp32" for stage in ("edge/forward", "compile", "serialize", "verify", "report")}
 XNNPACK = {
@@ -16,7 +15,6 @@ XNNPACK = {
 }
 ALL = {"export"} | PORTABLE | XNNPACK
 REPORTS = {"report/portable-fp32", "report/xnnpack-fp32"}
-BATCH = {"forward": [{0: {"min": 1, "max": 4}}]}
 
 
 @pytest.fixture(scope="module")

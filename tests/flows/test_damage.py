@@ -10,19 +10,12 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from pteforge.artifacts.ref import BlobRef
 from pteforge.artifacts.store import open_store
-from pteforge.configs.load import load_zoo
-from pteforge.errors import ObjectDamaged
-from pteforge.flows.run.request import ExportRequest
-from pteforge.flows.run.select import select_models
-from pteforge.flows.run.session import Session
 from pteforge.flows.run.zoo import lower_one
 from pteforge.tasks.codecs.binding import weights_of
 from pteforge.tasks.engine.executor import Executor
 from pteforge.tasks.engine.runner import LocalRunner
-
-pytestmark = pytest.mark.timeout(600)
+from pteforge.tests.flows.conftest import open_run
 
 STEPS = 13  # of a model of one method with both recipes
 
@@ -204,15 +197,6 @@ def test_rot_that_verify_finds(made, remake, pteforge):
     assert {name.partition("/")[0] for name in remake()} == {"export", *AFTER}
 
 
-def test_rot_that_a_killed_run_found(made, remake):
-    """If the process that found damage ends before the ledger is told, the next run tells it."""
-    path = weight_of(made)
-    rot(path)
-    with open_store(str(made.store)) as store, pytest.raises(ObjectDamaged):
-        store.local.path(BlobRef(path.name, path.stat().st_size))
-    assert {name.partition("/")[0] for name in remake()} == {"export", *AFTER}
-
-
 def test_rot_of_a_published_file(made, remake):
     """A piece of a file that rotted is never put into `out`."""
     with open_store(str(made.store)) as store:
@@ -279,14 +263,10 @@ def spoiled(project, workers):
     project.write_zoo({"net": "nets:linear"}, ("portable-fp32",))
 
     def run(damage, times):
-        (model,) = models = select_models(load_zoo(project.folder / "zoo.yaml"))
-        with open_store(str(project.store)) as store:
-            executor = Spoiling(store, workers)
-            executor.damage, executor.times = damage, times
-            asked = ExportRequest(zoo=project.folder / "zoo.yaml", out=project.out)
-            session = Session("zoo", models, executor, workers, asked, 2)
-            outcome = asyncio.run(lower_one(session, model, LocalRunner(executor, 4, session)))
-        assert executor.spoils == times
+        with open_run(project, workers, engine=Spoiling) as session:
+            session.executor.damage, session.executor.times = damage, times
+            outcome = asyncio.run(lower_one(session, *session.models, LocalRunner(session.executor, 4, session)))
+        assert session.executor.spoils == times
         return outcome
 
     return run

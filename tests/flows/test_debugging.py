@@ -8,10 +8,10 @@ import shutil
 
 import pytest
 from executorch.devtools.etrecord import parse_etrecord
+from pteforge.tests.flows.conftest import FAT
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
-FAT = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
 END = {"compile", "pack", "serialize", "verify", "report"}
 SIBLINGS = {
     "net/xnnpack-fp32.etrecord",
@@ -28,11 +28,7 @@ def usual(lower_project):
 
 
 def test_siblings(usual, tmp_path, lower, pteforge):
-    """Next to each file in debug mode are a record and maps, which lead to lines of the model.
-
-    `--debug` sets the field in every recipe: everything comes from the cache. A run without debug mode removes the
-    siblings, which no longer fit the files.
-    """
+    """Next to each file in debug mode are a record and maps, which lead to lines of the model."""
     project = usual.copy(tmp_path / "project")
     run = lower(project, "recipes.xnnpack-fp32.debug=true", "recipes.fat.debug=true")
     assert run.outcome.exit_code == 0

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from pteforge.artifacts.store import open_store
-from pteforge.configs.load import load_zoo
 from pteforge.flows.cli.progress import Failures, print_failures
 from pteforge.flows.prefect.pages import _diagnosis
 from pteforge.flows.reports.page import NAME
 from pteforge.flows.run.examine import examine
-from pteforge.flows.run.request import ExportRequest
-from pteforge.flows.run.select import select_models
-from pteforge.flows.run.session import Session
 from pteforge.tasks.engine.executor import Executor
 from pteforge.tasks.results.diagnosis import Diagnosis
-
-pytestmark = pytest.mark.timeout(600)
+from pteforge.tests.flows.conftest import open_run
 
 BATCH = {"forward": [{0: {"min": 1, "max": 8, "name": "rows"}}]}
 MODELS = {
@@ -40,13 +34,7 @@ def doctor(workers):
     """Diagnoses a project's models, with the shared workers."""
 
     def run(project, models="*"):
-        loaded, asked = (
-            load_zoo(project.folder / "zoo.yaml"),
-            ExportRequest(zoo=project.folder / "zoo.yaml", out=project.out),
-        )
-        with open_store(str(project.store)) as store:
-            chosen = select_models(loaded, models)
-            session = Session(loaded.zoo.name, chosen, Executor(store, workers), workers, asked, workers.jobs)
+        with open_run(project, workers, models=models) as session:
             return {found.model: found for found in examine(session)}
 
     return run

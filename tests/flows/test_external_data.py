@@ -7,8 +7,6 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def recipes(*, external_data=True):
     """A plain recipe for kernels, and one for XNNPACK; the ladder and a gate run the files, too."""
@@ -46,10 +44,7 @@ def test_outcome_and_provenance(lowered):
 
 @pytest.mark.parametrize("target", ["portable", "xnnpack"])
 def test_verify_and_run(target, made, pteforge):
-    """`verify` and `run` take the `.ptd` next to the file, and report another one or a missing one.
-
-    `--data` may name any file whose weights have the names and sizes that the program looks for.
-    """
+    """`verify` and `run` take the `.ptd` next to the file, and report another one or a missing one."""
     file, data = f"out/net/{target}.pte", made.out / "net" / f"{target}.ptd"
     assert pteforge(made, "verify", file, "--json").code == 0
     changed = bytearray(data.read_bytes())

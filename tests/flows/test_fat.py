@@ -1,4 +1,4 @@
-"""Fat files from a zoo: what runs again after a change, and specializations that a recipe does not require."""
+"""Fat files from a zoo: what runs again after a change, optional specializations, and targets of other packages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import json
 import pytest
 from pteforge.errors import InputError
 from pteforge.formats.nfat.container import open_fat
-
-pytestmark = pytest.mark.timeout(600)
 
 END = {"pack/fat", "serialize/fat", "verify/fat", "report/fat"}
 
@@ -87,10 +85,7 @@ def test_the_last_one_must_run_everywhere(project, lower):
     ids=["fails", "unavailable"],
 )
 def test_specialization_that_is_not_required(project, licence, reason, code):
-    """A specialization that fails or is unavailable is left out and named with the reason; the run succeeds.
-
-    A required one fails the recipe, or is bad input.
-    """
+    """A specialization that fails or is unavailable is left out and named with the reason; the run succeeds."""
     environment = project.install("acme") | ({"ACME_LICENSE": licence} if licence else {})
     crash = 'raise RuntimeError("the compiler crashed")'
     project.edit("site/acme_pteforge/target.py", "return [", f"{crash}\n        return [")
@@ -109,3 +104,51 @@ def test_specialization_that_is_not_required(project, licence, reason, code):
     refused = project.export(env=environment)
     assert refused.code == code
     assert reason in " ".join(refused.err.split())
+
+
+@pytest.fixture
+def write_acme(project):
+    """Writes a zoo with a recipe for devices with Acme's NPU and for those without."""
+
+    def write(**options):
+        specializations = [{"target": "acme", "options": options}, {"target": "portable"}]
+        recipe = {"specializations": specializations, "output": {"form": "fat"}}
+        project.write_zoo({"linear": "nets:linear"}, ("acme",), {"acme": recipe})
+
+    return write
+
+
+@pytest.mark.slow
+def test_a_target_of_another_package(project, write_acme):
+    """It lowers as our own targets do. Its output is random and made once: no stage runs again until it must."""
+    environment = {**project.install("acme"), "ACME_LICENSE": "1"}
+    write_acme(clock_rate=123)
+
+    def files():
+        done = project.export(env=environment)
+        assert done.code == 0, done.err
+        return project.files()
+
+    first = files()
+    (name,) = (name for name in first if name.endswith(".pte"))
+    payloads = open_fat(project.out / name).container.payloads
+    assert [payload.description.backends for payload in payloads] == [("AcmeBackend",), ()]
+    assert b"ACME123" in first[name]
+    assert files() == first
+
+    project.edit("zoo.yaml", "123", "456")
+    assert b"ACME456" in files()[name]
+    project.edit("site/acme_pteforge/backend.py", 'b"ACME"', 'b"ACME-2-"')
+    assert b"ACME-2-456" in files()[name]
+
+
+def test_checked_before_any_work(project, write_acme, pteforge, monkeypatch):
+    """Its options and requirements are checked like those of our own targets, with the line of the zoo file."""
+    write_acme()
+    pteforge(project, "export", "zoo.yaml").refused("unknown target 'acme'")
+    monkeypatch.syspath_prepend(project.install("acme")["PYTHONPATH"])
+    licence = "target 'acme' is not available here: get a licence from Acme and set ACME_LICENSE"
+    for options, parts in (({}, (licence,)), ({"clockrate": 1}, ("clockrate", "its options: clock_rate"))):
+        write_acme(**options)
+        pteforge(project, "export", "zoo.yaml").refused("zoo.yaml:", "recipes.acme", *parts)
+    assert not project.files()

@@ -11,8 +11,6 @@ from pteforge.errors import InputError
 from pteforge.flows.cli.progress import print_summary
 from pteforge.flows.run.select import select_models
 
-pytestmark = pytest.mark.timeout(600)
-
 SCORES = {"baseline/plain", "evaluate/plain", "evaluate/fat"}
 REPORTS = {"report/plain", "report/fat"}
 JUDGED = {"gate/plain", "gate/fat"} | REPORTS
@@ -40,10 +38,7 @@ def provenance(project, recipe):
 
 
 def test_scores_are_reported(lowered, capsys):
-    """Scores of every payload are in outcome, JSON and provenance; the summary has the worst, and the drop.
-
-    Recipes share one baseline.
-    """
+    """Scores of every payload are in outcome, JSON and provenance; the summary has the worst, and the drop."""
     project, run = lowered
     scored = {"evaluator": "scoring:finite", "floor": 0.5, "max_drop": 0.1, "eager": 1.0}
     payloads = [{"payload": name, "score": 1.0} for name in ("xnnpack", "portable")]

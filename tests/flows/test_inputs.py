@@ -10,10 +10,7 @@ from pteforge.flows.run.request import ExportRequest
 from pteforge.flows.run.session import open_session
 from safetensors.torch import save_file
 
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 
 MANY = 300
 

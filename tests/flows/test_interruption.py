@@ -77,12 +77,7 @@ KILLED = ("in a stage", "publishing")
     ],
 )
 def test_ended_runs_leave_nothing_behind(paused, lower, pteforge, capfd, moment, signum):
-    """All processes end, on Ctrl-C promptly and with 130; the store is valid; the next run does the rest.
-
-    `pteforge runs` does not list the run as running, however it ended.
-
-    The same holds for SIGTERM, as a service manager sends it.
-    """
+    """All processes end, on Ctrl-C promptly and with 130; the store is valid; the next run does the rest."""
     with started(paused) as run:
         MOMENTS[moment](run)
         processes = run.all_processes()

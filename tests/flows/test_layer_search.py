@@ -12,8 +12,6 @@ from pteforge.flows.cli.progress import print_summary
 from pteforge.flows.run.select import select_models
 from pteforge.tasks.results.numerics import FoundLayers
 
-pytestmark = pytest.mark.timeout(600)
-
 FRAGILE = """
 import torch
 
@@ -66,16 +64,14 @@ def zoo(drop=0.1, **quantize):
     return {"net": MODEL}, ("int8",), {"int8": {"extends": "xnnpack-int8-static", "quantize": quantization}}
 
 
-@pytest.fixture
-def fragile(project):
-    project.write("fragile.py", FRAGILE)
-    return project
+@pytest.fixture(scope="module")
+def lowered(lower_project):
+    return lower_project(*zoo(), files={"fragile.py": FRAGILE})
 
 
-def test_fewest_layers(fragile, lower, capsys):
+def test_fewest_layers(lowered, made, lower, capsys):
     """The two layers that eight bits break stay in floating point; the recipe that is written makes the same file."""
-    fragile.write_zoo(*zoo())
-    run = lower(fragile)
+    run = lowered[1]
     (outcome,) = run.outcome.models[0].recipes
     assert outcome.status == "made", outcome.failure
     assert set(outcome.search.layers) == LAYERS
@@ -96,15 +92,15 @@ def test_fewest_layers(fragile, lower, capsys):
         f"quantize/forward/int8{attempt}"
         for attempt in ("#1", "#2", "")  # the last one's file is that of the recipe
     }
-    found = fragile.out / "net" / "int8.found.yaml"
-    provenance = json.loads((fragile.out / "net" / "int8.json").read_text(encoding="utf-8"))
+    found = made.out / "net" / "int8.found.yaml"
+    provenance = json.loads((made.out / "net" / "int8.json").read_text(encoding="utf-8"))
     assert FoundLayers.from_json(provenance["search"]) == outcome.search
-    again = lower(fragile)
+    again = lower(made)
     assert again.ran("net") == set()
     assert again.outcome.models[0].recipes[0].search == outcome.search
     found_again = found.read_bytes()
     found.unlink()
-    assert lower(fragile).ran("net") == set()
+    assert lower(made).ran("net") == set()
     assert found.read_bytes() == found_again
 
     written = yaml.safe_load(found_again)["recipes"]
@@ -112,43 +108,43 @@ def test_fewest_layers(fragile, lower, capsys):
         "int8-found": {"extends": "int8", "quantize": {"search": None, "exclude": list(outcome.search.exclude)}}
     }
     models, _, recipes = zoo()
-    fragile.write_zoo(models, ("int8-found",), {**recipes, **written})
-    plain = lower(fragile)
+    made.write_zoo(models, ("int8-found",), {**recipes, **written})
+    plain = lower(made)
     assert plain.outcome.exit_code == 0
     assert {name for name in plain.ran("net") if name.startswith(("quantize", "edge", "partition"))} == set()
-    assert not (fragile.out / "net" / "int8-found.found.yaml").exists()
+    assert not (made.out / "net" / "int8-found.found.yaml").exists()
 
 
-def test_nothing_to_leave_out(fragile, lower):
+def test_nothing_to_leave_out(made, lower):
     """A file that passes as it is, is the only one that is made; a recipe that no longer searches leaves no YAML."""
-    fragile.write_zoo(*zoo(drop=1.0))
-    run = lower(fragile)
+    made.write_zoo(*zoo(drop=1.0))
+    run = lower(made)
     (outcome,) = run.outcome.models[0].recipes
     assert (outcome.search.layers, len(outcome.search.attempts)) == ((), 1)
     assert outcome.search.label == "no layer"
-    assert (fragile.out / "net" / "int8.found.yaml").exists()
+    assert (made.out / "net" / "int8.found.yaml").exists()
     gated = {**MODEL, "accuracy": {**MODEL["accuracy"], "max_drop": 1.0}}
-    fragile.write_zoo({"net": gated}, ("int8",), {"int8": {"extends": "xnnpack-int8-static"}})
-    assert {name.partition("/")[0] for name in lower(fragile).ran("net")} <= {"report", "serialize", "verify"}
-    assert not (fragile.out / "net" / "int8.found.yaml").exists()
+    made.write_zoo({"net": gated}, ("int8",), {"int8": {"extends": "xnnpack-int8-static"}})
+    assert {name.partition("/")[0] for name in lower(made).ran("net")} <= {"report", "serialize", "verify"}
+    assert not (made.out / "net" / "int8.found.yaml").exists()
 
 
-def test_budget(fragile, lower):
+def test_budget(made, lower):
     """A search that may make too few files fails, and says how far it came."""
-    fragile.write_zoo(*zoo(search={"drop": 0.1, "budget": 2}))
-    (outcome,) = lower(fragile).outcome.models[0].recipes
+    made.write_zoo(*zoo(search={"drop": 0.1, "budget": 2}))
+    (outcome,) = lower(made).outcome.models[0].recipes
     assert outcome.status == "failed"
     problem = "no file passes that `quantize.search` made. Of 2 (2 are allowed), the best scores"
     assert problem in outcome.failure.problem
 
 
-def test_a_search_needs_a_score(fragile):
+def test_a_search_needs_a_score(made):
     """Without an evaluator, or without a bound, the zoo is refused before any work."""
-    fragile.write_zoo({"net": "fragile:net"}, *zoo()[1:])
-    loaded = load_zoo(fragile.folder / "zoo.yaml")
+    made.write_zoo({"net": "fragile:net"}, *zoo()[1:])
+    loaded = load_zoo(made.folder / "zoo.yaml")
     with pytest.raises(InputError, match=r"neither the recipe nor the model names an `evaluator`"):
         select_models(loaded, "*", "*")
-    fragile.write_zoo(*zoo(drop=None))
-    loaded = load_zoo(fragile.folder / "zoo.yaml")
+    made.write_zoo(*zoo(drop=None))
+    loaded = load_zoo(made.folder / "zoo.yaml")
     with pytest.raises(InputError, match=r"recipes.int8.quantize.search: needs a score to go by"):
         select_models(loaded, "*", "*")

@@ -8,12 +8,12 @@ import shutil
 import pytest
 from pteforge.errors import ConfigError
 from pteforge.formats.pte.metadata import read_metadata
+from pteforge.tests.flows.conftest import FAT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 DIGEST = "general.provenance_sha256"
 METADATA = {"license": "mit", "labels_file": "labels.txt", "image": {"mean": [0.5, 0.25, 0.125]}, "extra": {"a.b": 7}}
-FAT = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
 RECIPES = ("fat", "xnnpack-fp32", "portable-fp32")
 FILE = "out/net/fat.pte"
 ENTRIES = {
@@ -25,14 +25,9 @@ ENTRIES = {
 
 
 @pytest.fixture(scope="module")
-def lowered(tmp_path_factory, make_project, lower):
-    project = make_project(tmp_path_factory.mktemp("lowered") / "project")
-    project.write("labels.txt", "cat\ndog\n")
+def lowered(lower_project):
     net = {"source": {"builder": "nets:linear", "kwargs": {"width": 512}}, "metadata": METADATA}
-    project.write_zoo({"net": net}, RECIPES, {"fat": FAT})
-    run = lower(project)
-    assert run.outcome.exit_code == 0, run.outcome.failures
-    return project, run
+    return lower_project({"net": net}, RECIPES, {"fat": FAT}, files={"labels.txt": "cat\ndog\n"})
 
 
 def test_commands(made, pteforge):

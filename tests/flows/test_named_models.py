@@ -117,11 +117,7 @@ PROMPTS = ["the", "the cat sat on", TEXT[:40], 2 * TEXT]
 
 
 def test_a_language_model_talks(project, language_model):
-    """One command makes a file with which ExecuTorch's own runner says what eager says, up to a full context.
-
-    The runner finds the tokenizer next to the file. Prompts of one token, of a line, and of almost all of the context.
-    A longer one is an error of the runner, and one token past the context of `pteforge run`.
-    """
+    """One command makes a file with which ExecuTorch's own runner says what eager says, up to a full context."""
     shutil.copytree(language_model, project.folder / "tiny")
     made = project.run("export", "hf:./tiny", "--recipe", "xnnpack-fp32")
     assert made.code == 0, made.err
@@ -150,10 +146,7 @@ def test_a_language_model_talks(project, language_model):
 
 
 def test_quantized_language_models(project, language_model):
-    """Attention by ExecuTorch's operators, a cache in int8, weights in 4 bits with embeddings in 8, and in 4.
-
-    The runner generates with these files, with a cache in int8 what eager does. A gate holds the perplexity of a text.
-    """
+    """Attention by ExecuTorch's operators, a cache in int8, weights in 4 bits with embeddings in 8, and in 4."""
     shutil.copytree(language_model, project.folder / "tiny")
     project.write("text.txt", TEXT)
     gate = {
@@ -207,10 +200,7 @@ LETTERED = {
 
 
 def test_architectures_talk(project, tmp_path):
-    """Sliding windows, tied embeddings, grouped heads, old position embeddings: the runner says what eager says.
-
-    Up to the last token of the context. A prompt that fills it is an error.
-    """
+    """Sliding windows, tied embeddings, grouped heads, old position embeddings: the runner says what eager says."""
     subprocess.run([sys.executable, "-c", LETTERS, tmp_path / "letters"], check=True, capture_output=True)
     task = {"task": "text-generation"}
     sources = {name: {"huggingface": name, "config": config, **task} for name, config in LETTERED.items()}

@@ -9,8 +9,6 @@ import pytest
 import yaml
 from pteforge.configs.load import load_zoo, model_name, recipe_names, split_source
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def lowered(lower_project):

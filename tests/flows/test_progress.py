@@ -1,7 +1,8 @@
-"""Progress of a long stage: a bar in a terminal, rate-limited lines elsewhere."""
+"""The pace of a run: progress in a terminal and elsewhere, the time that is left, stages that wait for memory."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import io
@@ -11,30 +12,30 @@ import re
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.runs import StageOutcome
 from pteforge.artifacts.store import open_store
-from pteforge.configs.load import load_zoo
 from pteforge.configs.model import Limits
+from pteforge.configs.zoo import RunConfig
 from pteforge.flows.cli.progress import Bar, Failures, Lines
 from pteforge.flows.run.outcome import ModelOutcome
 from pteforge.flows.run.pace import ExpectedStage, Pace
-from pteforge.flows.run.request import ExportRequest
-from pteforge.flows.run.select import select_models
-from pteforge.flows.run.session import Session
-from pteforge.flows.run.zoo import find_models
-from pteforge.tasks.engine.executor import Executor
+from pteforge.flows.run.session import NullZooObserver, stage_memory
+from pteforge.flows.run.zoo import find_models, lower_rest
 from pteforge.tasks.engine.keys.code import StageKey
-from pteforge.tasks.engine.runner import Done, StageCall, StageId
+from pteforge.tasks.engine.runner import Done, LocalRunner, StageCall, StageId
 from pteforge.tasks.engine.stage import TargetParams
-from pteforge.tasks.engine.workers import Workers
+from pteforge.tasks.engine.workers import Workers, memory_for_calls
 from pteforge.tasks.stages.quantize import Quantize
+from pteforge.tests.flows.conftest import open_run
 from rich.console import Console
-
-pytestmark = pytest.mark.timeout(600)
 
 QUANTIZED = {"source": "nets:linear", "calibration": {"forward": {"dataset": "waiting:Batches"}}}
 
@@ -136,10 +137,7 @@ def test_the_time_left_is_estimated():
 
 
 def test_an_estimate_has_a_base():
-    """A large cold run shows none until it is known what most stages take, and then counts models not planned yet.
-
-    The first stage of a model says nothing about the others.
-    """
+    """A large cold run shows none until it is known what most stages take, and then counts models not planned yet."""
     pace = Pace()
     pace.ask(f"net_{number}" for number in range(150))
     stages = ("quantize", "edge", "partition", "verify")
@@ -158,15 +156,11 @@ def test_an_estimate_has_a_base():
 def test_stages_are_known_before_they_run(lower, warm):
     """Of models that were lowered before, the last run says which stages they have; of others, their plan does."""
     before = lower(warm, models="linear")
-    loaded = load_zoo(warm.folder / "zoo.yaml")
-    chosen = select_models(loaded, "*", "*")
-    asked = ExportRequest(zoo=warm.folder / "zoo.yaml", out=warm.out)
-    with open_store(str(warm.store)) as store, Workers(jobs=1) as workers:
-        session = Session("zoo", chosen, Executor(store, workers), workers, asked, 1)
+    with Workers(jobs=1) as workers, open_run(warm, workers) as session:
+        other = replace(session, zoo="a zoo that has no runs", pace=Pace())
         session.expect_stages()
         by_record = session.pace.known
         assert session.pace.left(1) > 0
-        other = Session("a zoo that has no runs", chosen, session.executor, workers, asked, 1)
         other.expect_stages()
         assert not workers.started
     stages = len(before.stages["linear"])
@@ -175,14 +169,92 @@ def test_stages_are_known_before_they_run(lower, warm):
 
 def test_a_model_is_planned_once(warm, monkeypatch, tmp_path):
     """The look that shows that stages have to run also says which ones to expect."""
-    loaded = load_zoo(warm.folder / "zoo.yaml")
-    asked = ExportRequest(zoo=warm.folder / "zoo.yaml", out=tmp_path / "out")
-    with open_store(str(tmp_path / "empty")) as store, Workers(jobs=1) as workers:
-        session = Session("zoo", select_models(loaded, "*", "*"), Executor(store, workers), workers, asked, 1)
+    store = open_store(str(tmp_path / "empty"))
+    with Workers(jobs=1) as workers, open_run(warm, workers, store=store) as session:
         find_models(session)
         monkeypatch.delattr("pteforge.flows.run.pace.lower_model")
         session.expect_stages()
     assert session.pace.known == sum(map(len, session.planned.values())) > len(session.models)
+
+
+class Watch(NullZooObserver):
+    """Notes when each stage starts."""
+
+    def __init__(self):
+        self.starts = {}
+
+    def started(self, call):
+        self.starts[call.slot] = time.monotonic()
+
+
+@pytest.mark.slow
+def test_large_stages_run_one_after_another(warm):
+    """Two exports that together took more than there is do not run at once, although cores are free."""
+    exports = {"linear/export", "conv/export"}
+    with open_store(str(warm.store)) as store:
+        past = {slot: store.ledger.last_run(slot).peak_memory for slot in exports}
+    warm.edit("nets.py", "def conv", "EDITED = 1\n\n\ndef conv")
+    with Workers(jobs=4, memory=sum(past.values()) - 1) as workers, open_run(warm, workers, recipes="po*") as session:
+        session.observer = watch = Watch()
+        asyncio.run(lower_rest(session, LocalRunner(session.executor, 8, session)))
+    assert session.outcome().exit_code == 0
+    stages = {stage.slot: stage for model in session.outcomes.values() for stage in model.stages}
+    for slot in exports:
+        assert stages[slot].predicted_memory == past[slot]
+        assert stages[slot].peak_memory > 0
+    first, second = sorted(exports, key=watch.starts.__getitem__)
+    assert watch.starts[second] - watch.starts[first] >= stages[first].seconds
+    assert stages[second].queued > 0
+
+
+def test_processes_of_this_machine_share_its_memory():
+    """A cluster that the run starts divides the machine's memory; one that runs already has it on each machine."""
+    assert stage_memory(RunConfig()) == memory_for_calls()
+    assert stage_memory(RunConfig(on="dask", workers=4, memory=2**30)) == 2**28
+    assert stage_memory(RunConfig(on="dask", workers=4)) == memory_for_calls() // 4
+    assert stage_memory(RunConfig(on="dask", address="tcp://a:1", memory=2**30)) == 2**30
+    assert stage_memory(RunConfig(on="pool", pool="forge")) is None
+
+
+_WIDTH = 1 << 22  # rows of 4, 1 and 3 numbers of 4 bytes each: 134 MB of weights
+_WEIGHTS = _WIDTH * (4 + 1 + 3) * 4
+
+
+def peak(project, folder, *models):
+    """Peak resident memory of the flow's process, in bytes."""
+    wanted = [part for model in models for part in ("--model", model)]
+    process = project.start(
+        "export", "zoo.yaml", *wanted, "--store", str(folder / "store"), "--out", str(folder / "out"), "--jobs", "1"
+    )
+    seen = [0]
+
+    def watch():
+        status = psutil.Process(process.pid)
+        while process.poll() is None:
+            try:
+                seen.append(status.memory_info().rss)
+            except psutil.Error:
+                return
+            done.wait(0.05)
+
+    done = threading.Event()
+    watching = threading.Thread(target=watch)
+    watching.start()
+    _, said = process.communicate(timeout=280)
+    done.set()
+    watching.join()
+    assert process.returncode == 0, said
+    return max(seen)
+
+
+@pytest.mark.slow
+def test_weights_do_not_pass_through_the_flow(project, tmp_path):
+    """With 134 MB of weights the flow's process takes less than half of that more than with a few bytes."""
+    large = {"builder": "nets:linear", "kwargs": {"width": _WIDTH}}
+    project.write_zoo({"small": "nets:linear", "large": {"source": large}}, ("xnnpack-fp32",))
+    sizes = {model: peak(project, tmp_path / model, model) for model in ("small", "large")}
+    assert (tmp_path / "large" / "out" / "large" / "xnnpack-fp32.pte").stat().st_size > _WEIGHTS
+    assert sizes["large"] - sizes["small"] < _WEIGHTS / 2  # what a run takes varies by some 30 MB
 
 
 _DRIVER = """

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from pteforge.flows.prefect.settings import refresh_configured
-
-pytestmark = pytest.mark.timeout(600)
 
 ASKED = "asked for with --refresh"
 
@@ -65,7 +61,7 @@ def test_prefects_setting(made):
     # two stages, which both models share
     assert done.out.splitlines()[-1].startswith("2 models: stages up to edge done; 4 stages run, 0 cached")
     assert "net: stages up to edge done (2 stages run, 0 cached)" in done.err
-    (known,) = json.loads(made.run("runs", "--json", "--limit", "1").out)["runs"]
+    (known,) = made.run("runs", "--json", "--limit", "1").json["runs"]
     assert known["parameters"]["refresh"] is True
 
 

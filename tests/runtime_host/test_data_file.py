@@ -74,10 +74,7 @@ def test_both_run(name, pairs, pteforge, tmp_path):
 
 @pytest.mark.parametrize("name", ["portable", "xnnpack"])
 def test_without_its_data(name, pairs, pteforge, payloads, tmp_path):
-    """A file with external weights is not loaded without them, whether kernels or XNNPACK use them.
-
-    It cannot be a payload, even with them.
-    """
+    """A file with external weights is not loaded without them, whether kernels or XNNPACK use them."""
     with pytest.raises(InputError, match=r"keeps 4 weights in a \.ptd file \('.*\), .*, as model\.ptd, or name it"):
         load(pairs[name].file)
     alone = shutil.copy(pairs[name].file, tmp_path / "alone.pte")
@@ -87,10 +84,7 @@ def test_without_its_data(name, pairs, pteforge, payloads, tmp_path):
 
 
 def test_with_anothers_data(pairs, pteforge, payloads, tmp_path):
-    """Data of another file is refused, naming the first weight that does not fit.
-
-    A file that holds its weights ignores a `.ptd` of its name.
-    """
+    """Data of another file is refused, naming the first weight that does not fit."""
     file = pairs["xnnpack"].copy(tmp_path)
     shutil.copy(payloads["xnnpack"], file)
     assert pteforge("run", file, "--json").code == 0

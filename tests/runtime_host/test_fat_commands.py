@@ -80,10 +80,7 @@ def test_thin(pteforge, fat, make, tmp_path, kept):
 
 
 def test_layouts_of_convolutions(pteforge, convolutions, tmp_path):
-    """A weight in two layouts is stored once by `merge`, and `inspect` says what that takes; unless opted out of.
-
-    `thin` opts out, too, and keeps to what a file has.
-    """
+    """A weight in two layouts is stored once by `merge`, and `inspect` says what that takes; unless opted out of."""
     xnnpack, portable, x = convolutions
     files = xnnpack, portable
     once = pteforge("merge", *files, "-o", "once.pte", "--json").json["size"]

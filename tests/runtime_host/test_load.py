@@ -32,10 +32,7 @@ def test_order_is_priority(fat, payloads, inputs, plainly):
 
 
 def test_exclude(fat, payloads, inputs, plainly, tmp_path, monkeypatch):
-    """An excluded payload is not tried, and the report says so; the next one runs.
-
-    Its rebuilt file is deleted before the program first runs, and it still runs.
-    """
+    """An excluded payload is not tried, and the report says so; the next one runs."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = load(str(fat), exclude=["xnnpack"])
     assert list(tmp_path.iterdir()) == []
@@ -66,10 +63,7 @@ def test_invalid_wishes(fat):
 
 
 def test_nothing_fits(fat, make):
-    """If no payload is left, the error names the file and gives a reason for each.
-
-    A malformed container is refused as a whole.
-    """
+    """If no payload is left, the error names the file and gives a reason for each."""
     packed = make.pack("portable")
     with pytest.raises(FileFormatError, match=r"fat\.pte: the container has \d+ bytes"):
         load(make.write(replace(packed, container=packed.container[:-1])))
@@ -100,10 +94,7 @@ def test_outputs_are_kept(fat, inputs):
 
 
 def test_plain(payloads, inputs, plainly, tmp_path):
-    """A plain file runs as it is, its constant methods included, and has no payload: none can be chosen.
-
-    One that cannot run here is named with its backend.
-    """
+    """A plain file runs as it is, its constant methods included, and has no payload: none can be chosen."""
     program = load(payloads["xnnpack"])
     assert (program.payload, program.report) == (None, ())
     assert (program.run("rate"), program.run("label")) == ([16000], ["speech"])

@@ -21,10 +21,7 @@ def one_method(lower) -> bytes:
 
 
 def test_reasons(make, one_method):
-    """Payloads that are mislabelled, refused by their backend, incomplete or too new are passed over.
-
-    One that claims to need a missing backend is passed over, as on every runtime.
-    """
+    """Payloads that are mislabelled, refused by their backend, incomplete or too new are passed over."""
     xnnpack, portable = make.entry("xnnpack")[1], make.entry("portable")[1]
     refused = bytearray(xnnpack)
     for delegate in (delegate for method in read_pte(xnnpack).methods for delegate in method.delegates):

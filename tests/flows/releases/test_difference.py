@@ -17,7 +17,7 @@ from pteforge.formats.pte.reader import open_pte
 from pteforge.tasks.results.delivered import MethodCalls
 from rich.console import Console
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 PORTABLE = {"specializations": [{"target": "portable"}]}
 BEFORE, AFTER = "before/net/fat.pte", "out/net/fat.pte"

@@ -22,8 +22,6 @@ from pteforge.flows.releases.releases import Releases
 from pteforge.flows.reports.comparison import parse_limits
 from pteforge.tests.contract.conftest import run_s3_server
 
-pytestmark = pytest.mark.timeout(600)
-
 WIDER = "models.net.source.kwargs.width=64"
 
 
@@ -81,10 +79,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 def test_published_and_fetched(made, pteforge):
-    """Fetched files are those of the export, in its layout, with the model's card.
-
-    A release says which run made it. The same files are not released again.
-    """
+    """Fetched files are those of the export, in its layout, with the model's card."""
     done = pteforge(made, "publish", "out", "--to", "shared", "--json")
     assert done.code == 0
     assert (done.json["new"], done.json["moved"], done.json["channel"]) == (True, True, "latest")
@@ -108,10 +103,7 @@ def test_published_and_fetched(made, pteforge):
 
 
 def test_releases_are_compared(made, lowered, grown, tmp_path, pteforge):
-    """`pteforge diff` compares releases like their files, and downloads only what has other bytes on the two sides.
-
-    All else that it says is from the manifests.
-    """
+    """`pteforge diff` compares releases like their files, and downloads only what has other bytes on the two sides."""
     after = grown.copy(tmp_path / "after")
     for file in lowered[0].out.glob("net/apart.*"):
         shutil.copy(file, after.out / "net")
@@ -144,10 +136,7 @@ def test_releases_are_compared(made, lowered, grown, tmp_path, pteforge):
 
 
 def test_gates_hold_a_release_back(made, grown, pteforge):
-    """A grown file does not become `latest`: exit code 1, how much it grew, and the release is kept to be promoted.
-
-    `rollback` is one command, and goes back one step each time.
-    """
+    """A grown file does not become `latest`: exit code 1, how much it grew, and the release is kept to be promoted."""
     first = pteforge(made, "publish", "out", "--to", "shared", "--json").json["release"]
     held = pteforge(made, "publish", str(grown.out), "--to", "shared", "--gate", "growth=2%")
     assert held.code == 1
@@ -174,10 +163,7 @@ def test_gates_hold_a_release_back(made, grown, pteforge):
 
 
 def test_rollback_stays(made, grown, pteforge):
-    """Publishing never moves a channel to what was rolled back from: only `promote` does, and each command says so.
-
-    Another channel is not affected. A channel that was moved back with `promote` stays there, too.
-    """
+    """Publishing never moves a channel to what was rolled back from: only `promote` does, and each command says so."""
     good, bad = ("publish", "out", "--to", "shared"), ("publish", str(grown.out), "--to", "shared")
     first, second = (pteforge(made, *night, "--json").json["release"] for night in (good, bad))
     back = pteforge(made, "release", "rollback", "shared")
@@ -204,10 +190,7 @@ def test_rollback_stays(made, grown, pteforge):
 
 
 def test_what_was_rolled_back_from(contents, releases):
-    """It counts by its files: also when another run made them, when its release is removed, and for all time.
-
-    A better release moves the channel as ever, and `promote` of either release with the files lifts it.
-    """
+    """It counts by its files: also when another run made them, when its release is removed, and for all time."""
     good, bad = contents
     first, second = releases.publish(good).release, releases.publish(bad).release
     assert releases.roll_back("latest").release == first
@@ -250,10 +233,7 @@ def test_rolled_back_from_a_damaged_release(contents, releases, stored):
 
 
 def test_a_crash_leaves_a_whole_release(contents, releases, stored, tmp_path, monkeypatch):
-    """A writer that dies at any write leaves the channel at a release of which everything is there.
-
-    What it was about to do can be done afterwards.
-    """
+    """A writer that dies at any write leaves the channel at a release of which everything is there."""
     first, second = contents
     before = releases.publish(first).release
     called = RemoteFiles._call
@@ -405,10 +385,7 @@ def test_signatures(made, keys, pteforge):
 
 
 def test_an_export_publishes(grown, tmp_path, pteforge):
-    """A whole run releases its files as the zoo says; one of a part does so only where it is asked to.
-
-    A release that is held back ends the export with 1.
-    """
+    """A whole run releases its files as the zoo says; one of a part does so only where it is asked to."""
     made = grown.copy(tmp_path / "copy")
     zoo = made.folder / "zoo.yaml"
     made.write("zoo.yaml", f"{zoo.read_text()}publish: {{url: shared, channel: nightly, gates: 'growth=2%'}}\n")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 NAME = "net/apart"
 

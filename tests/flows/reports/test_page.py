@@ -14,9 +14,9 @@ from pteforge.flows.reports.page import NAME, render, with_the_rest, write_page
 from pteforge.tasks.results.delivered import Delivered, Failure, delivered_by
 from pteforge.tasks.results.diagnosis import Finding
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
+from pteforge.tests.flows.conftest import FAT
 
 RECIPES = ("portable-fp32", "xnnpack-fp32", "fat")
-FAT = {"fat": {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}}
 EMPTY = {"meta", "rect", "polyline", "circle", "i", "br", "link", "img"}  # `i` has a closing tag, and no content
 HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>\"'\x1b[31m\x00\u202e"
 
@@ -69,7 +69,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def lowered(lower_project):
-    return lower_project({"net": "residual:residual"}, RECIPES, FAT)
+    return lower_project({"net": "residual:residual"}, RECIPES, {"fat": FAT})
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from pteforge.flows.reports.page import render
 from pteforge.tasks.results.delivered import Delivered, Failure
 from pteforge.tasks.results.figures import Figures, Worst
 from pteforge.tests.chromium import COMMAND, open_page
+from pteforge.tests.flows.conftest import FAT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 MODELS = (("nets", "linear"), ("residual", "residual"), ("faulty", "raises"))
 # Opens everything, and writes what a reader would meet to the root of the document around it.
@@ -113,9 +114,8 @@ def test_the_page_fits(record, seen, tmp_path, width, scheme):
 def test_the_page_of_two_runs(project, lower, pictures, tmp_path, monkeypatch):
     """The page that a run wrote shows its failure, its files, what has changed since the last run, and each model."""
     monkeypatch.setattr(platform, "node", lambda: "forge-1")
-    fat = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
     models = {name: {"source": {"builder": f"{file}:{name}"}} for file, name in MODELS}
-    project.write_zoo(models, ("fat", "portable-fp32", "xnnpack-int8-dynamic"), {"fat": fat})
+    project.write_zoo(models, ("fat", "portable-fp32", "xnnpack-int8-dynamic"), {"fat": FAT})
     for width in (64, 32):
         lower(project, f"models.linear.source.kwargs={{width: {width}}}")
     with open_page(tmp_path, "960,1343") as page:

@@ -15,8 +15,6 @@ from pteforge.flows.run.request import ExportRequest
 from pteforge.flows.run.session import open_session
 from pteforge.tasks.stages import edge
 
-pytestmark = pytest.mark.timeout(600)
-
 CODE = {
     "transforms.py": "def double(module):\n    module.weight.data.mul_(2)\n",
     "passes.py": "from executorch.exir.pass_base import ExportPass\n\nclass Idle(ExportPass):\n    pass\n",
@@ -34,18 +32,12 @@ EVERYTHING = {
 
 
 @pytest.fixture(scope="module")
-def lowered(make_project, lower, tmp_path_factory):
+def lowered(lower_project):
     """Two models with the same code of the user's of every kind, one of whose modules only watching finds."""
-    project = make_project(tmp_path_factory.mktemp("lowered") / "project")
-    for name, text in CODE.items():
-        project.write(name, text)
-    project.write("weights.bin", "1")
     source = {"builder": "lazily:plugin", "kwargs": {"name": "small"}, "files": ["weights.bin"]}
     model = {"source": source, "calibration": {"forward": {"dataset": "batches:batches"}}}
-    project.write_zoo({"net": model, "twin": model}, ("everything", "portable-fp32"), {"everything": EVERYTHING})
-    run = lower(project)
-    assert run.outcome.exit_code == 0, run.outcome.failures
-    return project, run
+    zoo = {"net": model, "twin": model}, ("everything", "portable-fp32"), {"everything": EVERYTHING}
+    return lower_project(*zoo, files={**CODE, "weights.bin": "1"})
 
 
 @pytest.fixture
@@ -82,10 +74,7 @@ def records(project):
 
 
 def test_one_read_for_all_models(lowered, lower, reads):
-    """After the run that made everything, a run reads one file in place of all stages' records, and says the same.
-
-    Without that file, every stage's record and slot is read, and the file is written again.
-    """
+    """After the run that made everything, a run reads one file in place of all stages' records, and says the same."""
     project = lowered[0]
     assert holding(project) == {"net", "twin"}
     (file,) = records(project)

@@ -8,17 +8,27 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
+from pteforge.tests.conftest import run_process
 
 _LIMIT = 240.0  # seconds for a server to start or to record an event, on a busy machine
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
 
 
 @pytest.fixture(scope="session")
@@ -44,13 +54,16 @@ def server_without_scheduler(tmp_path_factory, monkeypatch) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running_server(home: Path, python: str | Path = sys.executable) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server that a Python starts: the URL of its API, and its process."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def running_server(
+    home: Path, python: str | Path = sys.executable, **more: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server that a Python starts, with more variables: the URL of its API, and its process."""
+    home.mkdir(exist_ok=True)
+    port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     environment = {
         **os.environ,
+        **more,
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_UI_API_URL": url,
@@ -61,7 +74,7 @@ def running_server(home: Path, python: str | Path = sys.executable) -> Iterator[
         subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process,
     ):
         try:
-            eventually(lambda: process.poll() is None and _answers(url))
+            eventually(lambda: process.poll() is None and _answers(url), 600)
             yield url, process
         finally:
             process.terminate()
@@ -79,27 +92,61 @@ def prefect(project, on_server):
     """Runs Prefect's command line in the project's folder."""
 
     def run(*args: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *args],
-            cwd=project.folder,
-            env=project.environment(on_server),
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        command = (sys.executable, "-m", "prefect", "--no-prompt", *args)
+        done = run_process(*command, cwd=project.folder, env=project.environment(on_server))
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     return run
 
 
+@contextlib.contextmanager
+def running_worker(project: Any, env: Mapping[str, str], pool: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker of a pool, in a process of its own, which looks for runs each second."""
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
+    environment = project.environment(env) | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+    with (
+        (project.folder / "worker.log").open("wb") as log,
+        subprocess.Popen(command, cwd=project.folder, env=environment, stdout=log, stderr=log) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def receiver() -> Iterator[tuple[str, Queue[Any]]]:
+    """The URL of a server that takes JSON, as a webhook does, and all that it was sent."""
+    sent: Queue[Any] = Queue()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", sent
+        server.shutdown()
+
+
+def run_python(folder: Path, program: str, argument: Any, environment: Mapping[str, str]) -> list[Any]:
+    """The lists and texts that a program prints as JSON, one a line; its argument is JSON, too."""
+    command = (sys.executable, "-c", program, json.dumps(argument))
+    done = run_process(*command, cwd=folder, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", '"'))]
+
+
 @pytest.fixture
 def unreachable() -> dict[str, str]:
     """The environment of commands whose server is unreachable."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    return {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    return {"PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api"}
 
 
 @pytest.fixture
@@ -166,9 +213,7 @@ class Recorded:
         """Payloads of the server's events of pteforge by name, once there are so many: they come with a delay."""
 
         def find() -> Any:
-            wanted = {"filter": {"event": {"prefix": ["pteforge."]}}}
-            with self._client() as client:
-                listed = client._client.post("/events/filter", json=wanted).raise_for_status().json()["events"]
+            listed = self._post("/events/filter", {"filter": {"event": {"prefix": ["pteforge."]}}})["events"]
             return {event["event"]: event["payload"] for event in listed} if len(listed) == count else None
 
         return eventually(find)
@@ -176,25 +221,16 @@ class Recorded:
     def event(self, name: str) -> Any:
         """Payload of the server's newest event of that name: it comes with a delay."""
         wanted = {"filter": {"event": {"name": [name]}}}
-
-        def find() -> Any:
-            with self._client() as client:
-                listed = client._client.post("/events/filter", json=wanted).raise_for_status().json()["events"]
-            return listed and listed[0]["payload"]
-
-        return eventually(find)
+        return eventually(lambda: self._post("/events/filter", wanted)["events"])[0]["payload"]
 
     def logged(self) -> list[str]:
         """The messages of the run's log and of those of its tasks, once there are any: they come with a delay."""
-        run = str(self.flow_run().id)
+        wanted = {"logs": {"flow_run_id": {"any_": [str(self.flow_run().id)]}}}
+        return [line["message"] for line in eventually(lambda: self._post("/logs/filter", wanted))]
 
-        def find() -> Any:
-            wanted = {"logs": {"flow_run_id": {"any_": [run]}}}
-            with self._client() as client:
-                listed = client._client.post("/logs/filter", json=wanted).raise_for_status().json()
-            return [line["message"] for line in listed]
-
-        return eventually(find)
+    def _post(self, path: str, wanted: Any) -> Any:
+        with self._client() as client:
+            return client._client.post(path, json=wanted).raise_for_status().json()
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[Any]:
@@ -205,9 +241,9 @@ class Recorded:
             yield client
 
 
-def eventually(find: Callable[[], Any]) -> Any:
+def eventually(find: Callable[[], Any], limit: float = _LIMIT) -> Any:
     """Polls until the result is true."""
-    deadline = time.monotonic() + _LIMIT
+    deadline = time.monotonic() + limit
     while not (found := find()):
         assert time.monotonic() < deadline, "timed out"
         time.sleep(0.2)

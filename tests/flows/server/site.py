@@ -7,22 +7,22 @@ import json
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pteforge
+from pteforge.tests.conftest import run_process
 from pteforge.tests.contract.conftest import run_s3_server
 from pteforge.tests.faulty_proxy import Proxy, run_proxy
+from pteforge.tests.flows.server.conftest import eventually, free_port
 
 ENTRYPOINT = Path(pteforge.__file__).parent / "docker" / "entrypoint"
 MODELS = 6
@@ -41,21 +41,6 @@ def net(name, width, seconds):
     time.sleep(seconds)
     return torch.nn.Linear(4, width).eval(), (torch.zeros(1, 4),)
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
-
-
-def eventually(find: Callable[[], Any], limit: float = 240.0) -> Any:
-    """Polls until the result is true."""
-    deadline = time.monotonic() + limit
-    while not (found := find()):
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.5)
-    return found
 
 
 @contextlib.contextmanager
@@ -182,15 +167,7 @@ class Site:
 
     def entry(self, *args: str, code: int = 0) -> str:
         """Runs the entry point to its end; what it printed."""
-        done = subprocess.run(
-            ["sh", ENTRYPOINT, *args],
-            cwd=self.project.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        done = run_process("sh", ENTRYPOINT, *args, cwd=self.project.folder, env=self.environment())
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + (done.stderr if code else "")
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import re
 import signal
 import subprocess
 import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import psutil
 import pytest
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from pteforge.tests.flows.server.conftest import eventually, receiver, running_worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -60,21 +57,6 @@ def test_a_worker_runs_a_deployment(project, prefect, on_server):
     assert set(project.files()) == {"linear/portable-fp32.pte", "linear/portable-fp32.json"}
 
 
-@contextlib.contextmanager
-def running_worker(project, env, pool):
-    """A worker of a pool, which looks for runs each second."""
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
-    environment = project.environment(env) | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
-    with (
-        (project.folder / "worker.log").open("wb") as log,
-        subprocess.Popen(command, cwd=project.folder, env=environment, stdout=log, stderr=log) as process,
-    ):
-        try:
-            yield
-        finally:
-            process.terminate()
-
-
 def runs_of(server, deployment):
     """A deployment's flow runs that have ended."""
     ended = {"state": {"type": {"any_": ["COMPLETED", "FAILED", "CRASHED"]}}}
@@ -83,10 +65,7 @@ def runs_of(server, deployment):
 
 
 def test_a_schedule_starts_runs(project, prefect, server, on_server):
-    """The server's scheduler creates a run of the schedule by itself, a worker takes it, and it completes.
-
-    `doctor --server` finds nothing wrong.
-    """
+    """The server's scheduler creates a run of the schedule by itself, a worker takes it, and it completes."""
     project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
     prefect("work-pool", "create", "cron", "--type", "process")
     done = project.run(
@@ -94,10 +73,7 @@ def test_a_schedule_starts_runs(project, prefect, server, on_server):
     )
     assert done.code == 0, done.err
     with running_worker(project, on_server, "cron"):
-        deadline = time.monotonic() + 300
-        while not (runs := runs_of(server, "minutely")):
-            assert time.monotonic() < deadline
-            time.sleep(1)
+        runs = eventually(lambda: runs_of(server, "minutely"), 300)
         looked = project.run("doctor", "--server", "--json", env=on_server)
     assert runs[-1]["auto_scheduled"]
     assert runs[-1]["state"]["type"] == "COMPLETED", runs[-1]["state"]
@@ -133,22 +109,9 @@ def test_a_server_without_a_scheduler(project, server_without_scheduler, monkeyp
 
 def test_alerts(project, prefect, server, on_server):
     """A block of the user's reports a run that failed; deploying again changes the alerts in place."""
-    told = queue.Queue()
-
-    class Listener(BaseHTTPRequestHandler):
-        def do_POST(self):
-            told.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_):
-            """Nothing."""
-
     project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
     prefect("work-pool", "create", "alerts", "--type", "process")
-    with HTTPServer(("127.0.0.1", 0), Listener) as listener:
-        threading.Thread(target=listener.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{listener.server_port}"
+    with receiver() as (url, told):
         with temporary_settings({PREFECT_API_URL: server}):
             webhook = {"name": "nights", "url": url, "json_data": {"subject": "{{subject}}", "body": "{{body}}"}}
             CustomWebhookNotificationBlock(**webhook, allow_private_urls=True).save("nights")
@@ -164,26 +127,18 @@ def test_alerts(project, prefect, server, on_server):
         prefect("deployment", "run", "export-zoo/alerting", "--param", "models=none")
         prefect("worker", "start", "--pool", "alerts", "--run-once")
         message = told.get(timeout=240)
-        listener.shutdown()
     assert message["subject"] == "pteforge alerting: failed"
     assert message["body"].startswith("export zoo.yaml none: ")
 
 
 def test_serve(project, prefect, server, on_server, recorded):
-    """One process runs what is asked for, and Ctrl-C ends it.
-
-    Cancelling a run in the UI ends all processes of the run. It is `Cancelled` then, as is each stage that was running.
-    """
+    """One process runs what is asked for, and Ctrl-C ends it."""
     project.write_zoo({"linear": "nets:linear", "patient": "waiting:patient"}, ("portable-fp32",))
     with project.start("serve", "zoo.yaml", "--name", "served", "--out", "out", env=on_server) as process:
         assert "export-zoo/served" in process.stdout.readline()
-        deadline = time.monotonic() + 240
-        while "served" not in prefect("deployment", "ls"):
-            assert time.monotonic() < deadline
+        eventually(lambda: "served" in prefect("deployment", "ls"))
         prefect("deployment", "run", "export-zoo/served", "--param", "models=linear")
-        while not (project.out / "linear" / "portable-fp32.json").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        eventually((project.out / "linear" / "portable-fp32.json").exists)
 
         assert recorded(project).flow_run().name == "export zoo.yaml linear"
         project.make_pipes()
@@ -197,12 +152,11 @@ def test_serve(project, prefect, server, on_server, recorded):
         psutil.wait_procs(of_run, timeout=60)
         assert not [child for child in of_run if child.is_running()]
         known = recorded(project)
-        while known.flow_run().name != "export zoo.yaml":
-            assert time.monotonic() < deadline
+        eventually(lambda: known.flow_run().name == "export zoo.yaml")
         assert known.flow_run().state.name == "Cancelled"
         states = {name: task.state.name for name, task in known.task_runs(3).items()}
         assert states == {"model linear": "Cached", "model patient": "Cancelled", "patient export": "Cancelled"}
-        known_runs = json.loads(project.run("runs", "--json").out)["runs"]
+        known_runs = project.run("runs", "--json").json["runs"]
         assert [run["status"] for run in known_runs] == ["interrupted", "completed"]
 
         process.send_signal(signal.SIGINT)
@@ -237,10 +191,7 @@ def test_what_a_failed_deployment_prints(project, prefect, on_server):
 
 
 def test_a_killed_deployment(project, prefect, on_server, tmp_path):
-    """When worker and run are killed, the store knows at once: the run is lost, `why` has its stages, `gc` is free.
-
-    No file that they leave behind has a secret of theirs.
-    """
+    """When worker and run are killed, the store knows at once: the run is lost, `why` has its stages, `gc` is free."""
     project.write_zoo({"prompt": "waiting:prompt", "patient": "waiting:patient"}, ("portable-fp32",))
     project.make_pipes()
     prefect("work-pool", "create", "killed", "--type", "process")
@@ -261,10 +212,8 @@ def test_a_killed_deployment(project, prefect, on_server, tmp_path):
     ) as worker:
         assert int((project.folder / "running").read_text()) > 0
         processes = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
-        deadline = time.monotonic() + 120
-        while not (runs := json.loads(project.run("runs", "--json").out)["runs"]) or not runs[0]["models"]:
-            assert time.monotonic() < deadline
-        assert runs[0]["status"] == "running"
+        (run, *_) = eventually(lambda: [run for run in project.run("runs", "--json").json["runs"] if run["models"]])
+        assert run["status"] == "running"
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -272,10 +221,10 @@ def test_a_killed_deployment(project, prefect, on_server, tmp_path):
     assert any(path.name == "workspace.json" for path in left)
     assert not [path for path in left for secret in secrets.values() if secret.encode() in path.read_bytes()]
     psutil.wait_procs(processes, timeout=60)
-    assert json.loads(project.run("runs", "--json").out)["runs"][0]["status"] == "lost"
+    assert project.run("runs", "--json").json["runs"][0]["status"] == "lost"
     assert "export" in project.run("why", "prompt").out
     collected = project.run("store", "gc", "--keep-last", "0", "--keep-newer-than", "0s", "--explain", "--json")
-    assert (json.loads(collected.out)["objects_kept"], json.loads(collected.out)["reasons"]) == (0, {})
+    assert (collected.json["objects_kept"], collected.json["reasons"]) == (0, {})
 
 
 @pytest.mark.parametrize(

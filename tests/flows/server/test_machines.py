@@ -11,25 +11,21 @@ from pathlib import Path
 import pteforge
 import pytest
 from pteforge.artifacts.store import open_store
+from pteforge.tests.conftest import run_process
+from pteforge.tests.flows.conftest import PTEFORGE
+from pteforge.tests.flows.server.conftest import running_worker
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(pteforge.__file__).parent
-PTEFORGE = Path(sys.executable).with_name("pteforge")
 
 
 @pytest.fixture
 def worker(project, prefect, on_server):
     """A worker of the pool `models`, in a process of its own."""
     prefect("work-pool", "create", "models", "--type", "process")
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "models"]
-    environment = project.environment(on_server) | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
-    with (
-        (project.folder / "worker.log").open("wb") as log,
-        subprocess.Popen(command, cwd=project.folder, env=environment, stdout=log, stderr=log) as process,
-    ):
+    with running_worker(project, on_server, "models") as process:
         yield process
-        process.terminate()
 
 
 DEADLY = """
@@ -65,7 +61,7 @@ def test_models_run_on_a_work_pool(project, on_server):
     assert "Crashed" in models["killed"]["problem"]
     assert models["raises"]["step"].startswith("export")
     assert done.json["stages"]["ran"] >= 6
-    (run,) = json.loads(project.run("runs", "--json").out)["runs"]
+    (run,) = project.run("runs", "--json").json["runs"]
     assert run["status"] == "failed"
 
 
@@ -82,22 +78,12 @@ if __name__ == "__main__":
 
 
 def test_stages_run_on_a_dask_cluster(project):
-    """A cluster that runs already gets all stages that are not cached and need a process of their own.
-
-    Stages that each need more memory than there is for all run one after another there.
-    """
+    """A cluster that runs already gets all stages that are not cached and need a process of their own."""
     project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
     program = project.write("cluster.py", ON_A_CLUSTER)
-    limited = ("--set", "run.memory=1MiB")
-    done = subprocess.run(
-        [sys.executable, program, PTEFORGE, "export", "zoo.yaml", "--on", "dask", "--out", "out", *limited],
-        cwd=project.folder,
-        env=project.environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    options = ("--on", "dask", "--out", "out", "--set", "run.memory=1MiB")
+    command = (sys.executable, program, PTEFORGE, "export", "zoo.yaml", *options)
+    done = run_process(*command, cwd=project.folder, env=project.environment())
     assert done.returncode == 0, done.stderr
     ran = int(re.search(r"(\d+) stages run", done.stdout)[1])
     finished = int(re.search(r"finished on the cluster: (\d+)", done.stdout)[1])

@@ -58,10 +58,7 @@ def test_server_that_dies_during_a_run(project, mortal_server):
 
 
 def test_embedded_server(project, tmp_path_factory):
-    """Without a server, the run is recorded completely in the user's Prefect database by the time it ends.
-
-    A later run deletes what is older than 30 days.
-    """
+    """Without a server, the run is recorded completely in the user's Prefect database by the time it ends."""
     home = tmp_path_factory.mktemp("home")
     project.write_zoo({"net": "nets:linear"}, ("portable-fp32",))
     done = project.export(env={"PREFECT_HOME": str(home)})

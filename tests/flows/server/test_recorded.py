@@ -7,21 +7,15 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
+from pteforge.tests.flows.server.conftest import run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_cached_run_is_recorded(warm, recorded, on_server):
-    """With a server, a run without work is recorded too: the flow and every model are `Cached`.
-
-    The zoo's summary is a page of it, and its progress is complete.
-    """
+    """With a server, a run without work is recorded too: the flow and every model are `Cached`."""
     done = warm.export("--json", "--out", str(warm.out), env=on_server)
     assert done.code == 0, done.err
     assert done.json["stages"] == {"ran": 0, "cached": 26}
@@ -129,7 +123,7 @@ def test_parameters_are_recorded(warm, on_server, recorded):
         "publish": None,
         "refresh": False,
     }
-    (known,) = json.loads(warm.run("runs", "--json", "--limit", "1").out)["runs"]
+    (known,) = warm.run("runs", "--json", "--limit", "1").json["runs"]
     assert known["parameters"] == run.parameters
 
 
@@ -153,10 +147,10 @@ def test_retries(project, on_server):
     """
     project.write("once.py", ONCE)
     project.write_zoo({"steady": "nets:linear", "once": "once:once"}, ("portable-fp32",))
-    given = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out)}
-    assert run_python(project.folder, RETRIED, given, on_server) == ["Completed", 2, {"ran": 6, "cached": 6}]
+    given = parameters(project)
+    assert run_python(project.folder, RETRIED, given, on_server) == [["Completed", 2, {"ran": 6, "cached": 6}]]
     project.edit("zoo.yaml", "once:once", "faulty:misunderstood")
-    name, attempts, message = run_python(project.folder, RETRIED, given, on_server)
+    ((name, attempts, message),) = run_python(project.folder, RETRIED, given, on_server)
     assert (name, attempts) == ("Failed", 1)
     assert "1 of the files were not made" in message
     assert "\n" not in message
@@ -207,10 +201,7 @@ def test_text_of_others_is_escaped(project, recorded, on_server):
 
 
 def test_figures_are_tables(warm, recorded, on_server):
-    """Scores and ladders are tables of the model's task run, with a row for each file or rung.
-
-    The result of bisect is a page and a plot on the server.
-    """
+    """Scores and ladders are tables of the model's task run, with a row for each file or rung."""
     gate = {"evaluator": "scoring:finite", "floor": 0.5}
     recipes = {
         "scored": {"extends": "portable-fp32", "accuracy": gate},
@@ -237,37 +228,32 @@ def test_figures_are_tables(warm, recorded, on_server):
     assert known.artifact("bisect-conv-laddered-plot").startswith("data:image/png;base64,iVBOR")
 
 
-@pytest.mark.parametrize(
-    ("entrypoint", "parameters", "models"),
-    [
-        ("pteforge.flows.prefect.zoo_flow:export_zoo", {"models": "*"}, {"linear", "conv"}),
-        ("pteforge.flows.prefect.zoo_flow:export_model", {"models": "conv"}, {"conv"}),
-    ],
-)
-def test_entrypoints(warm, server, recorded, entrypoint, parameters, models):
-    """Deployments load the flows by entrypoint and run them with parameters that are plain JSON."""
-    program = f"""
+def parameters(project, **more):
+    """Parameters of a flow, which are plain JSON."""
+    return {
+        "zoo": str(project.folder / "zoo.yaml"),
+        "store": str(project.store),
+        "out": str(project.out),
+        **more,
+    }
+
+
+BY_ENTRYPOINT = """
 import asyncio, json, sys
 from prefect.flows import load_flow_from_entrypoint
-flow = load_flow_from_entrypoint({entrypoint!r})
+flow = load_flow_from_entrypoint("pteforge.flows.prefect.zoo_flow:export_model")
 parameters = flow.validate_parameters(json.loads(sys.argv[1]))
 state = asyncio.run(flow(**parameters, return_state=True))
 print(json.dumps([state.name, state.result()]))
 """
-    given = {
-        "zoo": str(warm.folder / "zoo.yaml"),
-        "store": str(warm.store),
-        "out": str(warm.out),
-        "overrides": ["models.conv.seed=0"],
-        "jobs": 1,
-        **parameters,
-    }
-    name, result = run_python(warm.folder, program, given, {"PREFECT_API_URL": server})
-    assert name == "Cached"
-    assert set(result["models"]) == models
-    assert result["exit_code"] == 0
-    states = {task.state.name for task in recorded(warm).task_runs(len(models)).values()}
-    assert states == {"Cached"}
+
+
+def test_entrypoint_of_a_model(warm, on_server, recorded):
+    """Work pools load the flow of a model by entrypoint, and run it with parameters that are plain JSON."""
+    given = parameters(warm, models="conv", overrides=["models.conv.seed=0"], jobs=1)
+    ((name, result),) = run_python(warm.folder, BY_ENTRYPOINT, given, on_server)
+    assert (name, set(result["models"]), result["exit_code"]) == ("Cached", {"conv"}, 0)
+    assert {task.state.name for task in recorded(warm).task_runs(1).values()} == {"Cached"}
 
 
 # Two runs at once in one process, and which models each session heard of.
@@ -288,12 +274,11 @@ print(json.dumps([[state.name for state in states], sorted(map(sorted, heard.val
 def test_two_runs_at_once_in_one_process(project, on_server):
     """With one store and as many jobs, each run's stages are its own."""
     project.write_zoo({"linear": "nets:linear", "conv": "nets:conv"}, ("portable-fp32",))
-    given = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out), "jobs": 1}
-    ended = run_python(project.folder, TWO, given, on_server)
+    (ended,) = run_python(project.folder, TWO, parameters(project, jobs=1), on_server)
     assert ended == [["Completed", "Completed"], [["conv"], ["linear"]]]
 
 
-def test_failed_flow_raises_where_it_is_called(warm, server, recorded):
+def test_failed_flow_raises_where_it_is_called(warm, on_server, recorded):
     """A flow that is called from Python raises if a file could not be made; the other files are made."""
     warm.edit("zoo.yaml", "nets:conv", "faulty:misunderstood")
     program = """
@@ -305,8 +290,7 @@ except Exception as error:
     print(json.dumps(str(error)))
 """
     (warm.out / "linear" / "portable-fp32.pte").unlink()
-    given = {"zoo": str(warm.folder / "zoo.yaml"), "store": str(warm.store), "out": str(warm.out)}
-    message = run_python(warm.folder, program, given, {"PREFECT_API_URL": server})
+    (message,) = run_python(warm.folder, program, parameters(warm), on_server)
     assert "2 of the files were not made" in message
     assert (warm.out / "linear" / "portable-fp32.pte").exists()
     assert recorded(warm).flow_run().state.name == "Failed"
@@ -323,20 +307,5 @@ def test_interrupted_run_is_recorded(project, recorded, on_server):
     known = recorded(project)
     assert known.flow_run().state.name == "Crashed"
     assert not any(task.state.is_failed() for task in known.task_runs(2).values())
-    (run,) = json.loads(project.run("runs", "--json").out)["runs"]
+    (run,) = project.run("runs", "--json").json["runs"]
     assert run["status"] == "interrupted"
-
-
-def run_python(folder: Path, program: str, argument: Any, environment: dict[str, str]) -> Any:
-    """Returns the last line of output, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(argument)],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from queue import Queue
-from threading import Thread
 
 import pteforge
 import pytest
@@ -17,8 +12,9 @@ from pteforge.errors import InputError
 from pteforge.flows.prefect.deployments import ZooDeployment
 from pteforge.flows.releases.releases import Releases
 from pteforge.flows.run.request import ExportRequest
+from pteforge.tests.flows.server.conftest import receiver, run_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 DOCUMENTATION = Path(pteforge.__file__).parent / "docs" / "operations.md"
 WIDER = "models.net.source.kwargs.width=64"
@@ -50,58 +46,29 @@ def project(lower_project, lower):
 
 # Makes a block that posts notifications to a URL, and prints its id.
 WEBHOOK = """
-import sys
+import json, sys
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
-text = {"text": "{{subject}} | {{body}}"}
-print(CustomWebhookNotificationBlock(name="hook", url=sys.argv[1], json_data=text).save("hook"))
+text, url = {"text": "{{subject}} | {{body}}"}, json.loads(sys.argv[1])
+print(json.dumps(str(CustomWebhookNotificationBlock(name="hook", url=url, json_data=text).save("hook"))))
 """
 
 
 @pytest.fixture
 def notifications(project, prefect, on_server):
     """What the automation of docs/operations.md sends, in order."""
-    sent = Queue()
-
-    class Receiver(BaseHTTPRequestHandler):
-        def do_POST(self):
-            sent.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver:
-        Thread(target=receiver.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{receiver.server_port}"
-        block = run_python(project, WEBHOOK, url, on_server).strip()
+    with receiver() as (url, sent):
+        (block,) = run_python(project.folder, WEBHOOK, url, on_server)
         example = re.search(r"```yaml\n(automations:.+?)```", DOCUMENTATION.read_text(), re.DOTALL)[1]
         project.write("automation.yaml", re.sub(r"(block_document_id: )\S+", rf"\g<1>{block}", example))
         prefect("automation", "create", "--from-file", "automation.yaml")
         yield sent
-        receiver.shutdown()
-
-
-def run_python(project, program, argument, environment):
-    """What the program prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, argument],
-        cwd=project.folder,
-        env=project.environment(environment),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_the_flow_publishes(project, on_server, recorded, notifications):
-    """A flow run that releases its files says so. One whose release is held back fails, and is not tried again.
-
-    Both emit events; the documented automation sends why the release is held back.
-    """
+    """A flow run that releases its files says so. One whose release is held back fails, and is not tried again."""
     same = {"zoo": str(project.folder / "zoo.yaml"), "store": str(project.store), "out": str(project.out)}
-    given = json.dumps([same, {**same, "overrides": [WIDER]}])
-    first, second = map(json.loads, run_python(project, RUNS, given, on_server).splitlines()[-2:])
+    given = [same, {**same, "overrides": [WIDER]}]
+    first, second = run_python(project.folder, RUNS, given, on_server)
     releases = Releases(str(project.folder / "shared"))
     latest, held = releases.names()
     assert first[:2] == ["Cached", 1]
@@ -126,10 +93,7 @@ def test_the_flow_publishes(project, on_server, recorded, notifications):
 
 
 def test_deployed_nights(project, prefect, on_server, recorded):
-    """What becomes of the release of a deployed run is in its state, its artifact, `pteforge runs` and the page.
-
-    A release that gates hold back fails the run. What was rolled back from does not come back, night after night.
-    """
+    """What becomes of the release of a deployed run is in its state, its artifact, `pteforge runs` and the page."""
     prefect("work-pool", "create", "nights", "--type", "process")
     project.edit("zoo.yaml", ", gates: growth=2%", "")
     done = project.run("deploy", "zoo.yaml", "--pool", "nights", "--name", "nights", "--out", "out", env=on_server)
@@ -137,11 +101,11 @@ def test_deployed_nights(project, prefect, on_server, recorded):
 
     def night(*overrides):
         """A run of the deployment: its state, its artifact, its entry in `pteforge runs`, and the page."""
-        before = len(json.loads(project.run("runs", "--json").out)["runs"])
+        before = len(project.run("runs", "--json").json["runs"])
         given = json.dumps(list(overrides))
         prefect("deployment", "run", "export-zoo/nights", "--param", f"overrides={given}")
         prefect("worker", "start", "--pool", "nights", "--run-once")
-        runs = json.loads(project.run("runs", "--json").out)["runs"]
+        runs = project.run("runs", "--json").json["runs"]
         assert len(runs) == before + 1
         page = (project.out / "index.html").read_text()
         return recorded(project).flow_run().state, recorded(project).artifact("zoo-zoo"), runs[0], page

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from pteforge.tests.flows.conftest import delivered
+from pteforge.tests.conftest import run_process
+from pteforge.tests.flows.conftest import PTEFORGE, delivered
 
 pytestmark = pytest.mark.timeout(900)
 
-PTEFORGE = Path(sys.executable).with_name("pteforge")
 STARTER = Path(__file__).parents[3] / "examples" / "zoo" / "starter.yaml"
 MODELS = "lstm,sdpa"
 
@@ -63,15 +62,7 @@ def run_driver(folder: Path, program: str, server: str, **parameters):
     folders = {"store": str(folder / "store"), "out": str(folder / "out")}
     given = {"zoo": str(STARTER), "models": MODELS, "jobs": 1, **folders, **parameters}
     environment = {**os.environ, "PREFECT_API_URL": server, "PTEFORGE_TEST_RUN": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "driver.py", json.dumps(given)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=850,
-        check=False,
-    )
+    done = run_process(sys.executable, "driver.py", json.dumps(given), cwd=folder, env=environment, timeout=850)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -90,8 +81,8 @@ def left_behind(folder: Path) -> list[str]:
 
 def export(folder: Path, store: Path, out: str) -> str:
     """What the command line prints for an export, whose tasks run in threads."""
-    command = [PTEFORGE, "export", STARTER, "--model", MODELS, "--store", store, "--out", folder / out]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    command = (PTEFORGE, "export", STARTER, "--model", MODELS, "--store", store, "--out", folder / out)
+    done = run_process(*command, cwd=folder, timeout=400)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -107,10 +98,7 @@ def by_threads(tmp_path_factory):
 @pytest.mark.nightly
 @pytest.mark.parametrize(("program", "on"), [(PROCESSES, "local"), (DASK, "dask")], ids=["process pool", "dask"])
 def test_other_processes_make_the_same_files(tmp_path, server, by_threads, program, on):
-    """Under a process pool and under Dask, files and provenance are byte for byte those that threads make.
-
-    What is submitted is small; what ran there is found here; no process is left behind.
-    """
+    """Under a process pool and under Dask, files and provenance are byte for byte those that threads make."""
     done = run_driver(tmp_path, program, server, on=on)
     assert done["state"] == "Completed"
     assert done["largest"] <= 16 << 10
@@ -119,6 +107,7 @@ def test_other_processes_make_the_same_files(tmp_path, server, by_threads, progr
     assert delivered(tmp_path / "found") == delivered(tmp_path / "out") == delivered(by_threads / "out")
 
 
+@pytest.mark.slow
 def test_another_toolchain_is_refused(tmp_path, server):
     """A process whose key for a stage is not the driver's does not run it, and names what differs."""
     program = PROCESSES.replace(

@@ -9,14 +9,11 @@ import pytest
 from pteforge.flows.run.request import ExportRequest, describe
 from pteforge.tests.chromium import open_page
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def test_runs_in_the_ui(project, on_server, server, recorded, pictures, tmp_path):
-    """The page of a run shows its name, tag, state, models and stages, and leads to the summary and the progress.
-
-    Where everything is cached, the run's state and those of its models say so.
-    """
+    """The page of a run shows its name, tag, state, models and stages, and leads to the summary and the progress."""
     project.write_zoo({"classifier": "nets:linear", "filter": "nets:conv"})
     project.edit("zoo.yaml", "version: 1", "version: 1\nname: nightly")
     out = ("--out", str(project.out))
